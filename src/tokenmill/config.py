@@ -1,0 +1,120 @@
+"""What a user asks of a build, checked and put into plain values.
+
+`BuildConfig` is everything that decides the bytes of a store. What decides only how fast it is made
+(workers, memory, progress) is in `BuildResources`: it may differ between a run and its resume.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+
+from tokenmill.errors import UsageError
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of '4GB', '512MiB', '1.5g' or a plain number (GB counts in thousands, GiB in 1024s)."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not a size", hint="write a number and a unit, such as 4GB or 512MiB"
+        )
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+
+
+def format_size(num_bytes: float) -> str:
+    """'1.5 GB', '63 MB': thousands, as disks and `parse_size` count them."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(num_bytes) < 999.5 or unit == "TB":
+            digits = 0 if unit == "B" or abs(num_bytes) >= 99.5 else 1
+            return f"{num_bytes:,.{digits}f} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildConfig:
+    """Everything, beside the input and the tokenizer, that decides the bytes of a store."""
+
+    text_field: str = "text"
+    separator: str | None = None
+    """Splits text files into documents; None makes each text file one document."""
+    unit_bytes: int | None = None
+    """Bytes of text in a unit; None follows from each file's size."""
+    special_tokens: str = "text"
+    """text, parse or reject: what the string of a special token inside a document becomes."""
+    eos: str | None = None
+    """Token behind each document; None takes the tokenizer's own."""
+    add_eos: bool = True
+    add_bos: bool = False
+    bos: str | None = None
+    """Token in front of each document if `add_bos`; None takes the tokenizer's own."""
+    val_fraction: float = 0.0
+    """Share of documents that go to the split `val`, chosen by a hash of their text."""
+    limit: int | None = None
+    """Use only the first rows of the input, in order."""
+    max_reject_fraction: float = 0.01
+    """A unit that rejects a larger share of its rows fails the build."""
+
+    def __post_init__(self) -> None:
+        if self.special_tokens not in ("text", "parse", "reject"):
+            raise UsageError(
+                f"special_tokens={self.special_tokens!r} is not a policy",
+                hint="use text, parse or reject",
+            )
+        if not 0 <= self.val_fraction < 1:
+            raise UsageError(
+                f"val={self.val_fraction!r} is not a share of the documents",
+                hint="use a number from 0 up to, but without, 1, such as 0.01",
+            )
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit={self.limit!r} leaves no row", hint="use 1 or more")
+        if self.unit_bytes is not None and self.unit_bytes < 1:
+            raise UsageError(f"unit_bytes={self.unit_bytes!r} is no size", hint="use 1 or more")
+        if not 0 <= self.max_reject_fraction <= 1:
+            raise UsageError(
+                f"max_rejects={self.max_reject_fraction!r} is not a share of the rows",
+                hint="use a number from 0 to 1, such as 0.01",
+            )
+        if self.eos is not None and not self.add_eos:
+            raise UsageError(
+                f"eos={self.eos!r} and no end token at all exclude each other",
+                hint="give --eos TOKEN or --no-eos, not both",
+            )
+
+    def identity(self) -> dict[str, object]:
+        """The part that every unit depends on.
+
+        The limit is left out: it cuts one unit short and leaves the others as they are, and that
+        unit's receipt tells how many rows it used. The threshold only decides whether a build
+        fails.
+        """
+        values = asdict(self)
+        for name in ("limit", "max_reject_fraction"):
+            del values[name]
+        return values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildResources:
+    """What a build may use. Never changes the bytes of the store."""
+
+    workers: int | None = None
+    """Processes; None takes the physical cores, or fewer if the memory allows no more."""
+    memory: int | None = None
+    """Bytes for the whole process tree; None takes a quarter of the machine."""
+    engine: str = "auto"
+    pin: bool = False
+    """Bind each worker to a core, NUMA node by node (Linux)."""
+    serial: bool = False
+    """Work in this process instead of a pool: for debuggers and profilers."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")

@@ -1,0 +1,81 @@
+"""What an engine is to the rest of tokenmill: a batch of Arrow text in, flat ids and offsets out.
+
+Engines never add special tokens by themselves (no BOS, no template): what stands between documents
+is the build's decision, and it is written down in the manifest.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tokenmill.records import TextBatch, TokenBatch
+
+
+class SpecialTokens(enum.StrEnum):
+    """What to do with the string of a special token inside a document."""
+
+    TEXT = "text"
+    """Ordinary characters: a web page cannot end a document."""
+    PARSE = "parse"
+    """The special token itself, as `tokenizers` does by default."""
+    REJECT = "reject"
+    """The document is rejected."""
+
+
+class TokenizerKind(enum.StrEnum):
+    HUGGINGFACE = "huggingface"
+    SENTENCEPIECE = "sentencepiece"
+    TIKTOKEN = "tiktoken"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerInfo:
+    """What can be said about a tokenizer without loading an engine. Picklable and small."""
+
+    kind: TokenizerKind
+    files: Mapping[str, Path]
+    """File name inside a store's `tokenizer/` folder -> where it lies now. Empty for bytes."""
+    fingerprint: str
+    """sha256 of the canonical content: equal for equal tokenizers, however the JSON is formatted."""
+    vocab_size: int
+    """One more than the largest id, added tokens counted."""
+    special_tokens: Mapping[str, int]
+    """Content -> id of every special token."""
+    eos_token: str | None
+    """As the tokenizer's own metadata names it; None where it does not say."""
+    bos_token: str | None
+    fast_engine: str | None
+    """Name of the fast engine whose coverage rules accept this tokenizer, or None."""
+    fast_engine_refusal: str | None
+    """Why the fast engine may not be used, for the manifest and the summary."""
+    notes: tuple[str, ...] = field(default=())
+
+
+class Engine(Protocol):
+    """Turns text into ids and back. Not thread-safe; one per worker."""
+
+    name: str
+    """gigatoken, tokenizers, sentencepiece, tiktoken or bytes."""
+    version: str
+
+    def encode(self, texts: TextBatch) -> TokenBatch:
+        """Ids of each document; the text must be valid UTF-8."""
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        """Text of the ids, special tokens shown as their content."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that one id stands for, to show borders between tokens."""
+
+    def recycle(self) -> bool:
+        """Give cached memory back to the system; False where the engine keeps no cache."""

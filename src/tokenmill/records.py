@@ -1,0 +1,147 @@
+"""The values that flow between the stages: text in, tokens out, and rows that could not be used.
+
+Both batches have Arrow's layout of a variable-length column (flat values and n + 1 offsets), held
+as numpy arrays, so that a stage hands buffers to the next one without making a Python object per
+document.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Documents as UTF-8 back to back; document i is `data[offsets[i]:offsets[i + 1]]`."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    """n + 1 ascending positions in `data`; the first need not be 0, the last not its end."""
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str | bytes]) -> TextBatch:
+        """Join texts into one batch; raises UnicodeEncodeError for a lone surrogate."""
+        encoded = [text.encode() if isinstance(text, str) else text for text in texts]
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(text) for text in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.offsets[-1] - self.offsets[0])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes of each document."""
+        return np.diff(self.offsets)
+
+    def bytes_at(self, index: int) -> bytes:
+        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+    def text_at(self, index: int) -> str:
+        return self.bytes_at(index).decode()
+
+    def texts(self) -> list[str]:
+        """All documents as Python strings: for engines that take nothing else."""
+        first = int(self.offsets[0])
+        joined = self.data[first : self.offsets[-1]].tobytes()
+        bounds = (self.offsets - first).tolist()
+        return [joined[a:b].decode() for a, b in itertools.pairwise(bounds)]
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> TextBatch:
+        """The documents at `indices`, copied into a batch of their own."""
+        parts = [self.data[self.offsets[i] : self.offsets[i + 1]] for i in indices]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        return TextBatch(np.concatenate(parts) if parts else np.empty(0, np.uint8), offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Token ids of documents back to back; document i is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: NDArray[np.uint32]
+    offsets: NDArray[np.int64]
+    """n + 1 ascending positions in `ids`; the first is 0, the last is its length."""
+
+    @classmethod
+    def from_lists(cls, documents: Sequence[Sequence[int] | NDArray[np.uint32]]) -> TokenBatch:
+        offsets = np.zeros(len(documents) + 1, np.int64)
+        np.cumsum([len(document) for document in documents], out=offsets[1:])
+        ids = np.empty(offsets[-1], np.uint32)
+        for i, document in enumerate(documents):
+            ids[offsets[i] : offsets[i + 1]] = document
+        return cls(ids, offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> NDArray[np.uint32]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of a batch of {len(self)}")
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        return np.diff(self.offsets)
+
+
+class RejectReason(enum.StrEnum):
+    """Why a row was not used. The values are written into `rejects/`."""
+
+    INVALID_JSON = "invalid-json"
+    NOT_AN_OBJECT = "not-an-object"
+    MISSING_FIELD = "missing-field"
+    NULL_TEXT = "null-text"
+    NOT_A_STRING = "not-a-string"
+    INVALID_UTF8 = "invalid-utf8"
+    LONE_SURROGATE = "lone-surrogate"
+    TOO_LARGE = "too-large"
+    SPECIAL_TOKEN = "special-token"
+    MALFORMED_ROW = "malformed-row"
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row that could not be used, and where it stands."""
+
+    row: int
+    """Position among the rows of its unit, counted from 0."""
+    reason: RejectReason
+    detail: str
+    """One line for a person: the parser's words, the size found, the field that is missing."""
+    offset: int | None = None
+    """Byte position in the (decompressed) file, where the format has one."""
+    size: int | None = None
+    """Bytes of a row that is too large, and only of such a row."""
+    path: str | None = None
+    """The file, where a unit holds many; None means the unit's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Consecutive rows of a unit: those with text, and those rejected while reading."""
+
+    texts: TextBatch
+    """Text of the usable rows, in order. Empty strings are usable here; the build counts them."""
+    rows: NDArray[np.int64]
+    """Position of each usable row among the rows of its unit."""
+    rejects: tuple[Reject, ...]
+    num_rows: int
+    """len(texts) + len(rejects): every row is one or the other."""
+    num_bytes: int
+    """Bytes of input (decompressed) that this batch consumed: for progress and rates."""

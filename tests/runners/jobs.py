@@ -1,0 +1,58 @@
+"""Jobs for the runner tests; worker processes import them by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenmill.runners import Report
+
+
+class Worker:
+    """Does what each task says: ('square', 3), ('die once', path), ('fail', text)..."""
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+        self.pool = ThreadPoolExecutor(1)
+
+    def ready(self) -> Any:
+        return self.payload
+
+    def work(self, task: tuple[str, Any], report: Report) -> Any:
+        kind, value = task
+        if kind == "square":
+            report(("squaring", value))
+            return value * value
+        if kind == "later":
+            return self._later(value)
+        if kind == "die once" and not Path(value).exists():
+            Path(value).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "fail":
+            raise ValueError(value)
+        if kind == "sleep":
+            time.sleep(value)
+        if kind == "print":
+            print(value, flush=True)
+        return kind
+
+    def _later(self, value: float) -> Future[float]:
+        def settle() -> float:
+            time.sleep(value)
+            return value
+
+        return self.pool.submit(settle)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True)
+
+
+def make(payload: Any) -> Worker:
+    return Worker(payload)

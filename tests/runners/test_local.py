@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tokenmill.errors import BuildError
+from tokenmill.runners import (
+    Event,
+    Job,
+    LocalRunner,
+    SerialRunner,
+    TaskDone,
+    TaskReport,
+    WorkerLost,
+    WorkerReady,
+)
+
+ROOT = str(Path(__file__).parents[2])
+JOB = Job(function="tests.runners.jobs:make", payload="hello")
+
+
+def run(runner: LocalRunner | SerialRunner, tasks: list[tuple[str, Any]]) -> list[Event]:
+    events: list[Event] = []
+    runner.run(JOB, tasks, on_event=events.append)
+    return events
+
+
+def results(events: list[Event]) -> dict[Any, Any]:
+    return {event.task: event.result for event in events if isinstance(event, TaskDone)}
+
+
+@pytest.mark.parametrize("runner", [SerialRunner(), LocalRunner(1), LocalRunner(3)])
+def test_every_task_is_done_once_and_reports_arrive(runner: LocalRunner | SerialRunner) -> None:
+    tasks = [("square", n) for n in range(20)] + [("later", 0.01)]
+    events = run(runner, tasks)
+    assert results(events) == {task: task[1] ** 2 for task in tasks[:-1]} | {("later", 0.01): 0.01}
+    assert sum(isinstance(event, TaskDone) for event in events) == 21
+    reports = [event.value for event in events if isinstance(event, TaskReport)]
+    assert sorted(reports) == [("squaring", n) for n in range(20)]
+    ready = [event for event in events if isinstance(event, WorkerReady)]
+    assert [event.value for event in ready] == ["hello"] * runner.num_workers
+
+
+def test_a_worker_gets_its_next_task_while_a_future_settles() -> None:
+    # The future opens first and ends last: the second task ran while it was open.
+    events = run(LocalRunner(1), [("later", 1.0), ("square", 2)])
+    order = [event.task for event in events if isinstance(event, TaskDone)]
+    assert order == [("square", 2), ("later", 1.0)]
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_done_again(tmp_path: Path) -> None:
+    tasks = [("square", 1), ("die once", str(tmp_path / "a")), ("die once", str(tmp_path / "b"))]
+    events = run(LocalRunner(2), [*tasks, ("square", 2)])
+    assert set(results(events)) == {*tasks, ("square", 2)}
+    lost = [event for event in events if isinstance(event, WorkerLost)]
+    assert {event.task for event in lost} >= {tasks[1], tasks[2]}
+    assert {event.reason for event in lost} == {"killed by signal 9"}
+
+
+def test_a_task_that_kills_every_worker_is_an_error() -> None:
+    with pytest.raises(BuildError, match="3 workers died one after the other"):
+        run(LocalRunner(2), [("die", None), *[("square", n) for n in range(5)]])
+
+
+def test_an_error_in_a_task_is_raised_with_its_type_and_trace() -> None:
+    with pytest.raises(ValueError, match="no good") as caught:
+        run(LocalRunner(2), [("sleep", 0.01), ("fail", "no good")])
+    assert "in worker" in caught.value.__notes__[0]
+    assert "jobs.py" in caught.value.__notes__[0]
+
+
+def test_no_process_is_left_after_an_error() -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(ValueError, match="stop"):
+        run(LocalRunner(2), [("sleep", 30), ("fail", "stop")])
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_prints_of_a_worker_do_not_break_the_messages(capfd: pytest.CaptureFixture[str]) -> None:
+    events = run(LocalRunner(1), [("print", "noise"), ("square", 3)])
+    assert results(events)["square", 3] == 9
+    assert "noise" in capfd.readouterr().err
+
+
+def test_a_script_needs_no_main_guard_and_no_importable_main(tmp_path: Path) -> None:
+    script = tmp_path / "random.py"  # also shadows a standard module, if the path were wrong
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.remove({str(tmp_path)!r})
+            sys.path.append({ROOT!r})
+            from tokenmill.runners import Job, LocalRunner, TaskDone
+            done = []
+            job = Job(function="tests.runners.jobs:make", payload=None)
+            LocalRunner(2).run(job, [("square", 4)],
+                               on_event=lambda e: isinstance(e, TaskDone) and done.append(e.result))
+            print(done)
+            """
+        )
+    )
+    found = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (found.stdout.strip(), found.returncode) == ("[16]", 0), found.stderr
+
+
+def test_workers_end_when_the_driver_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.append({ROOT!r})
+            from tokenmill.runners import Job, LocalRunner, WorkerReady
+            def say(event):
+                if isinstance(event, WorkerReady):
+                    print(event.pid, flush=True)
+            job = Job(function="tests.runners.jobs:make", payload=None)
+            LocalRunner(2).run(job, [("sleep", 60)] * 2, on_event=say)
+            """
+        )
+    )
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    workers = [psutil.Process(int(driver.stdout.readline())) for _ in range(2)]
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert not alive
