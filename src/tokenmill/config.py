@@ -88,7 +88,7 @@ class BuildConfig:
                 hint="give --eos TOKEN or --no-eos, not both",
             )
 
-    def identity(self) -> dict[str, object]:
+    def identity(self) -> dict[str, str | int | float | bool | None]:
         """The part that every unit depends on.
 
         The limit is left out: it cuts one unit short and leaves the others as they are, and that

@@ -145,3 +145,6 @@ class RowBatch:
     """len(texts) + len(rejects): every row is one or the other."""
     num_bytes: int
     """Bytes of input (decompressed) that this batch consumed: for progress and rates."""
+    largest_row_bytes: int
+    """Size of the largest row that was within the limit, in what the limit counts: bytes of a
+    JSON line, of a record or of a text. A smaller limit would have rejected it."""

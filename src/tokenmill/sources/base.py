@@ -6,8 +6,8 @@
 
 A unit is worked on in one go and becomes one receipt. Which worker reads it, and when, never
 changes what it holds. A *stream* (a compressed file, text with a separator that cannot be found
-from the middle) has units too, but their number is known only at its end: unit k owns the rows that
-start in [k * unit_bytes, (k + 1) * unit_bytes) of the decompressed bytes.
+from the middle) has units too, but their number is known only at its end: unit k owns the rows
+that start in [k * unit_bytes, (k + 1) * unit_bytes) of the decompressed bytes.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class UnitEnd:
     """What is known about a unit after its last row."""
 
     digest: str
-    """xxh3-128 of the input bytes the unit covers, so that a touched but equal file is recognised."""
+    """xxh3-128 of what the unit covers, so that a touched but equal file is recognised."""
     num_lines: int
-    """Lines passed, blank ones too: line numbers of later units follow from it. Rows, where there are no lines."""
+    """Lines passed, blank ones too, so that later units know their line numbers; or rows."""
     is_last: bool
     """Nothing of the file lies behind this unit."""
 
@@ -84,8 +84,12 @@ class UnitEnd:
 class Source(Protocol):
     """An open source file. Units may be read in any order; ascending order is cheap for streams."""
 
+    @property
+    def read_seconds(self) -> float:
+        """Time spent on getting bytes so far; 0 where a library reads and decodes in one go."""
+
     def read(self, unit: Unit) -> Iterator[RowBatch]:
-        """Rows of the unit in batches of about `batch_bytes`. Raises SourceError if the file cannot be read."""
+        """Rows of the unit in batches of about `batch_bytes`; SourceError if it cannot be read."""
 
     def end(self) -> UnitEnd:
         """Facts about the unit read last; valid after its iterator is exhausted."""
@@ -109,6 +113,6 @@ class SourceFormat(Protocol):
         """Whether the number of units is known only at the end of the file."""
 
     def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        """The units of the file; for a stream an endless iterator, to be ended by `Source.exists`."""
+        """The units of the file; of a stream without end, for `Source.exists` to end it."""
 
     def open(self, file: SourceFile, options: SourceOptions) -> Source: ...

@@ -1,0 +1,210 @@
+"""An Arrow column of text as rows: views of its buffers, and rejects for rows without usable text.
+
+All formats that Arrow reads end here. A column that calls itself a string need not be valid UTF-8
+(neither the JSON reader nor Parquet files promise it), so it is checked, at several GB/s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from tokenmill.errors import SourceError
+from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+TEXT_TYPES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+)
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of this Arrow type can hold text."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_view = kind in (
+        getattr(pa, "string_view", pa.string)(),
+        getattr(pa, "binary_view", pa.binary)(),
+    )
+    return is_view or pa.types.is_null(kind) or any(check(kind) for check in TEXT_TYPES)
+
+
+def field_path(schema: Any, field: str, *, path: str) -> tuple[str, ...]:
+    """Names that lead to the text column; a column literally named "a.b" goes before b inside a."""
+    if field in schema.names:
+        names: tuple[str, ...] = (field,)
+        kind = schema.field(field).type
+    else:
+        names = tuple(field.split("."))
+        kind = _nested_type(schema, names)
+    if kind is None:
+        raise SourceError(
+            f"{path!r} has no column {field!r}; its columns are: {', '.join(_leaves(schema))}",
+            hint="name the one that holds the text with: --text-field NAME",
+        )
+    if not is_text(kind):
+        raise SourceError(
+            f"column {field!r} of {path!r} is of type {kind}, not text; "
+            f"its columns are: {', '.join(_leaves(schema))}",
+            hint="name the one that holds the text with: --text-field NAME",
+        )
+    return names
+
+
+def _nested_type(schema: Any, names: tuple[str, ...]) -> Any:
+    fields = {each.name: each.type for each in schema}
+    kind = None
+    for name in names:
+        kind = fields.get(name)
+        if kind is None:
+            return None
+        fields = {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}
+    return kind
+
+
+def _leaves(fields: Any, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for each in fields:
+        nested = pa.types.is_struct(each.type)
+        names += _leaves(each.type, f"{prefix}{each.name}.") if nested else [prefix + each.name]
+    return names
+
+
+def column_at(batch: Any, names: tuple[str, ...]) -> Any:
+    """The array that the names lead to, null where a struct on the way is null."""
+    array = batch.column(batch.schema.get_field_index(names[0]))
+    return array if len(names) == 1 else pc.struct_field(array, list(names[1:]))
+
+
+def flat(array: Any) -> Any:
+    """The same values as a large_binary array that stands in one piece."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array if _has_offsets(array.type) else array.cast(pa.large_binary())
+
+
+def _has_offsets(kind: Any) -> bool:
+    return any(check(kind) for check in TEXT_TYPES)
+
+
+def text_batch(array: Any) -> TextBatch:
+    """The array's own buffers as a batch; null slots are whatever lies there."""
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offsets, data = array.buffers()
+    if len(array) == 0 or offsets is None:
+        return TextBatch.from_texts([])
+    bounds: NDArray[Any] = np.frombuffer(offsets, np.int64 if wide else np.int32)
+    bounds = bounds[array.offset : array.offset + len(array) + 1]
+    content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return TextBatch(content, bounds.astype(np.int64, copy=False))
+
+
+def rows_of(
+    array: Any,
+    *,
+    first_row: int,
+    num_bytes: int,
+    max_document_bytes: int,
+    rejects: Mapping[int, Reject] | None = None,
+    offsets: NDArray[np.int64] | None = None,
+    sizes: NDArray[np.int64] | None = None,
+) -> RowBatch:
+    """Rows of a flat array, those without usable text rejected.
+
+    `rejects` (by slot) are decided already; `offsets` are the places of the slots in the file,
+    `sizes` what the limit counts where that is not the bytes of the text.
+    """
+    found = dict(rejects or {})
+    lengths = text_batch(array).lengths
+    sizes = lengths if sizes is None else sizes
+
+    def reject(slot: int, reason: RejectReason, detail: str, size: int | None = None) -> None:
+        offset = None if offsets is None else int(offsets[slot])
+        found.setdefault(slot, Reject(first_row + slot, reason, detail, offset, size=size))
+
+    if array.null_count:
+        for slot in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            reject(slot, RejectReason.NULL_TEXT, "the text is null")
+    for slot in np.flatnonzero(lengths > max_document_bytes).tolist():
+        size = int(lengths[slot])
+        reject(slot, RejectReason.TOO_LARGE, too_large(size, max_document_bytes), size)
+    if not _is_valid_utf8(array):
+        for slot, text in enumerate(array.cast(pa.large_binary()).to_pylist()):
+            if text is not None and (why := utf8_error(text)):
+                reject(slot, RejectReason.INVALID_UTF8, why)
+    rows = np.arange(first_row, first_row + len(array), dtype=np.int64)
+    kept = np.ones(len(array), bool)
+    if found:
+        kept[list(found)] = False
+    return RowBatch(
+        text_batch(array.filter(pa.array(kept)) if found else array),
+        rows[kept] if found else rows,
+        tuple(found[slot] for slot in sorted(found)),
+        num_rows=len(array),
+        num_bytes=num_bytes,
+        largest_row_bytes=int(sizes[sizes <= max_document_bytes].max(initial=0)),
+    )
+
+
+def _is_valid_utf8(array: Any) -> bool:
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        wide = pa.types.is_large_binary(kind)
+        array = array.view(pa.large_string() if wide else pa.string())
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def utf8_error(text: bytes) -> str | None:
+    """What is wrong with the bytes as UTF-8, or None."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return (
+            f"byte 0x{text[error.start]:02x} at position {error.start} of the text: {error.reason}"
+        )
+    return None
+
+
+def too_large(size: int, limit: int) -> str:
+    """The detail of a row that does not fit the memory budget."""
+    return f"{size:,} bytes; the limit is {limit:,}"
+
+
+class ColumnDigest:
+    """Digest of a text column: the same however the rows are batched."""
+
+    def __init__(self) -> None:
+        self._lengths = xxhash.xxh3_128()
+        self._data = xxhash.xxh3_128()
+
+    def update(self, array: Any) -> None:
+        """Take in the next rows, a flat array."""
+        batch = text_batch(array)
+        lengths = batch.lengths
+        if array.null_count:
+            lengths = np.where(
+                array.is_null().to_numpy(zero_copy_only=False), -1 - lengths, lengths
+            )
+        self._lengths.update(np.ascontiguousarray(lengths).data)
+        if len(batch):
+            self._data.update(batch.data[batch.offsets[0] : batch.offsets[-1]].data)
+
+    def hexdigest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._data.digest())

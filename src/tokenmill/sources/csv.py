@@ -1,0 +1,231 @@
+"""CSV and TSV with a header line, through Arrow's streaming reader: one unit per file.
+
+A row with too few or too many values is rejected by itself. Arrow reports such rows ahead of the
+batches around them, by number, so they are put back into their place here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv as pv
+import xxhash
+
+from tokenmill.errors import SourceError
+from tokenmill.records import Reject, RejectReason
+from tokenmill.sources.base import Unit, UnitEnd
+from tokenmill.sources.column_source import damaged
+from tokenmill.sources.columns import rows_of
+from tokenmill.sources.compression import open_decompressed
+from tokenmill.sources.units import check_unchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokenmill.records import RowBatch
+    from tokenmill.sources.base import Source, SourceFile, SourceOptions
+    from tokenmill.sources.compression import ByteReader
+
+_SMALLEST_BLOCK_BYTES = 1 << 16
+_HEADER_ROWS = 1
+
+
+class CsvFormat:
+    """CSV and TSV, plain or compressed."""
+
+    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
+        return False
+
+    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        """The whole file, once its header is known to have the column."""
+        if file.size:
+            with _HashingReader(open_decompressed(file)) as reader:
+                _check_header(_open_csv(reader, file, options, columns=None), file, options)
+        yield Unit(file=file, index=0, start=0, end=None)
+
+    def open(self, file: SourceFile, options: SourceOptions) -> Source:
+        return CsvSource(file, options)
+
+
+class CsvSource:
+    """A CSV file; opened anew for each reading."""
+
+    read_seconds = 0.0
+
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        check_unchanged(file)
+        self._file = file
+        self._options = options
+        self._end: UnitEnd | None = None
+
+    def read(self, unit: Unit) -> Iterator[RowBatch]:  # noqa: ARG002
+        """Rows of the file in batches."""
+        self._end = None
+        row = 0
+        digest = xxhash.xxh3_128_hexdigest(b"")
+        if self._file.size:
+            with _HashingReader(open_decompressed(self._file)) as reader:
+                for batch in self._batches(reader):
+                    row += batch.num_rows
+                    yield batch
+                digest = reader.hexdigest()
+        check_unchanged(self._file)
+        self._end = UnitEnd(digest=digest, num_lines=row, is_last=True)
+
+    def end(self) -> UnitEnd:
+        """Facts about the file, once read."""
+        assert self._end is not None, "end() before the unit's rows were all read"
+        return self._end
+
+    def exists(self, unit: Unit) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def count_rows(self, unit: Unit) -> int:
+        """Rows in the file."""
+        return sum(batch.num_rows for batch in self.read(unit))
+
+    def digest(self, unit: Unit) -> str:  # noqa: ARG002
+        """The file's digest alone."""
+        if not self._file.size:
+            return xxhash.xxh3_128_hexdigest(b"")
+        with _HashingReader(open_decompressed(self._file)) as reader:
+            return reader.hexdigest()
+
+    def close(self) -> None:
+        """Files are open only while they are read."""
+
+    def _batches(self, reader: _HashingReader) -> Iterator[RowBatch]:
+        malformed: deque[Reject] = deque()
+        field = self._options.text_field
+        row = done = 0
+        try:
+            for batch in _open_csv(
+                reader, self._file, self._options, columns=field, malformed=malformed
+            ):
+                array, rejects = _with_gaps(batch.column(0), malformed, first_row=row)
+                yield self._rows(array, rejects, first_row=row, num_bytes=reader.size - done)
+                row, done = row + len(array), reader.size
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable_rows(self._file.path, error) from error
+        array, rejects = _with_gaps(pa.array([], pa.large_binary()), malformed, first_row=row)
+        yield self._rows(array, rejects, first_row=row, num_bytes=reader.size - done)
+
+    def _rows(
+        self, array: Any, rejects: dict[int, Reject], *, first_row: int, num_bytes: int
+    ) -> RowBatch:
+        return rows_of(
+            array,
+            first_row=first_row,
+            num_bytes=num_bytes,
+            max_document_bytes=self._options.max_document_bytes,
+            rejects=rejects,
+        )
+
+
+def _open_csv(
+    reader: _HashingReader,
+    file: SourceFile,
+    options: SourceOptions,
+    *,
+    columns: str | None,
+    malformed: deque[Reject] | None = None,
+) -> Any:
+    def note(row: Any) -> str:
+        if malformed is not None:
+            index = row.number - 1 - _HEADER_ROWS
+            detail = f"{row.actual_columns} values instead of {row.expected_columns}"
+            malformed.append(Reject(index, RejectReason.MALFORMED_ROW, detail))
+        return "skip"
+
+    block = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
+    try:
+        return pv.open_csv(
+            reader,
+            read_options=pv.ReadOptions(use_threads=False, block_size=block),
+            parse_options=pv.ParseOptions(
+                delimiter="\t" if ".tsv" in file.path.lower() else ",",
+                newlines_in_values=True,
+                invalid_row_handler=note,
+            ),
+            convert_options=pv.ConvertOptions(
+                include_columns=[columns] if columns else None,
+                column_types={options.text_field: pa.large_binary()},
+                strings_can_be_null=False,
+            ),
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable_rows(file.path, error) from error
+
+
+def _check_header(reader: Any, file: SourceFile, options: SourceOptions) -> None:
+    if options.text_field not in reader.schema.names:
+        names = ", ".join(reader.schema.names)
+        raise SourceError(
+            f"{file.path!r} has no column {options.text_field!r}; its columns are: {names}",
+            hint="name the one that holds the text with: --text-field NAME",
+        )
+
+
+def _with_gaps(
+    array: Any, malformed: deque[Reject], *, first_row: int
+) -> tuple[Any, dict[int, Reject]]:
+    """The array with a null at the place of each malformed row up to its end, and those rejects."""
+    parts = [array.slice(0, 0)]
+    rejects = {}
+    used = size = 0
+    while used < len(array) or (malformed and malformed[0].row == first_row + size):
+        left = len(array) - used
+        step = min(left, malformed[0].row - first_row - size) if malformed else left
+        if step:
+            parts.append(array.slice(used, step))
+            used, size = used + step, size + step
+        else:
+            rejects[size] = malformed.popleft()
+            parts.append(pa.nulls(1, array.type))
+            size += 1
+    return (pa.concat_arrays(parts) if rejects else array), rejects
+
+
+def _unreadable_rows(path: str, error: Exception) -> SourceError:
+    if "straddl" in str(error):
+        return SourceError(
+            f"{path!r} has a row that is larger than what is read in one go, or a quote that is "
+            "never closed",
+            hint="allow more memory with: --memory 8GB, or write the file as JSON Lines or Parquet",
+        )
+    return damaged(path, error)
+
+
+class _HashingReader:
+    """Passes bytes on to Arrow and keeps their digest and count."""
+
+    closed = False
+
+    def __init__(self, reader: ByteReader) -> None:
+        self._reader = reader
+        self._hasher = xxhash.xxh3_128()
+        self.size = 0
+
+    def __enter__(self) -> _HashingReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._reader.read(size)
+        self._hasher.update(data)
+        self.size += len(data)
+        return data
+
+    def hexdigest(self) -> str:
+        """Digest of the whole file; what Arrow did not ask for is read now."""
+        while self.read(_SMALLEST_BLOCK_BYTES):
+            pass
+        return self._hasher.hexdigest()

@@ -1,0 +1,245 @@
+"""From what the user names to files with a format: by suffix, or by a look inside.
+
+A file that the user names must be usable, or it is an error. A file that merely lies in a folder is
+left out if it is not text, and reported as skipped. No file counts twice, whatever its names.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from tokenmill import paths
+from tokenmill.errors import SourceError
+from tokenmill.sources.base import SourceFile
+from tokenmill.sources.compression import SUFFIXES, open_decompressed
+from tokenmill.sources.groups import group_texts, make_group
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tokenmill.paths import FileStat, Match
+    from tokenmill.sources.base import SourceOptions
+
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".py": "text",
+    ".c": "text",
+    ".h": "text",
+    ".cpp": "text",
+    ".java": "text",
+    ".js": "text",
+    ".ts": "text",
+    ".go": "text",
+    ".rs": "text",
+    ".html": "text",
+    ".xml": "text",
+    ".yaml": "text",
+    ".toml": "text",
+}
+"""What a suffix promises. Files with other ones are text if they look like it."""
+_PLAIN_ONLY = ("parquet", "arrow")
+_DATASET_INDEX = "state.json"
+_DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", _DATASET_INDEX})
+_SNIFF_BYTES = 1 << 14
+_KNOWN = ".jsonl .parquet .arrow .feather .csv .tsv .txt .md, and .gz .zst .bz2 .xz behind them"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that lies in an input folder and is not read."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovery:
+    """What the inputs stand for."""
+
+    files: tuple[SourceFile, ...]
+    """Sorted by path; groups of text files stand for their members."""
+    skipped: tuple[Skipped, ...]
+
+
+def discover(inputs: Sequence[str | os.PathLike[str]], options: SourceOptions) -> Discovery:
+    """Find the files of the inputs."""
+    found: list[SourceFile] = []
+    skipped: list[Skipped] = []
+    for match, facts in _unique(match for each in inputs for match in paths.matches(each)):
+        result = _examine(match, facts)
+        if isinstance(result, SourceFile):
+            found.append(result)
+        else:
+            skipped.append(result)
+    found = list(_without_caches(found, skipped))
+    if not found:
+        raise _nothing_usable(inputs, skipped)
+    return Discovery(files=tuple(_grouped(found, options)), skipped=tuple(skipped))
+
+
+def source_file(path: str, *, members: Sequence[str] = ()) -> SourceFile:
+    """A file, or a group of files, that is known from an earlier discovery, as it lies now."""
+    if members:
+        return make_group(path, [source_file(member) for member in members])
+    return _source_file(path, paths.stat(path))
+
+
+def _source_file(path: str, facts: FileStat) -> SourceFile:
+    form, compression = _by_name(path)
+    return SourceFile(
+        path=path,
+        format=form or "text",
+        compression=compression,
+        size=facts.size,
+        version=facts.version,
+    )
+
+
+def _grouped(files: Sequence[SourceFile], options: SourceOptions) -> list[SourceFile]:
+    if options.separator is not None:
+        return sorted(files, key=lambda file: file.path)
+    texts = sorted((file for file in files if file.format == "text"), key=lambda file: file.path)
+    others = [file for file in files if file.format != "text"]
+    return sorted([*others, *group_texts(texts, options)], key=lambda file: file.path)
+
+
+def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | None]]:
+    """Each file once, sorted by path; None stands for a broken link in a folder."""
+    named: dict[str, Match] = {}
+    for match in matches:
+        if match.named or match.path not in named:
+            named[match.path] = match
+    seen: set[tuple[object, ...]] = set()
+    unique: list[tuple[Match, FileStat | None]] = []
+    for match in sorted(named.values(), key=lambda match: match.path):
+        try:
+            facts = paths.stat(match.path)
+        except SourceError:
+            if match.named:
+                raise
+            unique.append((match, None))
+            continue
+        if facts.key not in seen:
+            seen.add(facts.key)
+            unique.append((match, facts))
+    return unique
+
+
+def _examine(match: Match, facts: FileStat | None) -> SourceFile | Skipped:
+    path = match.path
+    if facts is None:
+        return Skipped(path, "cannot be found: a broken link")
+    form, compression = _by_name(path)
+    if PurePosixPath(path).name in _DATASET_FILES and not match.named:
+        return Skipped(path, "describes a dataset")
+    if compression is not None and form in _PLAIN_ONLY:
+        if match.named:
+            raise SourceError(
+                f"{path!r} is a {form} file inside {compression}, which is not read",
+                hint=f"decompress it; {form} files compress their own content",
+            )
+        return Skipped(path, f"a {form} file inside {compression}")
+    file = _source_file(path, facts)
+    problem = _problem(file, known=form is not None)
+    if problem is None:
+        return file
+    if match.named:
+        raise SourceError(f"{path!r} cannot be used: {problem}", hint=_hint(file))
+    return Skipped(path, problem)
+
+
+def _problem(file: SourceFile, *, known: bool) -> str | None:
+    """Why the file cannot be used, from its first bytes; None if it can."""
+    is_json = PurePosixPath(_stem(file.path)).suffix.lower() == ".json"
+    if known and not is_json:
+        return None
+    head = _head(file)
+    if is_json and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        return "it is one JSON array, not JSON Lines (an object on each line)"
+    if b"\0" in head:
+        return "binary content"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return "not UTF-8 text"
+    return None
+
+
+def _head(file: SourceFile) -> bytes:
+    if file.size == 0:
+        return b""
+    reader = open_decompressed(file)
+    try:
+        return reader.read(_SNIFF_BYTES)
+    except (OSError, EOFError) as error:
+        raise paths.unreadable(file.path, error) from error
+    finally:
+        reader.close()
+
+
+def _hint(file: SourceFile) -> str:
+    if file.format == "jsonl":
+        return f"write it as JSON Lines with: jq -c '.[]' {file.path} > {_stem(file.path)}l"
+    return f"name a file with one of these endings: {_KNOWN}"
+
+
+def _by_name(path: str) -> tuple[str | None, str | None]:
+    """Format and compression that the file's name promises."""
+    last = PurePosixPath(path).suffix.lower()
+    return FORMATS.get(PurePosixPath(_stem(path)).suffix.lower()), SUFFIXES.get(last)
+
+
+def _stem(path: str) -> str:
+    """The path without the suffix of a compression."""
+    suffix = PurePosixPath(path).suffix
+    return path[: -len(suffix)] if suffix.lower() in SUFFIXES else path
+
+
+def _without_caches(found: list[SourceFile], skipped: list[Skipped]) -> Iterator[SourceFile]:
+    """In a folder of `save_to_disk`, only the Arrow files that its index lists are data."""
+    indices = [skip.path for skip in skipped if skip.path.endswith("/" + _DATASET_INDEX)]
+    listed = {path.rpartition("/")[0]: _listed_files(path) for path in indices}
+    for file in found:
+        folder, _, name = file.path.rpartition("/")
+        files = listed.get(folder)
+        if file.format == "arrow" and files is not None and name not in files:
+            skipped.append(Skipped(file.path, f"not among the files of {folder}/{_DATASET_INDEX}"))
+        else:
+            yield file
+
+
+def _listed_files(path: str) -> frozenset[str] | None:
+    """Names in a dataset's index; None if it is some other file of that name."""
+    with paths.open_binary(path) as file:
+        try:
+            index = json.loads(file.read())
+            return frozenset(str(each["filename"]) for each in index["_data_files"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def _nothing_usable(
+    inputs: Sequence[str | os.PathLike[str]], skipped: Sequence[Skipped]
+) -> SourceError:
+    examples = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped[:3]) or "none"
+    names = ", ".join(repr(str(each)) for each in inputs)
+    return SourceError(
+        f"no usable text in {names or 'an empty list of inputs'}; files passed over: {examples}",
+        hint=f"name files with one of these endings: {_KNOWN}",
+    )

@@ -1,0 +1,234 @@
+"""JSON Lines: a block of lines at a time through Arrow's parser, and line by line where that fails.
+
+Arrow reads a block as JSON values with white space between them, which JSON Lines does not mean:
+two objects on one line, or one object on two, would pass. They cannot if every line begins with "{"
+and ends with "}" (nowhere in valid JSON does "{" follow "}", so no value crosses a line) and there
+are as many values as lines. Lines of another shape never reach Arrow, which also crashes on a block
+that begins with null.
+
+A block that does not parse is halved until the bad line stands alone. So a line meets the same
+parser with the same answer whatever block it happens to be in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from tokenmill.records import Reject, RejectReason
+from tokenmill.sources.blocks import record_limit
+from tokenmill.sources.columns import rows_of, too_large
+from tokenmill.sources.json_line import WHITESPACE, decide
+from tokenmill.sources.record_source import RecordSource, is_record_stream, plan_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from tokenmill.records import RowBatch
+    from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
+    from tokenmill.sources.blocks import Block
+
+BOM = b"\xef\xbb\xbf"
+_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_LONG_LINE_BYTES = 512
+
+
+class JsonlFormat:
+    """JSON Lines, plain or compressed."""
+
+    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
+        return is_record_stream(file, JsonlParser.separator)
+
+    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        return plan_records(file, options, separator=JsonlParser.separator)
+
+    def open(self, file: SourceFile, options: SourceOptions) -> Source:
+        return RecordSource(file, options, parser=JsonlParser(options))
+
+
+class JsonlParser:
+    """Rows of blocks of lines."""
+
+    separator = b"\n"
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._field = options.text_field
+        self._limit = record_limit(options)
+        self._options = pj.ParseOptions(
+            explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
+        )
+
+    def rows(self, block: Block, *, first_row: int) -> tuple[RowBatch, int]:
+        """Rows of the block and its number of lines."""
+        lines = _Lines(block, limit=self._limit)
+        rejects: dict[int, Reject] = {}
+        arrays = [
+            self._decide(lines, first, first_row, rejects)
+            if lines.odd[first]
+            else self._parse(lines, first, last, first_row, rejects)
+            for first, last in lines.runs()
+        ]
+        array = arrays[0] if len(arrays) == 1 else pa.concat_arrays([_EMPTY, *arrays])
+        if array.null_count > len(rejects):
+            self._explain_nulls(lines, array, first_row, rejects)
+        batch = rows_of(
+            array,
+            first_row=first_row,
+            num_bytes=block.num_bytes,
+            max_document_bytes=self._limit,
+            rejects=rejects,
+            offsets=lines.starts + lines.offset,
+            sizes=lines.ends - lines.starts,
+        )
+        return batch, lines.total
+
+    def count(self, block: Block) -> int:
+        """Lines of the block that are not blank."""
+        return len(_Lines(block, limit=self._limit).starts)
+
+    def _parse(
+        self, lines: _Lines, first: int, last: int, first_row: int, rejects: dict[int, Reject]
+    ) -> Any:
+        """Text of the lines [first, last), null where a line has none."""
+        data = lines.data[lines.starts[first] : lines.ends[last - 1]]
+        read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            source = pa.BufferReader(pa.py_buffer(data))
+            table = pj.read_json(source, parse_options=self._options, read_options=read)
+        except pa.ArrowException:
+            table = None
+        if table is not None and table.num_rows == last - first:
+            return _text_column(table, self._field)
+        if last - first == 1:
+            return self._decide(lines, first, first_row, rejects)
+        middle = (first + last) // 2
+        halves = ((first, middle), (middle, last))
+        return pa.concat_arrays([self._parse(lines, a, b, first_row, rejects) for a, b in halves])
+
+    def _decide(self, lines: _Lines, index: int, first_row: int, rejects: dict[int, Reject]) -> Any:
+        """One line by itself: an array of one text, or of a null with the reject noted."""
+        size = int(lines.sizes[index])
+        found: bytes | tuple[RejectReason, str]
+        if size > self._limit:
+            found = RejectReason.TOO_LARGE, too_large(size, self._limit)
+        else:
+            found = decide(lines.at(index), self._field)
+        if isinstance(found, bytes):
+            return pa.array([found.decode()], pa.large_string())
+        offset = int(lines.starts[index]) + lines.offset
+        is_large = found[0] is RejectReason.TOO_LARGE
+        rejects[index] = Reject(first_row + index, *found, offset, size=size if is_large else None)
+        return pa.nulls(1, pa.large_string())
+
+    def _explain_nulls(
+        self, lines: _Lines, array: Any, first_row: int, rejects: dict[int, Reject]
+    ) -> None:
+        for index in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            if index not in rejects:
+                self._decide(lines, index, first_row, rejects)
+
+
+_EMPTY = pa.array([], pa.large_string())
+
+
+class _Lines:
+    """Where the lines of a block that are not blank begin and end."""
+
+    def __init__(self, block: Block, *, limit: int) -> None:
+        self.data = block.data
+        self.offset = block.offset
+        view = np.frombuffer(self.data, np.uint8)
+        self.ends = _line_ends(block)
+        self.starts = np.zeros(len(self.ends), np.int64)
+        self.starts[1:] = self.ends[:-1] + 1
+        self.total = len(self.ends)
+        # Before the mark is taken off: the block reader counts it too when it measures a record.
+        self.sizes = self.ends - self.starts
+        if block.offset == 0 and bytes(self.data[: len(BOM)]) == BOM:
+            self.starts[0] = len(BOM)
+        self.odd = ~_looks_like_object(view, self.starts, self.ends) | (self.sizes > limit)
+        if self.odd.any():
+            self._look_closer(limit)
+
+    def at(self, index: int) -> bytes:
+        """The line, without its end."""
+        return bytes(self.data[self.starts[index] : self.ends[index]]).strip(WHITESPACE)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Ranges of lines to parse together; an odd line stands alone."""
+        if not self.odd.any():
+            return [(0, len(self.odd))] if len(self.odd) else []
+        cuts = np.flatnonzero(self.odd)
+        bounds = np.unique(np.concatenate([[0, len(self.odd)], cuts, cuts + 1])).tolist()
+        return list(itertools.pairwise(bounds))
+
+    def _look_closer(self, limit: int) -> None:
+        """Drop blank lines; a line with white space around its object is an ordinary one."""
+        blank = np.zeros(len(self.odd), bool)
+        for index in np.flatnonzero(self.odd).tolist():
+            line = self.at(index)
+            blank[index] = not line
+            in_order = line.startswith(b"{") and line.endswith(b"}")
+            self.odd[index] = not in_order or self.sizes[index] > limit
+        # A blank line over the limit is a row all the same: a larger one is passed over unseen.
+        kept = ~blank | (self.sizes > limit)
+        self.starts, self.ends = self.starts[kept], self.ends[kept]
+        self.sizes, self.odd = self.sizes[kept], self.odd[kept]
+
+
+def _looks_like_object(
+    view: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    # An empty line begins with its own end, so it fails whatever neighbour the indices touch.
+    last = view[ends - 1]
+    closed = (last == _CLOSE) | ((last == _RETURN) & (view[np.maximum(ends - 2, 0)] == _CLOSE))
+    return np.asarray((view[np.minimum(starts, len(view) - 1)] == _OPEN) & closed)
+
+
+def _line_ends(block: Block) -> NDArray[np.int64]:
+    """Where the lines of the block end; the end of the block closes the last."""
+    few: list[int] = []
+    many = np.empty(0, np.int64)
+    position = block.low
+    # One find per line is faster than numpy while lines are long; short ones are left to numpy.
+    for _ in range(block.num_bytes // _LONG_LINE_BYTES + 1):
+        found = block.buffer.find(b"\n", position, block.high)
+        if found < 0:
+            break
+        few.append(found - block.low)
+        position = found + 1
+    else:
+        passed = position - block.low
+        many = np.flatnonzero(np.frombuffer(block.data, np.uint8)[passed:] == _NEWLINE) + passed
+    is_open = block.buffer[block.high - 1] != _NEWLINE
+    last = [block.num_bytes] if is_open else []
+    return np.concatenate([np.array(few, np.int64), many, np.array(last, np.int64)])
+
+
+def _schema(field: str) -> Any:
+    names = field.split(".")
+    nested = pa.field(names[-1], pa.large_string())
+    for name in reversed(names[:-1]):
+        nested = pa.field(name, pa.struct([nested]))
+    literal = [pa.field(field, pa.large_string())] if len(names) > 1 else []
+    return pa.schema([*literal, nested])
+
+
+def _single(column: Any) -> Any:
+    # combine_chunks() would copy even a single chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _text_column(table: Any, field: str) -> Any:
+    literal = _single(table.column(0))
+    if table.num_columns == 1:
+        return literal
+    nested = pc.struct_field(_single(table.column(1)), field.split(".")[1:])
+    return nested if literal.null_count == len(literal) else pc.coalesce(literal, nested)

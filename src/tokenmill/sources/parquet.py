@@ -1,0 +1,107 @@
+"""Parquet: units are runs of row groups, and only the text column is read.
+
+Planning reads the footer, so a missing column or one of another type is found before the build
+starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenmill.sources.base import MEGABYTE, Unit
+from tokenmill.sources.column_source import ColumnSource, damaged
+from tokenmill.sources.columns import column_at, field_path
+from tokenmill.sources.compression import open_native
+from tokenmill.sources.units import unit_bytes_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokenmill.sources.base import Source, SourceFile, SourceOptions
+
+_LARGEST_BATCH_ROWS = 1 << 16
+
+
+class ParquetFormat:
+    """Parquet files."""
+
+    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
+        return False
+
+    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        """Runs of row groups whose text is about `unit_bytes` in all."""
+        with _open(file.path) as parquet:
+            names = field_path(parquet.schema_arrow, options.text_field, path=file.path)
+            sizes = _text_sizes(parquet.metadata, names)
+        target = options.unit_bytes or unit_bytes_for(sum(sizes))
+        start = held = index = 0
+        for group, size in enumerate(sizes):
+            held += size
+            if held >= target or group == len(sizes) - 1:
+                yield Unit(file=file, index=index, start=start, end=group + 1)
+                start, held, index = group + 1, 0, index + 1
+        if not sizes:
+            yield Unit(file=file, index=0, start=0, end=0)
+
+    def open(self, file: SourceFile, options: SourceOptions) -> Source:
+        return ParquetSource(file, options)
+
+
+class ParquetSource(ColumnSource):
+    """An open Parquet file."""
+
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        super().__init__(file, options)
+        self._parquet = _open(file.path)
+        self._names = field_path(self._parquet.schema_arrow, options.text_field, path=file.path)
+        self._sizes = _text_sizes(self._parquet.metadata, self._names)
+
+    def count_rows(self, unit: Unit) -> int:
+        """Rows in the unit, as the footer says."""
+        return sum(self._parquet.metadata.row_group(i).num_rows for i in self._groups(unit))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._parquet.close()
+
+    def _arrays(self, unit: Unit) -> Iterator[Any]:
+        # One row group at a time: the length of rows may differ much between them.
+        for group in self._groups(unit):
+            rows = self._parquet.metadata.row_group(group).num_rows
+            mean = max(1, self._sizes[group] // max(1, rows))
+            # Half of what is asked for: the size in the footer may be that of a dictionary.
+            size = min(max(1, self._options.batch_bytes // (2 * mean)), _LARGEST_BATCH_ROWS)
+            batches = self._parquet.iter_batches(
+                size, row_groups=[group], columns=[".".join(self._names)], use_threads=False
+            )
+            yield from (column_at(batch, self._names) for batch in batches)
+
+    def _is_last(self, unit: Unit) -> bool:
+        return unit.end is None or unit.end >= len(self._sizes)
+
+    def _groups(self, unit: Unit) -> range:
+        return range(unit.start, len(self._sizes) if unit.end is None else unit.end)
+
+
+def _open(path: str) -> Any:
+    source = open_native(path)
+    try:
+        # A buffer makes the reader go page by page instead of holding a whole column chunk.
+        return pq.ParquetFile(source, pre_buffer=False, buffer_size=MEGABYTE)
+    except (pa.ArrowException, OSError) as error:
+        source.close()
+        raise damaged(path, error) from error
+
+
+def _text_sizes(metadata: Any, names: tuple[str, ...]) -> list[int]:
+    """Uncompressed bytes of the text column in each row group."""
+    wanted = ".".join(names)
+    column = next(
+        (i for i in range(metadata.num_columns) if metadata.schema.column(i).path == wanted), None
+    )
+    assert column is not None, f"{wanted} is in the schema but not among the columns"
+    groups = range(metadata.num_row_groups)
+    return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]

@@ -1,0 +1,178 @@
+"""Discovery: what inputs stand for, what is left out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from tests.sources.reading import compress, read
+
+from tokenmill.errors import SourceError
+from tokenmill.sources import discover, source_file, unit_bytes_for
+from tokenmill.sources.base import SourceOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MEGABYTE = 1 << 20
+LINE = b'{"text": "a"}\n'
+
+
+def paths_of(folder: Path, *inputs: str, separator: str | None = "\n") -> list[str]:
+    named = [folder / each for each in inputs] or [folder]
+    files = discover(named, SourceOptions(separator=separator)).files
+    return [file.path.removeprefix(f"{folder.as_posix()}/") for file in files]
+
+
+def make(folder: Path, **contents: bytes) -> None:
+    for name, data in contents.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def test_formats_and_compressions_follow_from_names(tmp_path: Path) -> None:
+    names = {
+        "a.jsonl": ("jsonl", None),
+        "b.ndjson.gz": ("jsonl", "gz"),
+        "c.json.zst": ("jsonl", "zst"),
+        "d.parquet": ("parquet", None),
+        "e.arrow": ("arrow", None),
+        "f.feather": ("arrow", None),
+        "g.txt.bz2": ("text", "bz2"),
+        "h.csv": ("csv", None),
+        "i.tsv.xz": ("csv", "xz"),
+        "j.MD": ("text", None),
+    }
+    for name, (_, kind) in names.items():
+        (tmp_path / name).write_bytes(compress(LINE, kind) if kind else LINE)
+    files = discover([tmp_path], SourceOptions(separator="\n")).files
+    found = {file.path.rpartition("/")[2]: (file.format, file.compression) for file in files}
+    assert found == names
+
+
+def test_a_folder_is_searched_through_and_hidden_files_are_left_alone(tmp_path: Path) -> None:
+    make(tmp_path, a_txt=b"a", b__c__d_txt=b"d", _hidden_txt=b"h", b___git__e_txt=b"e")
+    assert (tmp_path / ".hidden.txt").exists()
+    assert paths_of(tmp_path) == ["a.txt", "b/c/d.txt"]
+
+
+def test_source_code_and_files_without_suffix_are_text(tmp_path: Path) -> None:
+    make(tmp_path, main_py=b"x", Makefile=b"all:\n", odd_xyz=b"text", empty=b"")
+    assert paths_of(tmp_path) == ["Makefile", "empty", "main.py", "odd.xyz"]
+
+
+def test_binary_files_in_a_folder_are_skipped_and_reported(tmp_path: Path) -> None:
+    make(tmp_path, a_txt=b"a", b_png=b"\x89PNG\0\0", c_bin=b"\xff\xfe\xfd", d_parquet_gz=b"x")
+    (tmp_path / "e.txt").symlink_to(tmp_path / "nowhere")
+    found = discover([tmp_path], SourceOptions())
+    reasons = {skip.path.rpartition("/")[2]: skip.reason for skip in found.skipped}
+    assert reasons == {
+        "b.png": "binary content",
+        "c.bin": "not UTF-8 text",
+        "d.parquet.gz": "a parquet file inside gz",
+        "e.txt": "cannot be found: a broken link",
+    }
+    assert [m.path.rpartition("/")[2] for m in found.files[0].members] == ["a.txt"]
+
+
+def test_a_named_file_of_unknown_type_is_text_or_an_error(tmp_path: Path) -> None:
+    make(tmp_path, a_xyz="\u65e5\u672c".encode() * 9000, b_xyz=b"\0\1", c_xyz=b"\xff")
+    assert paths_of(tmp_path, "a.xyz") == ["a.xyz"]
+    for name, reason in [("b.xyz", "binary"), ("c.xyz", "not UTF-8"), ("*.xyz", "cannot be used")]:
+        with pytest.raises(SourceError, match=reason) as caught:
+            paths_of(tmp_path, name)
+        assert ".jsonl" in (caught.value.hint or "")
+
+
+def test_a_json_array_is_an_error_when_named_and_skipped_in_a_folder(tmp_path: Path) -> None:
+    make(tmp_path, a_json=b' \n[{"text": "a"}]', b_json=LINE)
+    for name in ("a.json", "*.json"):
+        with pytest.raises(SourceError, match="one JSON array") as caught:
+            paths_of(tmp_path, name)
+        assert "jq -c" in (caught.value.hint or "")
+    assert paths_of(tmp_path) == ["b.json"]
+
+
+def test_an_input_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    make(tmp_path, a_txt=b"a")
+    (tmp_path / "empty").mkdir()
+    for name in ("none.txt", "*.jsonl", "empty", "**/*.csv"):
+        with pytest.raises(SourceError, match="matches no file"):
+            discover([tmp_path / "a.txt", tmp_path / name], SourceOptions())
+
+
+def test_inputs_without_any_text_say_what_was_passed_over(tmp_path: Path) -> None:
+    make(tmp_path, a_bin=b"\0")
+    with pytest.raises(SourceError, match=r"a\.bin: binary content"):
+        discover([tmp_path], SourceOptions())
+    with pytest.raises(SourceError, match="empty list"):
+        discover([], SourceOptions())
+
+
+def test_one_file_under_several_names_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, a_txt=b"a", b__c_txt=b"c")
+    (tmp_path / "b" / "link.txt").symlink_to(tmp_path / "a.txt")
+    monkeypatch.chdir(tmp_path)
+    inputs = ["./a.txt", "a.txt", str(tmp_path / "a.txt"), ".", "b//", f"file://{tmp_path}/a.txt"]
+    files = discover(inputs, SourceOptions(separator="\n")).files
+    assert len(files) == 2
+    assert [file.size for file in files] == [1, 1]
+
+
+def test_the_order_of_inputs_does_not_matter(tmp_path: Path) -> None:
+    make(tmp_path, a_txt=b"a", b_jsonl=LINE, c__d_txt=b"d")
+    names = [tmp_path / name for name in ("a.txt", "b.jsonl", "c")]
+    assert discover(names, SourceOptions()) == discover(names[::-1], SourceOptions())
+
+
+def save_to_disk(folder: Path, texts: list[str]) -> None:
+    """What `datasets.Dataset.save_to_disk` leaves."""
+    folder.mkdir(parents=True)
+    table = pa.table({"text": texts})
+    for name in ("data-00000-of-00001.arrow", "cache-1234.arrow"):
+        with pa.ipc.new_stream(folder / name, table.schema) as writer:
+            writer.write_table(table)
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}, indent=2))
+    index = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": None}
+    (folder / "state.json").write_text(json.dumps(index, indent=2))
+
+
+def test_a_saved_dataset_is_its_listed_arrow_files(tmp_path: Path) -> None:
+    save_to_disk(tmp_path / "set", ["a", "b"])
+    found = discover([tmp_path / "set"], SourceOptions())
+    assert [file.path.rpartition("/")[2] for file in found.files] == ["data-00000-of-00001.arrow"]
+    assert read(found.files[0], SourceOptions()).documents == ["a", "b"]
+    assert sorted(skip.path.rpartition("/")[2] for skip in found.skipped) == [
+        "cache-1234.arrow",
+        "dataset_info.json",
+        "state.json",
+    ]
+
+
+def test_a_saved_dataset_dict_is_the_files_of_all_its_splits(tmp_path: Path) -> None:
+    save_to_disk(tmp_path / "set" / "train", ["a"])
+    save_to_disk(tmp_path / "set" / "test", ["b"])
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert paths_of(tmp_path, "set") == [
+        "set/test/data-00000-of-00001.arrow",
+        "set/train/data-00000-of-00001.arrow",
+    ]
+
+
+def test_a_known_file_is_found_again_with_its_members(tmp_path: Path) -> None:
+    make(tmp_path, a_txt=b"a", b_odd=b"b", c_jsonl_gz=compress(LINE, "gz"))
+    for file in discover([tmp_path], SourceOptions()).files:
+        again = source_file(file.path, members=[member.path for member in file.members])
+        assert again == file
+
+
+def test_the_unit_size_is_a_function_of_the_file_size_within_bounds() -> None:
+    assert unit_bytes_for(0) == 8 * MEGABYTE
+    assert unit_bytes_for(32 * 8 * MEGABYTE + 1) == 8 * MEGABYTE + 1
+    assert unit_bytes_for(32 * 100 * MEGABYTE) == 100 * MEGABYTE
+    assert unit_bytes_for(1 << 50) == 256 * MEGABYTE
