@@ -2,3 +2,39 @@
 
 Names are loaded when they are first used: `import tokenmill` itself imports nothing heavy.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenmill._version import __version__
+from tokenmill.errors import TokenmillError
+
+if TYPE_CHECKING:
+    from tokenmill.api import Store
+    from tokenmill.builder.build import build
+    from tokenmill.builder.estimate import plan
+    from tokenmill.builder.verify import verify
+    from tokenmill.engines.tokenizer import load_tokenizer
+
+__all__ = ["Store", "TokenmillError", "__version__", "build", "load_tokenizer", "plan", "verify"]
+
+_HOMES = {
+    "Store": "tokenmill.api",
+    "build": "tokenmill.builder.build",
+    "load_tokenizer": "tokenmill.engines.tokenizer",
+    "plan": "tokenmill.builder.estimate",
+    "verify": "tokenmill.builder.verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Sources, engines, store and runners joined: the verbs `build`, `plan` and `verify`."""

@@ -1,0 +1,194 @@
+"""The verb `plan`: what a build would do and cost, before it runs.
+
+The units are the real ones. Tokens, disk and time come from encoding a few megabytes of the input
+with the engine that the build would use, in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tokenmill.builder.build import make_run
+from tokenmill.builder.identity import request_identity
+from tokenmill.builder.plan import PlanRules, plan_work
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.load import load_engine
+from tokenmill.sources import discover, format_of
+from tokenmill.store.format import index_bytes, token_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
+    from tokenmill.builder.build import BuildOptions, BuildRun, PathInput
+    from tokenmill.builder.identity import Request
+    from tokenmill.builder.memory import MemoryPlan
+    from tokenmill.builder.plan import WorkPlan
+    from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.sources import Discovery
+    from tokenmill.sources.base import SourceFile, SourceOptions
+
+_SAMPLE_BYTES = 4 << 20
+_SAMPLE_FILES = 4
+_NO_STORE = "store"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildPlan:
+    """What a build would do; numbers with `estimated` come from a sample."""
+
+    store: str
+    files: int
+    input_bytes: int
+    """As the files lie on disk."""
+    units_to_build: int | None
+    """None where compressed files hide it."""
+    units_complete: int
+    bytes_to_build: int
+    """Text in the files to be worked on; an estimate where they are compressed."""
+    workers: int
+    memory_budget_bytes: int
+    memory_per_worker_bytes: int
+    max_document_bytes: int
+    dtype: str
+    vocab_size: int
+    engine: str
+    engine_note: str | None
+    eos: str | None
+    bos: str | None
+    sample_bytes: int
+    sample_documents: int
+    sample_rejected: int
+    estimated_documents: int
+    estimated_tokens: int
+    estimated_disk_bytes: int
+    estimated_seconds: float
+    bytes_per_token: float
+    skipped_files: tuple[tuple[str, str], ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sample:
+    """What a part of the input became."""
+
+    input_bytes: int = 0
+    text_bytes: int = 0
+    documents: int = 0
+    rejected: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def plan(
+    inputs: PathInput | Sequence[PathInput],
+    *,
+    tokenizer: PathInput,
+    out: PathInput = "",
+    **options: Unpack[BuildOptions],
+) -> BuildPlan:
+    """What `build` with the same arguments would do and cost; writes nothing."""
+    run = make_run(inputs, tokenizer=tokenizer, out=out or _NO_STORE, **options)
+    discovery = discover(run.inputs, run.source_options())
+    request = request_identity(run.tokenizer, run.config, run.layout)
+    memory = run.memory_plan(request)
+    source_options = run.source_options(batch_bytes=_SAMPLE_BYTES // 4)
+    rules = PlanRules(
+        options=source_options,
+        config=request.identity.fingerprint,
+        limit=run.config.limit,
+        workers=memory.workers,
+    )
+    work = plan_work(run.layout, discovery.files, rules=rules)
+    engine = load_engine(
+        run.tokenizer,
+        choice=run.resources.engine,
+        special_tokens=SpecialTokens(run.config.special_tokens),
+    )
+    sample = _encode_sample(discovery.files, source_options, engine)
+    return _plan(run, discovery, request, memory, work, engine, sample)
+
+
+def _plan(
+    run: BuildRun,
+    discovery: Discovery,
+    request: Request,
+    memory: MemoryPlan,
+    work: WorkPlan,
+    engine: CheckedEngine,
+    sample: _Sample,
+) -> BuildPlan:
+    identity = request.identity
+    share = work.bytes_to_do / max(sample.input_bytes, 1)
+    extra = (identity.eos is not None) + (identity.bos is not None)
+    documents = round(sample.documents * share)
+    tokens = round((sample.tokens + extra * sample.documents) * share)
+    dtype = token_dtype(identity.tokenizer.vocab_size)
+    return BuildPlan(
+        store=str(run.layout.root),
+        files=len(discovery.files),
+        input_bytes=sum(file.size for file in discovery.files),
+        units_to_build=work.units_to_do,
+        units_complete=len(work.done),
+        bytes_to_build=work.bytes_to_do,
+        workers=memory.workers,
+        memory_budget_bytes=memory.budget,
+        memory_per_worker_bytes=memory.worker_bytes,
+        max_document_bytes=memory.max_document_bytes,
+        dtype=dtype.name,
+        vocab_size=identity.tokenizer.vocab_size,
+        engine=engine.name,
+        engine_note=engine.refusal,
+        eos=None if identity.eos is None else identity.eos.token,
+        bos=None if identity.bos is None else identity.bos.token,
+        sample_bytes=sample.input_bytes,
+        sample_documents=sample.documents,
+        sample_rejected=sample.rejected,
+        estimated_documents=documents,
+        estimated_tokens=tokens,
+        estimated_disk_bytes=tokens * dtype.itemsize + index_bytes(documents),
+        estimated_seconds=sample.seconds * share / memory.workers,
+        bytes_per_token=sample.text_bytes / max(sample.tokens, 1),
+        skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
+    )
+
+
+def _encode_sample(
+    files: Sequence[SourceFile], options: SourceOptions, engine: CheckedEngine
+) -> _Sample:
+    """Read and encode the first megabytes of a few files, spread over the input."""
+    sample = _Sample()
+    step = max(1, len(files) // _SAMPLE_FILES)
+    chosen = files[::step][:_SAMPLE_FILES]
+    for file in chosen:
+        _encode_some(sample, file, options, engine, most_bytes=_SAMPLE_BYTES // len(chosen))
+    return sample
+
+
+def _encode_some(
+    sample: _Sample,
+    file: SourceFile,
+    options: SourceOptions,
+    engine: CheckedEngine,
+    *,
+    most_bytes: int,
+) -> None:
+    start = time.perf_counter()
+    unit = next(iter(format_of(file).plan(file, options)), None)
+    if unit is None:
+        return
+    taken = 0
+    with closing(format_of(file).open(file, options)) as source:
+        for batch in source.read(unit):
+            tokens = engine.encode(batch.texts)
+            taken += batch.num_bytes
+            sample.input_bytes += batch.num_bytes
+            sample.text_bytes += batch.texts.num_bytes
+            sample.documents += len(batch.texts)
+            sample.rejected += len(batch.rejects)
+            sample.tokens += len(tokens.ids)
+            if taken >= most_bytes:
+                break
+    sample.seconds += time.perf_counter() - start

@@ -1,0 +1,128 @@
+"""Who a store is: its tokenizer, its boundary tokens and its configuration, with one fingerprint.
+
+Units carry the fingerprint in their receipts. Two units with different fingerprints must never
+stand in one store, since nothing in the ids would show it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tokenmill._version import __version__
+from tokenmill.engines.describe import describe
+from tokenmill.engines.end_tokens import resolve_bos, resolve_eos
+from tokenmill.engines.locate import find_tokenizer
+from tokenmill.errors import StoreError
+from tokenmill.store.durable import replace_file
+from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
+from tokenmill.store.facts import facts_of
+from tokenmill.store.fields import FORMAT_VERSION
+from tokenmill.store.manifest import read_manifest
+
+if TYPE_CHECKING:
+    import os
+
+    from tokenmill.config import BuildConfig
+    from tokenmill.engines.locate import TokenizerFiles
+    from tokenmill.store.layout import StoreLayout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """The tokenizer and configuration that a build asks for."""
+
+    files: TokenizerFiles
+    identity: StoreIdentity
+
+
+def request_identity(
+    tokenizer: str | os.PathLike[str], config: BuildConfig, layout: StoreLayout
+) -> Request:
+    """Resolve tokenizer and configuration; cheap if the store was built with the same ones."""
+    files = find_tokenizer(tokenizer)
+    facts = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
+    known = _known_identity(layout)
+    if (
+        known is not None
+        and known.tokenizer.files == facts
+        and known.tokenizer.kind == str(files.kind)
+        and dict(known.config) == config.identity()
+    ):
+        return Request(files=files, identity=known)
+    info = describe(files)
+    eos = resolve_eos(info, config.eos) if config.add_eos else None
+    bos = resolve_bos(info, config.bos) if config.add_bos else None
+    content = {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": info.fingerprint,
+        "eos": eos,
+        "bos": bos,
+        "config": config.identity(),
+    }
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
+    identity = StoreIdentity(
+        created_by=f"tokenmill {__version__}",
+        tokenizer=TokenizerFacts(
+            kind=str(info.kind),
+            fingerprint=info.fingerprint,
+            vocab_size=info.vocab_size,
+            files=facts,
+        ),
+        eos=None if eos is None else BoundaryToken(token=eos[0], id=eos[1], position="end"),
+        bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
+        special_tokens=config.special_tokens,
+        config=config.identity(),
+        fingerprint=hashlib.sha256(canonical).hexdigest(),
+    )
+    return Request(files=files, identity=identity)
+
+
+def _known_identity(layout: StoreLayout) -> StoreIdentity | None:
+    try:
+        return read_manifest(layout.root).identity
+    except StoreError:
+        return None
+
+
+def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
+    """What is different about a store's own configuration, in words."""
+    known = _known_identity(layout)
+    if known is None:
+        return "its units carry another fingerprint"
+    changes = []
+    if known.tokenizer.fingerprint != asked.tokenizer.fingerprint:
+        changes.append(
+            f"tokenizer {known.tokenizer.fingerprint[:12]} -> {asked.tokenizer.fingerprint[:12]}"
+        )
+    for name, before, after in (("eos", known.eos, asked.eos), ("bos", known.bos, asked.bos)):
+        if before != after:
+            old, new = (repr(token.token) if token else "none" for token in (before, after))
+            changes.append(f"{name} {old} -> {new}")
+    for name, value in asked.config.items():
+        if name not in {"eos", "bos"} and known.config.get(name) != value:
+            changes.append(f"{name} {known.config.get(name)!r} -> {value!r}")
+    return ", ".join(changes) or "its units carry another fingerprint"
+
+
+def keep_tokenizer(layout: StoreLayout, request: Request) -> None:
+    """Copy the tokenizer's files into the store, so that it needs nothing else to be read."""
+    layout.tokenizer.mkdir(parents=True, exist_ok=True)
+    wanted = request.identity.tokenizer.files
+    for stray in {path.name for path in layout.tokenizer.iterdir()} - set(wanted):
+        path = layout.tokenizer / stray
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, source in request.files.files.items():
+        target = layout.tokenizer / name
+        if target.exists() and facts_of(target.read_bytes()) == wanted[name]:
+            continue
+        data = source.read_bytes()
+        if facts_of(data) != wanted[name]:
+            raise StoreError(
+                f"the tokenizer file {str(source)!r} changed while it was read",
+                hint="run the same command again",
+            )
+        replace_file(layout, target, data)

@@ -1,0 +1,130 @@
+"""Divides one memory budget among the processes of a build, and keeps a worker within its share.
+
+    budget = driver + workers x (engine + batches in flight + engine cache) + one large document
+
+What a share must hold was measured (see `docs/decisions/0003-memory-budget.md`): the interpreter
+with its libraries, the tokenizer as both engines hold it, and the copies of a batch on its way from
+raw bytes to shard. What is left is the cache of the fast engine, which grows with the text: the
+worker watches its own size and has the engine drop the cache when its share is full. One document
+may be far larger than a batch; workers take turns at those, so that the budget needs room for one
+of them only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+import psutil
+
+from tokenmill.config import format_size
+from tokenmill.errors import MemoryBudgetError
+
+MEGABYTE = 1 << 20
+
+_DRIVER_BYTES = 110 * MEGABYTE
+_LIBRARIES_BYTES = 110 * MEGABYTE
+_TOKENIZER_FACTOR = 26
+"""Memory of the fast and the reference engine together, per byte of tokenizer file."""
+_BATCH_FACTOR = 14
+"""Copies of a batch alive at once: raw and parsed ahead, text and ids in work, ids to write."""
+_CACHE_BYTES = 48 * MEGABYTE
+"""The least that makes the fast engine's cache worth having."""
+_LARGE_DOCUMENT_FACTOR = 32
+"""Bytes of memory per byte of a document that is encoded alone."""
+
+_SMALLEST_BATCH = 1 * MEGABYTE
+_LARGEST_BATCH = 8 * MEGABYTE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """How a budget is spent."""
+
+    budget: int
+    workers: int
+    worker_bytes: int
+    """Size at which a worker drops its caches."""
+    batch_bytes: int
+    max_document_bytes: int
+    """Follows from the budget alone: it decides which rows are rejected, and so may not depend on
+    the number of workers."""
+
+
+def default_budget() -> int:
+    """A quarter of the memory that this process may use."""
+    return usable_memory() // 4
+
+
+def usable_memory() -> int:
+    """Memory of the machine, or of the control group that limits this process."""
+    limits = [psutil.virtual_memory().total]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def max_document_bytes(budget: int) -> int:
+    """The largest document that a budget can take; a larger one is a rejected row."""
+    return max(budget // (4 * _LARGE_DOCUMENT_FACTOR), 256 * 1024)
+
+
+def divide_budget(
+    budget: int, *, tokenizer_bytes: int, most_workers: int, least_workers: int = 1
+) -> MemoryPlan:
+    """Shares for as many workers as fit, up to `most_workers`; refuses where too few do."""
+    document = max_document_bytes(budget)
+    fixed = _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + _CACHE_BYTES
+    free = budget - _DRIVER_BYTES - _LARGE_DOCUMENT_FACTOR * document
+    workers = min(most_workers, free // (fixed + _BATCH_FACTOR * _SMALLEST_BATCH))
+    if workers < least_workers:
+        share = fixed + _BATCH_FACTOR * _SMALLEST_BATCH
+        # The large document takes a quarter of any budget.
+        smallest = (_DRIVER_BYTES + least_workers * share) * 4 // 3
+        smallest = -(-smallest // (10 * 10**6)) * 10 * 10**6
+        raise MemoryBudgetError(
+            f"a memory budget of {format_size(budget)} is too small for {least_workers} "
+            f"worker{'s' if least_workers > 1 else ''} with this tokenizer, each of which needs "
+            f"{format_size(share)} beside {format_size(_DRIVER_BYTES)} for the driver and a "
+            "quarter of the budget for large documents",
+            hint=f"the smallest that works is --memory {smallest // 10**6}MB"
+            + (", or use fewer --workers" if least_workers > 1 else ""),
+        )
+    share = free // workers
+    batch = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, (share - fixed) // (2 * _BATCH_FACTOR)))
+    return MemoryPlan(
+        budget=budget,
+        workers=workers,
+        worker_bytes=share,
+        batch_bytes=batch,
+        max_document_bytes=document,
+    )
+
+
+class MemoryGuard:
+    """A worker's eye on its own size."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._process = psutil.Process()
+
+    def is_over(self) -> bool:
+        return int(self._process.memory_info().rss) > self._limit
+
+
+def release_free_memory() -> None:
+    """Give memory that was freed but kept by the allocators back to the system."""
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()
+    if os.name == "posix":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -1,0 +1,286 @@
+"""Decides what a build has to do: which units are complete, which are to be built, which go.
+
+Resume is nothing but this: plan the units again and keep those whose receipt still holds. A receipt
+holds if its configuration, its slice and its source file are the ones of the plan. A file that was
+only touched is recognised by its bytes. What the files do not say is never taken from an earlier
+run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tokenmill.errors import StoreError
+from tokenmill.sources import format_of
+from tokenmill.store.layout import RECEIPT_FILE, unit_name
+from tokenmill.store.receipt import find_receipt, read_receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
+    from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.receipt import Receipt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Units of one file for one worker: a single one, or every n-th of a stream until it ends."""
+
+    file: SourceFile
+    first: int
+    step: int | None
+    """None: the one unit `first`. Else first, first + step, ... as far as the stream goes."""
+    done: frozenset[int] = frozenset()
+    """Units of the stream that are complete already."""
+    row_limits: Mapping[int, int] = field(default_factory=dict)
+    """Unit -> rows of it that lie before the limit; units without an entry are taken whole."""
+    last: int | None = None
+    """Last unit of the stream that the limit reaches."""
+
+    def __str__(self) -> str:
+        unit = f"unit {self.first}" if self.step is None else "its units"
+        return f"{unit} of {self.file.path}"
+
+
+@dataclass(kw_only=True, slots=True)
+class WorkPlan:
+    """The units of a build, sorted into complete ones and work."""
+
+    files: tuple[SourceFile, ...]
+    tasks: list[Task] = field(default_factory=list)
+    done: dict[str, Receipt] = field(default_factory=dict)
+    """Unit name -> receipt that holds."""
+    touched: list[tuple[Receipt, SourceFile]] = field(default_factory=list)
+    """Receipts whose file has a new version but the same bytes: to be written anew."""
+    planned: set[str] = field(default_factory=set)
+    """Names of all units that the plan knows."""
+    stale: list[str] = field(default_factory=list)
+    """Units in the store that are not in the plan although their file is an input."""
+    foreign: list[str] = field(default_factory=list)
+    """Input files of units in the store that are no inputs now."""
+    foreign_units: list[str] = field(default_factory=list)
+    rebuilt: int = 0
+    """Units of the store whose receipt does not hold any more."""
+    other_config: int = 0
+    """Units of the store that were built with another configuration."""
+    bytes_to_do: int = 0
+    """Input of the tasks; an estimate where it is compressed."""
+    units_to_do: int | None = 0
+    """None where a compressed file hides it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRules:
+    """What a receipt is held against."""
+
+    options: SourceOptions
+    config: str
+    limit: int | None
+    workers: int
+
+
+def plan_work(layout: StoreLayout, files: Sequence[SourceFile], *, rules: PlanRules) -> WorkPlan:
+    """Compare the units of the input with the receipts of the store."""
+    plan = WorkPlan(files=tuple(files))
+    existing = _units_in_store(layout)
+    rows_left = rules.limit
+    # A stream is shared by several workers only where there are not enough files for them, since
+    # each of them decompresses all of it.
+    lanes = max(1, rules.workers // max(1, len(files)))
+    for file in files:
+        if rows_left == 0:
+            break
+        planner = _FilePlanner(
+            layout=layout, file=file, rules=rules, plan=plan, rows_left=rows_left, existing=existing
+        )
+        try:
+            planner.run(lanes)
+        finally:
+            planner.close()
+        rows_left = planner.rows_left
+    _find_leftovers(plan, layout, existing)
+    return plan
+
+
+@dataclass(kw_only=True, slots=True)
+class _FilePlanner:
+    layout: StoreLayout
+    file: SourceFile
+    rules: PlanRules
+    plan: WorkPlan
+    rows_left: int | None
+    existing: set[str]
+    _source: Source | None = None
+
+    def run(self, lanes: int) -> None:
+        form = format_of(self.file)
+        if form.is_stream(self.file, self.rules.options):
+            self._plan_stream(lanes)
+        else:
+            self._plan_units()
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+    def source(self) -> Source:
+        """The open file: only a limit or a touched file needs it while planning."""
+        if self._source is None:
+            self._source = format_of(self.file).open(self.file, self.rules.options)
+        return self._source
+
+    def _plan_units(self) -> None:
+        units = list(format_of(self.file).plan(self.file, self.rules.options))
+        size = estimated_text_bytes(self.file)
+        for place, unit in enumerate(units):
+            if self.rows_left == 0:
+                return
+            row_limit = self._take_rows(unit)
+            if self._keep_if_complete(unit, row_limit):
+                continue
+            limits = {} if row_limit is None else {unit.index: row_limit}
+            task = Task(file=self.file, first=unit.index, step=None, row_limits=limits)
+            self.plan.tasks.append(task)
+            share = size * (place + 1) // len(units) - size * place // len(units)
+            self.plan.bytes_to_do += share
+            if self.plan.units_to_do is not None:
+                self.plan.units_to_do += 1
+
+    def _plan_stream(self, lanes: int) -> None:
+        """A stream's end is known only if this limit or an earlier run reached it."""
+        complete: set[int] = set()
+        limits: dict[int, int] = {}
+        last: int | None = None
+        for unit in self._known_units():
+            if self.rows_left == 0:
+                break
+            row_limit = self._take_rows(unit)
+            if row_limit is not None:
+                limits[unit.index] = row_limit
+            if self._keep_if_complete(unit, row_limit):
+                complete.add(unit.index)
+            if self.rows_left == 0 or self._ends_stream(unit):
+                last = unit.index
+                break
+        if last is not None and complete >= set(range(last + 1)):
+            return
+        self.plan.units_to_do = None
+        self.plan.bytes_to_do += estimated_text_bytes(self.file)
+        for lane in range(lanes):
+            self.plan.tasks.append(
+                Task(
+                    file=self.file,
+                    first=lane,
+                    step=lanes,
+                    done=frozenset(complete),
+                    row_limits=limits,
+                    last=last,
+                )
+            )
+
+    def _known_units(self) -> Iterator[Unit]:
+        """Units of the stream: with a limit as many as exist, else those that the store has."""
+        units = format_of(self.file).plan(self.file, self.rules.options)
+        if self.rows_left is not None:
+            return itertools.takewhile(lambda unit: self.source().exists(unit), units)
+        stem = unit_name(self.file.path, index=0).rpartition("-")[0]
+        indices = [int(name.rpartition("-")[2]) for name in self.existing if name.startswith(stem)]
+        return itertools.islice(units, max(indices, default=-1) + 1)
+
+    def _ends_stream(self, unit: Unit) -> bool:
+        receipt = self.plan.done.get(unit_name(self.file.path, index=unit.index))
+        return receipt is not None and receipt.source.is_last
+
+    def _take_rows(self, unit: Unit) -> int | None:
+        """How many rows of the unit lie before the limit; None if it is taken whole."""
+        if self.rows_left is None:
+            return None
+        receipt = find_receipt(self.layout, unit_name(self.file.path, index=unit.index))
+        if receipt is not None and self._is_same_slice(receipt, unit) and self._is_same(receipt):
+            rows = receipt.counts.rows
+        else:
+            rows = self.source().count_rows(unit)
+        taken = min(rows, self.rows_left)
+        self.rows_left -= taken
+        return taken if taken < rows else None
+
+    def _keep_if_complete(self, unit: Unit, row_limit: int | None) -> bool:
+        name = unit_name(self.file.path, index=unit.index)
+        self.plan.planned.add(name)
+        if name not in self.existing:
+            return False
+        receipt = find_receipt(self.layout, name)
+        if receipt is not None and receipt.config != self.rules.config:
+            self.plan.other_config += 1
+        elif receipt is not None and self._still_holds(receipt, unit, row_limit):
+            self.plan.done[name] = receipt
+            return True
+        self.plan.rebuilt += 1
+        return False
+
+    def _still_holds(self, receipt: Receipt, unit: Unit, row_limit: int | None) -> bool:
+        if not (self._is_same_slice(receipt, unit) and self._fits_limits(receipt, row_limit)):
+            return False
+        if self._is_same(receipt):
+            return True
+        if receipt.source.size != self.file.size:
+            return False
+        if self.source().digest(unit) != receipt.source.digest:
+            return False
+        self.plan.touched.append((receipt, self.file))
+        return True
+
+    def _is_same(self, receipt: Receipt) -> bool:
+        found = (receipt.source.size, receipt.source.version)
+        return found == (self.file.size, self.file.version)
+
+    @staticmethod
+    def _is_same_slice(receipt: Receipt, unit: Unit) -> bool:
+        return (receipt.unit.start, receipt.unit.end) == (unit.start, unit.end)
+
+    def _fits_limits(self, receipt: Receipt, row_limit: int | None) -> bool:
+        """Whether the unit comes out the same under today's limits on rows and document sizes."""
+        largest = self.rules.options.max_document_bytes
+        if receipt.bounds.largest_row_bytes > largest:
+            return False
+        smallest = receipt.bounds.smallest_too_large_bytes
+        if smallest is not None and smallest <= largest:
+            return False
+        used = receipt.counts.rows - receipt.counts.skipped
+        return used == (receipt.counts.rows if row_limit is None else row_limit)
+
+
+def _units_in_store(layout: StoreLayout) -> set[str]:
+    """Names of the units that have a receipt."""
+    try:
+        names = [entry.name for entry in layout.shards.iterdir()]
+    except FileNotFoundError:
+        return set()
+    return {match["unit"] for name in names if (match := RECEIPT_FILE.fullmatch(name))}
+
+
+def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> None:
+    """Units of the store that the plan does not have: of input files, and of other files."""
+    inputs = {member.path for file in plan.files for member in (file, *file.members)}
+    foreign = set()
+    for name in sorted(existing - plan.planned):
+        try:
+            unit = read_receipt(layout, name).unit
+        except StoreError:
+            plan.stale.append(name)
+            continue
+        strangers = [path for path in unit.members or (unit.path,) if path not in inputs]
+        if strangers and len(strangers) == len(unit.members or (unit.path,)):
+            plan.foreign_units.append(name)
+            foreign.update(strangers)
+        else:
+            plan.stale.append(name)
+    plan.foreign.extend(sorted(foreign))
+
+
+def estimated_text_bytes(file: SourceFile) -> int:
+    """Bytes of text to expect from a file; text compresses about four to one."""
+    return file.size * (4 if file.compression else 1)

@@ -1,0 +1,230 @@
+"""Builds one unit: rows in, framed ids out, and a receipt's worth of facts.
+
+    reader thread          this thread               writer thread
+    read + parse   ->   select, encode, check   ->   frame, narrow, hash, write
+
+The outcome is a function of the unit and the configuration. Batches, threads and the engine's speed
+leave no trace in it: the sample that is checked is chosen by the text, and if it disagrees with the
+reference engine the whole unit is read and encoded again by the reference.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.builder.framing import frame_documents
+from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
+from tokenmill.builder.splits import TRAIN, VAL, in_validation
+from tokenmill.errors import TooManyRejectsError
+from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from tokenmill.engines.parity import CheckedEngine, SampleResult
+    from tokenmill.sources.base import Source, Unit, UnitEnd
+    from tokenmill.store.writer import UnitWriter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitRules:
+    """What a unit's documents become; the same for all units of a build."""
+
+    dtype: np.dtype[Any]
+    bos_id: int | None
+    eos_id: int | None
+    val_fraction: float
+    reject_special: bool
+    max_reject_fraction: float
+    large_batch_bytes: int
+    """A batch above this holds a large document and waits for its turn."""
+
+
+@dataclass(kw_only=True, slots=True)
+class UnitTally:
+    """What has been counted of a unit so far."""
+
+    rows: int = 0
+    documents: int = 0
+    empty: int = 0
+    rejected: int = 0
+    skipped: int = 0
+    input_bytes: int = 0
+    text_bytes: int = 0
+    tokens: int = 0
+    checked_documents: int = 0
+    mismatches: int = 0
+    routed_documents: int = 0
+    largest_row_bytes: int = 0
+    smallest_too_large_bytes: int | None = None
+    first_rejects: list[Reject] = field(default_factory=list)
+
+
+class EngineDisagreesError(Exception):
+    """The sample of a unit differs from the reference; caught where the unit is done again."""
+
+
+@dataclass(kw_only=True, slots=True)
+class UnitPass:
+    """One pass over a unit with one engine, into one writer."""
+
+    rules: UnitRules
+    engine: CheckedEngine
+    use_reference: bool
+    writer: UnitWriter
+    clock: StageClock
+    on_batch: Callable[[UnitTally], None]
+    """Called after each batch: progress is reported and memory watched from there."""
+    large_turn: Callable[[], Any]
+    """Makes a context that one worker at a time can hold, for large documents."""
+    tally: UnitTally = field(default_factory=UnitTally)
+
+    def run(self, source: Source, unit: Unit, *, row_limit: int | None) -> UnitEnd:
+        """Read, encode and write all rows of the unit; the writer is left uncommitted."""
+        batches = read_ahead(self._timed_batches(source, unit), clock=self.clock)
+        try:
+            with WriteBehind(self.clock) as behind:
+                for batch in batches:
+                    if batch.texts.num_bytes > self.rules.large_batch_bytes:
+                        with self.large_turn():
+                            self._take(batch, row_limit, behind)
+                    else:
+                        self._take(batch, row_limit, behind)
+                    self.on_batch(self.tally)
+        finally:
+            batches.close()
+        self._check_rejects(unit)
+        return source.end()
+
+    def _timed_batches(self, source: Source, unit: Unit) -> Iterator[RowBatch]:
+        """The unit's batches; what the source did not spend on reading, it spent on parsing."""
+        batches = iter(source.read(unit))
+        while True:
+            began, had_read = time.perf_counter(), source.read_seconds
+            batch = next(batches, None)
+            reading = source.read_seconds - had_read
+            self.clock.add("read", reading)
+            self.clock.add("parse", time.perf_counter() - began - reading)
+            if batch is None:
+                return
+            yield batch
+
+    def _take(self, batch: RowBatch, row_limit: int | None, behind: WriteBehind) -> None:
+        tally = self.tally
+        texts, rows, rejects = _within_limit(batch, first_row=tally.rows, row_limit=row_limit)
+        tally.rows += batch.num_rows
+        tally.input_bytes += batch.num_bytes
+        tally.largest_row_bytes = max(tally.largest_row_bytes, batch.largest_row_bytes)
+        tally.skipped += batch.num_rows - len(rows) - len(rejects)
+        if self.rules.reject_special and len(texts):
+            texts, rows, found = self._without_special(texts, rows)
+            rejects = (*rejects, *found)
+        self._count_rejects(rejects)
+        if rejects:
+            behind.submit(self.writer.rejects, rejects)
+        if not len(texts):
+            return
+        tokens = self._encode(texts)
+        tally.text_bytes += texts.num_bytes
+        behind.submit(self._write, texts, tokens, rows)
+
+    def _encode(self, texts: TextBatch) -> TokenBatch:
+        if self.use_reference:
+            return self.clock.timed("encode", self.engine.reference.encode, texts)
+        tokens = self.clock.timed("encode", self.engine.encode, texts)
+        sample = self.clock.timed("check", self._check, texts, tokens)
+        self.tally.checked_documents += sample.num_documents
+        self.tally.mismatches += len(sample.mismatches)
+        if sample.mismatches:
+            raise EngineDisagreesError
+        return tokens
+
+    def _check(self, texts: TextBatch, tokens: TokenBatch) -> SampleResult:
+        return self.engine.check_sample(texts, tokens, seed=self.tally.text_bytes)
+
+    def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
+        tally = self.tally
+        filled = tokens.lengths > 0
+        tally.empty += int(len(filled) - np.count_nonzero(filled))
+        if self.rules.val_fraction > 0:
+            held_out = in_validation(texts, self.rules.val_fraction)
+            chosen = {TRAIN: filled & ~held_out, VAL: filled & held_out}
+        else:
+            chosen = {TRAIN: filled}
+        for split, mask in chosen.items():
+            documents = np.flatnonzero(mask)
+            if not len(documents):
+                continue
+            ids, lengths = frame_documents(
+                tokens,
+                documents=documents,
+                dtype=self.rules.dtype,
+                bos_id=self.rules.bos_id,
+                eos_id=self.rules.eos_id,
+            )
+            self.writer.append(split, ids, lengths=lengths, rows=rows[documents])
+            tally.documents += len(documents)
+            tally.tokens += len(ids)
+
+    def _without_special(
+        self, texts: TextBatch, rows: NDArray[np.int64]
+    ) -> tuple[TextBatch, NDArray[np.int64], tuple[Reject, ...]]:
+        found = self.engine.find_special(texts)
+        if not found.any():
+            return texts, rows, ()
+        rejects = tuple(
+            Reject(
+                row=int(row),
+                reason=RejectReason.SPECIAL_TOKEN,
+                detail="the text contains the string of a special token",
+            )
+            for row in rows[found]
+        )
+        kept = np.flatnonzero(~found)
+        return texts.take(kept), rows[kept], rejects
+
+    def _count_rejects(self, rejects: tuple[Reject, ...]) -> None:
+        self.tally.rejected += len(rejects)
+        self.tally.first_rejects += rejects[: 3 - len(self.tally.first_rejects)]
+        for reject in rejects:
+            if reject.size is not None:
+                known = self.tally.smallest_too_large_bytes
+                self.tally.smallest_too_large_bytes = (
+                    reject.size if known is None else min(known, reject.size)
+                )
+
+    def _check_rejects(self, unit: Unit) -> None:
+        used = self.tally.rows - self.tally.skipped
+        if self.tally.rejected <= self.rules.max_reject_fraction * used:
+            return
+        examples = "; ".join(_describe(reject) for reject in self.tally.first_rejects)
+        raise TooManyRejectsError(
+            f"{self.tally.rejected:,} of {used:,} rows of {unit.file.path!r} (unit {unit.index}) "
+            f"were rejected, more than the threshold of {self.rules.max_reject_fraction:.2%}; so "
+            f"many bad rows usually mean a wrong option or a damaged file; the first: {examples}",
+            hint="look at those rows, then correct --text-field or the input, or accept the loss "
+            "with --max-rejects 1.0",
+        )
+
+
+def _within_limit(
+    batch: RowBatch, *, first_row: int, row_limit: int | None
+) -> tuple[TextBatch, NDArray[np.int64], tuple[Reject, ...]]:
+    """The part of a batch that lies before the limit."""
+    if row_limit is None or first_row + batch.num_rows <= row_limit:
+        return batch.texts, batch.rows, batch.rejects
+    kept = int(np.searchsorted(batch.rows, row_limit))
+    texts = TextBatch(batch.texts.data, batch.texts.offsets[: kept + 1])
+    rejects = tuple(reject for reject in batch.rejects if reject.row < row_limit)
+    return texts, batch.rows[:kept], rejects
+
+
+def _describe(reject: Reject) -> str:
+    place = f"row {reject.row}" if reject.offset is None else f"byte {reject.offset:,}"
+    return f"{reject.reason} at {place}: {reject.detail}"

@@ -1,0 +1,189 @@
+"""The verb `verify`: is every byte of a store what it was, and are its ids the reference's?
+
+The first question needs the store alone (`store/check.py`). For the second, documents are drawn at
+random, their text is read again from the source files and encoded by the reference engine. A source
+that is gone or has changed cannot answer; its documents are counted as unavailable, never as good.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenmill.api import load_reference
+from tokenmill.builder.memory import default_budget, max_document_bytes
+from tokenmill.errors import SourceError
+from tokenmill.records import TextBatch
+from tokenmill.sources import format_of, source_file
+from tokenmill.sources.base import SourceOptions, Unit
+from tokenmill.store.check import CheckReport, Finding, check_store
+from tokenmill.store.reader import Store
+from tokenmill.store.receipt import read_receipt
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from tokenmill.engines.base import Engine
+    from tokenmill.sources.base import SourceFile
+    from tokenmill.store.receipt import Receipt
+
+_MOST_UNITS = 16
+"""A document is found by reading its unit, so the sample is drawn from a few units."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyReport:
+    """What a verification found."""
+
+    findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+    files: int
+    bytes: int
+    documents_reencoded: int
+    documents_unavailable: int
+    """Drawn, but their source is gone or has changed."""
+    mismatches: int
+    """Documents whose ids are not the reference's."""
+    reference: str | None
+    seed: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+def verify(
+    store: str | os.PathLike[str],
+    *,
+    sample: int = 100,
+    seed: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+    """Check every byte of a store, and encode `sample` random documents again."""
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    checked = check_store(store, on_progress=on_progress)
+    if checked.findings or sample < 1:
+        return _report(checked, _Reencoding(), seed=seed)
+    with Store(store, split=None) as opened:
+        reencoding = _Reencoding()
+        if len(opened):
+            reencoding = _reencode(opened, sample=sample, seed=seed)
+    return _report(checked, reencoding, seed=seed)
+
+
+def _report(checked: CheckReport, reencoding: _Reencoding, *, seed: int) -> VerifyReport:
+    return VerifyReport(
+        findings=(*checked.findings, *reencoding.findings),
+        notes=(*checked.notes, *reencoding.notes),
+        files=checked.files,
+        bytes=checked.bytes,
+        documents_reencoded=reencoding.compared,
+        documents_unavailable=reencoding.unavailable,
+        mismatches=reencoding.mismatches,
+        reference=reencoding.reference,
+        seed=seed,
+    )
+
+
+class _Reencoding:
+    """Running count of documents encoded again."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+        self.unavailable = 0
+        self.mismatches = 0
+        self.reference: str | None = None
+        self.findings: list[Finding] = []
+        self.notes: list[Finding] = []
+
+
+def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
+    engine = load_reference(store)
+    result = _Reencoding()
+    result.reference = f"{engine.name} {engine.version}"
+    for unit_name, documents in _draw(store, sample=sample, seed=seed).items():
+        receipt = read_receipt(store.layout, unit_name)
+        try:
+            texts = _texts(store, receipt, documents)
+        except SourceError as error:
+            result.unavailable += len(documents)
+            result.notes.append(Finding(receipt.unit.path, error.message))
+            continue
+        _compare(store, engine, texts, result)
+    return result
+
+
+def _draw(store: Store, *, sample: int, seed: int) -> Mapping[str, list[int]]:
+    """Random documents, by unit; each document is as likely as any other within the units drawn."""
+    dice = random.Random(seed)
+    shards = [shard for shard in store.shards if shard.documents]
+    weights = [shard.documents for shard in shards]
+    drawn = {shard.name: shard for shard in dice.choices(shards, weights, k=_MOST_UNITS)}
+    documents: set[int] = set()
+    for shard in drawn.values():
+        share = -(-sample // len(drawn))
+        first = shard.first_document
+        count = min(share, shard.documents)
+        documents.update(dice.sample(range(first, first + shard.documents), count))
+    by_unit: dict[str, list[int]] = defaultdict(list)
+    for document in sorted(dice.sample(sorted(documents), min(sample, len(documents)))):
+        by_unit[store.shards[store.locate(document)[0]].unit].append(document)
+    return by_unit
+
+
+def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, bytes]:
+    """Text of the documents, read from their source."""
+    file = source_file(receipt.unit.path, members=receipt.unit.members)
+    _check_same(file, receipt)
+    config = store.manifest.identity.config
+    separator = config.get("separator")
+    options = SourceOptions(
+        text_field=str(config["text_field"]),
+        separator=None if separator is None else str(separator),
+        max_document_bytes=max(
+            max_document_bytes(default_budget()), receipt.bounds.largest_row_bytes
+        ),
+    )
+    wanted = {store.source(document).row_in_unit: document for document in documents}
+    unit = Unit(file=file, index=receipt.unit.index, start=receipt.unit.start, end=receipt.unit.end)
+    texts: dict[int, bytes] = {}
+    with closing(format_of(file).open(file, options)) as source:
+        for batch in source.read(unit):
+            for row in sorted(wanted.keys() & set(batch.rows.tolist())):
+                place = int(np.searchsorted(batch.rows, row))
+                texts[wanted[row]] = batch.texts.bytes_at(place)
+            if len(texts) == len(wanted):
+                break
+    return texts
+
+
+def _check_same(file: SourceFile, receipt: Receipt) -> None:
+    found = (file.size, file.version)
+    if found != (receipt.source.size, receipt.source.version):
+        raise SourceError(f"{file.path!r} is not the file that was built from: it has changed")
+
+
+def _compare(store: Store, engine: Engine, texts: dict[int, bytes], result: _Reencoding) -> None:
+    identity = store.manifest.identity
+    before = [] if identity.bos is None else [identity.bos.id]
+    after = [] if identity.eos is None else [identity.eos.id]
+    tokens = engine.encode(TextBatch.from_texts(texts.values()))
+    for place, document in enumerate(texts):
+        expected = np.concatenate([before, tokens[place], after])
+        result.compared += 1
+        if not np.array_equal(store[document], expected):
+            result.mismatches += 1
+            shard = store.shards[store.locate(document)[0]]
+            result.findings.append(
+                Finding(
+                    f"shards/{shard.name}.bin",
+                    f"document {document} has {len(store[document])} ids that differ from the "
+                    f"{len(expected)} of {result.reference}",
+                )
+            )

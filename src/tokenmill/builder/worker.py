@@ -1,0 +1,335 @@
+"""The worker of a build: loads the engine once, then turns one task after the other into units.
+
+It runs in a process of its own (or in the driver's, for debugging) and knows the store only as a
+folder. Committing a unit waits for the disk; the next unit is read and encoded meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.builder.memory import MemoryGuard, release_free_memory
+from tokenmill.builder.pipeline import StageClock
+from tokenmill.builder.unit import EngineDisagreesError, UnitPass, UnitRules, UnitTally
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.load import load_engine
+from tokenmill.sources import format_of
+from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+from tokenmill.store.format import token_dtype
+from tokenmill.store.layout import StoreLayout, unit_name
+from tokenmill.store.lock import TurnLock, WorkerLock
+from tokenmill.store.writer import UnitWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokenmill.builder.plan import Task
+    from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.runners import Report
+    from tokenmill.sources.base import Source, SourceOptions, Unit, UnitEnd
+
+_REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """All that a worker must know; small enough to be sent to any machine."""
+
+    store: str
+    lock_token: str
+    """Names the build that has the store's lock."""
+    config: str
+    """Fingerprint that the receipts carry."""
+    options: SourceOptions
+    tokenizer: str
+    """What the tokenizer kept in the store is loaded by."""
+    special_tokens: str
+    engine: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    val_fraction: float
+    max_reject_fraction: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """Which engine a worker uses, sent when it is ready."""
+
+    name: str
+    reference: str
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReport:
+    """What was done since the last report."""
+
+    unit: str
+    input_bytes: int
+    documents: int
+    tokens: int
+    rejected: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitReport:
+    """A unit is committed."""
+
+    unit: str
+    pid: int
+    counts: Counts
+    engine: EngineFacts
+    stage_seconds: dict[str, float]
+
+
+def start_worker(settings: WorkerSettings) -> BuildWorker:
+    """What the runner calls in each worker process."""
+    return BuildWorker(settings)
+
+
+class BuildWorker:
+    """Builds units until there are no more tasks."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._layout = StoreLayout(Path(settings.store))
+        self._lock = WorkerLock(self._layout, token=settings.lock_token)
+        self._lock.acquire()
+        self._engine = load_engine(
+            settings.tokenizer,
+            choice=settings.engine,
+            special_tokens=SpecialTokens(settings.special_tokens),
+        )
+        self._rules = UnitRules(
+            dtype=token_dtype(settings.vocab_size),
+            bos_id=settings.bos_id,
+            eos_id=settings.eos_id,
+            val_fraction=settings.val_fraction,
+            reject_special=settings.special_tokens == "reject",
+            max_reject_fraction=settings.max_reject_fraction,
+            large_batch_bytes=2 * settings.options.batch_bytes,
+        )
+        self._guard = MemoryGuard(settings.memory_bytes)
+        self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
+        self._pending: Future[None] | None = None
+
+    def ready(self) -> EngineReport:
+        return EngineReport(
+            name=self._engine.name,
+            reference=self._engine.reference.name,
+            note=self._engine.refusal,
+        )
+
+    def work(self, task: Task, report: Report) -> Future[None] | None:
+        """Build the units of the task; done when the last of them is committed."""
+        try:
+            with closing(format_of(task.file).open(task.file, self._settings.options)) as source:
+                for unit in _units_of(task, source, self._settings.options):
+                    self._build(source, unit, task.row_limits.get(unit.index), report)
+        except BaseException:
+            # The driver ends everything when it hears of this; wait for the unit before.
+            if self._pending is not None:
+                wait([self._pending])
+            raise
+        return self._pending
+
+    def close(self) -> None:
+        self._committer.shutdown(wait=True)
+        self._lock.release()
+
+    def _build(self, source: Source, unit: Unit, row_limit: int | None, report: Report) -> None:
+        progress = _ProgressMeter(unit_name(unit.file.path, index=unit.index), report)
+        # Nothing to disagree with where the reference is the engine.
+        use_reference = self._engine.fast is None
+        try:
+            draft = self._attempt(source, unit, row_limit, progress, use_reference)
+        except EngineDisagreesError:
+            progress.restart()
+            draft = self._attempt(source, unit, row_limit, progress, use_reference=True)
+            draft.was_redone = True
+        # At most one unit is being committed; an error of the one before is raised here.
+        if self._pending is not None:
+            draft.clock.timed("wait", self._pending.result)
+        self._pending = self._committer.submit(self._commit, draft, report)
+
+    def _attempt(
+        self,
+        source: Source,
+        unit: Unit,
+        row_limit: int | None,
+        progress: _ProgressMeter,
+        use_reference: bool,
+    ) -> _Draft:
+        facts = UnitFacts.of(
+            unit.file.path,
+            index=unit.index,
+            start=unit.start,
+            end=unit.end,
+            members=tuple(member.path for member in unit.file.members),
+        )
+        writer = UnitWriter(
+            self._layout, facts, dtype=self._rules.dtype, vocab_size=self._settings.vocab_size
+        )
+        clock = StageClock()
+
+        def on_batch(tally: UnitTally) -> None:
+            progress.update(tally)
+            self._mind_memory()
+
+        unit_pass = UnitPass(
+            rules=self._rules,
+            engine=self._engine,
+            use_reference=use_reference,
+            writer=writer,
+            clock=clock,
+            on_batch=on_batch,
+            large_turn=self._large_turn,
+        )
+        try:
+            end = unit_pass.run(source, unit, row_limit=row_limit)
+        except BaseException:
+            writer.abort()
+            raise
+        progress.finish(unit_pass.tally)
+        return _Draft(unit=unit, writer=writer, tally=unit_pass.tally, end=end, clock=clock)
+
+    def _commit(self, draft: _Draft, report: Report) -> None:
+        tally = draft.tally
+        counts = Counts(
+            rows=tally.rows,
+            documents=tally.documents,
+            empty=tally.empty,
+            rejected=tally.rejected,
+            skipped=tally.skipped,
+            input_bytes=tally.input_bytes,
+            text_bytes=tally.text_bytes,
+            tokens=tally.tokens,
+        )
+        engine = _engine_facts(self._engine, tally, was_redone=draft.was_redone)
+        try:
+            start = time.perf_counter()
+            receipt = draft.writer.commit(
+                source=SourceFacts(
+                    size=draft.unit.file.size,
+                    version=draft.unit.file.version,
+                    digest=draft.end.digest,
+                    is_last=draft.end.is_last,
+                    num_lines=draft.end.num_lines,
+                ),
+                config=self._settings.config,
+                counts=counts,
+                bounds=Bounds(
+                    largest_row_bytes=tally.largest_row_bytes,
+                    smallest_too_large_bytes=tally.smallest_too_large_bytes,
+                ),
+                engine=engine,
+            )
+        except BaseException:
+            draft.writer.abort()
+            raise
+        draft.clock.add("write", time.perf_counter() - start)
+        report(
+            UnitReport(
+                unit=receipt.unit.name,
+                pid=os.getpid(),
+                counts=counts,
+                engine=engine,
+                stage_seconds=draft.clock.seconds,
+            )
+        )
+
+    def _mind_memory(self) -> None:
+        if self._guard.is_over():
+            self._engine.recycle()
+            release_free_memory()
+
+    def _large_turn(self) -> AbstractContextManager[Any]:
+        return TurnLock(self._layout)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Draft:
+    """A unit that is written but not committed."""
+
+    unit: Unit
+    writer: UnitWriter
+    tally: UnitTally
+    end: UnitEnd
+    clock: StageClock
+    was_redone: bool = False
+
+
+@dataclass(slots=True)
+class _ProgressMeter:
+    """Sends what was added since the last report, a few times a second."""
+
+    unit: str
+    report: Report
+    _sent: UnitTally = field(default_factory=UnitTally)
+    _last: float = field(default_factory=time.monotonic)
+
+    def update(self, tally: UnitTally) -> None:
+        if time.monotonic() - self._last >= _REPORT_SECONDS:
+            self.finish(tally)
+
+    def finish(self, tally: UnitTally) -> None:
+        self._last = time.monotonic()
+        self.report(
+            ProgressReport(
+                unit=self.unit,
+                input_bytes=tally.input_bytes - self._sent.input_bytes,
+                documents=tally.documents - self._sent.documents,
+                tokens=tally.tokens - self._sent.tokens,
+                rejected=tally.rejected - self._sent.rejected,
+            )
+        )
+        self._sent = UnitTally(
+            input_bytes=tally.input_bytes,
+            documents=tally.documents,
+            tokens=tally.tokens,
+            rejected=tally.rejected,
+        )
+
+    def restart(self) -> None:
+        """Take back what was reported: the unit begins again."""
+        self.finish(UnitTally())
+
+
+def _units_of(task: Task, source: Source, options: SourceOptions) -> Iterator[Unit]:
+    """The units that a task names."""
+    for unit in format_of(task.file).plan(task.file, options):
+        if task.step is None:
+            if unit.index == task.first:
+                yield unit
+                return
+            continue
+        if task.last is not None and unit.index > task.last:
+            return
+        if unit.index < task.first or (unit.index - task.first) % task.step:
+            continue
+        if not source.exists(unit):
+            return
+        if unit.index not in task.done:
+            yield unit
+
+
+def _engine_facts(engine: CheckedEngine, tally: UnitTally, *, was_redone: bool) -> EngineFacts:
+    used = engine.reference if was_redone else engine.engine
+    return EngineFacts(
+        name=used.name,
+        version=used.version,
+        reference=engine.reference.name,
+        reference_version=engine.reference.version,
+        checked_documents=tally.checked_documents,
+        mismatches=tally.mismatches,
+        redone=was_redone,
+        routed_documents=tally.routed_documents,
+    )

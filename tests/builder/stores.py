@@ -1,0 +1,69 @@
+"""Input files and comparisons of whole stores, for the tests of the build."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import tokenmill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+LOGS = {"runs.jsonl", ".lock", ".lock-workers", ".lock-large"}
+"""Files of a store that are no part of what it holds."""
+
+
+def write_jsonl(path: Path, texts: Iterable[object], *, field: str = "text") -> Path:
+    """One line per value: an object with the value as its text, or the bytes of a raw line."""
+    lines = [
+        text if isinstance(text, bytes) else json.dumps({"id": i, field: text}).encode()
+        for i, text in enumerate(texts)
+    ]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def make_texts(count: int, *, seed: int = 0) -> list[str]:
+    """Texts of many lengths, different from each other and for each seed."""
+    dice = random.Random(seed)
+    words = [
+        "mill",
+        "grain",
+        "Korn",
+        "\u00e9tude",
+        "\u6c34",
+        "\U0001f600",
+        "0",
+        "\n",
+        "  ",
+        "x" * 40,
+    ]
+    return [
+        f"{seed}/{i} " + " ".join(dice.choices(words, k=dice.randrange(1, 60)))
+        for i in range(count)
+    ]
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file of a store with its bytes, logs left out."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name not in LOGS
+    }
+
+
+def documents(root: Path, *, split: str | None = "train") -> list[list[int]]:
+    """All documents of a store, in order."""
+    with tokenmill.Store(root, split=split) as store:
+        return [np.asarray(document).tolist() for document in store]
+
+
+def byte_ids(texts: Sequence[str], *, eos: bool = True) -> list[list[int]]:
+    """What the tokenizer `bytes` makes of texts."""
+    return [[*text.encode(), *([256] if eos else [])] for text in texts]

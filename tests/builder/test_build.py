@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builder.stores import byte_ids, documents, make_texts, tree, write_jsonl
+
+import tokenmill
+from tokenmill.builder.memory import max_document_bytes
+from tokenmill.config import parse_size
+from tokenmill.errors import (
+    MemoryBudgetError,
+    StoreError,
+    TooManyRejectsError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from tokenmill.builder.progress import BuildResult, Progress
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def build(inputs: object, out: str = "store", **options: object) -> BuildResult:
+    settings: dict[str, object] = {"tokenizer": "bytes", "memory": "1GB"}
+    # In this process unless a test asks for workers: starting one takes longer than most tests.
+    settings["serial"] = "workers" not in options
+    return tokenmill.build(inputs, out=out, **(settings | options))  # type: ignore[arg-type]
+
+
+def test_documents_come_out_in_the_order_they_went_in() -> None:
+    texts = make_texts(300)
+    write_jsonl(Path("b.jsonl"), texts[200:])
+    write_jsonl(Path("a.jsonl"), texts[:200])
+    result = build(["b.jsonl", "a.jsonl"], unit_bytes=2000)
+    assert documents(Path("store")) == byte_ids(texts)
+    assert result.totals.documents == 300
+    assert result.totals.tokens == sum(map(len, byte_ids(texts)))
+    assert result.units_built > 10
+    assert result.peak_memory_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_batch(name: str) -> None:
+    texts = [*make_texts(400), "", "a\ud7ffb"]
+    write_jsonl(Path("plain"), [*texts[:100], b"{broken", *texts[100:]])
+    data = Path("plain").read_bytes()
+    Path(name).write_bytes(gzip.compress(data, mtime=0) if name.endswith("gz") else data)
+    options = {"unit_bytes": 5000, "val": 0.1, "max_rejects": 1.0}
+    build(name, "serial", serial=True, **options)
+    reference = tree(Path("serial"))
+    assert len([file for file in reference if file.endswith(".bin")]) > 10
+    assert any("-val.bin" in file for file in reference)
+    for workers in (1, 2, 4):
+        build(name, f"w{workers}", workers=workers, memory="3GB", **options)
+        assert tree(Path(f"w{workers}")) == reference
+
+
+def test_the_same_command_again_finds_nothing_to_do() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(50))
+    first = build("a.jsonl", unit_bytes=1000)
+    before = tree(Path("store"))
+    again = build("a.jsonl", unit_bytes=1000)
+    assert (first.nothing_to_do, again.nothing_to_do) == (False, True)
+    assert again.units_built == 0
+    assert again.totals == first.totals
+    assert tree(Path("store")) == before
+
+
+def test_new_files_are_added_and_old_shards_keep_their_bytes() -> None:
+    Path("data").mkdir()
+    write_jsonl(Path("data/m.jsonl"), make_texts(60))
+    build("data", unit_bytes=1500)
+    before = tree(Path("store"))
+    write_jsonl(Path("data/a.jsonl"), make_texts(30, seed=1))
+    result = build("data", unit_bytes=1500)
+    after = tree(Path("store"))
+    old = {name: data for name, data in before.items() if name.startswith("shards/")}
+    assert old.items() <= after.items()
+    assert result.units_resumed == sum(name.endswith(".json") for name in old) > 5
+    assert documents(Path("store")) == byte_ids([*make_texts(30, seed=1), *make_texts(60)])
+    build("data", "fresh", unit_bytes=1500)
+    assert tree(Path("fresh")) == after
+
+
+def test_only_the_file_that_changed_is_built_again() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(40))
+    write_jsonl(Path("b.jsonl"), make_texts(40, seed=1))
+    inputs = ["a.jsonl", "b.jsonl"]
+    first = build(inputs, unit_bytes=1000)
+    write_jsonl(Path("b.jsonl"), make_texts(20, seed=2))
+    second = build(inputs, unit_bytes=1000)
+    assert 0 < second.units_built < first.units_built
+    assert documents(Path("store")) == byte_ids([*make_texts(40), *make_texts(20, seed=2)])
+    build(inputs, "fresh", unit_bytes=1000)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+def test_a_file_that_was_only_touched_is_not_built_again() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(40))
+    build("a.jsonl", unit_bytes=1000)
+    os.utime("a.jsonl", ns=(1, 1))
+    result = build("a.jsonl", unit_bytes=1000)
+    assert (result.units_built, result.units_resumed) == (0, result.units_total)
+    assert build("a.jsonl", unit_bytes=1000).nothing_to_do
+    build("a.jsonl", "fresh", unit_bytes=1000)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+def test_an_edit_that_keeps_size_and_time_of_other_units_is_found_by_their_bytes() -> None:
+    path = write_jsonl(Path("a.jsonl"), make_texts(200))
+    build("a.jsonl", unit_bytes=2000)
+    data = bytearray(path.read_bytes())
+    place = data.index(b"mill", 5000)
+    data[place : place + 4] = b"MILL"
+    path.write_bytes(data)
+    result = build("a.jsonl", unit_bytes=2000)
+    assert result.units_built == 1
+    build("a.jsonl", "fresh", unit_bytes=2000)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"eos": False}, "eos"),
+        ({"text_field": "body"}, "text_field"),
+        ({"special_tokens": "reject"}, "special_tokens"),
+        ({"val": 0.5}, "val"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_way_out(
+    change: dict[str, Any], word: str
+) -> None:
+    lines = [json.dumps({"text": text, "body": text}).encode() for text in make_texts(30)]
+    write_jsonl(Path("a.jsonl"), lines)
+    build("a.jsonl", unit_bytes=1000)
+    before = tree(Path("store"))
+    with pytest.raises(StoreError, match="mix tokens of two kinds") as caught:
+        build("a.jsonl", unit_bytes=1000, **change)
+    assert word in caught.value.message
+    assert "--rebuild" in str(caught.value.hint)
+    assert tree(Path("store")) == before
+    build("a.jsonl", unit_bytes=1000, rebuild=True, **change)
+    build("a.jsonl", "fresh", unit_bytes=1000, **change)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+def test_files_that_are_no_longer_inputs_are_refused_or_pruned() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(10))
+    write_jsonl(Path("b.jsonl"), make_texts(10, seed=1))
+    build(["a.jsonl", "b.jsonl"])
+    before = tree(Path("store"))
+    with pytest.raises(StoreError, match=r"'a\.jsonl'") as caught:
+        build("b.jsonl")
+    assert "--prune" in str(caught.value.hint)
+    assert tree(Path("store")) == before
+    build("b.jsonl", prune=True)
+    build("b.jsonl", "fresh")
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_limit_takes_the_first_rows_and_can_be_raised_and_lowered(name: str) -> None:
+    texts = make_texts(120)
+    data = write_jsonl(Path("raw"), texts).read_bytes()
+    Path(name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    for limit in (7, 50, 50, 119, None, 30):
+        result = build(name, unit_bytes=1000, limit=limit, workers=2, memory="2GB")
+        assert documents(Path("store")) == byte_ids(texts[:limit])
+        totals = result.totals
+        assert totals.rows == totals.documents + totals.skipped
+        assert result.nothing_to_do == (limit == 50 and result.units_built == 0)
+    build(name, "fresh", unit_bytes=1000, limit=30)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+def test_every_row_is_accounted_for_and_rejects_say_where() -> None:
+    rows = ["one", "", b"{not json", b'{"id": 1}', b'{"text": null}', b'{"text": 5}', "two"]
+    write_jsonl(Path("a.jsonl"), rows)
+    result = build("a.jsonl", max_rejects=1.0)
+    assert (result.totals.rows, result.totals.documents) == (7, 2)
+    assert (result.totals.empty, result.totals.rejected) == (1, 4)
+    with tokenmill.Store("store") as store:
+        rejects = [(reject.file, reject.row, reject.reason) for reject in store.rejects()]
+        assert [store.source(k).row for k in range(2)] == [0, 6]
+        assert store.source(1).path == "a.jsonl"
+        assert store.decode(1) == "two"
+    assert rejects == [
+        ("a.jsonl", 2, "invalid-json"),
+        ("a.jsonl", 3, "missing-field"),
+        ("a.jsonl", 4, "null-text"),
+        ("a.jsonl", 5, "not-a-string"),
+    ]
+
+
+def test_too_many_bad_rows_stop_the_build_and_the_rest_is_resumed() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(30))
+    write_jsonl(Path("b.jsonl"), [*make_texts(30, seed=1), b"oops"])
+    with pytest.raises(TooManyRejectsError, match=r"1 of 31 rows of 'b\.jsonl'") as caught:
+        build(["a.jsonl", "b.jsonl"])
+    assert "invalid-json" in caught.value.message
+    assert not Path("store/tokenmill.json").exists()
+    assert not Path("store/tmp").exists()
+    result = build(["a.jsonl", "b.jsonl"], max_rejects=0.1)
+    assert (result.units_built, result.units_resumed) == (1, 1)
+    assert result.totals.rejected == 1
+
+
+def test_a_document_too_large_for_the_budget_is_a_rejected_row() -> None:
+    largest = max_document_bytes(parse_size("1GB"))
+    write_jsonl(Path("a.jsonl"), ["small", "y" * (largest + 1), "also small", "x" * (largest // 2)])
+    result = build("a.jsonl", max_rejects=0.5)
+    assert (result.totals.documents, result.totals.rejected) == (3, 1)
+    with tokenmill.Store("store") as store:
+        (reject,) = store.rejects()
+    assert (reject.row, reject.reason) == (1, "too-large")
+    # A larger budget takes it, and only that unit is built again; the old budget still fits after.
+    grown = build("a.jsonl", memory="4GB", max_rejects=0.5)
+    assert (grown.totals.documents, grown.totals.rejected) == (4, 0)
+    assert build("a.jsonl", memory="5GB", max_rejects=0.5).nothing_to_do
+
+
+def test_a_budget_that_is_too_small_names_the_smallest_that_works() -> None:
+    write_jsonl(Path("a.jsonl"), ["text"])
+    with pytest.raises(MemoryBudgetError, match="too small") as caught:
+        build("a.jsonl", memory="100MB")
+    smallest = str(caught.value.hint).split("--memory ")[1].split(",")[0]
+    assert build("a.jsonl", memory=smallest).totals.documents == 1
+
+
+def test_validation_documents_are_chosen_by_their_text_and_nothing_is_lost() -> None:
+    texts = make_texts(400)
+    write_jsonl(Path("a.jsonl"), texts)
+    result = build("a.jsonl", val=0.2, unit_bytes=3000)
+    train, val = documents(Path("store")), documents(Path("store"), split="val")
+    assert sorted(train + val) == sorted(byte_ids(texts))
+    assert 40 < len(val) < 120
+    assert result.splits["val"].documents == len(val)
+    with tokenmill.Store("store", split="val") as store:
+        rows = [store.source(k).row for k in range(len(store))]
+        assert [texts[row] for row in rows] == [store.decode(k) for k in range(len(store))]
+    # The same text goes to the same side, whatever the file is called and how it is cut.
+    write_jsonl(Path("other.jsonl"), reversed(texts))
+    build("other.jsonl", "other", val=0.2)
+    assert sorted(documents(Path("other"), split="val")) == sorted(val)
+
+
+def test_text_files_are_one_document_each_and_remember_their_names() -> None:
+    folder = Path("code")
+    names = [f"pkg{i % 7}/module_{i}.py" for i in range(300)]
+    for i, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# file {i}\nprint({i})\n")
+    build("code")
+    with tokenmill.Store("store") as store:
+        assert len(store) == 300
+        for k in (0, 17, 299):
+            assert Path(store.source(k).path).read_text() == store.decode(k)
+
+
+def test_bos_and_eos_frame_every_document() -> None:
+    write_jsonl(Path("a.jsonl"), ["ab", "c"])
+    build("a.jsonl", eos=False)
+    assert documents(Path("store")) == [[97, 98], [99]]
+    with tokenmill.Store("store") as store:
+        assert store.eos_id is None
+        assert store.dtype == np.uint16
+
+
+def test_an_output_folder_with_other_things_in_it_is_left_alone() -> None:
+    write_jsonl(Path("a.jsonl"), ["ab"])
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match=r"thesis\.tex"):
+        build("a.jsonl", "mine")
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
+    Path("file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        build("a.jsonl", "file")
+
+
+def test_progress_reaches_the_end_and_never_runs_backwards() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(2000))
+    seen: list[Progress] = []
+    build("a.jsonl", unit_bytes=20_000, workers=2, memory="2GB", on_progress=seen.append)
+    assert seen[-1].phase == "done"
+    assert seen[-1].bytes_done == seen[-1].bytes_total == Path("a.jsonl").stat().st_size
+    assert seen[-1].documents == 2000
+    assert [p.bytes_done for p in seen] == sorted(p.bytes_done for p in seen)
+    assert all(p.memory_budget_bytes == 2 * 10**9 for p in seen)
+
+
+def test_the_profile_says_where_the_time_went() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(500))
+    result = build("a.jsonl", unit_bytes=10_000, profile="profile.json")
+    profile = json.loads(Path("profile.json").read_text())
+    assert {"read", "parse", "encode", "write", "wait"} <= set(profile["stage_seconds"])
+    assert len(profile["units"]) == result.units_built
+    assert profile["limiting_stage"] == result.limiting_stage

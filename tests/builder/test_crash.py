@@ -1,0 +1,116 @@
+"""Kill -9 of any process of a build at any moment, then the same command: the same bytes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from tests.builder.stores import make_texts, tree, write_jsonl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNITS = 120
+
+COMMAND = """
+import sys, tokenmill
+workers, out = int(sys.argv[1]), sys.argv[2]
+tokenmill.build(["in", "more.jsonl.gz"], tokenizer="bytes", out=out, workers=workers, memory="4GB",
+                unit_bytes=4000, val=0.2, max_rejects=1.0)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Input of about a hundred units, and the store of an uninterrupted build."""
+    import gzip
+
+    root = tmp_path_factory.mktemp("crash")
+    (root / "in").mkdir()
+    for number in range(6):
+        texts = [*make_texts(300, seed=number), b"{bad", ""]
+        write_jsonl(root / "in" / f"{number}.jsonl", texts)
+    data = write_jsonl(root / "raw", make_texts(900, seed=9)).read_bytes()
+    (root / "more.jsonl.gz").write_bytes(gzip.compress(data))
+    finish(root, workers=2, out="whole")
+    whole = tree(root / "whole")
+    assert sum(name.startswith("shards/") and name.endswith(".json") for name in whole) > UNITS
+    return root
+
+
+def start(root: Path, *, workers: int, out: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", COMMAND, str(workers), out], cwd=root)
+
+
+def finish(root: Path, *, workers: int, out: str) -> None:
+    process = start(root, workers=workers, out=out)
+    assert process.wait(120) == 0
+
+
+def kill_at_random(root: Path, dice: random.Random, *, workers: int, out: str) -> str:
+    """Start the build, kill one of its processes at a random moment, and say which."""
+    driver = start(root, workers=workers, out=out)
+    began = time.monotonic()
+    # Most of the build lies behind the start-up; wait for the first sign of work half of the time.
+    if dice.random() < 0.7:
+        while time.monotonic() - began < 20 and not any((root / out).glob("tmp/*")):
+            if driver.poll() is not None:
+                return "nobody"
+            time.sleep(0.002)
+    time.sleep(dice.random() * 0.8)
+    try:
+        children = psutil.Process(driver.pid).children()
+        victim = dice.choice([psutil.Process(driver.pid), *children])
+        is_driver = victim.pid == driver.pid
+        victim.kill()
+    except psutil.NoSuchProcess:
+        return "nobody"
+    if is_driver:
+        assert driver.wait(20) == -signal.SIGKILL
+        return "driver"
+    # The build goes on without that worker; now end all of it.
+    time.sleep(dice.random() * 0.3)
+    driver.kill()
+    driver.wait(20)
+    return "worker"
+
+
+def kill_often(root: Path, *, workers: int, kills: int, seed: int) -> None:
+    dice = random.Random(seed)
+    out = f"killed-{workers}-{seed}"
+    victims: list[str] = []
+    while len(victims) < kills:
+        victim = kill_at_random(root, dice, workers=workers, out=out)
+        victims.append(victim)
+        if (root / out / "tokenmill.json").exists() and dice.random() < 0.7:
+            # It got through: compare, and begin again from nothing.
+            finish(root, workers=workers, out=out)
+            assert tree(root / out) == tree(root / "whole")
+            out += "x"
+    finish(root, workers=workers, out=out)
+    assert tree(root / out) == tree(root / "whole")
+    assert victims.count("driver") >= kills // 10
+    assert victims.count("worker") >= kills // 10
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_at_random_moments_the_store_is_the_same_byte_for_byte(
+    folder: Path, workers: int
+) -> None:
+    kill_often(folder, workers=workers, kills=9, seed=workers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_hundreds_of_times_the_store_is_the_same(
+    folder: Path, workers: int, seed: int
+) -> None:
+    kill_often(folder, workers=workers, kills=25, seed=100 + seed)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.builder.stores import make_texts, write_jsonl
+
+import tokenmill
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_plan_tells_what_the_build_will_do_and_writes_nothing() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(2000))
+    options = {"tokenizer": "bytes", "out": "store", "unit_bytes": 20_000, "workers": 2}
+    plan = tokenmill.plan("a.jsonl", memory="2GB", **options)  # type: ignore[arg-type]
+    assert not Path("store").exists()
+    result = tokenmill.build("a.jsonl", memory="2GB", **options)  # type: ignore[arg-type]
+    assert plan.units_to_build == result.units_built
+    assert plan.bytes_to_build == Path("a.jsonl").stat().st_size
+    assert plan.workers == result.workers == 2
+    # The sample holds the whole of so small an input, but for the rounding of unit sizes.
+    assert plan.estimated_tokens == pytest.approx(result.totals.tokens, rel=0.1)
+    assert plan.estimated_documents == pytest.approx(2000, rel=0.1)
+    shards = sum(path.stat().st_size for path in Path("store/shards").glob("*.[bi]*"))
+    assert plan.estimated_disk_bytes == pytest.approx(shards, rel=0.2)
+    assert plan.estimated_seconds > 0
+
+
+def test_a_plan_for_a_finished_store_has_nothing_to_build() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(50))
+    tokenmill.build("a.jsonl", tokenizer="bytes", out="store", memory="1GB", serial=True)
+    plan = tokenmill.plan("a.jsonl", tokenizer="bytes", out="store", memory="1GB")
+    assert (plan.units_to_build, plan.units_complete) == (0, 1)
+    assert plan.estimated_tokens == 0
