@@ -1,0 +1,148 @@
+"""Makes a manifest out of receipts, one at a time and in the order of the plan.
+
+The build does this at its end; `check_store` does it again and compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from typing import TYPE_CHECKING
+
+from tokenmill.errors import StoreError
+from tokenmill.store.entries import (
+    EngineEntry,
+    RejectsEntry,
+    ShardEntry,
+    SourceEntry,
+    StoreIdentity,
+    UnitEntry,
+    split_totals,
+)
+from tokenmill.store.facts import Counts, FileFacts, facts_of
+from tokenmill.store.layout import unit_prefix
+from tokenmill.store.manifest import Manifest
+from tokenmill.store.receipt import Receipt, read_receipt_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tokenmill.store.layout import StoreLayout
+
+
+class ManifestAssembler:
+    """Takes receipts, unit by unit and file by file, and keeps only their entries."""
+
+    def __init__(self, identity: StoreIdentity) -> None:
+        self._identity = identity
+        self._totals = Counts()
+        self._engines: dict[tuple[str, str, str, str], EngineEntry] = {}
+        self._sources: list[SourceEntry] = []
+        self._units: list[UnitEntry] = []
+
+    def add(self, receipt: Receipt, *, file: FileFacts) -> UnitEntry:
+        """Add the next unit; `file` is its receipt's own file."""
+        self._check(receipt)
+        self._add_source(receipt)  # may refuse the unit, so it goes before the rest
+        self._totals += receipt.counts
+        self._add_engine(receipt)
+        rejects = receipt.rejects
+        unit = UnitEntry(
+            name=receipt.unit.name,
+            source=len(self._sources) - 1,
+            rows=receipt.counts.rows,
+            lines=receipt.source.num_lines,
+            receipt_bytes=file.bytes,
+            receipt=file.checksum,
+            rejects=None if rejects is None else RejectsEntry(*astuple(rejects)),
+            shards=tuple(
+                ShardEntry(
+                    split=shard.split,
+                    documents=shard.documents,
+                    tokens=shard.tokens,
+                    bin=shard.bin.checksum,
+                    idx=shard.idx.checksum,
+                )
+                for shard in receipt.shards
+            ),
+        )
+        self._units.append(unit)
+        return unit
+
+    def manifest(self) -> Manifest:
+        """The manifest of all units added."""
+        return Manifest(
+            identity=self._identity,
+            totals=self._totals,
+            splits=split_totals(self._units),
+            engines=tuple(self._engines[key] for key in sorted(self._engines)),
+            sources=tuple(self._sources),
+            units=tuple(self._units),
+        )
+
+    def _check(self, receipt: Receipt) -> None:
+        identity, unit = self._identity, receipt.unit
+        if receipt.config != identity.fingerprint:
+            raise StoreError(
+                f"unit {unit.name!r} was built with the configuration {receipt.config!r}, the store"
+                f" has {identity.fingerprint!r}; mixing them would silently corrupt training",
+                hint="run the build again with the same command, or build into a new folder",
+            )
+        for shard in receipt.shards:
+            width = shard.bin.bytes - shard.tokens * identity.dtype.itemsize
+            if shard.max_id >= identity.tokenizer.vocab_size or width != 0:
+                raise StoreError(
+                    f"shard {shard.name!r} does not hold {identity.dtype.name} ids"
+                    f" under {identity.tokenizer.vocab_size}",
+                    hint="run the build again with the same command",
+                )
+
+    def _add_source(self, receipt: Receipt) -> None:
+        unit, facts = receipt.unit, receipt.source
+        is_known = bool(self._sources) and self._sources[-1].path == unit.path
+        last = self._sources[-1] if is_known else _new_source(receipt)
+        if (last.size, last.version) != (facts.size, facts.version):
+            raise StoreError(
+                f"units of {unit.path!r} were read from two versions of the file; together they"
+                " would be neither",
+                hint="run the build again with the same command",
+            )
+        if unit.index != last.units:
+            raise ValueError(f"unit {unit.index} of {unit.path!r} follows {last.units} others")
+        rows = last.rows + receipt.counts.rows
+        if not is_known:
+            self._sources.append(last)
+        self._sources[-1] = replace(last, units=last.units + 1, rows=rows)
+
+    def _add_engine(self, receipt: Receipt) -> None:
+        engine = receipt.engine
+        key = (engine.name, engine.version, engine.reference, engine.reference_version)
+        empty = EngineEntry(
+            name=engine.name,
+            version=engine.version,
+            reference=engine.reference,
+            reference_version=engine.reference_version,
+        )
+        self._engines[key] = self._engines.get(key, empty).plus(engine)
+
+
+def _new_source(receipt: Receipt) -> SourceEntry:
+    return SourceEntry(
+        path=receipt.unit.path,
+        prefix=unit_prefix(receipt.unit.path),
+        size=receipt.source.size,
+        version=receipt.source.version,
+        units=0,
+        rows=0,
+    )
+
+
+def assemble_manifest(
+    layout: StoreLayout, identity: StoreIdentity, *, units: Iterable[str]
+) -> Manifest:
+    """The manifest of the named units, whose receipts are read one after the other."""
+    assembler = ManifestAssembler(identity)
+    for unit in units:
+        data = read_receipt_bytes(layout, unit)
+        receipt = Receipt.from_bytes(data, path=layout.receipt(unit))
+        assembler.add(receipt, file=facts_of(data))
+    return assembler.manifest()

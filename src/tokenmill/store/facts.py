@@ -1,0 +1,187 @@
+"""The facts that receipts and manifests are made of: small frozen values, read and written as JSON.
+
+Members are the fields, in their order. Those that are numbers are counts: never negative, never
+floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
+
+from tokenmill.store.layout import unit_name
+from tokenmill.store.sealed import checksum_of
+
+if TYPE_CHECKING:
+    from tokenmill.store.fields import Checksum, Fields
+    from tokenmill.store.sealed import Json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFacts:
+    """Size and checksum of one file."""
+
+    bytes: int
+    checksum: Checksum
+
+
+def facts_of(data: bytes) -> FileFacts:
+    """Size and checksum of a file with these bytes."""
+    return FileFacts(bytes=len(data), checksum=checksum_of(data))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitFacts:
+    """Which slice of which file the unit is."""
+
+    name: str
+    path: str
+    index: int
+    start: int
+    end: int | None
+    """None means to the end of the file."""
+    members: tuple[str, ...] = ()
+    """Where the unit is a group of files of one row each: their paths, row by row."""
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        *,
+        index: int,
+        start: int,
+        end: int | None,
+        members: tuple[str, ...] = (),
+    ) -> UnitFacts:
+        """The facts of a unit, its name worked out."""
+        name = unit_name(path, index=index)
+        return cls(name=name, path=path, index=index, start=start, end=end, members=members)
+
+    def __post_init__(self) -> None:
+        if self.name != unit_name(self.path, index=self.index):
+            raise ValueError(f"unit {self.name!r} is not named after {self.path!r}, {self.index}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFacts:
+    """The input file as it was when the unit was read."""
+
+    size: int
+    version: str
+    digest: str
+    """xxh3-128 of the input bytes of the unit."""
+    is_last: bool
+    num_lines: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Every row of a unit, accounted for; they add up over units."""
+
+    rows: int = 0
+    documents: int = 0
+    empty: int = 0
+    rejected: int = 0
+    skipped: int = 0
+    """Left out by a limit."""
+    input_bytes: int = 0
+    text_bytes: int = 0
+    """UTF-8 of the documents written."""
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        used = self.documents + self.empty + self.rejected + self.skipped
+        if self.rows != used:
+            raise ValueError(
+                f"{self.rows} rows are not {self.documents} documents + {self.empty} empty"
+                f" + {self.rejected} rejected + {self.skipped} skipped"
+            )
+
+    def __add__(self, other: Counts) -> Counts:
+        names = [field.name for field in fields(self)]
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """Which limits on a document's size give this very unit: resume with another budget."""
+
+    largest_row_bytes: int
+    smallest_too_large_bytes: int | None
+    """None where no document was too large."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFacts:
+    """Who made the ids, and how they were checked."""
+
+    name: str
+    version: str
+    reference: str
+    reference_version: str
+    checked_documents: int
+    mismatches: int
+    redone: bool
+    """The unit was encoded again by the reference after a mismatch."""
+    routed_documents: int
+    """Documents given to the reference from the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFacts:
+    """The documents of a unit that belong to one split."""
+
+    name: str
+    split: str
+    documents: int
+    tokens: int
+    max_id: int
+    rows: tuple[int, ...]
+    """Run lengths over the unit's rows; see rows.py."""
+    bin: FileFacts
+    idx: FileFacts
+
+    @property
+    def files(self) -> dict[str, FileFacts]:
+        """File name -> facts."""
+        return {f"{self.name}.bin": self.bin, f"{self.name}.idx": self.idx}
+
+    def to_json(self) -> Json:
+        return {
+            "name": self.name,
+            "split": self.split,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "max_id": self.max_id,
+            "rows": list(self.rows),
+            "files": {"bin": asdict(self.bin), "idx": asdict(self.idx)},
+        }
+
+    @classmethod
+    def from_json(cls, source: Fields) -> ShardFacts:
+        files = source.child("files")
+        rows = source.items("rows")
+        if not all(type(length) is int for length in rows):
+            raise ValueError("rows of a shard are not numbers")
+        shard = cls(
+            name=source.text("name"),
+            split=source.text("split"),
+            documents=source.integer("documents"),
+            tokens=source.integer("tokens"),
+            max_id=source.integer("max_id"),
+            rows=tuple(length for length in rows if isinstance(length, int)),
+            bin=files.child("bin").into(FileFacts),
+            idx=files.child("idx").into(FileFacts),
+        )
+        files.finish()
+        source.finish()
+        return shard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RejectsFacts:
+    """The file of a unit's rejected rows."""
+
+    rows: int
+    bytes: int
+    checksum: Checksum

@@ -1,0 +1,180 @@
+"""The token pair `.bin` + `.idx`, exactly as Megatron-LM reads it.
+
+`.bin` is the ids of all documents back to back. `.idx` is a header of 34 bytes and three arrays:
+tokens of each document, byte offset of each document, and the running number of sequences at the
+end of each document. A document is one sequence here, so the last array is always 0, 1, ..., n, and
+the whole file is a function of the lengths and the dtype.
+
+The arrays start at byte 34: they are unaligned in memory. numpy reads such views, slightly slower;
+code that casts the pointer would not.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from tokenmill.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+UINT16_VOCAB_LIMIT = 65_500
+"""Megatron-LM's own limit. Others go up to 65,536; the code in the header keeps both readable."""
+MAX_DOCUMENT_TOKENS = 2**31 - 1
+BLOCK_DOCUMENTS = 1 << 16
+
+TokenDtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.int32]
+TokenArray: TypeAlias = "NDArray[np.uint16] | NDArray[np.int32]"
+DTYPE_CODES: dict[TokenDtype, int] = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """The arrays of an `.idx`, as read-only views of the mapped file."""
+
+    dtype: TokenDtype
+    lengths: NDArray[np.int32]
+    """Tokens of each document."""
+    offsets: NDArray[np.int64]
+    """Byte position of each document in the `.bin`."""
+    documents: NDArray[np.int64]
+    """0, 1, ..., n: sequences up to the end of each document."""
+
+    @property
+    def bin_bytes(self) -> int:
+        """Size that the `.bin` must have."""
+        if len(self.lengths) == 0:
+            return 0
+        return int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
+
+
+def token_dtype(vocab_size: int) -> TokenDtype:
+    """The type of ids for a vocabulary, added tokens counted."""
+    if not 0 < vocab_size <= MAX_DOCUMENT_TOKENS:
+        raise ValueError(f"a vocabulary of {vocab_size} ids does not fit 31 bits")
+    return np.dtype("<u2") if vocab_size < UINT16_VOCAB_LIMIT else np.dtype("<i4")
+
+
+def index_bytes(num_documents: int) -> int:
+    """Size of the `.idx` of so many documents."""
+    return HEADER.size + 20 * num_documents + 8
+
+
+def index_blocks(parts: Sequence[NDArray[np.int32]], *, dtype: TokenDtype) -> Iterator[bytes]:
+    """The bytes of an `.idx` for the lengths in `parts`, in blocks of bounded size."""
+    num_documents = sum(len(part) for part in parts)
+    yield HEADER.pack(MAGIC, 1, DTYPE_CODES[dtype], num_documents, num_documents + 1)
+    for block in _blocks(parts):
+        yield block.astype("<i4").tobytes()
+    position = 0
+    for block in _blocks(parts):
+        ends = np.cumsum(block, dtype="<i8") * dtype.itemsize + position
+        yield (ends - block.astype("<i8") * dtype.itemsize).tobytes()
+        position = int(ends[-1])
+    for first in range(0, num_documents + 1, BLOCK_DOCUMENTS):
+        last = min(first + BLOCK_DOCUMENTS, num_documents + 1)
+        yield np.arange(first, last, dtype="<i8").tobytes()
+
+
+def _blocks(parts: Sequence[NDArray[np.int32]]) -> Iterator[NDArray[np.int32]]:
+    for part in parts:
+        for first in range(0, len(part), BLOCK_DOCUMENTS):
+            yield part[first : first + BLOCK_DOCUMENTS]
+
+
+def write_index(path: Path, *, lengths: NDArray[np.int32], dtype: TokenDtype) -> None:
+    """Write the `.idx` of a `.bin` whose documents have these lengths."""
+    with path.open("wb") as file:
+        file.writelines(index_blocks([lengths], dtype=dtype))
+
+
+def read_index(path: Path) -> Index:
+    """Map an `.idx` with header and size checked; `check_index` looks at every entry."""
+    data = map_file(path)
+    if len(data) < HEADER.size:
+        raise _damaged(path, f"has {len(data)} bytes, less than its header")
+    magic, version, code, num_sequences, num_entries = HEADER.unpack_from(data)
+    if magic != MAGIC or version != 1:
+        raise _damaged(path, "does not begin as an index of Megatron-LM's version 1")
+    dtype = next((dtype for dtype, known in DTYPE_CODES.items() if known == code), None)
+    if dtype is None:
+        raise _damaged(path, f"has the dtype code {code}, not 4 (int32) or 8 (uint16)")
+    if num_entries != num_sequences + 1 or len(data) != index_bytes(num_sequences):
+        raise _damaged(
+            path,
+            f"has {len(data)} bytes, {num_sequences} sequences and {num_entries} document entries",
+        )
+    index = _views(data, num_documents=num_sequences, dtype=dtype)
+    if index.documents[0] != 0 or index.documents[-1] != num_sequences:
+        raise _damaged(path, f"has a document array that does not run from 0 to {num_sequences}")
+    return index
+
+
+def _views(data: mmap.mmap | bytes, *, num_documents: int, dtype: TokenDtype) -> Index:
+    first = HEADER.size
+    return Index(
+        dtype=dtype,
+        lengths=np.frombuffer(data, "<i4", num_documents, first),
+        offsets=np.frombuffer(data, "<i8", num_documents, first + 4 * num_documents),
+        documents=np.frombuffer(data, "<i8", num_documents + 1, first + 12 * num_documents),
+    )
+
+
+def check_index(index: Index, *, path: Path) -> None:
+    """Raise StoreError unless offsets are the running lengths and each document is one sequence."""
+    position = 0
+    for first in range(0, len(index.lengths), BLOCK_DOCUMENTS):
+        block = slice(first, first + BLOCK_DOCUMENTS)
+        lengths = index.lengths[block].astype(np.int64)
+        if lengths.min() < 0:
+            raise _damaged(path, f"has a negative length after document {first}")
+        ends = np.cumsum(lengths) * index.dtype.itemsize + position
+        if not np.array_equal(index.offsets[block], ends - lengths * index.dtype.itemsize):
+            raise _damaged(path, f"has offsets after document {first} that its lengths do not give")
+        position = int(ends[-1])
+    for first in range(0, len(index.documents), BLOCK_DOCUMENTS):
+        entries = index.documents[first : first + BLOCK_DOCUMENTS]
+        if not np.array_equal(entries, np.arange(first, first + len(entries))):
+            raise _damaged(path, f"has a document after {first} that is not one sequence")
+
+
+def view_tokens(data: mmap.mmap | bytes, *, dtype: TokenDtype) -> TokenArray:
+    """The ids of a mapped `.bin`."""
+    if dtype == np.dtype("<u2"):
+        return np.frombuffer(data, np.dtype("<u2"))
+    return np.frombuffer(data, np.dtype("<i4"))
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """A read-only map of a file (its empty bytes where it has none, which no system maps)."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return b""
+            if sys.version_info >= (3, 13):
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise StoreError(
+            f"{str(path)!r} cannot be mapped: {error.strerror or error}",
+            hint="copy the missing file back, or run the build again: it rewrites what is missing",
+        ) from error
+
+
+def _damaged(path: Path, problem: str) -> StoreError:
+    return StoreError(
+        f"{str(path)!r} {problem}; its documents cannot be told apart",
+        hint="run the build again with the same command: it rewrites the damaged unit",
+    )

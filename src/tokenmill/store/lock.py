@@ -1,0 +1,229 @@
+"""Two locks keep two builds from writing into one store.
+
+`StoreLock` is the build's own, exclusive. `WorkerLock` is held, shared, by every process that
+writes units: a build that was killed may leave workers behind, and the next build waits until they
+are gone. Both are locks of the operating system on files that stay: they vanish with their process,
+however it ends, and a leftover file means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tokenmill.errors import StoreError, StoreLockedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from tokenmill.store.layout import StoreLayout
+
+WORKER_WAIT_SECONDS = 10.0
+POLL_SECONDS = 0.02
+_HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+
+
+class StoreLock:
+    """The right to build into a store; StoreLockedError where another build has it."""
+
+    def __init__(
+        self, layout: StoreLayout, *, worker_wait_seconds: float = WORKER_WAIT_SECONDS
+    ) -> None:
+        self._layout = layout
+        self._worker_wait_seconds = worker_wait_seconds
+        self._file: int | None = None
+        self.token = secrets.token_hex(8)
+        """Names this build to its workers; see WorkerLock."""
+
+    def acquire(self) -> None:
+        """Take the lock, and wait until no worker of an earlier build is left."""
+        self._layout.root.mkdir(parents=True, exist_ok=True)
+        self._file = _open(self._layout.lock)
+        try:
+            if not _try_lock(self._file, shared=False, path=self._layout.lock):
+                raise _locked(self._layout, _read_holder(self._layout.lock))
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "token": self.token}
+            os.ftruncate(self._file, 0)
+            os.lseek(self._file, 0, os.SEEK_SET)
+            os.write(self._file, json.dumps(holder).encode())
+            _wait_for_workers(self._layout, seconds=self._worker_wait_seconds)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the lock back; harmless where it is not held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> StoreLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class WorkerLock:
+    """Says that a process writes units for the build that has the given token.
+
+    A worker that starts late, after its build was killed and another one began, is refused: the new
+    build has already looked for workers and would not wait for this one.
+    """
+
+    def __init__(self, layout: StoreLayout, *, token: str) -> None:
+        self._layout = layout
+        self._token = token
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        path = self._layout.worker_lock
+        self._file = _open(path)
+        try:
+            _lock_within(self._file, shared=True, path=path, seconds=WORKER_WAIT_SECONDS)
+            if _read_holder(self._layout.lock).get("token") != self._token:
+                raise StoreLockedError(
+                    f"the build that started this worker no longer has {str(self._layout.root)!r}"
+                )
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the lock back; harmless where it is not held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> WorkerLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class TurnLock:
+    """A turn that one process of a build has at a time, waited for as long as it takes.
+
+    Workers take turns at documents so large that memory has room for one of them.
+    """
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._path = layout.turn_lock
+        self._file: int | None = None
+
+    def __enter__(self) -> TurnLock:
+        self._file = _open(self._path)
+        while not _try_lock(self._file, shared=False, path=self._path):
+            time.sleep(POLL_SECONDS)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _wait_for_workers(layout: StoreLayout, *, seconds: float) -> None:
+    file = _open(layout.worker_lock)
+    try:
+        _lock_within(file, shared=False, path=layout.worker_lock, seconds=seconds)
+    finally:
+        os.close(file)
+
+
+def _lock_within(file: int, *, shared: bool, path: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not _try_lock(file, shared=shared, path=path):
+        if time.monotonic() > deadline:
+            raise StoreLockedError(
+                f"processes of an earlier build still write into {str(path.parent)!r} after"
+                f" {seconds:g} s",
+                hint="wait until they have ended, or end them, then run the same command again",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _locked(layout: StoreLayout, holder: dict[str, object]) -> StoreLockedError:
+    who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
+    return StoreLockedError(
+        f"{who} is building into {str(layout.root)!r}; two builds at once would undo each other",
+        hint="wait until it has ended, or give another folder with --out",
+    )
+
+
+def _read_holder(path: Path) -> dict[str, object]:
+    with contextlib.suppress(OSError, ValueError):
+        holder = json.loads(path.read_bytes())
+        if isinstance(holder, dict):
+            return holder
+    return {}
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+    except OSError as error:
+        raise _unlockable(path, error) from error
+
+
+def _unlockable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{str(path)!r} cannot be locked: {error.strerror or error}",
+        hint="give a folder on a file system that you may write to and that has file locks",
+    )
+
+
+def _try_lock(file: int, *, shared: bool, path: Path) -> bool:
+    try:
+        _lock(file, shared=shared)
+    except OSError as error:
+        if error.errno in _HELD_BY_ANOTHER:
+            return False
+        raise _unlockable(path, error) from error
+    return True
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _FIRST_BYTE = 1 << 20
+    """Locked bytes cannot be read there; these lie behind the text in the file."""
+    _LAST_BYTE = (1 << 31) - 1
+
+    def _lock(file: int, *, shared: bool) -> None:
+        # There are no shared locks: a holder of one locks a byte of its own, an exclusive one all.
+        first = _FIRST_BYTE + os.getpid() if shared else _FIRST_BYTE
+        os.lseek(file, first, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1 if shared else _LAST_BYTE - _FIRST_BYTE)
+
+else:
+    import fcntl
+
+    def _lock(file: int, *, shared: bool) -> None:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -1,0 +1,186 @@
+"""The manifest `tokenmill.json`: what a reader must never guess, sealed, and written last.
+
+    StoreIdentity (how text became ids)  +  receipts (what came of it)  ->  Manifest
+
+It is a function of the input and the configuration, byte for byte: no date, no host, no duration,
+nothing that depends on the number of workers or on an interruption. `runs.jsonl` keeps those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from tokenmill.errors import StoreError
+from tokenmill.store.durable import replace_file
+from tokenmill.store.entries import (
+    COLUMNS,
+    BoundaryToken,
+    EngineEntry,
+    ShardEntry,
+    SourceEntry,
+    SplitTotals,
+    StoreIdentity,
+    TokenizerFacts,
+    UnitEntry,
+    split_totals,
+    unit_entries,
+)
+from tokenmill.store.facts import Counts, FileFacts
+from tokenmill.store.fields import FORMAT_VERSION, Fields, check_version
+from tokenmill.store.layout import SPLIT_NAME, StoreLayout
+from tokenmill.store.sealed import Json, seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A complete store."""
+
+    identity: StoreIdentity
+    totals: Counts
+    splits: Mapping[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+    sources: tuple[SourceEntry, ...]
+    units: tuple[UnitEntry, ...]
+    """In the order of the plan: file by file, and along each file."""
+
+    def __post_init__(self) -> None:
+        if len({source.prefix for source in self.sources}) != len(self.sources):
+            raise ValueError("two sources have the same prefix")
+        if not all(map(SPLIT_NAME.fullmatch, self.splits)):
+            raise ValueError(f"splits {list(self.splits)} are not plain names")
+        if dict(self.splits) != split_totals(self.units):
+            raise ValueError("the totals of the splits are not those of their shards")
+        if sum(split.tokens for split in self.splits.values()) != self.totals.tokens:
+            raise ValueError("the totals are not those of the shards")
+
+    def shards(self, *, split: str | None = None) -> Iterator[tuple[UnitEntry, ShardEntry]]:
+        """The shards of a split (None: of all), in order, with their units."""
+        for unit in self.units:
+            for shard in unit.shards:
+                if split is None or shard.split == split:
+                    yield unit, shard
+
+    def to_bytes(self) -> bytes:
+        """The manifest's file."""
+        identity = self.identity
+        members: dict[str, Json] = {
+            "format_version": FORMAT_VERSION,
+            "created_by": identity.created_by,
+            "dtype": identity.dtype.name,
+            "tokenizer": asdict(identity.tokenizer),
+            "eos": None if identity.eos is None else asdict(identity.eos),
+            "bos": None if identity.bos is None else asdict(identity.bos),
+            "special_tokens": identity.special_tokens,
+            "config": dict(identity.config),
+            "fingerprint": identity.fingerprint,
+            "totals": asdict(self.totals),
+            "splits": {name: asdict(self.splits[name]) for name in sorted(self.splits)},
+            "engines": [asdict(engine) for engine in self.engines],
+            "sources": [asdict(source) for source in self.sources],
+            "columns": {kind: [*names] for kind, names in COLUMNS.items()},
+            "units": [unit.to_json() for unit in self.units],
+        }
+        return seal(members)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: Path) -> Manifest:
+        """Read a manifest's file; StoreError names it where anything is wrong."""
+        members = unseal(data, path=path)
+        check_version(members, path=path)
+        try:
+            return _manifest(Fields(members, where="manifest"))
+        except ValueError as error:
+            raise StoreError(
+                f"{str(path)!r} is not a manifest that tokenmill wrote: {error}",
+                hint="run the build again with the same command: it writes the manifest anew",
+            ) from error
+
+
+def read_manifest(root: Path) -> Manifest:
+    """The manifest of the store in a folder; StoreError where there is none or it is damaged."""
+    path = StoreLayout(root).manifest
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise _no_manifest(root) from error
+    except OSError as error:
+        raise StoreError(
+            f"the manifest {str(path)!r} cannot be read: {error.strerror or error}",
+            hint="check the path and its permissions",
+        ) from error
+    return Manifest.from_bytes(data, path=path)
+
+
+def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:
+    """Put the manifest in place, which makes the store complete."""
+    replace_file(layout, layout.manifest, manifest.to_bytes())
+    layout.remove_empty_tmp()
+
+
+def _no_manifest(root: Path) -> StoreError:
+    if not root.is_dir():
+        return StoreError(f"there is no store at {str(root)!r}", hint="check the path")
+    if (root / "shards").is_dir():
+        return StoreError(
+            f"the store {str(root)!r} has no tokenmill.json: its build has not finished",
+            hint="run the build again with the same command: it resumes",
+        )
+    return StoreError(
+        f"{str(root)!r} is not a store: it has no tokenmill.json",
+        hint="make one with: tokenmill build INPUT --tokenizer TOKENIZER --out STORE",
+    )
+
+
+def _manifest(source: Fields) -> Manifest:
+    source.take("format_version")
+    dtype = source.text("dtype")
+    if source.mapping("columns") != COLUMNS:
+        raise ValueError("columns are not those of this format version")
+    sources = tuple(item.into(SourceEntry) for item in source.children("sources"))
+    manifest = Manifest(
+        identity=_identity(source),
+        totals=source.child("totals").into(Counts),
+        splits={
+            name: Fields(item, where=name).into(SplitTotals)
+            for name, item in source.mapping("splits").items()
+        },
+        engines=tuple(item.into(EngineEntry) for item in source.children("engines")),
+        sources=sources,
+        units=tuple(unit_entries(sources, source.items("units"))),
+    )
+    source.finish()
+    if dtype != manifest.identity.dtype.name:
+        raise ValueError(f"dtype {dtype!r} is not that of the vocabulary")
+    return manifest
+
+
+def _identity(source: Fields) -> StoreIdentity:
+    eos, bos = source.optional_child("eos"), source.optional_child("bos")
+    return StoreIdentity(
+        created_by=source.text("created_by"),
+        tokenizer=_tokenizer(source.child("tokenizer")),
+        eos=None if eos is None else eos.into(BoundaryToken),
+        bos=None if bos is None else bos.into(BoundaryToken),
+        special_tokens=source.text("special_tokens"),
+        config=source.mapping("config"),
+        fingerprint=source.text("fingerprint"),
+    )
+
+
+def _tokenizer(source: Fields) -> TokenizerFacts:
+    facts = TokenizerFacts(
+        kind=source.text("kind"),
+        fingerprint=source.text("fingerprint"),
+        vocab_size=source.integer("vocab_size"),
+        files={
+            name: Fields(item, where=name).into(FileFacts)
+            for name, item in source.mapping("files").items()
+        },
+    )
+    source.finish()
+    return facts

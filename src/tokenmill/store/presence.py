@@ -1,0 +1,104 @@
+"""Whether every file that a manifest names is there, inside the folder, with its size.
+
+This is what opening a store checks: one listing per folder, no file is read. A file that was cut
+off, lost in a copy, or replaced by a link to somewhere else is found here, by name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tokenmill.errors import StoreError
+from tokenmill.store.layout import shard_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.manifest import Manifest
+
+
+class Problem(NamedTuple):
+    """One file that is not as the manifest says."""
+
+    path: Path
+    problem: str
+
+
+def require_files(layout: StoreLayout, manifest: Manifest) -> None:
+    """Raise StoreError, which names the first file, unless every file is there with its size."""
+    problems = list(find_problems(layout, manifest))
+    if problems:
+        path, problem = problems[0]
+        others = f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""
+        raise StoreError(
+            f"{str(path)!r} {problem}{others}; the store is incomplete",
+            hint="copy the store again with all its files, or run its build again: it repairs it",
+        )
+
+
+def find_problems(layout: StoreLayout, manifest: Manifest) -> Iterator[Problem]:
+    """Files that are missing, of another size, or links that leave the store."""
+    for folder, expected in expected_files(layout, manifest).items():
+        if not expected:
+            continue
+        if not folder.resolve().is_relative_to(layout.root.resolve()):
+            yield Problem(folder, "is a link that leaves the store")
+            continue
+        found = _sizes(folder, root=layout.root)
+        for name, size in expected.items():
+            problem = _problem(found.get(name), size)
+            if problem:
+                yield Problem(folder / name, problem)
+
+
+def expected_files(layout: StoreLayout, manifest: Manifest) -> dict[Path, dict[str, int]]:
+    """Folder -> name -> bytes of every file that the manifest claims."""
+    dtype = manifest.identity.dtype
+    shards: dict[str, int] = {}
+    rejects: dict[str, int] = {}
+    for unit in manifest.units:
+        shards[f"{unit.name}.json"] = unit.receipt_bytes
+        if unit.rejects is not None:
+            rejects[f"{unit.name}.jsonl"] = unit.rejects.bytes
+        for shard in unit.shards:
+            name = shard_name(unit.name, split=shard.split)
+            shards[f"{name}.bin"] = shard.bin_bytes(dtype)
+            shards[f"{name}.idx"] = shard.idx_bytes
+    tokenizer = {name: facts.bytes for name, facts in manifest.identity.tokenizer.files.items()}
+    return {layout.shards: shards, layout.rejects: rejects, layout.tokenizer: tokenizer}
+
+
+def _sizes(folder: Path, *, root: Path) -> dict[str, int | str]:
+    """Name -> bytes, or what is wrong with the file."""
+    found: dict[str, int | str] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                found[entry.name] = _size(entry, root=root)
+    except OSError:
+        return found  # a missing folder: every file in it is reported as missing
+    return found
+
+
+def _size(entry: os.DirEntry[str], *, root: Path) -> int | str:
+    if entry.is_symlink() and not _is_inside(entry.path, root=root):
+        return "is a link that leaves the store"
+    try:
+        return entry.stat().st_size if entry.is_file() else "is not a file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def _is_inside(path: str, *, root: Path) -> bool:
+    return Path(path).resolve().is_relative_to(root.resolve())
+
+
+def _problem(found: int | str | None, size: int) -> str | None:
+    if found is None:
+        return "is missing"
+    if isinstance(found, str):
+        return found
+    return None if found == size else f"has {found:,} bytes instead of {size:,}"

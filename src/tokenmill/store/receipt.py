@@ -1,0 +1,165 @@
+"""The receipt of a unit: the small sealed JSON that says the unit is complete, and what it holds.
+
+There is one receipt for all splits of a unit and its rejects, and it is renamed into place last; so
+a unit is there as a whole or not at all. No receipt, no shard: files that no receipt claims are
+leftovers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from tokenmill.errors import StoreError
+from tokenmill.store.durable import replace_file
+from tokenmill.store.facts import (
+    Bounds,
+    Counts,
+    EngineFacts,
+    FileFacts,
+    RejectsFacts,
+    ShardFacts,
+    SourceFacts,
+    UnitFacts,
+)
+from tokenmill.store.fields import FORMAT_VERSION, Fields, FormatVersionError, check_version
+from tokenmill.store.layout import SPLIT_NAME, StoreLayout, shard_name
+from tokenmill.store.rows import check_runs
+from tokenmill.store.sealed import seal, unseal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """A unit that is complete."""
+
+    unit: UnitFacts
+    source: SourceFacts
+    config: str
+    """Fingerprint of everything in the configuration that decides the bytes."""
+    counts: Counts
+    bounds: Bounds
+    engine: EngineFacts
+    shards: tuple[ShardFacts, ...]
+    rejects: RejectsFacts | None
+
+    def __post_init__(self) -> None:
+        for shard in self.shards:
+            if not SPLIT_NAME.fullmatch(shard.split):
+                raise ValueError(f"split {shard.split!r} is not lower-case letters, digits and _")
+            if shard.name != shard_name(self.unit.name, split=shard.split):
+                raise ValueError(f"shard {shard.name!r} is not named after its unit and split")
+            check_runs(shard.rows, documents=shard.documents, rows=self.counts.rows)
+        if self.unit.members and len(self.unit.members) < self.counts.rows:
+            raise ValueError(f"{self.counts.rows} rows of {len(self.unit.members)} grouped files")
+        if len({shard.split for shard in self.shards}) != len(self.shards):
+            raise ValueError("two shards of one unit have the same split")
+        self._check_totals()
+
+    def _check_totals(self) -> None:
+        found = {
+            "documents": (sum(shard.documents for shard in self.shards), self.counts.documents),
+            "tokens": (sum(shard.tokens for shard in self.shards), self.counts.tokens),
+            "rejected": (0 if self.rejects is None else self.rejects.rows, self.counts.rejected),
+        }
+        for name, (files, counted) in found.items():
+            if files != counted:
+                raise ValueError(f"the unit's files have {files} {name}, its counts say {counted}")
+
+    @property
+    def files(self) -> dict[str, FileFacts]:
+        """Files in `shards/` that this receipt claims, itself left out."""
+        return {name: facts for shard in self.shards for name, facts in shard.files.items()}
+
+    def to_bytes(self) -> bytes:
+        """The receipt's file."""
+        return seal(
+            {
+                "format_version": FORMAT_VERSION,
+                "unit": asdict(self.unit),
+                "source": asdict(self.source),
+                "config": self.config,
+                "counts": asdict(self.counts),
+                "bounds": asdict(self.bounds),
+                "engine": asdict(self.engine),
+                "shards": [shard.to_json() for shard in self.shards],
+                "rejects": None if self.rejects is None else asdict(self.rejects),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: Path) -> Receipt:
+        """Read a receipt's file; StoreError names it where anything is wrong."""
+        members = unseal(data, path=path)
+        check_version(members, path=path)
+        try:
+            return _receipt(Fields(members, where="receipt"))
+        except ValueError as error:
+            raise StoreError(
+                f"{str(path)!r} is not a receipt that tokenmill wrote: {error}",
+                hint="remove it and run the build again with the same command",
+            ) from error
+
+
+def read_receipt(layout: StoreLayout, unit: str) -> Receipt:
+    """The receipt of a unit; StoreError where it is missing or damaged."""
+    return Receipt.from_bytes(read_receipt_bytes(layout, unit), path=layout.receipt(unit))
+
+
+def read_receipt_bytes(layout: StoreLayout, unit: str) -> bytes:
+    """The bytes of a unit's receipt; StoreError where it cannot be read."""
+    try:
+        return layout.receipt(unit).read_bytes()
+    except OSError as error:
+        raise StoreError(
+            f"the receipt {str(layout.receipt(unit))!r} cannot be read: {error.strerror or error}",
+            hint="run the build again with the same command: it rewrites the unit",
+        ) from error
+
+
+def find_receipt(layout: StoreLayout, unit: str) -> Receipt | None:
+    """The receipt of a unit that is complete; None where the unit must be built (again).
+
+    Sizes of the files are checked, their bytes are not: that is what `check_store` is for.
+    """
+    try:
+        receipt = read_receipt(layout, unit)
+    except FormatVersionError:
+        raise
+    except StoreError:
+        return None
+    sizes = {layout.shards / name: facts.bytes for name, facts in receipt.files.items()}
+    if receipt.rejects is not None:
+        sizes[layout.rejects_file(unit)] = receipt.rejects.bytes
+    return receipt if all(_has_size(path, size) for path, size in sizes.items()) else None
+
+
+def rewrite_receipt(layout: StoreLayout, receipt: Receipt) -> None:
+    """Replace a receipt whose unit kept its bytes (a source that was touched, not changed)."""
+    replace_file(layout, layout.receipt(receipt.unit.name), receipt.to_bytes())
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _receipt(source: Fields) -> Receipt:
+    source.take("format_version")
+    rejects = source.optional_child("rejects")
+    receipt = Receipt(
+        unit=source.child("unit").into(UnitFacts),
+        source=source.child("source").into(SourceFacts),
+        config=source.text("config"),
+        counts=source.child("counts").into(Counts),
+        bounds=source.child("bounds").into(Bounds),
+        engine=source.child("engine").into(EngineFacts),
+        shards=tuple(map(ShardFacts.from_json, source.children("shards"))),
+        rejects=None if rejects is None else rejects.into(RejectsFacts),
+    )
+    source.finish()
+    return receipt

@@ -1,0 +1,167 @@
+"""Reads the files of one unit from end to end and says what is wrong with them.
+
+Runs in several threads at once: reading, hashing and the largest id of a block all let the others
+run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from tokenmill.errors import StoreError
+from tokenmill.store.facts import FileFacts, facts_of
+from tokenmill.store.format import check_index, read_index
+from tokenmill.store.layout import shard_name
+from tokenmill.store.receipt import Receipt, read_receipt_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tokenmill.store.entries import ShardEntry, StoreIdentity, UnitEntry
+    from tokenmill.store.layout import StoreLayout
+
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitScan:
+    """What reading a unit gave."""
+
+    unit: str
+    receipt: Receipt | None
+    """None where it is damaged."""
+    file: FileFacts
+    """Of the receipt, as it lies there."""
+    problems: list[tuple[Path, str]]
+    bytes: int
+    """Read, or due to be."""
+
+
+def scan_unit(layout: StoreLayout, unit: UnitEntry, *, identity: StoreIdentity) -> UnitScan:
+    """Read the receipt, the shards and the rejects of a unit."""
+    problems: list[tuple[Path, str]] = []
+    receipt, file = _scan_receipt(layout, unit, problems)
+    size = unit.receipt_bytes
+    for entry in unit.shards:
+        problems += _scan_shard(layout, unit, entry, receipt=receipt, identity=identity)
+        size += entry.bin_bytes(identity.dtype) + entry.idx_bytes
+    if unit.rejects is not None:
+        path, size = layout.rejects_file(unit.name), size + unit.rejects.bytes
+        problems += [(path, problem) for problem in _scan_rejects(path, unit)]
+    return UnitScan(unit=unit.name, receipt=receipt, file=file, problems=problems, bytes=size)
+
+
+def scan_file(
+    path: Path, *, expected: FileFacts, on_block: Callable[[memoryview], None] | None = None
+) -> Iterator[str]:
+    """Problems of a file that should have these facts; `on_block` sees its bytes as they pass."""
+    digest, size = xxhash.xxh3_128(), 0
+    block = memoryview(bytearray(min(BLOCK_BYTES, expected.bytes + 1)))
+    try:
+        with path.open("rb") as file:
+            while count := file.readinto(block):
+                digest.update(block[:count])
+                size += count
+                if on_block is not None:
+                    on_block(block[:count])
+    except FileNotFoundError:
+        yield "is missing"
+        return
+    except OSError as error:
+        yield f"cannot be read: {error.strerror or error}"
+        return
+    if size != expected.bytes:
+        yield f"has {size:,} bytes instead of {expected.bytes:,}"
+    elif digest.hexdigest() != expected.checksum:
+        yield f"was changed: its checksum is {digest.hexdigest()}, not {expected.checksum}"
+
+
+def _scan_receipt(
+    layout: StoreLayout, unit: UnitEntry, problems: list[tuple[Path, str]]
+) -> tuple[Receipt | None, FileFacts]:
+    path = layout.receipt(unit.name)
+    expected = file = FileFacts(bytes=unit.receipt_bytes, checksum=unit.receipt)
+    try:
+        data = read_receipt_bytes(layout, unit.name)
+        file = facts_of(data)
+        receipt = Receipt.from_bytes(data, path=path)
+    except StoreError as error:
+        problems.append((path, error.message))
+        return None, file
+    if file != expected:
+        problems.append((path, "is not the receipt that the manifest was made from"))
+    return receipt, file
+
+
+def _scan_shard(
+    layout: StoreLayout,
+    unit: UnitEntry,
+    entry: ShardEntry,
+    *,
+    receipt: Receipt | None,
+    identity: StoreIdentity,
+) -> Iterator[tuple[Path, str]]:
+    name = shard_name(unit.name, split=entry.split)
+    bin_path, idx_path = layout.shard_file(name, "bin"), layout.shard_file(name, "idx")
+    ids = _LargestId(itemsize=identity.dtype.itemsize)
+    bin_facts = FileFacts(bytes=entry.bin_bytes(identity.dtype), checksum=entry.bin)
+    for problem in scan_file(bin_path, expected=bin_facts, on_block=ids.see):
+        yield bin_path, problem
+    if not bin_path.is_file():
+        return
+    if ids.largest >= identity.tokenizer.vocab_size:
+        yield bin_path, f"holds an id over {identity.tokenizer.vocab_size - 1}"
+    facts = [] if receipt is None else [s for s in receipt.shards if s.split == entry.split]
+    for shard in facts:
+        if ids.largest != shard.max_id:
+            yield bin_path, f"has {ids.largest} as its largest id, its receipt says {shard.max_id}"
+    idx_facts = FileFacts(bytes=entry.idx_bytes, checksum=entry.idx)
+    for problem in scan_file(idx_path, expected=idx_facts):
+        yield idx_path, problem
+    if not idx_path.is_file():
+        return
+    for problem in _scan_index(idx_path, bin_bytes=bin_facts.bytes, identity=identity):
+        yield idx_path, problem
+
+
+def _scan_index(path: Path, *, bin_bytes: int, identity: StoreIdentity) -> Iterator[str]:
+    try:
+        index = read_index(path)
+        check_index(index, path=path)
+    except StoreError as error:
+        yield error.message
+        return
+    if index.dtype != identity.dtype or index.bin_bytes != bin_bytes:
+        yield f"is for {index.bin_bytes:,} bytes of {index.dtype.name}, not for its .bin"
+
+
+def _scan_rejects(path: Path, unit: UnitEntry) -> Iterator[str]:
+    assert unit.rejects is not None
+    lines = 0
+
+    def count_lines(block: memoryview) -> None:
+        nonlocal lines
+        lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+
+    facts = FileFacts(bytes=unit.rejects.bytes, checksum=unit.rejects.checksum)
+    yield from scan_file(path, expected=facts, on_block=count_lines)
+    if lines != unit.rejects.rows:
+        yield f"has {lines} lines instead of {unit.rejects.rows}"
+
+
+class _LargestId:
+    """The largest id of a `.bin` that passes in blocks; a negative one counts as very large."""
+
+    def __init__(self, *, itemsize: int) -> None:
+        self._dtype = np.dtype(f"<u{itemsize}")
+        self.largest = 0
+
+    def see(self, block: memoryview) -> None:
+        whole = len(block) // self._dtype.itemsize
+        if whole:
+            self.largest = max(self.largest, int(np.frombuffer(block, self._dtype, whole).max()))

@@ -1,0 +1,291 @@
+"""Writes the tokens of one unit: to temporary files, hashed on the way, committed as a whole.
+
+    writer.append(split, ids, ...) ... writer.reject(...) ... writer.commit(...) -> Receipt
+
+Nothing is visible in `shards/` before `commit`. Ids are narrowed into one small block that stays in
+the cache while it is checked, hashed and written; numpy, xxhash and the write all let other threads
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from tokenmill.store.commit import publish
+from tokenmill.store.durable import write_error
+from tokenmill.store.facts import FileFacts, RejectsFacts, ShardFacts
+from tokenmill.store.format import MAX_DOCUMENT_TOKENS, index_blocks, token_dtype
+from tokenmill.store.layout import SPLIT_NAME, shard_name
+from tokenmill.store.receipt import Receipt
+from tokenmill.store.rows import RowRuns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from tokenmill.records import Reject
+    from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+    from tokenmill.store.format import TokenDtype
+    from tokenmill.store.layout import StoreLayout
+
+BLOCK_TOKENS = 1 << 18
+"""512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
+REJECT_BLOCK_BYTES = 1 << 20
+
+
+class UnitWriter:
+    """Collects the documents and rejects of a unit; as a context manager: no commit, no trace."""
+
+    def __init__(
+        self, layout: StoreLayout, unit: UnitFacts, *, dtype: TokenDtype, vocab_size: int
+    ) -> None:
+        if dtype != token_dtype(vocab_size):
+            raise ValueError(f"ids of a vocabulary of {vocab_size} are not stored as {dtype}")
+        self._layout = layout
+        self._unit = unit
+        self._dtype = dtype
+        self._vocab_size = vocab_size
+        self._staging = layout.tmp / f"{unit.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._shards: dict[str, _Shard] = {}
+        self._rejects: _Rejects | None = None
+        with self._guarded():
+            self._staging.mkdir(parents=True)
+
+    def append(
+        self,
+        split: str,
+        ids: NDArray[np.unsignedinteger | np.signedinteger],
+        *,
+        lengths: NDArray[np.integer],
+        rows: NDArray[np.int64],
+    ) -> None:
+        """Add whole documents to a split: their ids back to back, lengths, and rows in the unit."""
+        if len(lengths) != len(rows) or int(lengths.sum()) != len(ids):
+            raise ValueError(
+                f"{len(lengths)} lengths over {int(lengths.sum())} tokens do not describe"
+                f" {len(ids)} tokens of {len(rows)} rows"
+            )
+        if len(lengths) == 0:
+            return
+        with self._guarded():
+            shard = self._shards.get(split) or self._start(split)
+            shard.append(ids, lengths=lengths, rows=rows, vocab_size=self._vocab_size)
+
+    def reject(self, reject: Reject) -> None:
+        """Write down one row that could not be used."""
+        self.rejects([reject])
+
+    def rejects(self, rejects: Iterable[Reject]) -> None:
+        """Write down rows that could not be used."""
+        with self._guarded():
+            for reject in rejects:
+                if self._rejects is None:
+                    self._rejects = _Rejects(self._staging / f"{self._unit.name}.jsonl")
+                self._rejects.add(reject, path=self._unit.path)
+
+    def commit(
+        self,
+        *,
+        source: SourceFacts,
+        config: str,
+        counts: Counts,
+        bounds: Bounds,
+        engine: EngineFacts,
+    ) -> Receipt:
+        """Make the unit part of the store, all of it or nothing; the writer is used up."""
+        with self._guarded():
+            receipt = Receipt(
+                unit=self._unit,
+                source=source,
+                config=config,
+                counts=counts,
+                bounds=bounds,
+                engine=engine,
+                shards=tuple(self._shards[split].finish() for split in sorted(self._shards)),
+                rejects=None if self._rejects is None else self._rejects.finish(),
+            )
+            publish(self._layout, receipt, staging=self._staging)
+        return receipt
+
+    def abort(self) -> None:
+        """Remove every trace of a unit that is not committed; harmless after a commit."""
+        for shard in self._shards.values():
+            shard.close()
+        if self._rejects is not None:
+            self._rejects.close()
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def __enter__(self) -> UnitWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    def _start(self, split: str) -> _Shard:
+        if not SPLIT_NAME.fullmatch(split):
+            raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
+        name = shard_name(self._unit.name, split=split)
+        self._shards[split] = _Shard(self._staging, name=name, split=split, dtype=self._dtype)
+        return self._shards[split]
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A failed write leaves no files behind, and says where and with how much space left."""
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise write_error(error, path=self._layout.receipt(self._unit.name)) from error
+        except BaseException:
+            self.abort()
+            raise
+
+
+class _HashedFile:
+    """A new file whose checksum is known when its last byte is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by finish or close
+        self._hash = xxhash.xxh3_128()
+        self._bytes = 0
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        self._hash.update(block)
+        left = memoryview(block)
+        self._bytes += len(left)
+        while left:  # a write may be cut short, most often when the disk is nearly full
+            left = left[self._file.write(left) :]
+
+    def finish(self) -> FileFacts:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileFacts(bytes=self._bytes, checksum=self._hash.hexdigest())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Shard:
+    """The documents of a unit that belong to one split, as they come in."""
+
+    def __init__(self, folder: Path, *, name: str, split: str, dtype: TokenDtype) -> None:
+        self._folder = folder
+        self._name = name
+        self._split = split
+        self._dtype = dtype
+        self._bin = _HashedFile(folder / f"{name}.bin")
+        self._block = np.empty(BLOCK_TOKENS, dtype)
+        self._filled = 0
+        self._lengths: list[NDArray[np.int32]] = []
+        self._rows = RowRuns()
+        self._tokens = 0
+        self._max_id = 0
+
+    def append(
+        self,
+        ids: NDArray[np.unsignedinteger | np.signedinteger],
+        *,
+        lengths: NDArray[np.integer],
+        rows: NDArray[np.int64],
+        vocab_size: int,
+    ) -> None:
+        if lengths.min() < 0 or lengths.max() > MAX_DOCUMENT_TOKENS:
+            raise ValueError(f"a document of {lengths.max()} tokens does not fit the index")
+        self._rows.add(rows)
+        self._lengths.append(lengths.astype(np.int32))
+        self._tokens += len(ids)
+        start = 0
+        while start < len(ids):
+            part = ids[start : start + BLOCK_TOKENS - self._filled]
+            self._take(part, vocab_size=vocab_size)
+            start += len(part)
+
+    def _take(
+        self, ids: NDArray[np.unsignedinteger | np.signedinteger], *, vocab_size: int
+    ) -> None:
+        largest = int(ids.max())
+        if largest >= vocab_size or (ids.dtype.kind == "i" and ids.min() < 0):
+            raise ValueError(f"ids from {ids.min()} to {largest} leave the {vocab_size} known ones")
+        self._max_id = max(self._max_id, largest)
+        end = self._filled + len(ids)
+        np.copyto(self._block[self._filled : end], ids, casting="unsafe")
+        self._filled = end
+        if end == BLOCK_TOKENS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._bin.write(self._block[: self._filled].data.cast("B"))
+        self._filled = 0
+
+    def finish(self) -> ShardFacts:
+        if self._filled:
+            self._flush()
+        index = _HashedFile(self._folder / f"{self._name}.idx")
+        try:
+            for block in index_blocks(self._lengths, dtype=self._dtype):
+                index.write(block)
+            return ShardFacts(
+                name=self._name,
+                split=self._split,
+                documents=sum(map(len, self._lengths)),
+                tokens=self._tokens,
+                max_id=self._max_id,
+                rows=self._rows.lengths(),
+                bin=self._bin.finish(),
+                idx=index.finish(),
+            )
+        finally:
+            index.close()
+
+    def close(self) -> None:
+        self._bin.close()
+
+
+class _Rejects:
+    """The file of rejected rows, one JSON object to a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _HashedFile(path)
+        self._pending = bytearray()
+        self._rows = 0
+
+    def add(self, reject: Reject, *, path: str) -> None:
+        line = {
+            "file": path if reject.path is None else reject.path,
+            "row": reject.row,
+            "offset": reject.offset,
+            "reason": str(reject.reason),
+            "detail": reject.detail,
+        }
+        self._pending += json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+        self._rows += 1
+        if len(self._pending) >= REJECT_BLOCK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(bytes(self._pending))
+        self._pending.clear()
+
+    def finish(self) -> RejectsFacts:
+        self._flush()
+        facts = self._file.finish()
+        return RejectsFacts(rows=self._rows, bytes=facts.bytes, checksum=facts.checksum)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,189 @@
+"""Stores made by hand for the tests: ids are the bytes of the text, and 256 ends a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenmill.records import Reject, RejectReason
+from tokenmill.store.assemble import assemble_manifest
+from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
+from tokenmill.store.facts import (
+    Bounds,
+    Counts,
+    EngineFacts,
+    FileFacts,
+    SourceFacts,
+    UnitFacts,
+    facts_of,
+)
+from tokenmill.store.layout import StoreLayout
+from tokenmill.store.manifest import write_manifest
+from tokenmill.store.writer import UnitWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tokenmill.store.receipt import Receipt
+
+EOS = 256
+CONFIG = "config-of-the-tests"
+BYTES_ENGINE = EngineFacts(
+    name="bytes",
+    version="1",
+    reference="bytes",
+    reference_version="1",
+    checked_documents=0,
+    mismatches=0,
+    redone=False,
+    routed_documents=0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleUnit:
+    """Rows of a unit: split and text; ("reject", text) is rejected, an empty text is left out."""
+
+    path: str
+    index: int = 0
+    rows: Sequence[tuple[str, str]] = ()
+    blank_lines: int = 0
+    members: tuple[str, ...] = ()
+    is_last: bool = True
+    size: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleStore:
+    units: Sequence[SampleUnit]
+    vocab_size: int = 257
+    tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+
+    def identity(self) -> StoreIdentity:
+        files = {name: facts_of(data) for name, data in self.tokenizer_files.items()}
+        return identity(vocab_size=self.vocab_size, files=files)
+
+    def write(self, root: Path) -> StoreLayout:
+        """Write units, tokenizer and manifest as a build would."""
+        layout = StoreLayout(root)
+        receipts = [write_unit(layout, unit, vocab_size=self.vocab_size) for unit in self.units]
+        if self.tokenizer_files:
+            layout.tokenizer.mkdir()
+        for name, data in self.tokenizer_files.items():
+            (layout.tokenizer / name).write_bytes(data)
+        names = [receipt.unit.name for receipt in receipts]
+        write_manifest(layout, assemble_manifest(layout, self.identity(), units=names))
+        return layout
+
+
+def identity(*, vocab_size: int = 257, files: dict[str, FileFacts] | None = None) -> StoreIdentity:
+    return StoreIdentity(
+        created_by="tokenmill 0.1.0",
+        tokenizer=TokenizerFacts(
+            kind="bytes", fingerprint="f" * 64, vocab_size=vocab_size, files=files or {}
+        ),
+        eos=BoundaryToken(token="<eos>", id=EOS, position="end"),
+        bos=None,
+        special_tokens="text",
+        config={"text_field": "text", "val": 0.25},
+        fingerprint=CONFIG,
+    )
+
+
+def ids_of(text: str) -> NDArray[np.uint32]:
+    return np.array([*text.encode(), EOS], np.uint32)
+
+
+def unit_facts(unit: SampleUnit) -> UnitFacts:
+    start, end = unit.index * unit.size, None if unit.is_last else (unit.index + 1) * unit.size
+    return UnitFacts.of(unit.path, index=unit.index, start=start, end=end, members=unit.members)
+
+
+def new_writer(layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257) -> UnitWriter:
+    dtype = identity(vocab_size=vocab_size).dtype
+    return UnitWriter(layout, unit_facts(unit), dtype=dtype, vocab_size=vocab_size)
+
+
+def write_unit(layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257) -> Receipt:
+    """Write a unit row by row and commit it."""
+    with new_writer(layout, unit, vocab_size=vocab_size) as writer:
+        return fill_and_commit(writer, unit)
+
+
+def fill_and_commit(writer: UnitWriter, unit: SampleUnit) -> Receipt:
+    texts = [text for split, text in unit.rows if split != "reject" and text]
+    for row, (split, text) in enumerate(unit.rows):
+        if split == "reject":
+            detail = f"cannot use {text!r}"
+            writer.reject(
+                Reject(row=row, reason=RejectReason.INVALID_JSON, detail=detail, offset=7 * row)
+            )
+        elif text:
+            ids = ids_of(text)
+            writer.append(split, ids, lengths=np.array([len(ids)]), rows=np.array([row]))
+    return writer.commit(**commit_facts(unit, texts=texts))  # type: ignore[arg-type]
+
+
+def commit_facts(unit: SampleUnit, *, texts: Sequence[str]) -> dict[str, object]:
+    rejected = sum(split == "reject" for split, _ in unit.rows)
+    sizes = [len(text.encode()) for text in texts]
+    return {
+        "source": SourceFacts(
+            size=unit.size,
+            version="v1",
+            digest="d" * 32,
+            is_last=unit.is_last,
+            num_lines=len(unit.rows) + unit.blank_lines,
+        ),
+        "config": CONFIG,
+        "counts": Counts(
+            rows=len(unit.rows),
+            documents=len(texts),
+            empty=len(unit.rows) - len(texts) - rejected,
+            rejected=rejected,
+            input_bytes=20 * len(unit.rows),
+            text_bytes=sum(sizes),
+            tokens=sum(sizes) + len(texts),
+        ),
+        "bounds": Bounds(largest_row_bytes=max(sizes, default=0), smallest_too_large_bytes=None),
+        "engine": BYTES_ENGINE,
+    }
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file under a folder, for comparing stores byte for byte."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+GOLDEN = SampleStore(
+    units=[
+        SampleUnit(
+            path="corpus/first part.jsonl",
+            index=0,
+            is_last=False,
+            blank_lines=1,
+            rows=[
+                ("train", "It was a bright cold day."),
+                ("reject", "{"),
+                ("train", "na\u00efve caf\u00e9 \u2603"),
+                ("val", "held out"),
+                ("train", ""),
+                ("train", "\U0001f600"),
+            ],
+        ),
+        SampleUnit(
+            path="corpus/first part.jsonl",
+            index=1,
+            rows=[("val", "only held out"), ("reject", "nul\x00"), ("reject", "\ud800")],
+        ),
+        SampleUnit(path="corpus/empty.jsonl", size=0),
+        SampleUnit(path="s3://bucket/data.jsonl.zst", rows=[("train", "x")]),
+    ]
+)
+"""The store in tests/golden/v1: two splits, rejects, a unit without rows, one without train."""

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tokenmill.errors import StoreError
+from tokenmill.store.facts import Counts, UnitFacts
+from tokenmill.store.fields import FormatVersionError
+from tokenmill.store.layout import StoreLayout
+from tokenmill.store.receipt import Receipt, find_receipt, read_receipt, rewrite_receipt
+from tokenmill.store.sealed import seal
+
+from .samples import SampleUnit, tree, write_unit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = [("train", "abc"), ("val", "d"), ("reject", "e"), ("train", ""), ("train", "fg")]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StoreLayout:
+    return StoreLayout(tmp_path)
+
+
+@pytest.fixture
+def receipt(layout: StoreLayout) -> Receipt:
+    return write_unit(layout, SampleUnit(path="data/a.jsonl", rows=ROWS))
+
+
+def test_a_receipt_comes_back_from_its_file(layout: StoreLayout, receipt: Receipt) -> None:
+    assert read_receipt(layout, receipt.unit.name) == receipt
+    assert receipt.to_bytes() == layout.receipt(receipt.unit.name).read_bytes()
+    assert receipt.counts == Counts(
+        rows=5, documents=3, empty=1, rejected=1, input_bytes=100, text_bytes=6, tokens=9
+    )
+
+
+def test_counts_must_balance_and_add_up() -> None:
+    with pytest.raises(ValueError, match="4 rows are not 1 documents \\+ 1 empty \\+ 0 rejected"):
+        Counts(rows=4, documents=1, empty=1, skipped=1)
+    total = Counts(rows=3, documents=2, skipped=1, tokens=5) + Counts(rows=1, rejected=1)
+    assert total == Counts(rows=4, documents=2, rejected=1, skipped=1, tokens=5)
+
+
+def test_a_unit_must_be_named_after_its_file() -> None:
+    unit = UnitFacts.of("data/a.jsonl", index=0, start=0, end=None)
+    with pytest.raises(ValueError, match="not named after"):
+        replace(unit, path="data/b.jsonl")
+
+
+CHANGES: list[tuple[tuple[str | int, ...], Any, str]] = [
+    (("counts", "rows"), 6, "rows are not"),
+    (("counts", "tokens"), 10, "9 tokens, its counts say 10"),
+    (("counts", "rows"), -1, "not a number of 0 or more"),
+    (("counts", "rows"), 5.0, "not a number of 0 or more"),
+    (("counts", "rows"), True, "not a number of 0 or more"),
+    (("unit", "path"), "elsewhere", "not named after"),
+    (("unit", "name"), "../../etc/passwd", "not named after"),
+    (("unit", "members"), ["one"], "5 rows of 1 grouped files"),
+    (("unit", "members"), [1], "unit.members is"),
+    (("unit", "end"), "x", "not a number of 0 or more"),
+    (("config",), None, "not a string"),
+    (("source", "is_last"), 1, "not true or false"),
+    (("shards", 0, "name"), "../evil", "not named after its unit"),
+    (("shards", 1, "split"), "train", "not named after its unit"),
+    (("shards", 1, "split"), "../val", "is not lower-case"),
+    (("shards", 0, "rows"), [0, 3], "row runs"),
+    (("shards", 0, "rows"), ["x"], "not numbers"),
+    (("shards", 0, "files", "bin", "checksum"), "XYZ", "hexadecimal"),
+    (("shards",), {}, "not a list"),
+    (("rejects",), None, "0 rejected, its counts say 1"),
+    (("engine", "surprise"), 1, "unknown members: surprise"),
+    (("surprise",), 1, "unknown members: surprise"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "complaint"), CHANGES)
+def test_a_receipt_that_does_not_make_sense_is_refused_by_name(
+    layout: StoreLayout, receipt: Receipt, place: tuple[str | int, ...], value: Any, complaint: str
+) -> None:
+    members = json.loads(receipt.to_bytes())
+    del members["checksum"]
+    inner = members
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    path = layout.receipt(receipt.unit.name)
+    path.write_bytes(seal(members))
+    with pytest.raises(StoreError, match=complaint) as caught:
+        read_receipt(layout, receipt.unit.name)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize("member", ["unit", "counts", "shards", "rejects", "config"])
+def test_a_missing_member_is_no_default(receipt: Receipt, tmp_path: Path, member: str) -> None:
+    members = json.loads(receipt.to_bytes())
+    del members["checksum"], members[member]
+    with pytest.raises(StoreError, match=f"no member '{member}'"):
+        Receipt.from_bytes(seal(members), path=tmp_path)
+
+
+def test_a_newer_format_is_refused_with_the_way_to_read_it_and_is_not_built_over(
+    layout: StoreLayout, receipt: Receipt
+) -> None:
+    members = json.loads(receipt.to_bytes())
+    del members["checksum"]
+    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 2}))
+    with pytest.raises(FormatVersionError, match=r"format version 2.*reads version 1") as caught:
+        find_receipt(layout, receipt.unit.name)
+    assert "pip install --upgrade tokenmill" in str(caught.value.hint)
+
+
+def test_a_receipt_can_be_rewritten_without_touching_its_unit(
+    layout: StoreLayout, receipt: Receipt
+) -> None:
+    before = tree(layout.root)
+    touched = replace(receipt, source=replace(receipt.source, version="v2"))
+    rewrite_receipt(layout, touched)
+    assert find_receipt(layout, receipt.unit.name) == touched
+    after = tree(layout.root)
+    assert {name for name in after if after[name] != before[name]} == {
+        f"shards/{receipt.unit.name}.json"
+    }
