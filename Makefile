@@ -1,0 +1,84 @@
+# The verbs of this project. Each makes the environment it needs; nothing is installed outside this folder.
+#
+#   .venv       the core package alone: what a user gets; `make demo` therefore also proves that the core
+#               needs nothing from the development tools
+#   .venv-dev   the core and the `dev` extra: checks and tests
+#   .venv-rc    the release candidate of tokenizers, unpacked beside the stable one, not a whole environment
+#
+# A stamp inside each says that it is complete; it is made again when pyproject.toml or constraints.txt
+# changes. Plain make (3.81, as on macOS) and sh are enough.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+TOKENIZERS_RC = tokenizers==1.0.0rc3
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --prefer-binary
+DEV = .venv-dev/bin
+
+# Expanded only in the recipes that make an environment, so that `make clean` works without any Python.
+PYTHON_FOUND = $(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])" 2>/dev/null)
+PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_info >= (3, 11) else '')" 2>/dev/null)
+require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
+	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
+
+.PHONY: demo test test-slow lint bench bench-quick clean help
+
+help:
+	@echo "make demo         see it work: core install, then tokenmill demo"
+	@echo "make test         formatting, lint, import contracts, types, tests"
+	@echo "make test-slow    the long tests that make test leaves out"
+	@echo "make lint         everything of make test but the tests"
+	@echo "make bench        measure beside the peers and write docs/benchmarks.md (bench-quick: a trial)"
+	@echo "make clean        remove environments, caches and working files"
+
+demo: .venv/stamp
+	.venv/bin/tokenmill demo
+
+test: lint .venv-rc/stamp
+	$(DEV)/python -m pytest -m "not slow and not gpu and not network" $(PYTEST_ARGS)
+
+test-slow: .venv-dev/stamp .venv-rc/stamp
+	$(DEV)/python -m pytest -m "slow and not gpu and not network" $(PYTEST_ARGS)
+
+lint: .venv-dev/stamp
+	$(DEV)/ruff format --check .
+	$(DEV)/ruff check .
+	$(DEV)/lint-imports
+	$(DEV)/mypy
+
+bench: .venv-dev/stamp .venv-rc/stamp
+	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.render
+
+bench-quick: .venv-dev/stamp .venv-rc/stamp
+	$(DEV)/python -m benchmarks.build --quick $(BENCH_ARGS)
+
+clean:
+	rm -rf .venv .venv-dev .venv-rc .work build dist demo-store demo-store-input src/tokenmill.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# setuptools goes in first and pinned, and builds the package without a second, unpinned environment.
+.venv/stamp: pyproject.toml constraints.txt
+	$(require_python)
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP_INSTALL) -c constraints.txt setuptools
+	.venv/bin/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+.venv-dev/stamp: pyproject.toml constraints.txt
+	$(require_python)
+	rm -rf .venv-dev
+	$(PYTHON) -m venv .venv-dev
+	.venv-dev/bin/python $(PIP_INSTALL) -c constraints.txt setuptools
+	.venv-dev/bin/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+# Without the release candidate the tests that try it are skipped; CI must not lose them unnoticed.
+.venv-rc/stamp: .venv-dev/stamp
+	rm -rf .venv-rc
+	@if $(DEV)/python $(PIP_INSTALL) --no-deps --target .venv-rc "$(TOKENIZERS_RC)"; then touch $@; \
+	elif [ -n "$$CI" ]; then echo "error: $(TOKENIZERS_RC) must be there in CI" >&2; exit 1; \
+	else echo "note: $(TOKENIZERS_RC) could not be installed; its tests will be skipped" >&2; fi

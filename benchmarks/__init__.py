@@ -1,0 +1,23 @@
+"""Measurements of tokenmill beside its peers and beside the engine alone. Nothing here is part of
+the package.
+
+    build.py          what is measured, in which order         python -m benchmarks.build
+    roster.py         who takes part
+    corpora.py        text: ../shared/corpus, or the standard library
+    vocabularies.py   tokenizers: ../shared/tokenizers, or one trained on the spot
+    environments.py   a virtual environment for each peer that needs one
+    contenders/       one small program per thing that is measured
+    measure.py        runs one of them in a fresh process and watches its memory
+    machine.py        where and with what it was measured
+    render.py         results/*.json -> the tables in docs/benchmarks.md
+    flatness.py       memory over an input of 5 GB, run by hand
+
+Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / ".work" / "bench"
+RESULTS = ROOT / "benchmarks" / "results"
+SHARED = ROOT.parent / "shared"

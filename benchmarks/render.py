@@ -1,0 +1,229 @@
+"""Turns results/*.json into the tables of docs/benchmarks.md: `python -m benchmarks.render`.
+
+The text between a pair of markers is replaced, everything else on the page is left alone. Nothing
+is measured here, so the page can be made again anywhere, and a test checks that it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import RESULTS, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+OWN = "tokenmill"
+CEILINGS = ("gigatoken alone, threads", "gigatoken alone, processes")
+"""The faster of the two is the ceiling: no build with this engine on these cores can do better."""
+
+Row = dict[str, Any]
+
+
+def working_seconds(row: Row) -> list[float]:
+    """Time of each round without start-up."""
+    return [t - s for t, s in zip(row["seconds"], row["startup_seconds"], strict=True)]
+
+
+def rate(row: Row) -> float:
+    """Bytes of text per second, start-up excluded: the median round."""
+    return float(row["text_bytes"]) / statistics.median(working_seconds(row))
+
+
+def ceiling_rate(rows: Iterable[Row]) -> float:
+    """The better of the ways to run the engine alone, by its median."""
+    return max((rate(r) for r in rows if r["contender"] in CEILINGS and r["seconds"]), default=0.0)
+
+
+def build_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `build` markers."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in results["measurements"]:
+        groups.setdefault((row["table"], row["corpus"], row["tokenizer"]), []).append(row)
+    engine = [rows for key, rows in groups.items() if key[0] == "engine"]
+    peers = [rows for key, rows in groups.items() if key[0] == "peers"]
+    parts = [
+        _origin(results),
+        "### Share of the ceiling",
+        _shares(engine),
+        "### Beside other ways to tokenize a corpus",
+        *(_peer_table(rows) for rows in peers),
+        "### Every row",
+        *(_engine_table(rows) for rows in engine),
+    ]
+    return "\n\n".join(parts)
+
+
+def flatness_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `flatness` markers."""
+    memory, seconds = results["memory_bytes"], results["seconds"]
+    tenth = max(1, len(memory) // 10)
+    lines = ["| part of the run | time | largest memory in it |", "| --- | --- | --- |"]
+    for part in range(10):
+        piece = slice(part * tenth, (part + 1) * tenth if part < 9 else len(memory))
+        if memory[piece]:
+            until = f"{seconds[piece][-1]:,.0f} s"
+            lines.append(f"| tenth {part + 1} | up to {until} | {_gigabytes(max(memory[piece]))} |")
+    facts = (
+        f"{results['input_bytes'] / 1e9:.2f} GB of JSON Lines with {results['tokenizer']}, "
+        f"{results['workers']} workers, `--memory {results['memory_budget']}`: peak "
+        f"{_gigabytes(max(memory))} ({results['memory_kind']} of the process tree, sampled every "
+        f"{results['sample_seconds']:g} s), {results['documents']:,} documents, "
+        f"{results['tokens'] / 1e6:,.0f} million tokens."
+    )
+    return "\n\n".join([_origin(results), facts, "\n".join(lines)])
+
+
+def _origin(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    versions = results["versions"]
+    used = ("tokenmill", "gigatoken", "tokenizers", "pyarrow", "numpy")
+    packages = [f"{name} {versions[name]}" for name in used if name in versions]
+    for peer, installed in results.get("peer_versions", {}).items():
+        packages.append(f"{peer} {installed[peer]} (with tokenizers {installed['tokenizers']})")
+    cores = f"{machine['cores_logical']} logical cores ({machine['cores_physical']} physical)"
+    memory = f"{_gigabytes(machine['memory_bytes'])} memory"
+    place = ", ".join([machine["cpu"], cores, memory, machine["system"], machine["python"]])
+    made = f"{results['date']}, commit {results['commit']}, by `{results['command']}`"
+    return f"- Machine: {place}\n- Packages: {', '.join(packages)}\n- Made: {made}"
+
+
+def _shares(groups: Sequence[Sequence[Row]]) -> str:
+    formats = ("jsonl", "parquet", "jsonl.zst")
+    lines = [
+        f"| text | tokenizer | ceiling | {' | '.join(f'from {f}' for f in formats)} |",
+        f"| --- | --- | --- |{' --- |' * len(formats)}",
+    ]
+    for rows in groups:
+        by_name = {row["contender"]: row for row in rows}
+        ceiling = ceiling_rate(rows)
+        cells = [_share(by_name.get(f"{OWN} from {f}"), ceiling) for f in formats]
+        first = rows[0]
+        lines.append(
+            f"| {first['corpus']} | {first['tokenizer']} | {ceiling / 1e6:,.0f} MB/s "
+            f"| {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def _engine_table(rows: Sequence[Row]) -> str:
+    ceiling = ceiling_rate(rows)
+    lines = [
+        _title(rows[0]),
+        "",
+        (
+            "| what | MB of text/s | MB of input/s | million tokens/s "
+            "| of the ceiling | whole call | peak memory |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row["error"]:
+            lines.append(f"| {row['contender']} | {_reason(row)} | | | | | |")
+            continue
+        whole = statistics.median(row["seconds"])
+        lines.append(
+            f"| {row['contender']} | {_rate_and_spread(row)} | {_input_rate(row)} "
+            f"| {_token_rate(row)} | {_share(row, ceiling)} | {whole:.2f} s "
+            f"| {_gigabytes(row['peak_memory_bytes'])} |"
+        )
+    return "\n".join(lines)
+
+
+def _peer_table(rows: Sequence[Row]) -> str:
+    own = next(row for row in rows if row["contender"].startswith(OWN))
+    lines = [
+        _title(rows[0]),
+        "",
+        "| what | MB of text/s | whole call | tokenmill is faster | with start-up | peak memory |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row["error"]:
+            lines.append(f"| {row['contender']} | {_reason(row)} | | | | |")
+            continue
+        whole = statistics.median(row["seconds"])
+        without, within = _times(row, own)
+        lines.append(
+            f"| {row['contender']} | {_rate_and_spread(row)} | {whole:.2f} s "
+            f"| {without} | {within} | {_gigabytes(row['peak_memory_bytes'])} |"
+        )
+    return "\n".join(lines)
+
+
+def _times(row: Row, own: Row) -> tuple[str, str]:
+    """How many times faster tokenmill is, without and with the start-up of both."""
+    if row is own or own["error"]:
+        return "", ""
+    without = rate(own) / rate(row)
+    within = statistics.median(row["seconds"]) / statistics.median(own["seconds"])
+    return f"{without:,.1f} times", f"{within:,.1f} times"
+
+
+def _title(row: Row) -> str:
+    size = f"{row['input_bytes'] / 1e6:,.0f} MB of JSON Lines"
+    text = f"{row['text_bytes'] / 1e6:,.0f} MB of text"
+    return f"**{row['corpus']}, {row['tokenizer']}** ({size}, {text})"
+
+
+def _share(row: Row | None, ceiling: float) -> str:
+    if row is None or row["error"] or not ceiling:
+        return "-"
+    return f"{rate(row) / ceiling:.2f}"
+
+
+def _rate_and_spread(row: Row) -> str:
+    rates = [row["text_bytes"] / s / 1e6 for s in working_seconds(row)]
+    digits = 1 if rate(row) < 20e6 else 0
+    return f"{rate(row) / 1e6:,.{digits}f} ({min(rates):,.{digits}f} to {max(rates):,.{digits}f})"
+
+
+def _input_rate(row: Row) -> str:
+    """Files as they lie on disk, compressed or not; the engine alone reads none."""
+    if not row["contender"].startswith(OWN):
+        return ""
+    return f"{row['input_bytes'] / statistics.median(working_seconds(row)) / 1e6:,.0f}"
+
+
+def _reason(row: Row) -> str:
+    return str(row["error"]).replace("|", "/")
+
+
+def _token_rate(row: Row) -> str:
+    return f"{row['tokens'] / statistics.median(working_seconds(row)) / 1e6:,.1f}"
+
+
+def _gigabytes(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / 1e9:.2f} GB"
+
+
+SECTIONS = {
+    "build": (build_section, "make bench"),
+    "flatness": (flatness_section, "python -m benchmarks.flatness"),
+}
+
+
+def render(page: str, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page with the text between each pair of markers made from the results of that name."""
+    for name, (section, command) in SECTIONS.items():
+        body = section(results[name]) if name in results else f"Not measured yet; run: {command}"
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        if len(pattern.findall(page)) != 1:
+            raise ValueError(f"the page must hold {begin!r} and {end!r} once, in this order")
+        before, after = pattern.split(page)
+        page = f"{before}{begin}\n{body}\n{end}{after}"
+    return page
+
+
+def stored_results() -> dict[str, dict[str, Any]]:
+    """Every result that lies in benchmarks/results, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text(), stored_results()))

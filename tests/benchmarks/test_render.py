@@ -1,0 +1,163 @@
+"""The tables of docs/benchmarks.md: from the committed results, and from results made up here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import render
+
+PAGE = """before
+<!-- build:begin -->old<!-- build:end -->
+between
+<!-- flatness:begin -->
+<!-- flatness:end -->
+after
+"""
+MACHINE = {
+    "cpu": "Some CPU",
+    "cores_logical": 2,
+    "cores_physical": 1,
+    "memory_bytes": 16_000_000_000,
+    "system": "Linux",
+    "python": "CPython 3.11",
+}
+ORIGIN = {
+    "date": "2026-01-02 03:04 UTC",
+    "commit": "abc",
+    "command": "python -m benchmarks.build",
+    "machine": MACHINE,
+    "versions": {"gigatoken": "0.10.0"},
+}
+
+
+def row(contender: str, *, seconds: list[float], startup: float = 0.0, **more: Any) -> render.Row:
+    return {
+        "table": "engine",
+        "corpus": "english",
+        "tokenizer": "gpt2",
+        "contender": contender,
+        "error": None,
+        "seconds": seconds,
+        "startup_seconds": [startup] * len(seconds),
+        "documents": 10,
+        "tokens": 50_000_000,
+        "text_bytes": 200_000_000,
+        "input_bytes": 210_000_000,
+        "peak_memory_bytes": 1_234_000_000,
+    } | more
+
+
+def results(*rows: render.Row) -> dict[str, Any]:
+    return ORIGIN | {"measurements": list(rows)}
+
+
+def table_row(text: str, name: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_is_what_the_committed_results_give() -> None:
+    page = render.PAGE.read_text()
+
+    assert render.render(page, render.stored_results()) == page
+
+
+def test_text_outside_the_markers_stays_and_old_tables_go() -> None:
+    page = render.render(PAGE, {})
+
+    assert (
+        page
+        == """before
+<!-- build:begin -->
+Not measured yet; run: make bench
+<!-- build:end -->
+between
+<!-- flatness:begin -->
+Not measured yet; run: python -m benchmarks.flatness
+<!-- flatness:end -->
+after
+"""
+    )
+
+
+def test_rendering_again_changes_nothing() -> None:
+    stored = {"build": results(row(render.CEILINGS[0], seconds=[1.0]))}
+    once = render.render(PAGE, stored)
+
+    assert "Some CPU" in once
+    assert render.render(once, stored) == once
+
+
+@pytest.mark.parametrize("page", ["", PAGE + PAGE, "<!-- build:end --><!-- build:begin -->"])
+def test_a_page_without_exactly_one_pair_of_markers_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="build:begin"):
+        render.render(page, {})
+
+
+def test_the_ceiling_is_the_better_way_to_run_the_engine_and_shares_leave_start_up_out() -> None:
+    text = render.build_section(
+        results(
+            row(render.CEILINGS[0], seconds=[2.0, 2.0, 2.0]),
+            row(render.CEILINGS[1], seconds=[1.0, 1.0, 1.0]),
+            row("tokenmill from jsonl", seconds=[2.0, 2.25, 9.0], startup=1.0),
+        )
+    )
+
+    assert "| english | gpt2 | 200 MB/s | 0.80 | - | - |" in text
+    assert table_row(text, "tokenmill from jsonl")[1:] == [
+        "160 (25 to 200)",
+        "168",
+        "40.0",
+        "0.80",
+        "2.25 s",
+        "1.23 GB",
+    ]
+    assert table_row(text, render.CEILINGS[0])[2:5] == ["", "25.0", "0.50"]
+
+
+def test_peers_are_compared_without_and_with_the_start_up_of_both() -> None:
+    text = render.build_section(
+        results(
+            row("tokenmill from jsonl", seconds=[2.0], startup=1.0, table="peers"),
+            row("datasets.map", seconds=[90.0], startup=10.0, table="peers"),
+        )
+    )
+
+    cells = table_row(text, "datasets.map")
+    assert cells[1:5] == ["2.5 (2.5 to 2.5)", "90.00 s", "80.0 times", "45.0 times"]
+
+
+def test_a_contender_without_numbers_stays_in_the_table_with_its_reason() -> None:
+    text = render.build_section(
+        results(
+            row("tokenmill from jsonl", seconds=[2.0], table="peers"),
+            row("datatrove", seconds=[], table="peers", error="not installed: no | wheel"),
+        )
+    )
+
+    assert table_row(text, "datatrove")[1] == "not installed: no / wheel"
+
+
+def test_memory_over_time_is_shown_in_tenths_that_cover_every_sample() -> None:
+    memory = [1_000_000_000] * 95 + [1_500_000_000]
+    text = render.flatness_section(
+        ORIGIN
+        | {
+            "tokenizer": "qwen3",
+            "workers": 2,
+            "memory_budget": "1.5GB",
+            "memory_kind": "PSS",
+            "sample_seconds": 0.5,
+            "input_bytes": 5_000_000_000,
+            "documents": 7,
+            "tokens": 10**9,
+            "seconds": [float(i) for i in range(96)],
+            "memory_bytes": memory,
+        }
+    )
+
+    assert "peak 1.50 GB" in text
+    assert table_row(text, "tenth 1")[1:] == ["up to 8 s", "1.00 GB"]
+    assert table_row(text, "tenth 10")[1:] == ["up to 95 s", "1.50 GB"]

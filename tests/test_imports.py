@@ -1,0 +1,84 @@
+"""What is loaded when: `import tokenmill` and `tokenmill --help` must answer at once.
+
+Which module may import which package at all is held by the contracts in pyproject.toml
+(`lint-imports`). They cannot see *when* an import happens; these tests can, in fresh processes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "aiohttp",
+    "awkward",
+    "datasets",
+    "fsspec",
+    "gigatoken",
+    "huggingface_hub",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "ray",
+    "rich",
+    "sentencepiece",
+    "tiktoken",
+    "tokenizers",
+    "torch",
+}
+
+SHOW_MODULES = "import json, sys; print(); print(json.dumps(sorted(sys.modules)))"
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of all modules that a fresh interpreter has loaded after running the code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{SHOW_MODULES}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    modules: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return set(modules)
+
+
+def help_of(*command: str) -> str:
+    return f"""
+import sys
+from tokenmill.cli.main import run
+sys.argv = {["tokenmill", *command, "--help"]!r}
+try:
+    run()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def test_the_probe_sees_a_heavy_package() -> None:
+    assert HEAVY & modules_after("import numpy") == {"numpy"}
+
+
+def test_importing_tokenmill_loads_nothing_heavy() -> None:
+    loaded = modules_after("import tokenmill")
+
+    assert "tokenmill" in loaded
+    assert not HEAVY & loaded
+
+
+@pytest.mark.parametrize("command", [(), ("build",), ("verify",)])
+def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
+    loaded = modules_after(help_of(*command))
+
+    assert "tokenmill.cli.main" in loaded
+    assert not HEAVY & loaded
+
+
+@pytest.mark.parametrize("name", ["build", "load_tokenizer"])
+def test_public_names_do_not_need_optional_packages(name: str) -> None:
+    loaded = modules_after(f"from tokenmill import {name}")
+
+    optional = {"aiohttp", "huggingface_hub", "ray", "sentencepiece", "tiktoken", "torch"}
+    assert not optional & loaded

@@ -1,0 +1,86 @@
+"""The project's own files agree with each other: versions, pins, public names, commands, pages."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import tokenmill
+from tokenmill.cli.main import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert tokenmill.__version__ == PROJECT["version"]
+    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_public_names_are_sorted_and_can_be_imported() -> None:
+    assert tokenmill.__all__ == sorted(tokenmill.__all__)
+    assert {"build", "load_tokenizer", "Store", "TokenmillError"} <= set(tokenmill.__all__)
+    for name in tokenmill.__all__:
+        assert getattr(tokenmill, name).__doc__, name
+    assert set(tokenmill.__all__) <= set(dir(tokenmill))
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        tokenmill.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "requirement", [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["torch"]]
+)
+def test_everything_make_installs_is_pinned_within_its_range(requirement: str) -> None:
+    wanted = Requirement(requirement)
+
+    assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)])
+
+
+def test_every_command_has_help_and_stands_in_the_docs() -> None:
+    docs = "\n".join(page.read_text() for page in PAGES)
+
+    assert {"build", "inspect", "verify", "demo"} <= set(COMMANDS)
+    for name, command in COMMANDS.items():
+        assert command.help, name
+        assert f"tokenmill {name}" in docs, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_make_targets_named_in_the_pages_exist() -> None:
+    [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(r"(?:`|^ *)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE)
+    }
+
+    assert {"demo", "test"} <= named <= set(phony.split())
+
+
+def test_extras_named_in_hints_exist() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"extra=\"([a-z0-9]+)\"", sources))
+
+    assert named
+    assert named <= set(EXTRAS)
