@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class UnitRules:
     """What a unit's documents become; the same for all units of a build."""
 
+    vocab_size: int
     dtype: np.dtype[Any]
     bos_id: int | None
     eos_id: int | None
@@ -68,6 +69,11 @@ class UnitTally:
 
 class EngineDisagreesError(Exception):
     """The sample of a unit differs from the reference; caught where the unit is done again."""
+
+    def __init__(self, checked_documents: int) -> None:
+        super().__init__(checked_documents)
+        self.checked_documents = checked_documents
+        """Up to and including the one that differs."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -142,14 +148,17 @@ class UnitPass:
         self.tally.checked_documents += sample.num_documents
         self.tally.mismatches += len(sample.mismatches)
         if sample.mismatches:
-            raise EngineDisagreesError
+            raise EngineDisagreesError(self.tally.checked_documents)
         return tokens
 
     def _check(self, texts: TextBatch, tokens: TokenBatch) -> SampleResult:
-        return self.engine.check_sample(texts, tokens, seed=self.tally.text_bytes)
+        return self.engine.check_places(texts, tokens, first_byte=self.tally.text_bytes)
 
     def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
         tally = self.tally
+        if len(tokens.ids) and (largest := int(tokens.ids.max())) >= self.rules.vocab_size:
+            # Narrowing would turn it into another, valid id.
+            raise AssertionError(f"id {largest} of a vocabulary of {self.rules.vocab_size}")
         filled = tokens.lengths > 0
         tally.empty += int(len(filled) - np.count_nonzero(filled))
         if self.rules.val_fraction > 0:

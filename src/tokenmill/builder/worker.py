@@ -98,17 +98,18 @@ def start_worker(settings: WorkerSettings) -> BuildWorker:
 class BuildWorker:
     """Builds units until there are no more tasks."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, *, engine: CheckedEngine | None = None) -> None:
         self._settings = settings
         self._layout = StoreLayout(Path(settings.store))
         self._lock = WorkerLock(self._layout, token=settings.lock_token)
         self._lock.acquire()
-        self._engine = load_engine(
+        self._engine = engine or load_engine(
             settings.tokenizer,
             choice=settings.engine,
             special_tokens=SpecialTokens(settings.special_tokens),
         )
         self._rules = UnitRules(
+            vocab_size=settings.vocab_size,
             dtype=token_dtype(settings.vocab_size),
             bos_id=settings.bos_id,
             eos_id=settings.eos_id,
@@ -151,10 +152,12 @@ class BuildWorker:
         use_reference = self._engine.fast is None
         try:
             draft = self._attempt(source, unit, row_limit, progress, use_reference)
-        except EngineDisagreesError:
+        except EngineDisagreesError as disagreement:
             progress.restart()
             draft = self._attempt(source, unit, row_limit, progress, use_reference=True)
             draft.was_redone = True
+            draft.tally.checked_documents = disagreement.checked_documents
+            draft.tally.mismatches = 1
         # At most one unit is being committed; an error of the one before is raised here.
         if self._pending is not None:
             draft.clock.timed("wait", self._pending.result)

@@ -1,7 +1,7 @@
 """What an engine is to the rest of tokenmill: a batch of Arrow text in, flat ids and offsets out.
 
-Engines never add special tokens by themselves (no BOS, no template): what stands between documents
-is the build's decision, and it is written down in the manifest.
+Engines never add special tokens by themselves (no BOS, no template): what stands between
+documents is the build's decision, and it is written down in the manifest.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ class TokenizerInfo:
     files: Mapping[str, Path]
     """File name inside a store's `tokenizer/` folder -> where it lies now. Empty for bytes."""
     fingerprint: str
-    """sha256 of the canonical content: equal for equal tokenizers, however the JSON is formatted."""
+    """sha256 of the canonical content: equal for equal tokenizers, however formatted."""
     vocab_size: int
     """One more than the largest id, added tokens counted."""
     special_tokens: Mapping[str, int]
     """Content -> id of every special token."""
+    other_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Content -> id of added tokens that are not special, and of tokens that the metadata name."""
     eos_token: str | None
     """As the tokenizer's own metadata names it; None where it does not say."""
     bos_token: str | None
