@@ -1,0 +1,1 @@
+"""The `tokenmill` command: every command parses, calls one library function and renders."""

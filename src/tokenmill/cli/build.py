@@ -1,0 +1,75 @@
+"""`tokenmill build`: text files in, a store out."""
+
+from tokenmill.cli import options as opt
+from tokenmill.cli.stopping import same_command, stoppable
+
+KEPT = "every unit that was finished is committed and stays"
+
+
+def build(
+    inputs: opt.Inputs,
+    tokenizer: opt.Tokenizer,
+    out: opt.Out,
+    text_field: opt.TextField = "text",
+    separator: opt.Separator = None,
+    limit: opt.Limit = None,
+    val: opt.Val = 0.0,
+    max_rejects: opt.MaxRejects = 0.01,
+    eos: opt.Eos = None,
+    no_eos: opt.NoEos = False,
+    bos: opt.Bos = False,
+    special_tokens: opt.SpecialTokens = opt.SpecialTokensChoice.TEXT,
+    engine: opt.Engine = opt.EngineChoice.AUTO,
+    workers: opt.Workers = None,
+    memory: opt.Memory = None,
+    pin: opt.Pin = False,
+    profile: opt.Profile = None,
+    prune: opt.Prune = False,
+    rebuild: opt.Rebuild = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+) -> None:
+    """Turn text into a store of tokens. The same command again resumes.
+
+    Work is cut into units; a finished unit is committed and survives any crash. New input files are
+    added by the next run, and what is there already keeps its bytes.
+
+    \b
+    Examples:
+      tokenmill build corpus/ -t tokenizer.json -o my-store
+      tokenmill build 'data/*.jsonl.zst' -t llama/ -o my-store --val 0.01 --memory 4GB
+      tokenmill build notes.txt -t bytes -o my-store --separator '\\n\\n'
+    """
+    import tokenmill
+    from tokenmill.builder.build import BuildOptions
+    from tokenmill.cli import render, reports
+    from tokenmill.cli.progress import watch
+
+    options = BuildOptions(
+        text_field=text_field,
+        separator=opt.unescape(separator),
+        limit=limit,
+        val=val,
+        max_rejects=max_rejects,
+        eos=opt.end_token(eos, no_eos=no_eos),
+        bos=bos,
+        special_tokens=str(special_tokens),
+        engine=str(engine),
+        workers=workers,
+        memory=memory,
+        prune=prune,
+        rebuild=rebuild,
+        pin=pin,
+    )
+    if dry_run:
+        with stoppable("nothing was written"):
+            planned = tokenmill.plan(inputs, tokenizer=tokenizer, out=out, **options)
+        reports.plan_result(planned, as_json=as_json)
+        return
+    with stoppable(KEPT, command=same_command()), watch(quiet=quiet) as tell:
+        result = tokenmill.build(
+            inputs, tokenizer=tokenizer, out=out, profile=profile, on_progress=tell, **options
+        )
+    render.build_result(result, as_json=as_json)

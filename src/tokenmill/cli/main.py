@@ -1,0 +1,115 @@
+"""Entry point of the `tokenmill` command: the commands, and what any of them does on an error.
+
+This is the process border: the only place that turns exceptions into `error:` and `hint:` lines and
+exit codes (2 usage, 1 failure, 130 Ctrl-C, 143 SIGTERM). `tokenmill --help` must answer at once, so
+no module of the command line imports numpy, pyarrow or rich before a command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from tokenmill.cli import build, demo, inspect, plan, verify, version
+from tokenmill.cli.grouping import GroupedCommand
+from tokenmill.cli.stopping import raise_on_sigterm
+from tokenmill.errors import TokenmillError, UsageError
+
+# Base class of everything the parser raises; typer gives it no public name in all its versions.
+ParserError: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="tokenmill",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""Start here:
+
+    \b
+    tokenmill demo                                          see all of it work in a minute
+    tokenmill build data/*.jsonl -t TOKENIZER -o my-store   build a store of your own
+    tokenmill COMMAND --help                                what a command takes, and examples""",
+)
+
+for _name, _command in (
+    ("build", build.build),
+    ("plan", plan.plan),
+    ("inspect", inspect.inspect),
+    ("verify", verify.verify),
+    ("demo", demo.demo),
+    ("version", version.version),
+):
+    app.command(_name, cls=GroupedCommand)(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def tokenmill(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Turn raw text into packed, checked, memory-mapped training tokens.
+
+    Text files go in once; a store of token shards comes out that Megatron-LM can read as it lies.
+    The same command again resumes where the last one stopped.
+    """
+
+
+def run() -> NoReturn:
+    """Run the command and end the process with its exit code."""
+    raise_on_sigterm()
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has left. Point stdout elsewhere, or the interpreter
+        # would fail once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        code = report(error)
+    sys.exit(code)
+
+
+def report(error: Exception) -> int:
+    """Say on stderr what went wrong and what to do; return the exit code."""
+    code = 1
+    hint: str | None = None
+    if isinstance(error, TokenmillError):
+        message, hint = error.message, error.hint
+        code = 2 if isinstance(error, UsageError) else 1
+    elif isinstance(error, ParserError):
+        message, code = error.format_message().rstrip("."), error.exit_code
+        message = message[:1].lower() + message[1:]
+        hint = f"see: {_command_path(error)} --help"
+    elif isinstance(error, OSError):
+        message = str(error)
+    else:
+        message = f"{type(error).__name__}: {error}"
+        hint = "this is a fault of tokenmill; run the command again with --debug to see where"
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return code
+
+
+def _command_path(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return "tokenmill" if context is None else str(context.command_path)

@@ -1,0 +1,281 @@
+"""The options that more than one command takes, each described once.
+
+Defaults stand in the command's signature. An option is here because a user needs it on the command
+line; whatever only a program needs stays in the library.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.errors import UsageError
+
+NEEDED = "Needed"
+TEXT = "What is read"
+TOKENS = "What becomes a token"
+SPEED = "What may be used"
+RERUN = "Running again"
+OUTPUT = "What is shown"
+
+
+class SpecialTokensChoice(enum.StrEnum):
+    TEXT = "text"
+    PARSE = "parse"
+    REJECT = "reject"
+
+
+class EngineChoice(enum.StrEnum):
+    AUTO = "auto"
+    GIGATOKEN = "gigatoken"
+    TOKENIZERS = "tokenizers"
+    SENTENCEPIECE = "sentencepiece"
+    TIKTOKEN = "tiktoken"
+    BYTES = "bytes"
+
+
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT",
+        rich_help_panel=NEEDED,
+        show_default=False,
+        help="Files, folders, globs or URLs: .jsonl, .parquet, .arrow, .csv, .txt and source code, "
+        "plain or as .gz, .zst, .bz2, .xz. A folder means every file below it.",
+    ),
+]
+StorePath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STORE",
+        show_default=False,
+        rich_help_panel=NEEDED,
+        help="The folder that a build wrote.",
+    ),
+]
+Tokenizer = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        metavar="PATH|ID",
+        show_default=False,
+        rich_help_panel=NEEDED,
+        help="A tokenizer.json or a folder with one, a SentencePiece .model, a tiktoken rank file, "
+        "a Hugging Face hub id, or the word bytes (256 ids, needs no file).",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FOLDER",
+        show_default=False,
+        rich_help_panel=NEEDED,
+        help="Where the store is written.",
+    ),
+]
+TextField = Annotated[
+    str,
+    typer.Option(
+        "--text-field",
+        metavar="NAME",
+        rich_help_panel=TEXT,
+        help="JSON key or column that holds the text; dots reach into nested objects (data.text).",
+    ),
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        "--separator",
+        metavar="TEXT",
+        show_default="one document per text file",
+        rich_help_panel=TEXT,
+        help="Cut text files into documents here; \\n and \\t are understood, so '\\n\\n' cuts at "
+        "blank lines.",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        metavar="ROWS",
+        show_default="all",
+        rich_help_panel=TEXT,
+        help="Use only the first rows of the input. A later run without it adds the rest.",
+    ),
+]
+Val = Annotated[
+    float,
+    typer.Option(
+        "--val",
+        metavar="SHARE",
+        rich_help_panel=TEXT,
+        help="Share of the documents for the split val: 0.01 is one in a hundred. A document's "
+        "split follows from its text, so it never moves.",
+    ),
+]
+MaxRejects = Annotated[
+    float,
+    typer.Option(
+        "--max-rejects",
+        metavar="SHARE",
+        rich_help_panel=TEXT,
+        help="Fail if more than this share of a unit's rows cannot be used. Fewer are listed in "
+        "rejects/ with file, row and reason.",
+    ),
+]
+Eos = Annotated[
+    str | None,
+    typer.Option(
+        "--eos",
+        metavar="TOKEN",
+        show_default="the tokenizer's own",
+        rich_help_panel=TOKENS,
+        help="Token behind every document.",
+    ),
+]
+NoEos = Annotated[
+    bool,
+    typer.Option("--no-eos", rich_help_panel=TOKENS, help="Put no token behind a document."),
+]
+Bos = Annotated[
+    bool,
+    typer.Option(
+        "--bos",
+        rich_help_panel=TOKENS,
+        help="Put the tokenizer's begin-of-text token in front of every document.",
+    ),
+]
+SpecialTokens = Annotated[
+    SpecialTokensChoice,
+    typer.Option(
+        "--special-tokens",
+        metavar="text|parse|reject",
+        rich_help_panel=TOKENS,
+        help="What a string like <|endoftext|> inside a document becomes: ordinary characters, the "
+        "special token itself, or a rejected row.",
+    ),
+]
+Engine = Annotated[
+    EngineChoice,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        rich_help_panel=TOKENS,
+        help="auto, gigatoken, tokenizers, sentencepiece, tiktoken or bytes. auto takes the "
+        "fastest one whose ids equal the reference tokenizer's, and checks that while it runs.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        show_default="physical cores, as far as the memory allows",
+        rich_help_panel=SPEED,
+        help="Processes. Never changes a byte of the store.",
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        show_default="a quarter of the machine",
+        rich_help_panel=SPEED,
+        help="Most memory the whole build may take, such as 4GB or 1500MiB.",
+    ),
+]
+Pin = Annotated[
+    bool,
+    typer.Option(
+        "--pin",
+        rich_help_panel=SPEED,
+        help="Bind each worker to a core, NUMA node by node (Linux).",
+    ),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=SPEED,
+        help="Write where each worker's time went (read, parse, encode, check, write, wait) as "
+        "JSON.",
+    ),
+]
+Prune = Annotated[
+    bool,
+    typer.Option(
+        "--prune",
+        rich_help_panel=RERUN,
+        help="Drop the shards of files that are no longer among the inputs.",
+    ),
+]
+Rebuild = Annotated[
+    bool,
+    typer.Option(
+        "--rebuild",
+        rich_help_panel=RERUN,
+        help="Discard what was built with another tokenizer or other options, and build anew.",
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        rich_help_panel=RERUN,
+        help="Write nothing; show units, tokens, disk, memory and time as plan does.",
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        rich_help_panel=OUTPUT,
+        help="Print the result as one JSON object on stdout and nothing else there.",
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="No progress on stderr."),
+]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", rich_help_panel=OUTPUT, help="On an error, show the full traceback."),
+]
+
+
+def end_token(eos: str | None, *, no_eos: bool) -> str | bool | None:
+    """What `build` takes as eos: a token, None for the tokenizer's own, False for none."""
+    if no_eos and eos is not None:
+        raise UsageError(
+            f"--eos {eos} and --no-eos exclude each other", hint="leave one of them out"
+        )
+    return False if no_eos else eos
+
+
+def unescape(separator: str | None) -> str | None:
+    """A separator as a shell passes it: backslash n, t, r and backslash itself are understood."""
+    if separator is None:
+        return None
+    plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    out, characters = [], iter(separator)
+    for character in characters:
+        if character != "\\":
+            out.append(character)
+            continue
+        escaped = next(characters, "")
+        if escaped not in plain:
+            raise UsageError(
+                f"--separator {separator!r} has the unknown escape \\{escaped}",
+                hint="use \\n, \\t, \\r or \\\\ (for one backslash)",
+            )
+        out.append(plain[escaped])
+    return "".join(out)

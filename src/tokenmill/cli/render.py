@@ -1,0 +1,209 @@
+"""Results as tables on stdout: the pieces, and the summary of a build."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from typing import TYPE_CHECKING
+
+from tokenmill.cli.numbers import count, duration, of_budget, rate, share
+from tokenmill.cli.output import make_console, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
+
+    from tokenmill.builder.progress import BuildResult, Counts, SplitTotals
+    from tokenmill.store.entries import SplitTotals as StoreSplitTotals
+    from tokenmill.store.facts import Counts as StoreCounts
+
+Row = tuple[str, str]
+
+LABEL_COLUMNS = 12
+SHORT_SECONDS = 2.0
+"""Below this, a rate is mostly the opening and closing of files."""
+
+
+def facts(rows: Iterable[Row]) -> None:
+    """Print names and values in two columns; rows without a value are left out."""
+    console = make_console()
+    for name, value in rows:
+        lines = [
+            piece
+            for line in value.splitlines()
+            for piece in _wrap(line, width=max(console.width - LABEL_COLUMNS, 40))
+        ]
+        for number, line in enumerate(lines):
+            _labelled(console, "" if number else name, line)
+
+
+def next_steps(*commands: str) -> None:
+    """Print commands to try, unbroken, so that they can be copied."""
+    console = make_console()
+    for number, command in enumerate(commands):
+        _labelled(console, "" if number else "next", command)
+
+
+def _labelled(console: Console, label: str, line: str) -> None:
+    from rich.text import Text
+
+    console.print(
+        Text(label.ljust(LABEL_COLUMNS), style="bold").append(line, "not bold"), soft_wrap=True
+    )
+
+
+def _wrap(line: str, *, width: int) -> list[str]:
+    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+
+
+def build_result(result: BuildResult, *, as_json: bool) -> None:
+    """Print what a build did and what the store holds now."""
+    if as_json:
+        print_json(
+            result,
+            working_seconds=result.working_seconds,
+            bytes_per_token=_bytes_per_token(result),
+            bytes_per_second=_per_second(result.built.input_bytes, result),
+            tokens_per_second=_per_second(result.built.tokens, result),
+        )
+        return
+    if result.nothing_to_do:
+        print(f"nothing to do: {result.store} is complete and up to date")
+    facts(build_rows(result))
+    for warning in result.warnings:
+        make_console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
+    store = shlex.quote(result.store)
+    next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")
+
+
+def build_rows(result: BuildResult) -> list[Row]:
+    """The facts of a build, in the order of a reader's questions."""
+    totals = result.totals
+    rows = [
+        ("store", result.store),
+        ("documents", f"{count(totals.documents)}{left_out(totals)}"),
+        ("tokens", f"{count(totals.tokens)} as {result.dtype}{_ratio(result)}"),
+        ("splits", splits_text(result.splits)),
+        ("rejects", _rejects(result)),
+        ("not read", first_of(result.skipped_files)),
+        ("engine", _engine(result)),
+    ]
+    if result.nothing_to_do:
+        return rows
+    return [
+        *rows,
+        ("units", _units(result)),
+        ("rate", _rate(result)),
+        ("time", _time(result)),
+        (
+            "memory",
+            f"{of_budget(result.peak_memory_bytes, result.memory_budget_bytes)} at the peak",
+        ),
+        ("limited by", _limited_by(result)),
+    ]
+
+
+def _bytes_per_token(result: BuildResult) -> float | None:
+    totals = result.totals
+    return totals.text_bytes / totals.tokens if totals.tokens else None
+
+
+def _ratio(result: BuildResult) -> str:
+    ratio = _bytes_per_token(result)
+    return "" if ratio is None else f", {ratio:.2f} bytes of text per token"
+
+
+def _per_second(number: int, result: BuildResult) -> float | None:
+    return number / result.working_seconds if result.working_seconds > 0 else None
+
+
+def left_out(totals: Counts | StoreCounts) -> str:
+    """' of 12 rows (1 empty, 2 rejected)'; an empty string where every row is a document."""
+    parts = [
+        f"{count(number)} {word}"
+        for number, word in (
+            (totals.empty, "empty"),
+            (totals.rejected, "rejected"),
+            (totals.skipped, "beyond the limit"),
+        )
+        if number
+    ]
+    return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""
+
+
+def splits_text(splits: Mapping[str, SplitTotals] | Mapping[str, StoreSplitTotals]) -> str:
+    """One line for each split."""
+    return "\n".join(
+        f"{name}: {count(split.documents, 'document')}, {count(split.tokens, 'token')},"
+        f" {count(split.shards, 'shard')}"
+        for name, split in splits.items()
+    )
+
+
+def _rejects(result: BuildResult) -> str:
+    if not result.totals.rejected:
+        return ""
+    where = shlex.quote(f"{result.store}/rejects")
+    return f"{count(result.totals.rejected, 'row')}; file, row and reason of each: {where}"
+
+
+def first_of(skipped: Sequence[tuple[str, str]]) -> str:
+    """Files that were left out, with the reason, the first of them by name."""
+    lines = [f"{path}: {reason}" for path, reason in skipped[:3]]
+    if len(skipped) > len(lines):
+        lines.append(f"... and {count(len(skipped) - len(lines), 'more file')}")
+    return "\n".join(lines)
+
+
+def _engine(result: BuildResult) -> str:
+    if result.engine == result.reference:
+        return with_note(result.engine, result.engine_note)
+    checked = count(result.checked_documents, "document")
+    verdict = f"equal to {result.reference} on the probes and on {checked} of this input"
+    if result.redone_units:
+        again = count(len(result.redone_units), "unit")
+        verdict = (
+            f"differed from {result.reference} on {count(result.mismatches)} of {checked};"
+            f" {again} done again by {result.reference}"
+        )
+    return f"{result.engine}, {verdict}"
+
+
+def with_note(engine: str, note: str | None) -> str:
+    """An engine and why it is this one."""
+    return f"{engine} ({note})" if note else engine
+
+
+def _units(result: BuildResult) -> str:
+    kept = f", {count(result.units_resumed)} kept from before" if result.units_resumed else ""
+    return f"{count(result.units_built)} built{kept}"
+
+
+def _rate(result: BuildResult) -> str:
+    seconds = result.working_seconds
+    if seconds <= 0:
+        return ""
+    tokens = f"{result.built.tokens / seconds:,.0f} tokens/s"
+    caveat = "start-up left out" if seconds > SHORT_SECONDS else "so short a run says little"
+    return f"{rate(result.built.input_bytes, seconds)}, {tokens} ({caveat})"
+
+
+def _time(result: BuildResult) -> str:
+    return (
+        f"{duration(result.seconds)}, {duration(result.startup_seconds)} of it start-up,"
+        f" with {count(result.workers, 'worker')}"
+    )
+
+
+def _limited_by(result: BuildResult) -> str:
+    if result.limiting_stage is None:
+        return ""
+    return f"{result.limiting_stage} ({stage_shares(result.stage_seconds)})"
+
+
+def stage_shares(stage_seconds: Mapping[str, float]) -> str:
+    """'encode 61.0%, parse 20.1%, ...' of the workers' time, largest first."""
+    total = sum(stage_seconds.values())
+    largest = sorted(stage_seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share(seconds, total)}" for name, seconds in largest if seconds)

@@ -1,0 +1,224 @@
+"""An inspection as tables: the store, its lengths as a histogram, its tokens, one document."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from tokenmill.cli.numbers import compact, count, share
+from tokenmill.cli.output import make_console, print_json
+from tokenmill.cli.render import facts, left_out, next_steps, splits_text
+from tokenmill.config import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tokenmill.inspection import DocumentView, Inspection, LengthBin, Lengths, Token
+
+BAR_COLUMNS = 40
+SHOWN_SOURCES = 8
+GROUP_OF_TEXTS = "text//"
+"""How the names of groups of small text files begin: a row of them is a file."""
+SHOWN_TOKENS = 2000
+"""Of one document; --json gives all of them."""
+EVEN, ODD = "black on light_sky_blue1", "black on light_goldenrod1"
+NEWLINE = "\u21b5"
+
+
+def inspection_result(inspection: Inspection, *, as_json: bool) -> None:
+    """Print the document that was asked for, or else all about the store."""
+    if as_json:
+        print_json(inspection, bytes_per_token=inspection.bytes_per_token)
+    elif inspection.document is not None:
+        document(inspection.document)
+    else:
+        overview(inspection)
+
+
+def overview(inspection: Inspection) -> None:
+    """Print everything but a document."""
+    console = make_console()
+    facts(store_rows(inspection))
+    if inspection.lengths is not None:
+        console.print(f"\n[bold]tokens per document[/]{of_split(inspection)}")
+        console.print(length_line(inspection.lengths))
+        console.print(histogram(inspection.lengths.histogram, console=console))
+        console.print(
+            f"\n[bold]most frequent tokens[/]{of_split(inspection)}, {counted(inspection)}"
+        )
+        console.print(top_tokens(inspection))
+    console.print()
+    store = shlex.quote(inspection.store)
+    next_steps(f"tokenmill inspect {store} --doc 0", f"tokenmill verify {store}")
+
+
+def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
+    """The facts of a store, in the order of a reader's questions."""
+    totals, ratio = inspection.totals, inspection.bytes_per_token
+    per_token = "" if ratio is None else f", {ratio:.2f} bytes of text per token"
+    reasons = [f"{count(rows)} {reason}" for reason, rows in inspection.rejects.items()]
+    where = shlex.quote(f"{inspection.store}/rejects")
+    return [
+        ("store", f"{inspection.store}, written by {inspection.created_by}"),
+        ("documents", f"{count(totals.documents)}{left_out(totals)}"),
+        ("tokens", f"{count(totals.tokens)} as {inspection.dtype}{per_token}"),
+        ("splits", splits_text(inspection.splits)),
+        ("rejects", f"{', '.join(reasons)}; every row: {where}" if reasons else ""),
+        ("sources", sources_text(inspection)),
+        ("tokenizer", tokenizer_text(inspection)),
+        ("borders", borders_text(inspection)),
+        ("specials", SPECIAL_TOKENS[inspection.special_tokens]),
+        ("engine", engines_text(inspection)),
+    ]
+
+
+SPECIAL_TOKENS = {
+    "text": "special-token strings inside documents are ordinary characters",
+    "parse": "special-token strings inside documents became special tokens",
+    "reject": "documents with special-token strings were rejected",
+}
+
+
+def sources_text(inspection: Inspection) -> str:
+    groups = [one for one in inspection.sources if one.path.startswith(GROUP_OF_TEXTS)]
+    sources = [one for one in inspection.sources if not one.path.startswith(GROUP_OF_TEXTS)]
+    lines = [
+        f"{source.path} ({format_size(source.size)}, {count(source.rows, 'row')})"
+        for source in sources[:SHOWN_SOURCES]
+    ]
+    if len(sources) > SHOWN_SOURCES:
+        lines.append(f"... and {count(len(sources) - SHOWN_SOURCES, 'more file')}")
+    if groups:
+        size = format_size(sum(group.size for group in groups))
+        lines.append(f"{count(sum(group.rows for group in groups), 'text file')} ({size})")
+    return "\n".join(lines)
+
+
+def tokenizer_text(inspection: Inspection) -> str:
+    fingerprint = inspection.tokenizer_fingerprint[:12]
+    return (
+        f"{inspection.tokenizer_kind}, {count(inspection.vocab_size)} ids, sha256 {fingerprint}..."
+    )
+
+
+def borders_text(inspection: Inspection) -> str:
+    parts = [
+        f"{border.token} ({border.id}) at the {border.position} of every document"
+        for border in (inspection.bos, inspection.eos)
+        if border is not None
+    ]
+    return ", ".join(parts) or "no token between documents"
+
+
+def engines_text(inspection: Inspection) -> str:
+    lines = []
+    for entry in inspection.engines:
+        line = f"{entry.name} {entry.version}, {count(entry.units, 'unit')}"
+        if entry.name != entry.reference:
+            line += (
+                f"; {count(entry.checked_documents, 'document')} checked against"
+                f" {entry.reference} {entry.reference_version}, {count(entry.mismatches)} differed"
+            )
+        if entry.redone_units:
+            line += f", {count(entry.redone_units, 'unit')} done again by {entry.reference}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def of_split(inspection: Inspection) -> str:
+    return "" if inspection.split is None else f" of {inspection.split}"
+
+
+def counted(inspection: Inspection) -> str:
+    tokens = count(inspection.tokens_counted)
+    seen = f"{count(inspection.ids_seen)} of {count(inspection.vocab_size)} ids occur"
+    split = inspection.split
+    total = inspection.totals.tokens if split is None else inspection.splits[split].tokens
+    if inspection.tokens_counted < total:
+        return f"in a sample of {tokens} tokens ({seen} in it)"
+    return f"of all {tokens} ({seen})"
+
+
+def length_line(lengths: Lengths) -> str:
+    shown = [f"{p}% {count(value)}" for p, value in lengths.percentiles.items()]
+    return (
+        f"shortest {count(lengths.shortest)}, mean {lengths.mean:,.1f},"
+        f" longest {count(lengths.longest)}\npercentiles: {', '.join(shown)}"
+    )
+
+
+def histogram(bins: Sequence[LengthBin], *, console: Console) -> Table:
+    """One bar for each power of two."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 1))
+    for justify in ("right", "left", "left", "right", "right"):
+        table.add_column(justify=justify, no_wrap=True)
+    total = sum(one.documents for one in bins)
+    largest = max(one.documents for one in bins)
+    block = "#" if console.options.ascii_only else "\u2588"
+    for one in bins:
+        bar = block * -(-BAR_COLUMNS * one.documents // largest)
+        low, high = count(one.low), count(one.high - 1)
+        table.add_row(
+            low,
+            "" if low == high else f"to {high}",
+            bar,
+            count(one.documents),
+            share(one.documents, total),
+        )
+    return table
+
+
+def top_tokens(inspection: Inspection) -> Table:
+    """Two columns of tokens, by frequency."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for justify in ("right", "left", "right", "right") * 2:
+        table.add_column(justify=justify, no_wrap=True)
+    cells = [
+        (str(top.id), Text(repr(top.text)), compact(top.count), f"{100 * top.share:.1f}%")
+        for top in inspection.top_tokens
+    ]
+    half = -(-len(cells) // 2)
+    for number in range(half):
+        right = cells[number + half] if number + half < len(cells) else ()
+        table.add_row(*cells[number], *right)
+    return table
+
+
+def document(view: DocumentView) -> None:
+    """Print a document with the borders of its tokens, its ids and its origin."""
+    console = make_console()
+    shown = view.tokens[:SHOWN_TOKENS]
+    tokens = count(len(view.tokens), "token")
+    console.print(f"[bold]document {count(view.number)} of {view.split}[/]: {tokens}")
+    line = "" if view.line is None else f", line {count(view.line)}"
+    console.print(f"from {view.path}, row {count(view.row)}{line}\n", markup=False, soft_wrap=True)
+    coloured = console.is_terminal and not console.no_color
+    console.print(with_borders(shown, coloured=coloured), soft_wrap=True)
+    console.print("\n[bold]ids[/]")
+    console.print(" ".join(str(token.id) for token in shown), soft_wrap=True)
+    if len(shown) < len(view.tokens):
+        rest = count(len(view.tokens) - len(shown), "more token")
+        console.print(f"... and {rest}; all of them: add --json")
+
+
+def with_borders(tokens: Sequence[Token], *, coloured: bool) -> Text:
+    """The text of the tokens, on two alternating backgrounds or with | between them."""
+    from rich.text import Text
+
+    text = Text()
+    for number, token in enumerate(tokens):
+        if coloured:
+            shown = token.text.replace("\n", f"{NEWLINE}\n")
+            text.append(shown, style=ODD if number % 2 else EVEN)
+        else:
+            text.append(token.text if number == 0 else f"|{token.text}")
+    return text

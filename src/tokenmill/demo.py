@@ -1,0 +1,272 @@
+"""The whole of tokenmill once, on text that every Python installation has.
+
+    collect -> train -> build -> build again -> verify -> look inside -> compare
+
+`demo_steps` yields what it is about to do (`Heading`) and what came of it, so that the command line
+can tell the story while it happens. The peers in the comparison stop after a few seconds each; a
+rate needs no more, and documents are in shuffled order so that any part is like the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from tokenmill.builder.build import build
+from tokenmill.builder.verify import verify
+from tokenmill.engines.baseline import EncodingTime, encode_in_batches, encode_one_by_one, train_bpe
+from tokenmill.errors import UsageError
+from tokenmill.inspection import inspect_store
+from tokenmill.store.layout import StoreLayout
+from tokenmill.store.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tokenmill.builder.progress import BuildResult
+    from tokenmill.builder.verify import VerifyReport
+    from tokenmill.inspection import Inspection
+
+CORPUS_BYTES = 32_000_000
+TRAINING_BYTES = 4_000_000
+VOCAB_SIZE = 8192
+PEER_SECONDS = 5.0
+NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heading:
+    """What comes next, and why."""
+
+    number: int
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """The documents, as a JSON Lines file."""
+
+    path: str
+    documents: int
+    text_bytes: int
+    unreadable: int
+    """Source files that are not UTF-8, left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """The tokenizer that was trained."""
+
+    folder: str
+    vocab_size: int
+    text_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way to turn the text into tokens, and what it reached."""
+
+    name: str
+    text_bytes: int
+    tokens: int
+    seconds: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.text_bytes / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The ways side by side; the first is what the others are compared with."""
+
+    ways: tuple[Way, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rebuilt:
+    """The same build once more, with nothing left to do."""
+
+    result: BuildResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The end, and what is left on disk."""
+
+    store: str
+    corpus: str
+    tokenizer: str
+    seconds: float
+
+
+Step: TypeAlias = (
+    "Heading | Corpus | Trained | BuildResult | Rebuilt | VerifyReport | Inspection | Comparison"
+    " | Finished"
+)
+
+
+def demo_steps(
+    out: Path, *, corpus_bytes: int = CORPUS_BYTES, peer_seconds: float = PEER_SECONDS
+) -> Iterator[Step]:
+    """Run the demo; the store ends up in `out`, its input and tokenizer in a folder beside it."""
+    inputs = out.with_name(f"{out.name}-input")
+    corpus_path, tokenizer = inputs / "corpus.jsonl", inputs / "tokenizer"
+    started = time.perf_counter()
+    _clear_old_demo(out, corpus=corpus_path)
+    yield Heading(
+        number=1,
+        title="Collect documents",
+        why="Every source file of Python's standard library becomes one JSON line.",
+    )
+    texts, unreadable = collect_texts(corpus_bytes)
+    yield write_corpus(texts, path=corpus_path, unreadable=unreadable)
+    yield Heading(
+        number=2,
+        title="Train a tokenizer",
+        why="A small byte-level BPE, so that the demo needs no download. Bring your own later.",
+    )
+    yield train(texts, folder=tokenizer)
+    yield Heading(
+        number=3,
+        title="Build the store",
+        why="Worker processes read, encode, check against the reference tokenizer, and commit.",
+    )
+    result = build(corpus_path, tokenizer=tokenizer, out=out, val=0.01)
+    yield result
+    yield Heading(
+        number=4,
+        title="Run the same command again",
+        why="That is how a build resumes after a crash. Here nothing is left, and it says so.",
+    )
+    yield Rebuilt(result=build(corpus_path, tokenizer=tokenizer, out=out, val=0.01))
+    yield Heading(
+        number=5,
+        title="Verify it",
+        why="Every checksum, every index and every id; then documents are encoded again.",
+    )
+    yield verify(out)
+    yield Heading(
+        number=6,
+        title="Look inside",
+        why="What will a model see? Lengths, frequent tokens, one document with token borders.",
+    )
+    yield inspect_store(out, split="train", doc=0)
+    yield Heading(
+        number=7,
+        title="Compare",
+        why=f"The same text with the tokenizers package as it is mostly used, {peer_seconds:.0f}"
+        " seconds each.",
+    )
+    yield compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)
+    yield Finished(
+        store=str(out),
+        corpus=str(corpus_path),
+        tokenizer=str(tokenizer),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _clear_old_demo(out: Path, *, corpus: Path) -> None:
+    """Remove the store of an earlier demo, so that this one has something to do; never another."""
+    if not StoreLayout(out).manifest.exists():
+        return
+    sources = [source.path for source in read_manifest(out).sources]
+    if sources != [corpus.as_posix()]:
+        raise UsageError(
+            f"{str(out)!r} holds a store that is not the demo's: it was built from {sources[:3]}",
+            hint="choose another folder: tokenmill demo --out another-folder",
+        )
+    shutil.rmtree(out)
+
+
+def collect_texts(most_bytes: int) -> tuple[list[str], int]:
+    """Source files of the standard library, shuffled but fixed, and how many are not UTF-8."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [
+        path for path in root.rglob("*.py") if not NOT_STDLIB & set(path.relative_to(root).parts)
+    ]
+    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
+    texts: list[str] = []
+    unreadable = num_bytes = 0
+    for path in paths:
+        try:
+            texts.append(path.read_bytes().decode())
+        except (UnicodeDecodeError, OSError):
+            unreadable += 1
+            continue
+        num_bytes += len(texts[-1])
+        if num_bytes >= most_bytes:
+            break
+    return texts, unreadable
+
+
+def write_corpus(texts: Sequence[str], *, path: Path, unreadable: int) -> Corpus:
+    """Write one JSON object per document."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    return Corpus(
+        path=str(path),
+        documents=len(texts),
+        text_bytes=sum(len(text.encode()) for text in texts),
+        unreadable=unreadable,
+    )
+
+
+def train(texts: Sequence[str], *, folder: Path) -> Trained:
+    """Train a tokenizer on the first documents, as many as make some megabytes."""
+    started = time.perf_counter()
+    sample: list[str] = []
+    num_bytes = 0
+    for text in texts:
+        sample.append(text)
+        num_bytes += len(text.encode())
+        if num_bytes >= TRAINING_BYTES:
+            break
+    train_bpe(sample, vocab_size=VOCAB_SIZE, folder=folder)
+    return Trained(
+        folder=str(folder),
+        vocab_size=VOCAB_SIZE,
+        text_bytes=num_bytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def compare(
+    texts: Sequence[str], *, tokenizer: Path, result: BuildResult, seconds: float
+) -> Comparison:
+    """Time the usual ways on the same text and put the build beside them."""
+    one_by_one = encode_one_by_one(texts, folder=tokenizer, seconds=seconds)
+    in_batches = encode_in_batches(texts, folder=tokenizer, seconds=seconds)
+    built = result.built
+    return Comparison(
+        ways=(
+            _way("tokenizers, one by one", one_by_one),
+            _way("tokenizers, in batches", in_batches),
+            Way(
+                name="tokenmill build, start-up counted",
+                text_bytes=built.text_bytes,
+                tokens=built.tokens,
+                seconds=result.seconds,
+            ),
+            Way(
+                name="tokenmill build, at work",
+                text_bytes=built.text_bytes,
+                tokens=built.tokens,
+                seconds=result.working_seconds,
+            ),
+        )
+    )
+
+
+def _way(name: str, timed: EncodingTime) -> Way:
+    return Way(name=name, text_bytes=timed.text_bytes, tokens=timed.tokens, seconds=timed.seconds)

@@ -1,0 +1,260 @@
+"""What a store holds, for a person who wants to look before training on it.
+
+    Store -> inspect_store -> Inspection -> the command line draws it, --json prints it
+
+Joins the store with the tokenizer that it carries. Lengths are exact, from every index. Token
+counts read at most `COUNTED_TOKENS` ids, spread evenly over the store: `tokens_counted` tells how
+many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenmill.api import Store, load_reference
+from tokenmill.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from tokenmill.engines.base import Engine
+    from tokenmill.store.entries import BoundaryToken, EngineEntry, SourceEntry, SplitTotals
+    from tokenmill.store.facts import Counts
+
+PERCENTILES = (1, 10, 50, 90, 99)
+TOP_TOKENS = 20
+COUNTED_TOKENS = 200_000_000
+"""A few seconds of counting."""
+CHUNK_TOKENS = 1 << 22
+LONG_TOKENS = 1 << 20
+"""Longer documents are kept one by one; for the others a table of counts is exact and small."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthBin:
+    """Documents with low <= tokens < high."""
+
+    low: int
+    high: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Tokens per document, the tokens at its borders counted."""
+
+    shortest: int
+    longest: int
+    mean: float
+    percentiles: Mapping[int, int]
+    histogram: tuple[LengthBin, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCount:
+    id: int
+    text: str
+    count: int
+    share: float
+    """Of the tokens that were counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """One token of a document, as it stands there."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentView:
+    """One document, its tokens and where it came from."""
+
+    number: int
+    split: str
+    tokens: tuple[Token, ...]
+    text: str
+    path: str
+    row: int
+    """Of its file, counted from 0."""
+    line: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """Everything that `tokenmill inspect` shows."""
+
+    store: str
+    created_by: str
+    split: str | None
+    """The split looked at; None means all of them. `totals` is always the whole store."""
+    totals: Counts
+    splits: Mapping[str, SplitTotals]
+    dtype: str
+    tokenizer_kind: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    eos: BoundaryToken | None
+    bos: BoundaryToken | None
+    special_tokens: str
+    config: Mapping[str, object]
+    engines: tuple[EngineEntry, ...]
+    sources: tuple[SourceEntry, ...]
+    rejects: Mapping[str, int]
+    """Reason -> rows."""
+    lengths: Lengths | None
+    """None where there is no document."""
+    top_tokens: tuple[TokenCount, ...]
+    tokens_counted: int
+    ids_seen: int
+    """Different ids among the tokens counted."""
+    document: DocumentView | None = None
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """UTF-8 bytes of text behind each token; None where there is no token."""
+        return self.totals.text_bytes / self.totals.tokens if self.totals.tokens else None
+
+
+def inspect_store(
+    path: str | PathLike[str], *, split: str | None = None, doc: int | None = None
+) -> Inspection:
+    """Totals, lengths, frequent tokens and policies of a store; with `doc`, one document of it."""
+    store = Store(path, split=split)
+    engine = load_reference(store)
+    identity = store.manifest.identity
+    counts = count_ids(store)
+    return Inspection(
+        store=str(path),
+        created_by=identity.created_by,
+        split=split,
+        totals=store.manifest.totals,
+        splits=store.manifest.splits,
+        dtype=store.dtype.name,
+        tokenizer_kind=identity.tokenizer.kind,
+        tokenizer_fingerprint=identity.tokenizer.fingerprint,
+        vocab_size=store.vocab_size,
+        eos=identity.eos,
+        bos=identity.bos,
+        special_tokens=identity.special_tokens,
+        config=identity.config,
+        engines=store.manifest.engines,
+        sources=store.manifest.sources,
+        rejects=dict(Counter(row.reason for row in store.rejects()).most_common()),
+        lengths=measure_lengths(
+            store.map_shard(shard).index.lengths for shard in range(len(store.shards))
+        ),
+        top_tokens=_most_frequent(counts, engine=engine),
+        tokens_counted=int(counts.sum()),
+        ids_seen=int(np.count_nonzero(counts)),
+        document=None if doc is None else _view_document(store, number=doc, engine=engine),
+    )
+
+
+def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView:
+    if not 0 <= number < len(store):
+        raise UsageError(
+            f"there is no document {number:,}: {store!r} counts them from 0",
+            hint=f"use a number from 0 to {len(store) - 1:,}" if len(store) else None,
+        )
+    source = store.source(number)
+    shard, _ = store.locate(number)
+    ids = store[number]
+    return DocumentView(
+        number=number,
+        split=store.shards[shard].split,
+        tokens=tuple(Token(id=int(one), text=token_text(engine, int(one))) for one in ids),
+        text=engine.decode(ids),
+        path=source.path,
+        row=source.row,
+        line=source.line,
+    )
+
+
+def measure_lengths(
+    parts: Iterable[NDArray[np.int32]], *, long_tokens: int = LONG_TOKENS
+) -> Lengths | None:
+    """Facts of the lengths in all parts, exact, in memory that does not grow with their number."""
+    short = np.zeros(long_tokens, np.int64)
+    long: list[int] = []
+    for lengths in parts:
+        short += np.bincount(lengths[lengths < long_tokens], minlength=long_tokens)
+        long += lengths[lengths >= long_tokens].tolist()
+    present = np.flatnonzero(short)
+    values = np.concatenate((present, np.sort(np.array(long, np.int64))))
+    documents = np.concatenate((short[present], np.ones(len(long), np.int64)))
+    return _summarise_lengths(values, documents) if len(values) else None
+
+
+def _summarise_lengths(values: NDArray[np.int64], documents: NDArray[np.int64]) -> Lengths:
+    """Facts of ascending lengths and the number of documents that have each."""
+    ends = np.cumsum(documents)
+    total = int(ends[-1])
+    ranks = {p: min(total * p // 100, total - 1) for p in PERCENTILES}
+    return Lengths(
+        shortest=int(values[0]),
+        longest=int(values[-1]),
+        mean=float(values @ documents) / total,
+        percentiles={
+            p: int(values[np.searchsorted(ends, rank, side="right")]) for p, rank in ranks.items()
+        },
+        histogram=tuple(_bins(values, documents)),
+    )
+
+
+def _bins(values: NDArray[np.int64], documents: NDArray[np.int64]) -> Iterator[LengthBin]:
+    """One bin for each power of two from the shortest to the longest, empty ones between too."""
+    exponents = np.frexp(values.astype(np.float64))[1]
+    for exponent in range(int(exponents[0]), int(exponents[-1]) + 1):
+        inside = exponents == exponent
+        yield LengthBin(
+            low=1 << (exponent - 1) if exponent else 0,
+            high=1 << exponent,
+            documents=int(documents[inside].sum()),
+            tokens=int(values[inside] @ documents[inside]),
+        )
+
+
+def count_ids(
+    store: Store, *, most_tokens: int = COUNTED_TOKENS, chunk_tokens: int = CHUNK_TOKENS
+) -> NDArray[np.int64]:
+    """How often each id stands in the store, from every n-th chunk where it is large."""
+    every = max(1, -(-store.num_tokens // most_tokens))
+    counts = np.zeros(store.vocab_size, np.int64)
+    number = 0
+    for shard in range(len(store.shards)):
+        ids = store.map_shard(shard).tokens
+        for first in range(0, len(ids), chunk_tokens):
+            if number % every == 0:
+                counts += np.bincount(ids[first : first + chunk_tokens], minlength=len(counts))
+            number += 1
+    return counts
+
+
+def _most_frequent(counts: NDArray[np.int64], *, engine: Engine) -> tuple[TokenCount, ...]:
+    total = int(counts.sum())
+    largest = np.argsort(counts, kind="stable")[::-1][:TOP_TOKENS]
+    return tuple(
+        TokenCount(
+            id=int(token),
+            text=token_text(engine, int(token)),
+            count=int(counts[token]),
+            share=float(counts[token]) / total,
+        )
+        for token in largest
+        if counts[token]
+    )
+
+
+def token_text(engine: Engine, token: int) -> str:
+    """The text of one token; bytes that are no character by themselves as \\x escapes."""
+    return engine.token_bytes(token).decode("utf-8", "backslashreplace")

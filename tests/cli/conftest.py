@@ -1,0 +1,117 @@
+"""Runs the real command in a process of its own, on real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tokenmill.engines.baseline import train_bpe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "tokenmill"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+@dataclass(frozen=True)
+class Cli:
+    """The command, run in one folder with a fixed environment."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
+        return {**kept, "TERM": "xterm-256color", "PYTHONFAULTHANDLER": "1"}
+
+    def __call__(self, *args: str | Path, code: int = 0, **environment: str) -> Outcome:
+        run = subprocess.run(
+            [*COMMAND, *map(str, args)],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        outcome = Outcome(run.returncode, run.stdout, run.stderr)
+        assert outcome.code == code, outcome
+        return outcome
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+def numbered_lines(count: int) -> Iterator[str]:
+    """JSON lines whose text tells which line it is."""
+    for number in range(count):
+        yield json.dumps({"text": f"document {number} says hello {number % 7} times"}) + "\n"
+
+
+def write_corpus(folder: Path) -> Path:
+    """200 documents in a JSON Lines file."""
+    path = folder / "corpus.jsonl"
+    path.write_text("".join(numbered_lines(200)))
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small byte-level BPE that knows its end token."""
+    texts = list(numbered_lines(500))
+    return train_bpe(texts, vocab_size=400, folder=tmp_path_factory.mktemp("bpe"))
+
+
+def in_terminal(cli: Cli, *args: str, columns: int, **environment: str) -> str:
+    """All that a terminal was sent."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *args],
+        cwd=cli.folder,
+        env={**cli.environment, "COLUMNS": str(columns), "LINES": "30", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    sent = b""
+    while True:
+        try:
+            block = os.read(ours, 1 << 16)
+        except OSError:  # Linux reports the end of a terminal as an error.
+            break
+        if not block:
+            break
+        sent += block
+    os.close(ours)
+    assert process.wait(60) == 0, sent.decode()
+    return sent.decode()

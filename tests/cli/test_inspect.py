@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import Cli, in_terminal, write_corpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory, bpe: Path) -> Cli:
+    """The command in a folder that has a store already."""
+    cli = Cli(tmp_path_factory.mktemp("inspect"))
+    corpus = write_corpus(cli.folder)
+    corpus.write_text(corpus.read_text() + '{"text": null}\n')
+    cli("build", corpus.name, "-t", bpe, "-o", "store", "--val", "0.1", "--quiet")
+    return cli
+
+
+def test_an_overview_answers_what_is_in_the_store(cli: Cli) -> None:
+    shown = cli("inspect", "store").out
+    for fact in (
+        r"store +store, written by tokenmill",
+        r"documents +200 of 201 rows \(1 rejected\)",
+        r"rejects +1 null-text; every row: store/rejects",
+        r"sources +corpus\.jsonl \([\d.]+ kB, 201 rows\)",
+        r"tokenizer +huggingface, \d+ ids, sha256 [0-9a-f]{12}",
+        r"borders +<\|endoftext\|> \(0\) at the end of every document",
+        r"checked against tokenizers [\d.]+, 0 differed",
+        r"tokens per document\nshortest \d+, mean [\d.]+, longest \d+\npercentiles: 1% \d+",
+        r"\n8 +to 15 +\u2588+ +\d+ +[\d.]+%",
+        r"most frequent tokens, of all [\d,]+ \(\d+ of \d+ ids occur\)",
+        r"' hello' +200 ",
+        r"next +tokenmill inspect store --doc 0",
+    ):
+        assert re.search(fact, shown), f"{fact}\n{shown}"
+
+
+def test_a_document_is_shown_with_the_borders_of_its_tokens(cli: Cli) -> None:
+    shown = cli("inspect", "store", "--split", "train", "--doc", "0").out
+    header, body = shown.split("\n\n")[0], shown.split("\n\n")[1]
+    assert re.match(
+        r"document 0 of train: \d+ tokens\nfrom corpus\.jsonl, row \d+, line \d+", header
+    )
+    pieces = body.replace("<|endoftext|>", "END").split("|")
+    assert pieces[-1] == "END"
+    ids = shown.split("ids\n")[1].split()
+    assert len(ids) == len(pieces)
+
+
+def test_json_has_every_document_token_and_the_same_totals(cli: Cli) -> None:
+    found = cli("inspect", "store", "--doc", "5", "--json").json
+    document = found["document"]
+    assert document["number"] == 5
+    assert document["path"] == "corpus.jsonl"
+    assert "".join(token["text"] for token in document["tokens"]) == document["text"]
+    assert sum(one["documents"] for one in found["lengths"]["histogram"]) == 200
+    assert found["bytes_per_token"] == found["totals"]["text_bytes"] / found["totals"]["tokens"]
+    assert found["rejects"] == {"null-text": 1}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("--doc", "200"), 2, "from 0 to 199"),
+        (("--doc", "-1"), 2, "from 0 to 199"),
+        (("--split", "test"), 1, "'val'"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(
+    cli: Cli, args: tuple[str, ...], code: int, words: str
+) -> None:
+    outcome = cli("inspect", "store", *args, code=code)
+    assert words in outcome.err.splitlines()[1]
+
+
+def test_a_folder_that_is_no_store_is_refused(cli: Cli) -> None:
+    assert cli("inspect", "nowhere", code=1).err.startswith("error: ")
+
+
+def test_text_files_are_told_by_number_and_a_document_by_its_own_file(
+    cli: Cli, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"this is {name}")
+    here = Cli(tmp_path)
+    here("build", ".", "-t", "bytes", "-o", "../texts")
+    assert "sources     3 text files (27 B)" in here("inspect", "../texts").out
+    assert "from b.txt, row 0" in here("inspect", "../texts", "--doc", "1").out
+
+
+def test_a_terminal_shows_borders_in_colour_unless_none_is_wanted(cli: Cli) -> None:
+    background = re.compile(r"\x1b\[[0-9;]*48;5;\d+m")
+    args = ("inspect", "store", "--doc", "3")
+    assert background.search(in_terminal(cli, *args, columns=80))
+    plain = in_terminal(cli, *args, columns=80, NO_COLOR="1")
+    assert not background.search(plain)
+    assert re.search(r"document\| \d\| says", plain)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import COMMAND
+
+if TYPE_CHECKING:
+    from .conftest import Cli
+
+HEAVY = (
+    "numpy",
+    "pyarrow",
+    "rich",
+    "psutil",
+    "gigatoken",
+    "tokenizers",
+    "awkward",
+    "importlib.metadata",
+)
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, runpy; sys.argv = ['tokenmill', '--help']\n"
+        "try: runpy.run_module('tokenmill', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print('imported:', *sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown, _, imported = run.stdout.partition("imported:")
+    for name in ("build", "plan", "inspect", "verify", "demo", "version"):
+        assert f"\n  {name} " in shown
+    assert "typer" in imported.split()
+    assert not set(HEAVY) & set(imported.split())
+
+
+def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
+    assert cli().out == cli("--help").out
+
+
+@pytest.mark.parametrize("args", [("version",), ("--version",)])
+def test_the_version_is_told_with_that_of_the_engines(cli: Cli, args: tuple[str]) -> None:
+    lines = cli(*args).out.splitlines()
+    assert lines[0] == "tokenmill 0.1.0"
+    assert any(line.startswith("gigatoken ") for line in lines)
+
+
+def test_the_console_script_is_the_same_command(cli: Cli) -> None:
+    script = Path(sys.executable).with_name("tokenmill")
+    shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    assert shown.stdout == cli("--help").out
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
+        (("bild",), "no such command 'bild'", "see: tokenmill --help"),
+        (("build", "x"), "missing option '--tokenizer'", "see: tokenmill build --help"),
+        (("build", "x", "-t", "bytes", "-o", "s", "--nope"), "no such option: --nope", "see: "),
+        (("build", "x", "-t", "bytes", "-o", "s", "--workers", "two"), "'--workers'", "see: "),
+        (("build", "x", "-t", "bytes", "-o", "s", "--engine", "fast"), "'fast'", "see: "),
+        (("build", "x", "-t", "bytes", "-o", "s", "--val", "3"), "val=3.0", "such as 0.01"),
+        (("build", "x", "-t", "bytes", "-o", "s", "--memory", "lots"), "'lots'", "such as 4GB"),
+        (
+            ("build", "x", "-t", "bytes", "-o", "s", "--eos", "a", "--no-eos"),
+            "exclude",
+            "leave one",
+        ),
+        (("build", "x", "-t", "bytes", "-o", "s", "--separator", "\\q"), "\\q", "use \\n"),
+    ],
+)
+def test_a_wrong_request_is_two_lines_and_exit_code_2(
+    cli: Cli, args: tuple[str, ...], error: str, hint: str
+) -> None:
+    outcome = cli(*args, code=2)
+    first, second = outcome.err.splitlines()
+    assert first.startswith("error: ")
+    assert second.startswith("hint: ")
+    assert error in first
+    assert hint in second
+    assert outcome.out == ""
+
+
+def test_a_failure_is_exit_code_1_and_its_traceback_comes_only_with_debug(cli: Cli) -> None:
+    args = ("build", "absent.jsonl", "-t", "bytes", "-o", "store")
+    outcome = cli(*args, code=1)
+    assert outcome.err.startswith("error: ")
+    assert "absent.jsonl" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert "Traceback" in cli(*args, "--debug", code=1).err
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback(cli: Cli, corpus: Path) -> None:
+    cli("build", corpus, "-t", "bytes", "-o", "store", "--quiet")
+    command = [*COMMAND, "inspect", "store", "--doc", "0", "--json"]
+    run = subprocess.run(
+        f"{subprocess.list2cmdline(command)} | head -c 1; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        cwd=cli.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "{"
+    assert "Traceback" not in run.stderr
+    assert "Exception ignored" not in run.stderr

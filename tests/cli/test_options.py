@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from tokenmill.cli.options import end_token, unescape
+from tokenmill.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (None, None),
+        ("\\n\\n", "\n\n"),
+        ("\n\n", "\n\n"),
+        ("<|doc|>\\t", "<|doc|>\t"),
+        ("a\\\\n", "a\\n"),
+        ("", ""),
+    ],
+)
+def test_a_separator_may_be_typed_with_escapes(typed: str | None, meant: str | None) -> None:
+    assert unescape(typed) == meant
+
+
+@pytest.mark.parametrize("typed", ["\\x", "abc\\"])
+def test_an_unknown_escape_is_refused_with_those_that_work(typed: str) -> None:
+    with pytest.raises(UsageError, match="unknown escape") as caught:
+        unescape(typed)
+    assert "\\n" in str(caught.value.hint)
+
+
+def test_an_end_token_and_none_exclude_each_other() -> None:
+    assert end_token(None, no_eos=False) is None
+    assert end_token("</s>", no_eos=False) == "</s>"
+    assert end_token(None, no_eos=True) is False
+    with pytest.raises(UsageError, match="exclude each other"):
+        end_token("</s>", no_eos=True)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from tokenmill.builder.progress import BuildResult
+from tokenmill.builder.verify import VerifyReport
+from tokenmill.cli.story import tell
+from tokenmill.demo import Comparison, Corpus, Heading, Rebuilt, Step, demo_steps
+from tokenmill.errors import UsageError
+
+
+def small_demo(out: Path) -> list[Step]:
+    return list(demo_steps(out, corpus_bytes=300_000, peer_seconds=0.1))
+
+
+def only(steps: list[Step], kind: type) -> Step:
+    (found,) = [step for step in steps if isinstance(step, kind)]
+    return found
+
+
+def test_the_demo_builds_verifies_and_compares_and_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = small_demo(Path("demo-store"))
+    corpus, built, again = (only(steps, kind) for kind in (Corpus, BuildResult, Rebuilt))
+    verified, compared = only(steps, VerifyReport), only(steps, Comparison)
+    assert isinstance(corpus, Corpus)
+    assert isinstance(built, BuildResult)
+    assert isinstance(again, Rebuilt)
+    assert isinstance(verified, VerifyReport)
+    assert isinstance(compared, Comparison)
+    assert corpus.text_bytes >= 300_000
+    assert built.totals.documents + built.totals.empty == corpus.documents
+    assert built.totals.text_bytes == corpus.text_bytes
+    assert again.result.nothing_to_do
+    assert verified.ok
+    assert verified.documents_reencoded > 0
+    assert len(compared.ways) == 4
+    assert all(way.tokens > 0 and way.seconds > 0 for way in compared.ways)
+    assert len(tokenmill.Store("demo-store", split=None)) == built.totals.documents
+
+    for step in steps:
+        tell(step)
+    story = capsys.readouterr().out
+    for words in (
+        "1. Collect documents",
+        "7. Compare",
+        "times faster",
+        "tokenmill inspect demo-store",
+    ):
+        assert words in story
+
+    second = only(small_demo(Path("demo-store")), BuildResult)
+    assert isinstance(second, BuildResult)
+    assert not second.nothing_to_do
+    assert second.totals == built.totals
+
+
+def test_headings_are_numbered_and_say_why(tmp_path: Path) -> None:
+    first = next(demo_steps(tmp_path / "demo"))
+    assert isinstance(first, Heading)
+    assert first.number == 1
+    assert first.why
+
+
+def test_a_store_of_something_else_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    out = tmp_path / "store"
+    tokenmill.build(tmp_path / "mine.txt", tokenizer="bytes", out=out, serial=True)
+    with pytest.raises(UsageError, match="not the demo's"):
+        next(demo_steps(out))
+    assert len(tokenmill.Store(out)) == 1
+
+
+@pytest.mark.slow
+def test_the_command_tells_the_story_to_its_end(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tokenmill", "demo"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=True,
+    )
+    assert (
+        run.stdout.index("1. Collect")
+        < run.stdout.index("7. Compare")
+        < run.stdout.index("Done in")
+    )
