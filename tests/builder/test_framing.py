@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.builder.framing import frame_documents
+from tokenmill.builder.framing import Scratch, frame_documents
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def test_documents_are_framed_as_one_would_by_hand(
     if long_tokens:
         documents = [*documents, list(range(long_tokens))]
     tokens = TokenBatch.from_lists(documents)
+    scratch = Scratch()
+    # Leftovers of an earlier batch must not shine through.
+    scratch.take(5000, np.dtype("<u2"))[:] = 12345
     picked = sorted(index for index in chosen if index < len(documents))
     ids, lengths = frame_documents(
         tokens,
@@ -50,6 +53,7 @@ def test_documents_are_framed_as_one_would_by_hand(
         dtype=np.dtype("<u2"),
         bos_id=bos,
         eos_id=eos,
+        scratch=scratch,
     )
     expected = documents if take_all else [documents[index] for index in picked]
     assert (ids.tolist(), lengths.tolist()) == framed_by_hand(expected, bos=bos, eos=eos)

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 _SHORT_TOKENS = 96
 
 
+class Scratch:
+    """An array that is used again: a fresh one of megabytes costs a page fault per 4 KB of it."""
+
+    def __init__(self) -> None:
+        self._array: NDArray[Any] = np.empty(0, np.uint8)
+
+    def take(self, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        num_bytes = length * dtype.itemsize
+        if len(self._array) < num_bytes:
+            self._array = np.empty(num_bytes + num_bytes // 4, np.uint8)
+        return self._array[:num_bytes].view(dtype)
+
+
 def frame_documents(
     tokens: TokenBatch,
     *,
@@ -26,8 +39,12 @@ def frame_documents(
     dtype: np.dtype[Any],
     bos_id: int | None,
     eos_id: int | None,
+    scratch: Scratch,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Ids of the chosen documents (None: all), framed, and the length of each."""
+    """Ids of the chosen documents (None: all), framed, and the length of each.
+
+    The ids are valid until the scratch is used again.
+    """
     lengths = tokens.lengths
     if documents is not None and len(documents) == len(tokens):
         documents = None
@@ -37,7 +54,7 @@ def frame_documents(
     if extra == 0 and documents is None:
         return tokens.ids.astype(dtype), framed_lengths
     ends = np.cumsum(framed_lengths)
-    framed = np.empty(int(ends[-1]) if len(ends) else 0, dtype)
+    framed = scratch.take(int(ends[-1]) if len(ends) else 0, dtype)
     starts = ends - framed_lengths
     inner = starts + (bos_id is not None)
     if len(chosen) and chosen.mean() < _SHORT_TOKENS:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.builder.framing import frame_documents
+from tokenmill.builder.framing import Scratch, frame_documents
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
 from tokenmill.builder.splits import TRAIN, VAL, in_validation
 from tokenmill.errors import TooManyRejectsError
@@ -89,6 +89,7 @@ class UnitPass:
     """Called after each batch: progress is reported and memory watched from there."""
     large_turn: Callable[[], Any]
     """Makes a context that one worker at a time can hold, for large documents."""
+    scratch: Scratch
     tally: UnitTally = field(default_factory=UnitTally)
 
     def run(self, source: Source, unit: Unit, *, row_limit: int | None) -> UnitEnd:
@@ -176,6 +177,7 @@ class UnitPass:
                 dtype=self.rules.dtype,
                 bos_id=self.rules.bos_id,
                 eos_id=self.rules.eos_id,
+                scratch=self.scratch,
             )
             self.writer.append(split, ids, lengths=lengths, rows=rows[documents])
             tally.documents += len(documents)

@@ -6,14 +6,15 @@ folder. Committing a unit waits for the disk; the next unit is read and encoded 
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.builder.framing import Scratch
 from tokenmill.builder.memory import MemoryGuard, release_free_memory
 from tokenmill.builder.pipeline import StageClock
 from tokenmill.builder.unit import EngineDisagreesError, UnitPass, UnitRules, UnitTally
@@ -28,11 +29,12 @@ from tokenmill.store.writer import UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from tokenmill.builder.plan import Task
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.runners import Report
-    from tokenmill.sources.base import Source, SourceOptions, Unit, UnitEnd
+    from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
 
 _REPORT_SECONDS = 0.2
 
@@ -121,6 +123,12 @@ class BuildWorker:
         self._guard = MemoryGuard(settings.memory_bytes)
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
         self._pending: Future[None] | None = None
+        self._scratch = Scratch()
+        self._source: Source | None = None
+        self._file: SourceFile | None = None
+        # What is alive now stays alive: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
 
     def ready(self) -> EngineReport:
         return EngineReport(
@@ -132,9 +140,9 @@ class BuildWorker:
     def work(self, task: Task, report: Report) -> Future[None] | None:
         """Build the units of the task; done when the last of them is committed."""
         try:
-            with closing(format_of(task.file).open(task.file, self._settings.options)) as source:
-                for unit in _units_of(task, source, self._settings.options):
-                    self._build(source, unit, task.row_limits.get(unit.index), report)
+            source = self._open(task.file)
+            for unit in _units_of(task, source, self._settings.options):
+                self._build(source, unit, task.row_limits.get(unit.index), report)
         except BaseException:
             # The driver ends everything when it hears of this; wait for the unit before.
             if self._pending is not None:
@@ -144,7 +152,21 @@ class BuildWorker:
 
     def close(self) -> None:
         self._committer.shutdown(wait=True)
+        self._close_source()
         self._lock.release()
+
+    def _open(self, file: SourceFile) -> Source:
+        """The file's source; it stays open, since the next task is mostly of the same file."""
+        if self._source is None or self._file != file:
+            self._close_source()
+            self._source = format_of(file).open(file, self._settings.options)
+            self._file = file
+        return self._source
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     def _build(self, source: Source, unit: Unit, row_limit: int | None, report: Report) -> None:
         progress = _ProgressMeter(unit_name(unit.file.path, index=unit.index), report)
@@ -195,6 +217,7 @@ class BuildWorker:
             clock=clock,
             on_batch=on_batch,
             large_turn=self._large_turn,
+            scratch=self._scratch,
         )
         try:
             end = unit_pass.run(source, unit, row_limit=row_limit)

@@ -1,0 +1,136 @@
+"""A fast engine that lies: its unit is done again by the reference, and the store is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.builder.stores import byte_ids, make_texts, write_jsonl
+
+from tokenmill.builder.plan import Task
+from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport, WorkerSettings
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.describe import describe
+from tokenmill.engines.parity import CheckedEngine
+from tokenmill.engines.raw_bytes import BytesEngine
+from tokenmill.engines.special_text import SpecialText
+from tokenmill.records import TokenBatch
+from tokenmill.sources import discover
+from tokenmill.sources.base import SourceOptions
+from tokenmill.store.format import read_index
+from tokenmill.store.layout import StoreLayout
+from tokenmill.store.lock import StoreLock
+from tokenmill.store.receipt import read_receipt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenmill.records import TextBatch
+
+
+TEXT = SpecialTokens.TEXT
+
+
+class LyingEngine(BytesEngine):
+    """Right on most text; turns every 'mill' of a document that holds 'LIE' into nonsense."""
+
+    name = "liar"
+    version = "1"
+
+    def encode(self, texts: TextBatch) -> TokenBatch:
+        tokens = super().encode(texts)
+        ids = tokens.ids.copy()
+        for i in range(len(texts)):
+            if b"LIE" in texts.bytes_at(i):
+                ids[tokens.offsets[i] : tokens.offsets[i + 1]] ^= 1
+        return TokenBatch(ids, tokens.offsets)
+
+
+def checked_engine() -> CheckedEngine:
+    return CheckedEngine(
+        BytesEngine(special_tokens=TEXT),
+        info=describe("bytes"),
+        special_text=SpecialText(()),
+        fast=LyingEngine(special_tokens=TEXT),
+    )
+
+
+def settings_for(layout: StoreLayout, lock: StoreLock, options: SourceOptions) -> WorkerSettings:
+    return WorkerSettings(
+        store=str(layout.root),
+        lock_token=lock.token,
+        config="c",
+        options=options,
+        tokenizer="bytes",
+        special_tokens="text",
+        engine="auto",
+        vocab_size=257,
+        bos_id=None,
+        eos_id=256,
+        val_fraction=0.0,
+        max_reject_fraction=0.0,
+        memory_bytes=1 << 30,
+    )
+
+
+def run_worker(
+    tmp_path: Path, texts: list[str], engine: CheckedEngine
+) -> tuple[list[Any], StoreLayout, str]:
+    options = SourceOptions(unit_bytes=1 << 20)
+    (file,) = discover([write_jsonl(tmp_path / "a.jsonl", texts)], options).files
+    layout = StoreLayout(tmp_path / "store")
+    reports: list[Any] = []
+    with StoreLock(layout) as lock:
+        worker = BuildWorker(settings_for(layout, lock, options), engine=engine)
+        try:
+            future = worker.work(Task(file=file, first=0, step=None), reports.append)
+            assert future is not None
+            future.result()
+        finally:
+            worker.close()
+    (done,) = [report for report in reports if isinstance(report, UnitReport)]
+    return reports, layout, done.unit
+
+
+def stored(layout: StoreLayout, unit: str) -> list[list[int]]:
+    ids = np.fromfile(layout.shard_file(unit, "bin"), "<u2")
+    lengths = read_index(layout.shard_file(unit, "idx")).lengths
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def test_a_unit_whose_sample_disagrees_is_encoded_again_by_the_reference(tmp_path: Path) -> None:
+    texts = [f"LIE {text}" for text in make_texts(50)]
+    reports, layout, unit = run_worker(tmp_path, texts, checked_engine())
+    assert stored(layout, unit) == byte_ids(texts)
+    facts = read_receipt(layout, unit).engine
+    assert (facts.name, facts.redone) == ("bytes", True)
+    assert (facts.checked_documents, facts.mismatches) == (1, 1)
+    # What was reported of the first attempt is taken back.
+    progress = [report for report in reports if isinstance(report, ProgressReport)]
+    assert sum(report.input_bytes for report in progress) == (tmp_path / "a.jsonl").stat().st_size
+    assert sum(report.documents for report in progress) <= len(texts)
+
+
+def test_a_unit_whose_sample_agrees_is_left_to_the_fast_engine(tmp_path: Path) -> None:
+    texts = make_texts(50)
+    _, layout, unit = run_worker(tmp_path, texts, checked_engine())
+    assert stored(layout, unit) == byte_ids(texts)
+    facts = read_receipt(layout, unit).engine
+    assert (facts.name, facts.redone, facts.mismatches) == ("liar", False, 0)
+    assert facts.checked_documents > 0
+
+
+def test_an_id_out_of_range_stops_the_build_and_leaves_no_trace(tmp_path: Path) -> None:
+    class Overflowing(BytesEngine):
+        def encode(self, texts: TextBatch) -> TokenBatch:
+            tokens = super().encode(texts)
+            # As uint16 this would be 0: a valid id.
+            return TokenBatch(np.full_like(tokens.ids, 65536), tokens.offsets)
+
+    engine = CheckedEngine(
+        Overflowing(special_tokens=TEXT), info=describe("bytes"), special_text=SpecialText(())
+    )
+    with pytest.raises(AssertionError, match="id 65536 of a vocabulary of 257"):
+        run_worker(tmp_path, ["x"], engine)
+    assert not list((tmp_path / "store").rglob("*.bin"))
