@@ -128,7 +128,7 @@ def _plan(
     dtype = token_dtype(identity.tokenizer.vocab_size)
     return BuildPlan(
         store=str(run.layout.root),
-        files=len(discovery.files),
+        files=sum(len(file.members) or 1 for file in discovery.files),
         input_bytes=sum(file.size for file in discovery.files),
         units_to_build=work.units_to_do,
         units_complete=len(work.done),

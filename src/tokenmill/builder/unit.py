@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from tokenmill.store.writer import UnitWriter
 
 
+REFERENCE_BYTES = 256 << 10
+"""A reference engine takes about a tenth of a second for so much text."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitRules:
     """What a unit's documents become; the same for all units of a build."""
@@ -97,7 +101,7 @@ class UnitPass:
         batches = read_ahead(self._timed_batches(source, unit), clock=self.clock)
         try:
             with WriteBehind(self.clock) as behind:
-                for batch in batches:
+                for batch in self._portions(batches):
                     if batch.texts.num_bytes > self.rules.large_batch_bytes:
                         with self.large_turn():
                             self._take(batch, row_limit, behind)
@@ -108,6 +112,12 @@ class UnitPass:
             batches.close()
         self._check_rejects(unit)
         return source.end()
+
+    def _portions(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
+        """The batches; in small parts for the reference, so that one can see it move."""
+        if not self.use_reference:
+            return batches
+        return (part for batch in batches for part in split_batch(batch, REFERENCE_BYTES))
 
     def _timed_batches(self, source: Source, unit: Unit) -> Iterator[RowBatch]:
         """The unit's batches; what the source did not spend on reading, it spent on parsing."""
@@ -222,6 +232,37 @@ class UnitPass:
             hint="look at those rows, then correct --text-field or the input, or accept the loss "
             "with --max-rejects 1.0",
         )
+
+
+def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
+    """The batch as consecutive ones of at most `most_bytes` of text, or of one document."""
+    offsets = batch.texts.offsets
+    first, left, lowest = 0, batch.num_bytes, -1
+    while first < len(batch.texts):
+        limit = int(offsets[first]) + most_bytes
+        last = max(first + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+        is_end = last == len(batch.texts)
+        # Rejects stand between rows with text: each goes with the part in front of which it ends.
+        highest = None if is_end else int(batch.rows[last])
+        rejects = tuple(
+            reject
+            for reject in batch.rejects
+            if reject.row > lowest and (highest is None or reject.row < highest)
+        )
+        texts = TextBatch(batch.texts.data, offsets[first : last + 1])
+        num_bytes = left if is_end else texts.num_bytes
+        yield RowBatch(
+            texts,
+            batch.rows[first:last],
+            rejects,
+            num_rows=len(texts) + len(rejects),
+            num_bytes=num_bytes,
+            largest_row_bytes=batch.largest_row_bytes,
+        )
+        left -= num_bytes
+        first, lowest = last, -1 if highest is None else highest
+    if not len(batch.texts):
+        yield batch
 
 
 def _within_limit(
