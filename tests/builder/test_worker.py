@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
+from tokenmill.builder.messages import ProgressReport, UnitReport, WorkerSettings
 from tokenmill.builder.plan import Task
-from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport, WorkerSettings
+from tokenmill.builder.worker import BuildWorker
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.parity import CheckedEngine

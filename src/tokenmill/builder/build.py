@@ -33,10 +33,10 @@ from tokenmill.builder.memory import (
     divide_budget,
     max_document_bytes,
 )
+from tokenmill.builder.messages import WorkerSettings
 from tokenmill.builder.monitor import Monitor
 from tokenmill.builder.plan import PlanRules, WorkPlan, plan_work
 from tokenmill.builder.progress import BuildResult, Counts, Progress, SplitTotals
-from tokenmill.builder.worker import WorkerSettings
 from tokenmill.config import BuildConfig, BuildResources, parse_size
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.runners import Job, LocalRunner, SerialRunner

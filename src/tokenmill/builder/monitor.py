@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tokenmill.builder.messages import EngineReport, ProgressReport, UnitReport
 from tokenmill.builder.progress import Progress, WorkerProgress
-from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.runners import TaskDone, TaskReport, WorkerLost, WorkerReady
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.builder.framing import Scratch
 from tokenmill.builder.memory import MemoryGuard, release_free_memory
+from tokenmill.builder.messages import EngineReport, ProgressReport, UnitReport
 from tokenmill.builder.pipeline import StageClock
 from tokenmill.builder.unit import EngineDisagreesError, UnitPass, UnitRules, UnitTally
 from tokenmill.engines.base import SpecialTokens
@@ -31,65 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+    from tokenmill.builder.messages import WorkerSettings
     from tokenmill.builder.plan import Task
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.runners import Report
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
 
 _REPORT_SECONDS = 0.2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSettings:
-    """All that a worker must know; small enough to be sent to any machine."""
-
-    store: str
-    lock_token: str
-    """Names the build that has the store's lock."""
-    config: str
-    """Fingerprint that the receipts carry."""
-    options: SourceOptions
-    tokenizer: str
-    """What the tokenizer kept in the store is loaded by."""
-    special_tokens: str
-    engine: str
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    val_fraction: float
-    max_reject_fraction: float
-    memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineReport:
-    """Which engine a worker uses, sent when it is ready."""
-
-    name: str
-    reference: str
-    note: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgressReport:
-    """What was done since the last report."""
-
-    unit: str
-    input_bytes: int
-    documents: int
-    tokens: int
-    rejected: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitReport:
-    """A unit is committed."""
-
-    unit: str
-    pid: int
-    counts: Counts
-    engine: EngineFacts
-    stage_seconds: dict[str, float]
 
 
 def start_worker(settings: WorkerSettings) -> BuildWorker:

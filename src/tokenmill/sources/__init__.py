@@ -24,7 +24,7 @@ def format_of(file: SourceFile) -> SourceFormat:
     """The format that reads the file."""
     match file.format:
         case "jsonl":
-            from tokenmill.sources.jsonl import JsonlFormat
+            from tokenmill.sources.formats import JsonlFormat
 
             return JsonlFormat()
         case "parquet":
@@ -40,11 +40,11 @@ def format_of(file: SourceFile) -> SourceFormat:
 
             return CsvFormat()
         case "text":
-            from tokenmill.sources.text import TextFormat
+            from tokenmill.sources.formats import TextFormat
 
             return TextFormat()
         case "text-group":
-            from tokenmill.sources.text import TextGroupFormat
+            from tokenmill.sources.formats import TextGroupFormat
 
             return TextGroupFormat()
     raise AssertionError(f"no such format: {file.format!r}")

@@ -24,33 +24,17 @@ from tokenmill.records import Reject, RejectReason
 from tokenmill.sources.blocks import record_limit
 from tokenmill.sources.columns import rows_of, too_large
 from tokenmill.sources.json_line import WHITESPACE, decide
-from tokenmill.sources.record_source import RecordSource, is_record_stream, plan_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from tokenmill.records import RowBatch
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
+    from tokenmill.sources.base import SourceOptions
     from tokenmill.sources.blocks import Block
 
 BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _LONG_LINE_BYTES = 512
-
-
-class JsonlFormat:
-    """JSON Lines, plain or compressed."""
-
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return is_record_stream(file, JsonlParser.separator)
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        return plan_records(file, options, separator=JsonlParser.separator)
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        return RecordSource(file, options, parser=JsonlParser(options))
 
 
 class JsonlParser:

@@ -13,9 +13,9 @@ import xxhash
 
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
 from tokenmill.sources.base import UnitEnd
-from tokenmill.sources.blocks import BlockReader, is_unbordered, record_limit
+from tokenmill.sources.blocks import BlockReader, record_limit
 from tokenmill.sources.columns import too_large
-from tokenmill.sources.units import byte_units, check_unchanged
+from tokenmill.sources.units import check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,16 +34,6 @@ class RecordParser(Protocol):
 
     def count(self, block: Block) -> int:
         """Rows of the block, without their text."""
-
-
-def is_record_stream(file: SourceFile, separator: bytes) -> bool:
-    """Whether the records can only be found from the front of the file."""
-    return file.compression is not None or not is_unbordered(separator)
-
-
-def plan_records(file: SourceFile, options: SourceOptions, *, separator: bytes) -> Iterator[Unit]:
-    """Units by ranges of the text's bytes."""
-    return byte_units(file, options, stream=is_record_stream(file, separator))
 
 
 class RecordSource:

@@ -19,29 +19,15 @@ from tokenmill.sources.base import MEGABYTE, Unit, UnitEnd
 from tokenmill.sources.blocks import record_limit
 from tokenmill.sources.columns import rows_of, too_large, utf8_error
 from tokenmill.sources.compression import open_decompressed
-from tokenmill.sources.record_source import RecordSource, is_record_stream, plan_records
 from tokenmill.sources.units import check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions
+    from tokenmill.sources.base import SourceFile, SourceOptions
     from tokenmill.sources.blocks import Block
 
 BOM = b"\xef\xbb\xbf"
-
-
-class TextFormat:
-    """Text files that a separator splits into documents."""
-
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:
-        return is_record_stream(file, _separator(options))
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        return plan_records(file, options, separator=_separator(options))
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        return RecordSource(file, options, parser=TextParser(options))
 
 
 def _separator(options: SourceOptions) -> bytes:
@@ -81,19 +67,6 @@ class TextParser:
     def _split(self, block: Block) -> list[bytes]:
         pieces = bytes(block.data).split(self.separator)
         return pieces if pieces[-1] else pieces[:-1]
-
-
-class TextGroupFormat:
-    """Files that are one document each, in groups."""
-
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return False
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:  # noqa: ARG002
-        yield Unit(file=file, index=0, start=0, end=None)
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        return TextGroupSource(file, options)
 
 
 class TextGroupSource:

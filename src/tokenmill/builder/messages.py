@@ -1,0 +1,66 @@
+"""What the driver and the workers of a build tell each other: small values, nothing else.
+
+The driver knows the workers by these alone; it never loads an engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenmill.sources.base import SourceOptions
+    from tokenmill.store.facts import Counts, EngineFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """All that a worker must know; small enough to be sent to any machine."""
+
+    store: str
+    lock_token: str
+    """Names the build that has the store's lock."""
+    config: str
+    """Fingerprint that the receipts carry."""
+    options: SourceOptions
+    tokenizer: str
+    """What the tokenizer kept in the store is loaded by."""
+    special_tokens: str
+    engine: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    val_fraction: float
+    max_reject_fraction: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """Which engine a worker uses, sent when it is ready."""
+
+    name: str
+    reference: str
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReport:
+    """What was done since the last report."""
+
+    unit: str
+    input_bytes: int
+    documents: int
+    tokens: int
+    rejected: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitReport:
+    """A unit is committed."""
+
+    unit: str
+    pid: int
+    counts: Counts
+    engine: EngineFacts
+    stage_seconds: dict[str, float]
