@@ -63,7 +63,7 @@ def settings_for(layout: StoreLayout, lock: StoreLock, options: SourceOptions) -
         lock_token=lock.token,
         config="c",
         options=options,
-        tokenizer="bytes",
+        tokenizer=describe("bytes"),
         special_tokens="text",
         engine="auto",
         vocab_size=257,

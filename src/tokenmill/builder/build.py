@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from tokenmill._version import __version__
-from tokenmill.api import stored_tokenizer
 from tokenmill.builder.identity import (
     Request,
     describe_difference,
+    describe_kept,
     keep_tokenizer,
     request_identity,
 )
@@ -359,7 +359,7 @@ class BuildRun:
             lock_token=self.lock_token,
             config=identity.fingerprint,
             options=options,
-            tokenizer=stored_tokenizer(self.layout, identity.tokenizer.kind),
+            tokenizer=describe_kept(self.layout, request),
             special_tokens=self.config.special_tokens,
             engine=self.resources.engine,
             vocab_size=identity.tokenizer.vocab_size,

@@ -6,6 +6,7 @@ stand in one store, since nothing in the ids would show it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill._version import __version__
+from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.end_tokens import resolve_bos, resolve_eos
 from tokenmill.engines.locate import find_tokenizer
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import os
 
     from tokenmill.config import BuildConfig
+    from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.locate import TokenizerFiles
     from tokenmill.store.layout import StoreLayout
 
@@ -37,6 +40,8 @@ class Request:
 
     files: TokenizerFiles
     identity: StoreIdentity
+    info: TokenizerInfo | None
+    """None where the store's own word was taken for it; `describe_kept` has it then."""
 
 
 def request_identity(
@@ -52,8 +57,8 @@ def request_identity(
         and known.tokenizer.kind == str(files.kind)
         and dict(known.config) == config.identity()
     ):
-        return Request(files=files, identity=known)
-    info = describe(files)
+        return Request(files=files, identity=known, info=None)
+    info = describe(files, policy=SpecialTokens(config.special_tokens))
     eos = resolve_eos(info, config.eos) if config.add_eos else None
     bos = resolve_bos(info, config.bos) if config.add_bos else None
     content = {
@@ -78,7 +83,14 @@ def request_identity(
         config=config.identity(),
         fingerprint=hashlib.sha256(canonical).hexdigest(),
     )
-    return Request(files=files, identity=identity)
+    return Request(files=files, identity=identity, info=info)
+
+
+def describe_kept(layout: StoreLayout, request: Request) -> TokenizerInfo:
+    """The tokenizer as the workers load it: from the copy in the store."""
+    policy = SpecialTokens(request.identity.special_tokens)
+    info = request.info or describe(request.files, policy=policy)
+    return dataclasses.replace(info, files={name: layout.tokenizer / name for name in info.files})
 
 
 def _known_identity(layout: StoreLayout) -> StoreIdentity | None:

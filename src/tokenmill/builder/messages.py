@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenmill.engines.base import TokenizerInfo
     from tokenmill.sources.base import SourceOptions
     from tokenmill.store.facts import Counts, EngineFacts
 
@@ -23,8 +24,8 @@ class WorkerSettings:
     config: str
     """Fingerprint that the receipts carry."""
     options: SourceOptions
-    tokenizer: str
-    """What the tokenizer kept in the store is loaded by."""
+    tokenizer: TokenizerInfo
+    """The copy in the store, described once by the driver."""
     special_tokens: str
     engine: str
     vocab_size: int

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from tokenmill.engines.coverage import Coverage
     from tokenmill.records import TextBatch, TokenBatch
 
 
@@ -60,7 +61,9 @@ class TokenizerInfo:
     """Name of the fast engine whose coverage rules accept this tokenizer, or None."""
     fast_engine_refusal: str | None
     """Why the fast engine may not be used, for the manifest and the summary."""
-    notes: tuple[str, ...] = field(default=())
+    coverage: Coverage | None = None
+    """Which texts the fast engine may be given, under the policy that was described for."""
+    policy: SpecialTokens = SpecialTokens.TEXT
 
 
 class Engine(Protocol):

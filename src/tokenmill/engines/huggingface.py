@@ -1,0 +1,136 @@
+"""The `tokenizers` package: the reference for every tokenizer.json. One adapter for 0.2x and 1.x.
+
+The two generations share the name and little else: 0.2x sets the handling of special tokens on
+the tokenizer and returns lists, 1.x takes it per call and returns arrays. Truncation, padding and
+the post-processor's special tokens are off in both. Each encoded token costs the package about
+100 bytes until its result is dropped, so a batch is encoded in slices.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.describe import read_tokenizer_json, vocabulary
+from tokenmill.engines.pieces import json_token_bytes
+from tokenmill.errors import TokenizerError
+from tokenmill.records import TokenBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tokenmill.records import TextBatch
+
+SLICE_BYTES = 1 << 20
+
+
+class HuggingFaceEngine:
+    """Encodes with the `tokenizers` package."""
+
+    name = "tokenizers"
+
+    def __init__(self, path: Path, *, special_tokens: SpecialTokens, threads: int = 1) -> None:
+        limit_threads(threads)
+        import tokenizers
+
+        self.version: str = str(tokenizers.__version__).replace("-rc.", "rc")
+        self._path = path
+        self._as_text = special_tokens is not SpecialTokens.PARSE
+        self._content: dict[str, Any] | None = None
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
+            self._old_api = hasattr(self._tokenizer, "encode_special_tokens")
+            self._prepare()
+            self._encode_texts(["probe"])
+        except Exception as error:  # the package raises bare Exception for an unusable file
+            raise TokenizerError(
+                f"the tokenizers package {self.version} cannot run {str(path)!r}: {error}",
+                hint="check the file, or try another version: pip install 'tokenizers<1'",
+            ) from error
+
+    def _prepare(self) -> None:
+        if self._old_api:
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._tokenizer.encode_special_tokens = self._as_text
+
+    def encode(self, texts: TextBatch) -> TokenBatch:
+        parts: list[NDArray[np.uint32]] = []
+        lengths = np.zeros(len(texts) + 1, np.int64)
+        for start, stop in _slices(texts.offsets):
+            window = type(texts)(texts.data, texts.offsets[start : stop + 1])
+            for index, ids in enumerate(self._encode_texts(window.texts()), start=start):
+                parts.append(ids)
+                lengths[index + 1] = len(ids)
+        ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+        return TokenBatch(ids, np.cumsum(lengths))
+
+    def _encode_texts(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        if not self._old_api:
+            encodings = self._tokenizer.encode_batch(
+                texts,
+                add_special_tokens=False,
+                encode_special_tokens=self._as_text,
+                padding=None,
+                truncation=None,
+            )
+            return [encoding.ids_array for encoding in encodings]
+        # The fast variant leaves out offsets, which nobody here needs; old releases lack it.
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        encodings = encode(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def added_token_id(self, content: str) -> int | None:
+        """The id that the package gives to an added token, which need not be the file's."""
+        if self._old_api:
+            found: int | None = self._tokenizer.token_to_id(content)
+            return found
+        ids = self._tokenizer.encode(content, add_special_tokens=False).ids
+        return int(ids[0]) if len(ids) == 1 else None
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self._content is None:
+            self._content = read_tokenizer_json(self._path)
+            added = {t["content"]: t["id"] for t in self._content.get("added_tokens") or []}
+            vocab = vocabulary(self._content)
+            self._added = {index: text for text, index in added.items()}
+            self._pieces = {index: text for text, index in vocab.items()}
+        if token_id in self._added:
+            return str(self._added[token_id]).encode()
+        return json_token_bytes(self._content, self._pieces.get(token_id, ""))
+
+    def recycle(self) -> bool:
+        return False
+
+
+def limit_threads(threads: int) -> None:
+    """Hold the thread pools of this process's engines to `threads`.
+
+    The variables are read when a pool starts, and TOKENIZERS_PARALLELISM at each call. A worker is
+    a process with one thread; without this each would start a thread for every core.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+
+
+def _slices(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Runs of documents of at most SLICE_BYTES, or single larger ones."""
+    num_documents = len(offsets) - 1
+    slices = []
+    start = 0
+    while start < num_documents:
+        stop = int(np.searchsorted(offsets, offsets[start] + SLICE_BYTES, side="right")) - 1
+        # Empty documents at the end share an offset; searchsorted may point behind the last one.
+        stop = min(max(stop, start + 1), num_documents)
+        slices.append((start, stop))
+        start = stop
+    return slices

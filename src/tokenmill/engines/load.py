@@ -1,0 +1,229 @@
+"""Loads a tokenizer's engines: the reference that defines its ids, and a fast one if trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.engines.base import Engine, SpecialTokens, TokenizerInfo, TokenizerKind
+from tokenmill.engines.coverage import (
+    RANK_PATTERNS,
+    Coverage,
+    cover_json,
+    cover_ranks,
+    cover_sentencepiece,
+)
+from tokenmill.engines.describe import describe, read_tokenizer_json
+from tokenmill.engines.json_text import find_added_tokens
+from tokenmill.engines.locate import SIDECAR_SUFFIX
+from tokenmill.engines.parity import CheckedEngine
+from tokenmill.engines.prescan import Prescan, contested_ranges
+from tokenmill.engines.probes import probe_texts
+from tokenmill.engines.rank_files import RankFile, read_rank_file
+from tokenmill.engines.sentencepiece_model import read_sentencepiece_model
+from tokenmill.engines.special_text import SpecialText
+from tokenmill.errors import TokenizerError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from os import PathLike
+    from pathlib import Path
+
+    from tokenmill.engines.huggingface import HuggingFaceEngine
+
+FAST_ENGINE = "gigatoken"
+REFERENCES = {
+    TokenizerKind.HUGGINGFACE: "tokenizers",
+    TokenizerKind.SENTENCEPIECE: "sentencepiece",
+    TokenizerKind.TIKTOKEN: "tiktoken",
+    TokenizerKind.BYTES: "bytes",
+}
+AUTO = "auto"
+ENGINE_CHOICES = (AUTO, FAST_ENGINE, *REFERENCES.values())
+
+
+def load_engine(
+    tokenizer: TokenizerInfo | str | PathLike[str],
+    *,
+    choice: str = AUTO,
+    special_tokens: SpecialTokens = SpecialTokens.TEXT,
+    threads: int = 1,
+) -> CheckedEngine:
+    """Load the engine for a tokenizer, or for the folder or name of one.
+
+    `auto` takes the fast engine if its rules cover the tokenizer and the probes agree, else the
+    reference. A named engine is taken or refused with the reason.
+    """
+    info = (
+        tokenizer
+        if isinstance(tokenizer, TokenizerInfo)
+        else describe(tokenizer, policy=special_tokens)
+    )
+    _check_choice(choice, info.kind)
+    parts = _PARTS[info.kind](info, special_tokens, threads)
+    # The string of the bytes engine's end of text means nothing to it.
+    matched = () if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens)
+    if choice == parts.reference.name:
+        refusal = f"--engine {choice} was asked for"
+    else:
+        engine, refusal = _load_fast(info, parts, matched)
+        if engine is not None:
+            return engine
+    if choice == FAST_ENGINE:
+        raise TokenizerError(
+            f"gigatoken may not be used for this tokenizer: {refusal}; its ids could be wrong",
+            hint="use --engine auto",
+        )
+    return CheckedEngine(
+        parts.reference, info=info, special_text=SpecialText(matched), refusal=refusal
+    )
+
+
+def _load_fast(
+    info: TokenizerInfo, parts: _Parts, matched: tuple[str, ...]
+) -> tuple[CheckedEngine | None, str]:
+    """The checked fast engine, or why it may not be used."""
+    reference, coverage = parts.reference, parts.coverage
+    if coverage.refusal:
+        return None, coverage.refusal
+    known = f"{reference.name} {reference.version}"
+    ranges = contested_ranges(
+        patterns=coverage.patterns,
+        normalizes=coverage.normalizes,
+        engines=[(reference.name, reference.version), (FAST_ENGINE, version(FAST_ENGINE))],
+    )
+    if ranges is None:
+        return None, f"{known} was never compared with it"
+    try:
+        fast = parts.build()
+    except TokenizerError as error:
+        return None, error.message
+    # A SentencePiece model carries its own tables; no engine adds Unicode tables to it.
+    prescan = None if info.kind is TokenizerKind.SENTENCEPIECE else Prescan(ranges)
+    engine = CheckedEngine(
+        reference,
+        info=info,
+        special_text=SpecialText(matched),
+        fast=fast,
+        prescan=prescan,
+        contested_text=SpecialText(coverage.contested) if coverage.contested else None,
+        probes=probe_texts([*matched, *info.other_tokens], derived=coverage.probes),
+    )
+    mismatches = engine.check_probes().mismatches
+    if mismatches:
+        first = mismatches[0].text[:40]
+        return None, f"it disagrees with {known} on {len(mismatches)} probes, first on {first!r}"
+    return engine, ""
+
+
+def _check_choice(choice: str, kind: TokenizerKind) -> None:
+    if choice not in ENGINE_CHOICES:
+        raise UsageError(
+            f"there is no engine {choice!r}", hint=f"use one of: {', '.join(ENGINE_CHOICES)}"
+        )
+    if choice not in (AUTO, FAST_ENGINE, REFERENCES[kind]):
+        raise UsageError(
+            f"the engine {choice!r} cannot run this tokenizer, which is of the kind {kind.value!r}",
+            hint=f"use --engine {REFERENCES[kind]} or --engine auto",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parts:
+    reference: Engine
+    coverage: Coverage
+    build: Callable[[], Engine]
+    """Builds the fast engine, if it comes to that."""
+
+
+def _json_parts(info: TokenizerInfo, special_tokens: SpecialTokens, threads: int) -> _Parts:
+    from tokenmill.engines import gigatoken
+    from tokenmill.engines.huggingface import HuggingFaceEngine
+
+    path = info.files["tokenizer.json"]
+    coverage = _described_coverage(info, special_tokens)
+    if coverage is None:
+        coverage = cover_json(read_tokenizer_json(path), special_tokens)
+    content = find_added_tokens(path.read_text(encoding="utf-8-sig"))
+    reference = HuggingFaceEngine(path, special_tokens=special_tokens, threads=threads)
+    _check_added_ids(reference, content.tokens, path)
+    return _Parts(
+        reference=reference,
+        coverage=coverage,
+        build=lambda: gigatoken.from_text(content, special_tokens=special_tokens, threads=threads),
+    )
+
+
+def _described_coverage(info: TokenizerInfo, special_tokens: SpecialTokens) -> Coverage | None:
+    """The coverage that is known already, if it is for this policy."""
+    return info.coverage if info.policy is special_tokens else None
+
+
+def _check_added_ids(
+    reference: HuggingFaceEngine, tokens: list[dict[str, Any]], path: Path
+) -> None:
+    """Raise if the file's id of a special token, and so of eos, is not the reference's."""
+    for token in tokens:
+        found = reference.added_token_id(token["content"])
+        if found is not None and found != token["id"]:
+            raise TokenizerError(
+                f"the added token {token['content']!r} has the id {token['id']} in {str(path)!r}, "
+                f"but {reference.name} {reference.version} gives it {found}",
+                hint='write the file anew with: python -c "import tokenizers as t; '
+                f"t.Tokenizer.from_file('{path}').save('{path}')\"",
+            )
+
+
+def _sentencepiece_parts(
+    info: TokenizerInfo, special_tokens: SpecialTokens, threads: int
+) -> _Parts:
+    from tokenmill.engines import gigatoken
+    from tokenmill.engines.sentencepiece import SentencePieceEngine
+
+    path = next(iter(info.files.values()))
+    return _Parts(
+        reference=SentencePieceEngine(path, special_tokens=special_tokens, threads=threads),
+        coverage=_described_coverage(info, special_tokens)
+        or cover_sentencepiece(read_sentencepiece_model(path)),
+        build=lambda: gigatoken.from_sentencepiece(path, threads=threads),
+    )
+
+
+def _rank_parts(info: TokenizerInfo, special_tokens: SpecialTokens, threads: int) -> _Parts:
+    from tokenmill.engines import gigatoken
+    from tokenmill.engines.tiktoken import TiktokenEngine
+
+    ranks = _read_ranks(info.files)
+    return _Parts(
+        reference=TiktokenEngine(ranks, special_tokens=special_tokens, threads=threads),
+        coverage=_described_coverage(info, special_tokens) or cover_ranks(ranks, special_tokens),
+        build=lambda: gigatoken.from_ranks(
+            ranks,
+            pattern=RANK_PATTERNS[ranks.definition.pattern],
+            special_tokens=special_tokens,
+            threads=threads,
+        ),
+    )
+
+
+def _bytes_parts(info: TokenizerInfo, special_tokens: SpecialTokens, _threads: int) -> _Parts:
+    from tokenmill.engines.raw_bytes import BytesEngine
+
+    engine = BytesEngine(special_tokens=special_tokens)
+    coverage = Coverage(engine=None, refusal=info.fast_engine_refusal)
+    return _Parts(reference=engine, coverage=coverage, build=lambda: engine)
+
+
+def _read_ranks(files: Mapping[str, Path]) -> RankFile:
+    sidecars = [path for name, path in files.items() if name.endswith(SIDECAR_SUFFIX)]
+    ranks = next(path for path in files.values() if path not in sidecars)
+    return read_rank_file(ranks, sidecar=sidecars[0] if sidecars else None)
+
+
+_PARTS = {
+    TokenizerKind.HUGGINGFACE: _json_parts,
+    TokenizerKind.SENTENCEPIECE: _sentencepiece_parts,
+    TokenizerKind.TIKTOKEN: _rank_parts,
+    TokenizerKind.BYTES: _bytes_parts,
+}

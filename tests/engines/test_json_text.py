@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenmill.engines.json_text import find_added_tokens
+
+TOKENS = [
+    {"id": 1, "content": "<a>", "special": True},
+    {"id": 2, "content": ']}, \u00e9"', "special": False},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"version": "1.0", "added_tokens": TOKENS, "model": {"vocab": {"x": 0}}},
+        {"model": {"vocab": {"x": 0}}, "added_tokens": TOKENS},
+        {"model": {"vocab": {'"added_tokens": [': 0, "added_tokens": 5}}, "added_tokens": TOKENS},
+        {"added_tokens": [], "model": {}},
+        {"model": {"vocab": {"added_tokens": 7}}},
+        {"added_tokens": None, "model": {}},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_list_is_found_and_replaced_as_parsing_would(
+    content: dict[str, object], indent: int | None
+) -> None:
+    found = find_added_tokens(json.dumps(content, indent=indent))
+    assert found.tokens == (content.get("added_tokens") or [])
+    replaced = json.loads(found.with_tokens([TOKENS[1]]))
+    assert replaced == content | {"added_tokens": [TOKENS[1]]}
