@@ -448,15 +448,12 @@ def _sum_counts(counts: Iterable[StoreCounts]) -> Counts:
 
 
 def _limiting_stage(stages: dict[str, float]) -> str | None:
-    """The stage that a worker's time went to; reading counts only as far as it was waited for."""
+    """Where most of the workers' time went; writing counts as far as it was waited for."""
     if not stages:
         return None
-    # The encoder's thread is the spine: what it did itself, and what it waited for.
-    spine = {name: stages.get(name, 0.0) for name in ("encode", "check")}
-    ahead = {name: stages.get(name, 0.0) for name in ("read", "parse", "write")}
-    slowest = max(ahead, key=lambda name: ahead[name])
-    spine[slowest] = stages.get("wait", 0.0)
-    return max(spine, key=lambda name: spine[name])
+    held_up = {name: stages.get(name, 0.0) for name in ("read", "parse", "encode", "check")}
+    held_up["write"] = stages.get("wait", 0.0)
+    return max(held_up, key=lambda name: held_up[name])
 
 
 def _run_record(result: BuildResult) -> dict[str, Json]:

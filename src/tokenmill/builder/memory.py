@@ -25,7 +25,7 @@ MEGABYTE = 1 << 20
 
 _DRIVER_BYTES = 110 * MEGABYTE
 _LIBRARIES_BYTES = 110 * MEGABYTE
-_TOKENIZER_FACTOR = 26
+_TOKENIZER_FACTOR = 18
 """Memory of the fast and the reference engine together, per byte of tokenizer file."""
 _BATCH_FACTOR = 14
 """Copies of a batch alive at once: raw and parsed ahead, text and ids in work, ids to write."""

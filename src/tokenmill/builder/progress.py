@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STAGES = ("read", "parse", "encode", "check", "write", "wait")
-"""Where a worker's time goes. read, parse and write overlap with encode; wait is the encoder's."""
+"""Where a worker's time goes; write overlaps with the others, wait is the encoder's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

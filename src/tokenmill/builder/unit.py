@@ -1,7 +1,7 @@
 """Builds one unit: rows in, framed ids out, and a receipt's worth of facts.
 
-    reader thread          this thread               writer thread
-    read + parse   ->   select, encode, check   ->   frame, narrow, hash, write
+    this thread                                         writer thread
+    read, parse  ->  select  ->  encode, check    ->    frame, narrow, hash, write
 
 The outcome is a function of the unit and the configuration. Batches, threads and the engine's speed
 leave no trace in it: the sample that is checked is chosen by the text, and if it disagrees with the
@@ -20,10 +20,11 @@ from tokenmill.builder.framing import Scratch, frame_documents
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
 from tokenmill.builder.splits import TRAIN, VAL, in_validation
 from tokenmill.errors import TooManyRejectsError
+from tokenmill.paths import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
@@ -98,7 +99,9 @@ class UnitPass:
 
     def run(self, source: Source, unit: Unit, *, row_limit: int | None) -> UnitEnd:
         """Read, encode and write all rows of the unit; the writer is left uncommitted."""
-        batches = read_ahead(self._timed_batches(source, unit), clock=self.clock)
+        batches = self._timed_batches(source, unit)
+        if is_remote(unit.file.path):
+            batches = read_ahead(batches, clock=self.clock)
         try:
             with WriteBehind(self.clock) as behind:
                 for batch in self._portions(batches):
@@ -119,7 +122,7 @@ class UnitPass:
             return batches
         return (part for batch in batches for part in split_batch(batch, REFERENCE_BYTES))
 
-    def _timed_batches(self, source: Source, unit: Unit) -> Iterator[RowBatch]:
+    def _timed_batches(self, source: Source, unit: Unit) -> Generator[RowBatch]:
         """The unit's batches; what the source did not spend on reading, it spent on parsing."""
         batches = iter(source.read(unit))
         while True:
