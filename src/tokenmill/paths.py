@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+STORE_MARKS = frozenset({"tokenmill.json", ".lock-workers"})
+"""A folder with one of these is a store: it may lie in an input folder, and is never input."""
 _REMOTE_BLOCK_BYTES = 4 << 20
 # What fsspec's filesystems call the value that changes with the content, best first.
 _VERSION_KEYS = (
@@ -161,7 +163,7 @@ def _literal_suffix(pattern: str) -> str:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Files below a folder, hidden ones left out; a folder that links lead to twice counts once."""
+    """Files below a folder, no hidden ones, no stores; what links lead to twice counts once."""
     seen: set[tuple[int, int]] = set()
 
     def fail(error: OSError) -> None:
@@ -173,6 +175,9 @@ def _walk(folder: str) -> Iterator[str]:
             folders.clear()
             continue
         seen.add((facts.st_dev, facts.st_ino))
+        if not STORE_MARKS.isdisjoint(files):
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (
             normalise(os.path.join(parent, name))

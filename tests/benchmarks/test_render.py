@@ -129,6 +129,18 @@ def test_peers_are_compared_without_and_with_the_start_up_of_both() -> None:
     assert cells[1:5] == ["2.5 (2.5 to 2.5)", "90.00 s", "80.0 times", "45.0 times"]
 
 
+def test_peers_are_also_compared_with_the_rate_on_the_large_corpus() -> None:
+    text = render.build_section(
+        results(
+            row("tokenmill from jsonl", seconds=[1.5], startup=1.0, table="engine"),
+            row("tokenmill from jsonl", seconds=[2.0], startup=1.0, table="peers"),
+            row("datasets.map", seconds=[90.0], startup=10.0, table="peers"),
+        )
+    )
+
+    assert table_row(text, "datasets.map")[5] == "160.0 times"
+
+
 def test_a_contender_without_numbers_stays_in_the_table_with_its_reason() -> None:
     text = render.build_section(
         results(

@@ -307,3 +307,15 @@ def test_the_profile_says_where_the_time_went() -> None:
     assert {"read", "parse", "encode", "write", "wait"} <= set(profile["stage_seconds"])
     assert len(profile["units"]) == result.units_built
     assert profile["limiting_stage"] == result.limiting_stage
+
+
+def test_a_store_inside_an_input_folder_is_not_read_as_input() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(20))
+    Path("notes.txt").write_text("read me")
+    first = build(".", "store")
+    again = build(".", "store")
+    assert first.totals.documents == 21
+    assert again.nothing_to_do
+    # Not even one that an interrupted build left behind.
+    Path("store/tokenmill.json").unlink()
+    assert build(".", "store").totals == first.totals

@@ -15,7 +15,7 @@ import os
 import platform
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -36,7 +36,7 @@ from tokenmill.builder.memory import (
 from tokenmill.builder.messages import WorkerSettings
 from tokenmill.builder.monitor import Monitor
 from tokenmill.builder.plan import PlanRules, WorkPlan, plan_work
-from tokenmill.builder.progress import BuildResult, Counts, Progress, SplitTotals
+from tokenmill.builder.progress import BuildResult, Progress
 from tokenmill.config import BuildConfig, BuildResources, parse_size
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.runners import Job, LocalRunner, SerialRunner
@@ -45,7 +45,7 @@ from tokenmill.sources import discover
 from tokenmill.sources.base import MEGABYTE, SourceOptions
 from tokenmill.store.assemble import assemble_manifest
 from tokenmill.store.commit import remove_manifest, sweep
-from tokenmill.store.facts import Counts as StoreCounts
+from tokenmill.store.facts import Counts
 from tokenmill.store.layout import StoreLayout, unit_name
 from tokenmill.store.lock import StoreLock
 from tokenmill.store.manifest import read_manifest, write_manifest
@@ -53,7 +53,7 @@ from tokenmill.store.receipt import rewrite_receipt
 from tokenmill.store.runs import append_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Unpack
 
     from tokenmill.runners import Runner
@@ -413,12 +413,9 @@ class BuildRun:
         return BuildResult(
             store=str(self.layout.root),
             nothing_to_do=monitor is None,
-            splits={
-                name: SplitTotals(documents=s.documents, tokens=s.tokens, shards=s.shards)
-                for name, s in manifest.splits.items()
-            },
-            totals=Counts(**asdict(manifest.totals)),
-            built=_sum_counts(report.counts for report in reports),
+            splits=manifest.splits,
+            totals=manifest.totals,
+            built=sum((report.counts for report in reports), Counts()),
             units_total=len(manifest.units),
             units_built=len(reports),
             units_resumed=len(plan.done),
@@ -441,10 +438,6 @@ class BuildRun:
             skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
             warnings=() if monitor is None else tuple(monitor.warnings),
         )
-
-
-def _sum_counts(counts: Iterable[StoreCounts]) -> Counts:
-    return Counts(**asdict(sum(counts, StoreCounts())))
 
 
 def _limiting_stage(stages: dict[str, float]) -> str | None:

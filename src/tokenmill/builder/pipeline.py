@@ -4,7 +4,7 @@ The calls that take the time (reading, encoding, hashing, writing, fsync) releas
 really overlap. Queues hold one item each: that bounds memory, and more would not be faster. A local
 file is read and parsed by the encoder's own thread: the kernel reads ahead by itself, there is a
 worker for every core already, and a batch that one core has parsed is best encoded by that core
-(a thread of its own made builds from warm files 10 to 20% slower on two cores).
+(with a thread of its own, builds from warm files were slower).
 """
 
 from __future__ import annotations

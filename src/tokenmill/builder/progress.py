@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tokenmill.store.entries import SplitTotals
+    from tokenmill.store.facts import Counts
+
 STAGES = ("read", "parse", "encode", "check", "write", "wait")
 """Where a worker's time goes; write overlaps with the others, wait is the encoder's."""
 
@@ -52,27 +55,6 @@ class Progress:
     workers: tuple[WorkerProgress, ...]
     message: str | None = None
     """Something that a person should read now: a lost worker, a unit done again."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SplitTotals:
-    documents: int
-    tokens: int
-    shards: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
-    """Rows and what became of them; rows = documents + empty + rejected + skipped."""
-
-    rows: int = 0
-    documents: int = 0
-    empty: int = 0
-    rejected: int = 0
-    skipped: int = 0
-    input_bytes: int = 0
-    text_bytes: int = 0
-    tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

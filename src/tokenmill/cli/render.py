@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tokenmill.builder.progress import BuildResult, Counts, SplitTotals
+    from tokenmill.builder.progress import BuildResult
+    from tokenmill.store.entries import SplitTotals
     from tokenmill.store.entries import SplitTotals as StoreSplitTotals
+    from tokenmill.store.facts import Counts
     from tokenmill.store.facts import Counts as StoreCounts
 
 Row = tuple[str, str]

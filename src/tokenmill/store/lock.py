@@ -16,6 +16,7 @@ import secrets
 import socket
 import sys
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError, StoreLockedError
@@ -23,6 +24,7 @@ from tokenmill.errors import StoreError, StoreLockedError
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
+    from typing import Self
 
     from tokenmill.store.layout import StoreLayout
 
@@ -31,15 +33,43 @@ POLL_SECONDS = 0.02
 _HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 
-class StoreLock:
+class _FileLock(ABC):
+    """A lock of the operating system on a file, which ends with the process that holds it."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    @abstractmethod
+    def acquire(self) -> None: ...
+
+    def release(self) -> None:
+        """Give the lock back; harmless where it is not held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class StoreLock(_FileLock):
     """The right to build into a store; StoreLockedError where another build has it."""
 
     def __init__(
         self, layout: StoreLayout, *, worker_wait_seconds: float = WORKER_WAIT_SECONDS
     ) -> None:
+        super().__init__()
         self._layout = layout
         self._worker_wait_seconds = worker_wait_seconds
-        self._file: int | None = None
         self.token = secrets.token_hex(8)
         """Names this build to its workers; see WorkerLock."""
 
@@ -59,26 +89,8 @@ class StoreLock:
             self.release()
             raise
 
-    def release(self) -> None:
-        """Give the lock back; harmless where it is not held."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
-    def __enter__(self) -> StoreLock:
-        self.acquire()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-class WorkerLock:
+class WorkerLock(_FileLock):
     """Says that a process writes units for the build that has the given token.
 
     A worker that starts late, after its build was killed and another one began, is refused: the new
@@ -86,9 +98,9 @@ class WorkerLock:
     """
 
     def __init__(self, layout: StoreLayout, *, token: str) -> None:
+        super().__init__()
         self._layout = layout
         self._token = token
-        self._file: int | None = None
 
     def acquire(self) -> None:
         path = self._layout.worker_lock
@@ -103,50 +115,21 @@ class WorkerLock:
             self.release()
             raise
 
-    def release(self) -> None:
-        """Give the lock back; harmless where it is not held."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
-    def __enter__(self) -> WorkerLock:
-        self.acquire()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-class TurnLock:
+class TurnLock(_FileLock):
     """A turn that one process of a build has at a time, waited for as long as it takes.
 
     Workers take turns at documents so large that memory has room for one of them.
     """
 
     def __init__(self, layout: StoreLayout) -> None:
+        super().__init__()
         self._path = layout.turn_lock
-        self._file: int | None = None
 
-    def __enter__(self) -> TurnLock:
+    def acquire(self) -> None:
         self._file = _open(self._path)
         while not _try_lock(self._file, shared=False, path=self._path):
             time.sleep(POLL_SECONDS)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 def _wait_for_workers(layout: StoreLayout, *, seconds: float) -> None:

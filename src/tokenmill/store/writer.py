@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 1 << 18
 """512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
 WRITE_BYTES = 1 << 19
-"""Larger writes cost Linux up to ten times as much per byte: it allocates large pages for them."""
+"""Larger writes cost Linux more time per byte, since it allocates large pages for them."""
 REJECT_BLOCK_BYTES = 1 << 20
 
 
