@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from tokenmill.builder.build import BuildOptions, BuildRun, PathInput
+    from tokenmill.builder.build import BuildOptions, PathInput
     from tokenmill.builder.identity import Request
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.plan import WorkPlan
+    from tokenmill.builder.run import BuildRun
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.sources import Discovery
     from tokenmill.sources.base import SourceFile, SourceOptions
