@@ -27,12 +27,13 @@ _DRIVER_BYTES = 110 * MEGABYTE
 _LIBRARIES_BYTES = 110 * MEGABYTE
 _TOKENIZER_FACTOR = 18
 """Memory of the fast and the reference engine together, per byte of tokenizer file."""
-_BATCH_FACTOR = 14
+BATCH_FACTOR = 14
 """Copies of a batch alive at once: raw and parsed ahead, text and ids in work, ids to write."""
 _CACHE_BYTES = 48 * MEGABYTE
 """The least that makes the fast engine's cache worth having."""
-_LARGE_DOCUMENT_FACTOR = 32
-"""Bytes of memory per byte of a document that is encoded alone."""
+LARGE_DOCUMENT_FACTOR = 160
+"""Memory per byte of a document that a reference engine encodes alone, at about a token a byte.
+The fast engine needs far less, but which engine is used may not decide which rows are rejected."""
 
 _SMALLEST_BATCH = 1 * MEGABYTE
 _LARGEST_BATCH = 8 * MEGABYTE
@@ -73,7 +74,7 @@ def usable_memory() -> int:
 
 def max_document_bytes(budget: int) -> int:
     """The largest document that a budget can take; a larger one is a rejected row."""
-    return max(budget // (4 * _LARGE_DOCUMENT_FACTOR), 256 * 1024)
+    return max(budget // (4 * LARGE_DOCUMENT_FACTOR), 256 * 1024)
 
 
 def divide_budget(
@@ -82,10 +83,10 @@ def divide_budget(
     """Shares for as many workers as fit, up to `most_workers`; refuses where too few do."""
     document = max_document_bytes(budget)
     fixed = _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + _CACHE_BYTES
-    free = budget - _DRIVER_BYTES - _LARGE_DOCUMENT_FACTOR * document
-    workers = min(most_workers, free // (fixed + _BATCH_FACTOR * _SMALLEST_BATCH))
+    free = budget - _DRIVER_BYTES - LARGE_DOCUMENT_FACTOR * document
+    workers = min(most_workers, free // (fixed + BATCH_FACTOR * _SMALLEST_BATCH))
     if workers < least_workers:
-        share = fixed + _BATCH_FACTOR * _SMALLEST_BATCH
+        share = fixed + BATCH_FACTOR * _SMALLEST_BATCH
         # The large document takes a quarter of any budget.
         smallest = (_DRIVER_BYTES + least_workers * share) * 4 // 3
         smallest = -(-smallest // (10 * 10**6)) * 10 * 10**6
@@ -98,7 +99,7 @@ def divide_budget(
             + (", or use fewer --workers" if least_workers > 1 else ""),
         )
     share = free // workers
-    batch = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, (share - fixed) // (2 * _BATCH_FACTOR)))
+    batch = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, (share - fixed) // (2 * BATCH_FACTOR)))
     return MemoryPlan(
         budget=budget,
         workers=workers,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.builder.framing import Scratch, frame_documents
+from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
 from tokenmill.builder.splits import TRAIN, VAL, in_validation
 from tokenmill.errors import TooManyRejectsError
@@ -48,8 +49,8 @@ class UnitRules:
     val_fraction: float
     reject_special: bool
     max_reject_fraction: float
-    large_batch_bytes: int
-    """A batch above this holds a large document and waits for its turn."""
+    batch_bytes: int
+    """What a worker's memory has room for; more holds a large document and waits for its turn."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -105,7 +106,7 @@ class UnitPass:
         try:
             with WriteBehind(self.clock) as behind:
                 for batch in self._portions(batches):
-                    if batch.texts.num_bytes > self.rules.large_batch_bytes:
+                    if batch.texts.num_bytes > self._most_bytes():
                         with self.large_turn():
                             self._take(batch, row_limit, behind)
                     else:
@@ -115,6 +116,12 @@ class UnitPass:
             batches.close()
         self._check_rejects(unit)
         return source.end()
+
+    def _most_bytes(self) -> int:
+        """Text that a worker may encode without asking; the reference needs more memory for it."""
+        if not self.use_reference:
+            return 2 * self.rules.batch_bytes
+        return max(self.rules.batch_bytes * BATCH_FACTOR // LARGE_DOCUMENT_FACTOR, REFERENCE_BYTES)
 
     def _portions(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
         """The batches; in small parts for the reference, so that one can see it move."""

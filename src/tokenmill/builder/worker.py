@@ -67,7 +67,7 @@ class BuildWorker:
             val_fraction=settings.val_fraction,
             reject_special=settings.special_tokens == "reject",
             max_reject_fraction=settings.max_reject_fraction,
-            large_batch_bytes=2 * settings.options.batch_bytes,
+            batch_bytes=settings.options.batch_bytes,
         )
         self._guard = MemoryGuard(settings.memory_bytes)
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
