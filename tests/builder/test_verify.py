@@ -40,6 +40,13 @@ def test_a_sample_larger_than_the_store_takes_every_document() -> None:
     assert tokenmill.verify("store", sample=1000).documents_reencoded == 20
 
 
+def test_as_many_documents_are_drawn_as_were_asked_for_whatever_the_dice_say() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(300))
+    build("a.jsonl", unit_bytes=2000, val=0.1)
+    for seed in range(30):
+        assert tokenmill.verify("store", sample=60, seed=seed).documents_reencoded == 60
+
+
 def test_files_of_a_group_are_read_again_by_their_names() -> None:
     Path("code").mkdir()
     for number in range(40):

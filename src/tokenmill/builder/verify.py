@@ -120,19 +120,21 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
 
 
 def _draw(store: Store, *, sample: int, seed: int) -> Mapping[str, list[int]]:
-    """Random documents, by unit; each document is as likely as any other within the units drawn."""
+    """Random documents, by unit, of as few units as hold enough of them."""
     dice = random.Random(seed)
     shards = [shard for shard in store.shards if shard.documents]
-    weights = [shard.documents for shard in shards]
-    drawn = {shard.name: shard for shard in dice.choices(shards, weights, k=_MOST_UNITS)}
-    documents: set[int] = set()
-    for shard in drawn.values():
-        share = -(-sample // len(drawn))
-        first = shard.first_document
-        count = min(share, shard.documents)
-        documents.update(dice.sample(range(first, first + shard.documents), count))
+    # A random order in which large shards tend to come first, as if drawn by their documents.
+    shards.sort(key=lambda shard: dice.random() ** (1 / shard.documents), reverse=True)
+    pool: list[int] = []
+    for place, shard in enumerate(shards):
+        if place >= _MOST_UNITS and len(pool) >= sample:
+            break
+        few = min(shard.documents, sample)
+        pool += dice.sample(
+            range(shard.first_document, shard.first_document + shard.documents), few
+        )
     by_unit: dict[str, list[int]] = defaultdict(list)
-    for document in sorted(dice.sample(sorted(documents), min(sample, len(documents)))):
+    for document in sorted(dice.sample(pool, min(sample, len(pool)))):
         by_unit[store.shards[store.locate(document)[0]].unit].append(document)
     return by_unit
 
