@@ -14,6 +14,7 @@ from tokenmill.builder.worker import BuildWorker
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.parity import CheckedEngine
+from tokenmill.engines.prescan import Prescan
 from tokenmill.engines.raw_bytes import BytesEngine
 from tokenmill.engines.special_text import SpecialText
 from tokenmill.records import TokenBatch
@@ -120,6 +121,26 @@ def test_a_unit_whose_sample_agrees_is_left_to_the_fast_engine(tmp_path: Path) -
     facts = read_receipt(layout, unit).engine
     assert (facts.name, facts.redone, facts.mismatches) == ("liar", False, 0)
     assert facts.checked_documents > 0
+
+
+def test_documents_with_contested_characters_are_counted_as_given_to_the_reference(
+    tmp_path: Path,
+) -> None:
+    texts = make_texts(60)
+    engine = CheckedEngine(
+        BytesEngine(special_tokens=TEXT),
+        info=describe("bytes"),
+        special_text=SpecialText(()),
+        fast=LyingEngine(special_tokens=TEXT),
+        prescan=Prescan([(0x1F600, 0x1F600)]),
+    )
+    # The fast engine would get exactly these wrong.
+    texts = [text.replace("\U0001f600", "\U0001f600LIE") for text in texts]
+    _, layout, unit = run_worker(tmp_path, texts, engine)
+    facts = read_receipt(layout, unit).engine
+    assert facts.routed_documents == sum("LIE" in text for text in texts) > 10
+    assert (facts.redone, facts.mismatches) == (False, 0)
+    assert stored(layout, unit) == byte_ids(texts)
 
 
 def test_an_id_out_of_range_stops_the_build_and_leaves_no_trace(tmp_path: Path) -> None:

@@ -164,7 +164,9 @@ class UnitPass:
     def _encode(self, texts: TextBatch) -> TokenBatch:
         if self.use_reference:
             return self.clock.timed("encode", self.engine.reference.encode, texts)
+        routed = self.engine.routed_documents
         tokens = self.clock.timed("encode", self.engine.encode, texts)
+        self.tally.routed_documents += self.engine.routed_documents - routed
         sample = self.clock.timed("check", self._check, texts, tokens)
         self.tally.checked_documents += sample.num_documents
         self.tally.mismatches += len(sample.mismatches)

@@ -75,6 +75,8 @@ class CheckedEngine:
         self.info = info
         self.refusal = refusal
         """Why there is no fast engine, where there is none."""
+        self.routed_documents = 0
+        """Documents that `encode` gave to the reference, so far."""
         self._prescan = prescan
         self._contested_text = contested_text
         self._probes = probes
@@ -101,6 +103,7 @@ class CheckedEngine:
         contested = self._contested(texts)
         if not len(contested):
             return tokens
+        self.routed_documents += len(contested)
         return _replace(tokens, contested, self.reference.encode(texts.take(contested)))
 
     def _contested(self, texts: TextBatch) -> NDArray[np.int64]:
