@@ -13,6 +13,7 @@ from tests.builder.stores import byte_ids, documents, make_texts, tree, write_js
 import tokenmill
 from tokenmill.builder.memory import max_document_bytes
 from tokenmill.config import parse_size
+from tokenmill.engines.describe import describe
 from tokenmill.errors import (
     MemoryBudgetError,
     StoreError,
@@ -307,6 +308,23 @@ def test_the_profile_says_where_the_time_went() -> None:
     assert {"read", "parse", "encode", "write", "wait"} <= set(profile["stage_seconds"])
     assert len(profile["units"]) == result.units_built
     assert profile["limiting_stage"] == result.limiting_stage
+
+
+def test_the_bytes_do_not_depend_on_the_size_of_batches(bpe_tokenizer_dir: Path) -> None:
+    special = next(iter(describe(bpe_tokenizer_dir).special_tokens))
+    rows: list[object] = [f"{text} {'word ' * 400}" for text in make_texts(6000)]
+    rows[::50] = [b"{bad"] * len(rows[::50])
+    rows[7::70] = [f"{row!s} {special}" for row in rows[7::70]]
+    write_jsonl(Path("a.jsonl"), rows)
+    assert Path("a.jsonl").stat().st_size > 10 * 10**6
+    options = {"tokenizer": bpe_tokenizer_dir, "special_tokens": "reject", "max_rejects": 0.1}
+    build("a.jsonl", "small", memory="430MB", unit_bytes=8 << 20, **options)
+    build("a.jsonl", "large", memory="8GB", unit_bytes=8 << 20, **options)
+    assert tree(Path("small")) == tree(Path("large"))
+    with tokenmill.Store("small") as store:
+        found = [reject.row for reject in store.rejects() if reject.unit == store.shards[0].unit]
+    assert found == sorted(found)
+    assert len(found) > 100
 
 
 def test_a_store_inside_an_input_folder_is_not_read_as_input() -> None:

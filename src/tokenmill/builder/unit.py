@@ -151,7 +151,8 @@ class UnitPass:
         tally.skipped += batch.num_rows - len(rows) - len(rejects)
         if self.rules.reject_special and len(texts):
             texts, rows, found = self._without_special(texts, rows)
-            rejects = (*rejects, *found)
+            # By row, or the file of rejects would tell how the unit was cut into batches.
+            rejects = tuple(sorted((*rejects, *found), key=lambda reject: reject.row))
         self._count_rejects(rejects)
         if rejects:
             behind.submit(self.writer.rejects, rejects)
