@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
 from tokenmill.sources import format_of
-from tokenmill.store.layout import RECEIPT_FILE, unit_name
+from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
 from tokenmill.store.receipt import find_receipt, read_receipt
 
 if TYPE_CHECKING:
@@ -186,8 +186,9 @@ class _FilePlanner:
         units = format_of(self.file).plan(self.file, self.rules.options)
         if self.rows_left is not None:
             return itertools.takewhile(lambda unit: self.source().exists(unit), units)
-        stem = unit_name(self.file.path, index=0).rpartition("-")[0]
-        indices = [int(name.rpartition("-")[2]) for name in self.existing if name.startswith(stem)]
+        prefix = unit_prefix(self.file.path)
+        places = (name.rpartition("-") for name in self.existing)
+        indices = [int(index) for found, _, index in places if found == prefix]
         return itertools.islice(units, max(indices, default=-1) + 1)
 
     def _ends_stream(self, unit: Unit) -> bool:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from tokenmill.store.entries import SplitTotals
     from tokenmill.store.facts import Counts
 
-STAGES = ("read", "parse", "encode", "check", "write", "wait")
-"""Where a worker's time goes; write overlaps with the others, wait is the encoder's."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerProgress:
@@ -85,7 +82,8 @@ class BuildResult:
     startup_seconds: float
     """Until every worker had its engine loaded and probed."""
     stage_seconds: Mapping[str, float]
-    """Sum over the workers of this run, by stage."""
+    """Sum over the workers of this run: read, parse, encode, check, write (which overlaps with the
+    others) and wait (of the encoder, for what it needs)."""
     limiting_stage: str | None
     peak_memory_bytes: int
     memory_budget_bytes: int

@@ -38,7 +38,7 @@ from tokenmill.sources import discover
 from tokenmill.sources.base import MEGABYTE, SourceOptions
 from tokenmill.store.assemble import assemble_manifest
 from tokenmill.store.commit import remove_manifest, sweep
-from tokenmill.store.layout import StoreLayout, unit_name
+from tokenmill.store.layout import StoreLayout, unit_name, unit_prefix
 from tokenmill.store.lock import StoreLock
 from tokenmill.store.manifest import read_manifest, write_manifest
 from tokenmill.store.receipt import rewrite_receipt
@@ -255,11 +255,10 @@ class BuildRun:
         built = {*monitor.units, *plan.done}
         by_file: dict[str, list[int]] = {}
         for name in built:
-            stem, _, number = name.rpartition("-")
-            by_file.setdefault(stem, []).append(int(number))
+            prefix, _, number = name.rpartition("-")
+            by_file.setdefault(prefix, []).append(int(number))
         for file in plan.files:
-            stem = unit_name(file.path, index=0).rpartition("-")[0]
-            for index in sorted(by_file.get(stem, ())):
+            for index in sorted(by_file.get(unit_prefix(file.path), ())):
                 yield unit_name(file.path, index=index)
 
     def _result(

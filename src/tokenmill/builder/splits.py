@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tokenmill.records import TextBatch
 
-TRAIN = "train"
 VAL = "val"
 
 _SEED = 0x746F6B656E6D696C  # 'tokenmil': fixed for ever, or documents would move

@@ -19,10 +19,11 @@ import numpy as np
 from tokenmill.builder.framing import Scratch, frame_documents
 from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
-from tokenmill.builder.splits import TRAIN, VAL, in_validation
+from tokenmill.builder.splits import VAL, in_validation
 from tokenmill.errors import TooManyRejectsError
 from tokenmill.paths import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
+from tokenmill.store.layout import TRAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -84,14 +84,14 @@ class TextGroupSource:
         """One row for each file."""
         self._end = None
         digest = xxhash.xxh3_128()
-        pending = _Pending(first_row=0)
+        pending = _Pending()
         for row, member in enumerate(self._members):
             content, size, file_digest = _read_file(member, limit=self._limit)
             digest.update(_member_key(member, file_digest))
             pending.add(row, member, content, size, limit=self._limit)
             if pending.num_bytes >= self._batch_bytes:
                 yield pending.batch()
-                pending = _Pending(first_row=row + 1)
+                pending = _Pending()
         if pending.num_rows:
             yield pending.batch()
         count = len(self._members)
@@ -124,8 +124,7 @@ class TextGroupSource:
 class _Pending:
     """Rows of a batch in the making."""
 
-    def __init__(self, *, first_row: int) -> None:
-        self._first = first_row
+    def __init__(self) -> None:
         self._texts: list[bytes] = []
         self._rows: list[int] = []
         self._rejects: list[Reject] = []
