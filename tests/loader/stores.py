@@ -1,0 +1,90 @@
+"""Stores of given tokens, written by the store's own writer, for the tests of the loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tests.store.samples import BYTES_ENGINE, CONFIG, EOS, identity
+
+from tokenmill.store.assemble import assemble_manifest
+from tokenmill.store.facts import Bounds, Counts, SourceFacts, UnitFacts
+from tokenmill.store.layout import StoreLayout
+from tokenmill.store.manifest import write_manifest
+from tokenmill.store.reader import Store
+from tokenmill.store.writer import UnitWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tokenmill.store.receipt import Receipt
+
+Shards = "Sequence[Sequence[Sequence[int]]]"
+
+
+def write_store(
+    root: Path, shards: Sequence[Sequence[Sequence[int]]], *, vocab_size: int = 60_000
+) -> Store:
+    """A store with these shards, each a list of documents, each a list of ids (as they are)."""
+    layout = StoreLayout(root)
+    receipts = [
+        _write_shard(layout, documents, path=f"part-{number}.jsonl", vocab_size=vocab_size)
+        for number, documents in enumerate(shards)
+    ]
+    names = [receipt.unit.name for receipt in receipts]
+    facts = identity(vocab_size=vocab_size)
+    write_manifest(layout, assemble_manifest(layout, facts, units=names))
+    return Store(root)
+
+
+def numbered_store(
+    root: Path, lengths: Sequence[Sequence[int]], *, vocab_size: int = 60_000
+) -> Store:
+    """A store whose documents have these lengths; token k of the stream has the id k."""
+    shards, position = [], 0
+    for shard in lengths:
+        documents = []
+        for length in shard:
+            documents.append(range(position, position + length))
+            position += length
+        shards.append(documents)
+    assert position <= vocab_size, "ids must stay unique"
+    return write_store(root, shards, vocab_size=vocab_size)
+
+
+def _write_shard(
+    layout: StoreLayout, documents: Sequence[Sequence[int]], *, path: str, vocab_size: int
+) -> Receipt:
+    unit = UnitFacts.of(path, index=0, start=0, end=None)
+    lengths = [len(document) for document in documents]
+    with UnitWriter(
+        layout, unit, dtype=identity(vocab_size=vocab_size).dtype, vocab_size=vocab_size
+    ) as writer:
+        if documents:
+            writer.append(
+                "train",
+                np.array([token for document in documents for token in document], np.uint32),
+                lengths=np.array(lengths),
+                rows=np.arange(len(documents)),
+            )
+        return writer.commit(
+            source=SourceFacts(
+                size=1000, version="v1", digest="d" * 32, is_last=True, num_lines=len(documents)
+            ),
+            config=CONFIG,
+            counts=Counts(
+                rows=len(documents),
+                documents=len(documents),
+                empty=0,
+                rejected=0,
+                input_bytes=20 * len(documents),
+                text_bytes=sum(lengths),
+                tokens=sum(lengths),
+            ),
+            bounds=Bounds(largest_row_bytes=max(lengths, default=0), smallest_too_large_bytes=None),
+            engine=BYTES_ENGINE,
+        )
+
+
+__all__ = ["EOS", "numbered_store", "write_store"]

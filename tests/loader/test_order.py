@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import UsageError
+from tokenmill.loader import order
+from tokenmill.loader.order import Order, Permutation, Shuffle
+
+
+def make(shuffle: Shuffle, num_rows: int, **changes: object) -> Order:
+    facts = {"seed": 0, "source": "", "seq_len": 2048, **changes}
+    return Order(shuffle=shuffle, num_rows=num_rows, **facts)  # type: ignore[arg-type]
+
+
+def rows_of(order: Order, first: int, last: int) -> list[int]:
+    rows, _ = order.rows(np.arange(first, last))
+    found: list[int] = rows.tolist()
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 5000), st.integers())
+def test_a_permutation_is_a_bijection_for_any_size_and_key(size: int, seed: int) -> None:
+    permutation = Permutation(size, key=str(seed))
+    values = permutation(np.arange(size))
+    assert sorted(values.tolist()) == list(range(size))
+    assert permutation.inverse(values).tolist() == list(range(size))
+
+
+@settings(deadline=None)
+@given(st.integers(2**33, 2**44), st.lists(st.integers(0, 2**33 - 1), min_size=1, unique=True))
+def test_a_permutation_of_trillions_is_inverted_by_its_inverse(
+    size: int, indices: list[int]
+) -> None:
+    permutation = Permutation(size, key="large")
+    values = permutation(np.array(indices))
+    assert values.min() >= 0
+    assert values.max() < size
+    assert permutation.inverse(values).tolist() == indices
+
+
+def test_every_order_of_four_rows_is_about_equally_likely() -> None:
+    seen = Counter(tuple(Permutation(4, key=str(k))(np.arange(4)).tolist()) for k in range(2400))
+    assert set(seen) == set(permutations(range(4)))
+    # 100 expected each; chi-square with 23 degrees of freedom exceeds 58 once in 10,000.
+    assert sum((count - 100) ** 2 / 100 for count in seen.values()) < 58
+
+
+def test_neighbours_are_sent_far_apart() -> None:
+    values = Permutation(1_000_000, key="spread")(np.arange(20_000))
+    gaps = np.abs(np.diff(values))
+    assert 0.9 < gaps.mean() / (1_000_000 / 3) < 1.1
+    counts, _ = np.histogram(values, bins=100, range=(0, 1_000_000))
+    assert ((counts - 200) ** 2 / 200).sum() < 162  # chi-square, 99 degrees, 1 in 10,000
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(Shuffle), st.integers(1, 700), st.integers(1, 9), st.integers(1, 7))
+def test_every_epoch_holds_every_row_once(
+    shuffle: Shuffle, num_rows: int, run_rows: int, window_runs: int
+) -> None:
+    made = make(shuffle, num_rows, seq_len=16, run_tokens=run_rows * 16, window_runs=window_runs)
+    for epoch in (0, 1, 5):
+        rows = rows_of(made, epoch * num_rows, (epoch + 1) * num_rows)
+        assert sorted(rows) == list(range(num_rows))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(Shuffle), st.integers(1, 300), st.integers(0, 500), st.integers(1, 300))
+def test_any_stretch_of_the_order_is_that_of_the_whole(
+    shuffle: Shuffle, num_rows: int, first: int, count: int
+) -> None:
+    made = make(shuffle, num_rows, seq_len=1 << 14)  # 8 rows to a run
+    assert rows_of(made, first, first + count) == rows_of(made, 0, first + count)[first:]
+
+
+def test_epochs_seeds_and_sources_have_orders_of_their_own() -> None:
+    orders = [
+        rows_of(make(Shuffle.FULL, 50), 0, 50),
+        rows_of(make(Shuffle.FULL, 50), 50, 100),
+        rows_of(make(Shuffle.FULL, 50, seed=1), 0, 50),
+        rows_of(make(Shuffle.FULL, 50, source="code"), 0, 50),
+        rows_of(make(Shuffle.BLOCK, 50), 0, 50),
+    ]
+    assert len({tuple(rows) for rows in orders}) == len(orders)
+
+
+def test_no_shuffle_is_the_order_of_the_rows() -> None:
+    rows, epochs = make(Shuffle.NONE, 3).rows(np.arange(7))
+    assert rows.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert epochs.tolist() == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_block_shuffle_reads_runs_of_rows() -> None:
+    run = order.RUN_TOKENS // 2048
+    window = run * order.WINDOW_RUNS
+    rows = np.array(rows_of(make(Shuffle.BLOCK, 10 * window), 0, window))
+    runs, counts = np.unique(rows // run, return_counts=True)
+    assert len(runs) == order.WINDOW_RUNS
+    assert (counts == run).all()
+    assert runs.max() - runs.min() > 5 * order.WINDOW_RUNS, "the runs come from everywhere"
+    assert np.abs(np.diff(rows // run)).mean() > order.WINDOW_RUNS, "rows of all runs are mixed"
+
+
+def test_the_order_of_a_seed_never_changes() -> None:
+    """Golden: runs that were begun with an earlier release are resumed by these numbers."""
+    assert rows_of(make(Shuffle.FULL, 10, seed=42), 0, 20) == GOLDEN_FULL
+    far = make(Shuffle.FULL, 10**12, seed=-1, source="web")
+    assert rows_of(far, 3 * 10**12, 3 * 10**12 + 4) == GOLDEN_FAR
+    blocks = make(Shuffle.BLOCK, 11, seed=7, seq_len=1 << 15)
+    assert rows_of(blocks, 0, 22) == GOLDEN_BLOCK
+
+
+def test_an_unknown_shuffle_says_what_there_is() -> None:
+    assert [Shuffle.of(True), Shuffle.of(False), Shuffle.of("block")] == [
+        Shuffle.FULL,
+        Shuffle.NONE,
+        Shuffle.BLOCK,
+    ]
+    with pytest.raises(UsageError, match="shuffle='chunks' is not known"):
+        Shuffle.of("chunks")
+
+
+GOLDEN_FULL = [7, 5, 9, 2, 8, 0, 4, 3, 6, 1, 9, 7, 6, 0, 1, 3, 4, 2, 5, 8]
+GOLDEN_FAR = [655493592737, 413179012779, 575497889909, 854225460639]
+GOLDEN_BLOCK = [8, 10, 3, 5, 0, 6, 7, 4, 1, 9, 2, 7, 9, 1, 8, 3, 10, 4, 5, 0, 2, 6]
