@@ -11,18 +11,31 @@ if TYPE_CHECKING:
     import os
 
     from tokenmill.engines.base import Engine
-    from tokenmill.store.layout import StoreLayout
 
 
 class Store(reader.Store):
     """The documents of one split of a store, or of all (`split=None`), with their text.
 
+    The path may be a URL (`s3://`, `gs://`, `hf://`, `https://`). What is read is then kept in
+    memory, and with `cache` in that folder too, up to `cache_bytes` (10 GB unless given). A store
+    on a local disk needs neither.
+
     >>> store = tokenmill.Store("store")
     >>> store[0], store.decode(0), store.source(0)
+    >>> tokenmill.Store("s3://bucket/store", cache="/local/cache", cache_bytes=200 * 10**9)
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, split: str | None = "train") -> None:
-        super().__init__(path, split=split, decoder=load_reference)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str | None = "train",
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(
+            path, split=split, decoder=load_reference, cache=cache, cache_bytes=cache_bytes
+        )
 
 
 def load_reference(store: reader.Store) -> Engine:
@@ -30,13 +43,10 @@ def load_reference(store: reader.Store) -> Engine:
     from tokenmill.engines.load import REFERENCES, load_engine
 
     identity = store.manifest.identity
+    # The byte tokenizer has no files to be found.
+    kind = identity.tokenizer.kind
     return load_engine(
-        stored_tokenizer(store.layout, identity.tokenizer.kind),
-        choice=REFERENCES[TokenizerKind(identity.tokenizer.kind)],
+        kind if kind == TokenizerKind.BYTES else str(store.tokenizer_dir),
+        choice=REFERENCES[TokenizerKind(kind)],
         special_tokens=SpecialTokens(identity.special_tokens),
     ).reference
-
-
-def stored_tokenizer(layout: StoreLayout, kind: str) -> str:
-    """What to load a store's own tokenizer by: the byte tokenizer has no files to be found."""
-    return kind if kind == TokenizerKind.BYTES else str(layout.tokenizer)

@@ -6,6 +6,7 @@
       TokenizerError       a tokenizer cannot be found, loaded or trusted
       StoreError           a store is missing, damaged or of another kind
         StoreLockedError   another build holds the store
+      StateError           a loader's saved state is damaged or of another run
       BuildError           a build could not finish; what it committed stays valid
         TooManyRejectsError  more rows were rejected than the threshold allows
         MemoryBudgetError  the memory budget is too small for this build
@@ -61,6 +62,10 @@ class StoreError(TokenmillError):
 
 class StoreLockedError(StoreError):
     """Another build holds the store."""
+
+
+class StateError(TokenmillError, ValueError):
+    """A loader's saved state is damaged, or of another run."""
 
 
 class BuildError(TokenmillError):

@@ -1,8 +1,8 @@
 """Files wherever they lie: names, sizes, versions and bytes of local and remote inputs.
 
 Local paths go through `os` and `open` alone; anything with a scheme (`s3://`, `gs://`, `hf://`,
-`https://`) goes through fsspec, which is imported only then. `file://` names a local file and is
-treated as one.
+`https://`) goes through `remote`, which imports fsspec only then. `file://` names a local file and
+is treated as one.
 
 A path is kept as the user named it, because it is the identity of what is built from it: it is
 cleaned ("./a//b" becomes "a/b") but never made absolute, and ".." stays, since it may cross a link.
@@ -13,17 +13,14 @@ cleaned ("./a//b" becomes "a/b") but never made absolute, and ".." stays, since 
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import io
 import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from tokenmill.errors import MissingExtraError, SourceError
+from tokenmill.errors import SourceError
+from tokenmill.remote import RemoteError, RemoteFile, filesystem, foreign_errors, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,15 +40,6 @@ _VERSION_KEYS = (
     "updated",
     "mtime",
 )
-_BACKENDS = {
-    "s3": ("s3fs", "s3"),
-    "s3a": ("s3fs", "s3"),
-    "hf": ("huggingface_hub", "hf"),
-    "http": ("aiohttp", "http"),
-    "https": ("aiohttp", "http"),
-    "gs": ("gcsfs", None),
-    "gcs": ("gcsfs", None),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +72,10 @@ def normalise(path: str | os.PathLike[str]) -> str:
     if is_remote(text):
         return text
     if text.lower().startswith("file://"):
+        # Imported here: it brings ssl and the mail package, a third of opening a small store.
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
         text = url2pathname(urlsplit(text).path)
     if os.name == "nt":
         text = text.replace("\\", "/")
@@ -124,11 +116,10 @@ def open_binary(path: str) -> BinaryIO:
     try:
         if not is_remote(path):
             return cast("BinaryIO", open(path, "rb", buffering=0))
-        fs, name = _filesystem(path)
-        with _foreign_errors():
-            return cast(
-                "BinaryIO", _RemoteFile(fs.open(name, "rb", block_size=_REMOTE_BLOCK_BYTES))
-            )
+        fs, name = filesystem(path)
+        with foreign_errors(path):
+            file = fs.open(name, "rb", block_size=_REMOTE_BLOCK_BYTES)
+        return cast("BinaryIO", RemoteFile(file, url=path))
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -137,8 +128,10 @@ def unreadable(path: str, error: Exception) -> SourceError:
     """The error for a file that the system does not give us."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return SourceError(
-        f"cannot read {path!r}: {reason}",
-        hint="check that the file is there, complete and readable, then run the same command again",
+        f"cannot read {shown(path)!r}: {reason}",
+        hint=error.hint
+        if isinstance(error, RemoteError)
+        else "check that the file is there, complete and readable, then run the same command again",
     )
 
 
@@ -221,35 +214,13 @@ def _part_rule(part: str) -> str:
     )
 
 
-def _filesystem(path: str) -> tuple[Any, str]:
-    import fsspec
-
-    scheme = path.split("://", 1)[0].lower()
-    try:
-        fs, name = fsspec.core.url_to_fs(path)
-    except ImportError as error:
-        package, extra = _BACKENDS.get(scheme, (scheme, None))
-        missing = MissingExtraError(
-            package, extra=extra or "", purpose=f"reading {scheme}:// paths"
-        )
-        if extra is None:
-            missing.hint = f"install it with: pip install {package}"
-        raise missing from error
-    except ValueError as error:
-        raise SourceError(
-            f"cannot read {path!r}: {error}",
-            hint="use a local path, s3://, gs://, hf:// or https://",
-        ) from error
-    return fs, name
-
-
 def _remote_matches(path: str) -> list[Match]:
     if path.lower().startswith(("http://", "https://")):
         # A web address is one file: "?" starts a query there, and servers do not list folders.
         return [Match(path, True)]
-    fs, name = _filesystem(path)
     try:
-        with _foreign_errors():
+        fs, name = filesystem(path)
+        with foreign_errors(path):
             fs.invalidate_cache(name)
             return _remote_listing(fs, name, path)
     except OSError as error:
@@ -278,8 +249,8 @@ def _hidden(found: str, *, below: str) -> bool:
 
 
 def _remote_stat(path: str, *, fresh: bool) -> FileStat:
-    fs, name = _filesystem(path)
-    with _foreign_errors():
+    fs, name = filesystem(path)
+    with foreign_errors(path):
         if fresh:
             fs.invalidate_cache()
         facts = fs.info(name)
@@ -288,45 +259,3 @@ def _remote_stat(path: str, *, fresh: bool) -> FileStat:
         raise OSError("the server does not tell the size of the file")
     version = next((str(facts[key]) for key in _VERSION_KEYS if facts.get(key)), f"size-{size}")
     return FileStat(int(size), version, (path,))
-
-
-class _RemoteFile(io.RawIOBase):
-    """An fsspec file whose errors, whatever library they come from, are OSErrors."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        with _foreign_errors():
-            data = self._file.read(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-
-@contextlib.contextmanager
-def _foreign_errors() -> Iterator[None]:
-    """Border to network libraries: whatever they raise is an OSError to our callers."""
-    try:
-        yield
-    except (OSError, ImportError, SourceError):
-        raise
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error

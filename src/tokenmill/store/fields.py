@@ -148,7 +148,7 @@ def _readers(cls: type[DataclassInstance]) -> list[tuple[str, str]]:
     return [(field.name, _READERS[str(field.type)]) for field in dataclasses.fields(cls)]
 
 
-def check_version(members: Mapping[str, Json], *, path: Path) -> None:
+def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
     """Raise FormatVersionError, which names the tokenmill to use, unless the version is ours."""
     version = members.get("format_version")
     if version == FORMAT_VERSION and type(version) is int:

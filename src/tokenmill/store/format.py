@@ -102,7 +102,11 @@ def write_index(path: Path, *, lengths: NDArray[np.int32], dtype: TokenDtype) ->
 
 def read_index(path: Path) -> Index:
     """Map an `.idx` with header and size checked; `check_index` looks at every entry."""
-    data = map_file(path)
+    return parse_index(map_file(path), path=path)
+
+
+def parse_index(data: mmap.mmap | bytes, *, path: Path | str) -> Index:
+    """The arrays in the bytes of an `.idx`; StoreError names it where header or size are wrong."""
     if len(data) < HEADER.size:
         raise _damaged(path, f"has {len(data)} bytes, less than its header")
     magic, version, code, num_sequences, num_entries = HEADER.unpack_from(data)
@@ -150,8 +154,10 @@ def check_index(index: Index, *, path: Path) -> None:
             raise _damaged(path, f"has a document after {first} that is not one sequence")
 
 
-def view_tokens(data: mmap.mmap | bytes, *, dtype: TokenDtype) -> TokenArray:
-    """The ids of a mapped `.bin`."""
+def view_tokens(
+    data: mmap.mmap | bytes | bytearray | memoryview, *, dtype: TokenDtype
+) -> TokenArray:
+    """The ids in the bytes of a `.bin`, or of a part of one."""
     if dtype == np.dtype("<u2"):
         return np.frombuffer(data, np.dtype("<u2"))
     return np.frombuffer(data, np.dtype("<i4"))
@@ -173,7 +179,7 @@ def map_file(path: Path) -> mmap.mmap | bytes:
         ) from error
 
 
-def _damaged(path: Path, problem: str) -> StoreError:
+def _damaged(path: Path | str, problem: str) -> StoreError:
     return StoreError(
         f"{str(path)!r} {problem}; its documents cannot be told apart",
         hint="run the build again with the same command: it rewrites the damaged unit",

@@ -57,6 +57,10 @@ class StoreLayout:
         return self.root / "rejects"
 
     @property
+    def layouts(self) -> Path:
+        return self.root / "layouts"
+
+    @property
     def tmp(self) -> Path:
         return self.root / "tmp"
 

@@ -8,6 +8,8 @@ nothing that depends on the number of workers or on an interruption. `runs.jsonl
 
 from __future__ import annotations
 
+import gc
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -88,12 +90,13 @@ class Manifest:
         return seal(members)
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, path: Path) -> Manifest:
+    def from_bytes(cls, data: bytes, *, path: Path | str) -> Manifest:
         """Read a manifest's file; StoreError names it where anything is wrong."""
-        members = unseal(data, path=path)
-        check_version(members, path=path)
         try:
-            return _manifest(Fields(members, where="manifest"))
+            with _without_collection():
+                members = unseal(data, path=path)
+                check_version(members, path=path)
+                return _manifest(Fields(members, where="manifest"))
         except ValueError as error:
             raise StoreError(
                 f"{str(path)!r} is not a manifest that tokenmill wrote: {error}",
@@ -114,6 +117,18 @@ def read_manifest(root: Path) -> Manifest:
             hint="check the path and its permissions",
         ) from error
     return Manifest.from_bytes(data, path=path)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Make many objects that stay: looking for garbage among them takes a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:

@@ -3,6 +3,8 @@
 Opening reads the manifest and lists the folders; a shard is mapped when it is first touched. A
 Python map keeps a file descriptor open before 3.13, so at most so many shards stay mapped as the
 process's limit allows; views that were handed out stay valid when their shard is unmapped.
+
+A store behind a URL is read by ranges instead; `files` knows the difference.
 """
 
 from __future__ import annotations
@@ -11,33 +13,37 @@ import functools
 import json
 import operator
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, SupportsIndex
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.store.format import Index, TokenArray, TokenDtype, map_file, read_index, view_tokens
-from tokenmill.store.layout import StoreLayout, shard_name
-from tokenmill.store.manifest import Manifest, read_manifest
-from tokenmill.store.presence import require_files
-from tokenmill.store.receipt import read_receipt
+from tokenmill.store.files import StoreFiles, open_files
+from tokenmill.store.layout import shard_name
 from tokenmill.store.rows import row_of
+from tokenmill.store.sealed import checksum_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.format import Index, TokenArray, TokenDtype
+    from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.manifest import Manifest
+    from tokenmill.store.remote import RemoteTokens
 
 MAX_MAPPED_SHARDS = 8192
 """Two maps each; Linux allows a process 65,530 maps unless told otherwise."""
 CACHED_RECEIPTS = 64
+RUN_BYTES = 8 << 20
+"""Documents are iterated over in runs of about this size: remote ones come a run at a time."""
+PREPARED_SHARDS = 64
 
 
 class Decoder(Protocol):
@@ -46,8 +52,7 @@ class Decoder(Protocol):
     def decode(self, ids: NDArray[np.integer]) -> str: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """A shard of an open store."""
 
     name: str
@@ -64,12 +69,27 @@ class MappedShard:
     """The contents of a shard, as read-only views."""
 
     tokens: TokenArray
+    """Of a remote store: an array as far as its length and slices go, which are read then."""
     index: Index
 
     def document(self, number: int) -> TokenArray:
         """The tokens of one document."""
         first = int(self.index.offsets[number]) // self.index.dtype.itemsize
         return self.tokens[first : first + int(self.index.lengths[number])]
+
+    def documents(self) -> Iterator[TokenArray]:
+        """The tokens of every document, in order."""
+        size, offsets, lengths = self.index.dtype.itemsize, self.index.offsets, self.index.lengths
+        first = 0
+        while first < len(offsets):
+            base = int(offsets[first])
+            last = max(first + 1, bisect_left(offsets, base + RUN_BYTES, first))
+            end = int(offsets[last - 1]) + int(lengths[last - 1]) * size
+            run = self.tokens[base // size : end // size]
+            for number in range(first, last):
+                start = (int(offsets[number]) - base) // size
+                yield run[start : start + int(lengths[number])]
+            first = last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,25 +132,30 @@ class Store:
         *,
         split: str | None = "train",
         decoder: Callable[[Store], Decoder] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
-        self._open(Path(path).absolute(), split, decoder)
+        files = open_files(path, cache=cache, cache_bytes=cache_bytes)
+        self._open(files, split, decoder)
 
     def _open(
-        self, path: Path, split: str | None, decoder: Callable[[Store], Decoder] | None
+        self, files: StoreFiles, split: str | None, decoder: Callable[[Store], Decoder] | None
     ) -> None:
-        self.layout = StoreLayout(path)
+        self.files = files
         self.split = split
-        self.manifest: Manifest = read_manifest(path)
+        self.manifest: Manifest = files.read_manifest()
         self._make_decoder = decoder
         self._decoder: Decoder | None = None
-        require_files(self.layout, self.manifest)
         self.shards: tuple[Shard, ...] = tuple(self._list_shards())
         self._starts = [shard.first_document for shard in self.shards]
         self.num_documents = sum(shard.documents for shard in self.shards)
         self.num_tokens = sum(shard.tokens for shard in self.shards)
-        # Caches of this store, not of the class: they must go when the store goes.
-        self._map = functools.lru_cache(_max_mapped_shards())(self._map_shard)
-        self._receipt = functools.lru_cache(CACHED_RECEIPTS)(self._read_receipt)
+        self.remote: RemoteTokens | None = files.open_tokens([shard.name for shard in self.shards])
+        # Caches of this store, not of the class, and without a reference to it: they go with it.
+        self._map = functools.lru_cache(self.max_mapped)(
+            functools.partial(_map_shard, files, self.shards, self.dtype)
+        )
+        self._receipt = functools.lru_cache(CACHED_RECEIPTS)(files.receipt)
 
     def _list_shards(self) -> Iterator[Shard]:
         splits = self.manifest.splits
@@ -152,8 +177,23 @@ class Store:
             first += entry.documents
 
     @property
-    def path(self) -> Path:
-        return self.layout.root
+    def path(self) -> Path | str:
+        """The store's folder; of a remote store the URL, without anything secret in it."""
+        return self.files.path
+
+    @property
+    def layout(self) -> StoreLayout:
+        """The paths of a local store; StoreError for a remote one."""
+        return self.files.layout
+
+    @property
+    def is_remote(self) -> bool:
+        return self.remote is not None
+
+    @property
+    def max_mapped(self) -> int:
+        """Shards that may stay mapped; none of a remote store, whose files bound their memory."""
+        return 0 if self.is_remote else max_mapped_shards()
 
     @property
     def dtype(self) -> TokenDtype:
@@ -177,8 +217,13 @@ class Store:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """The copy of the tokenizer's files."""
-        return self.layout.tokenizer
+        """The copy of the tokenizer's files; those of a remote store are brought here."""
+        return self.files.tokenizer()
+
+    @functools.cached_property
+    def content(self) -> str:
+        """Fingerprint of the documents of this split, in their order; equal for equal tokens."""
+        return content_fingerprint(self.manifest, split=self.split)
 
     def __len__(self) -> int:
         return self.num_documents
@@ -189,9 +234,7 @@ class Store:
 
     def __iter__(self) -> Iterator[TokenArray]:
         for shard in range(len(self.shards)):
-            mapped = self.map_shard(shard)
-            for local in range(self.shards[shard].documents):
-                yield mapped.document(local)
+            yield from self.map_shard(shard).documents()
 
     def locate(self, number: SupportsIndex) -> tuple[int, int]:
         """Position of the shard that holds a document, and the document's place in it."""
@@ -207,23 +250,16 @@ class Store:
         """The contents of a shard, by its position in `shards`."""
         return self._map(shard)
 
-    def _map_shard(self, position: int) -> MappedShard:
-        shard = self.shards[position]
-        idx_path = self.layout.shard_file(shard.name, "idx")
-        index = read_index(idx_path)
-        if index.dtype != self.dtype or index.bin_bytes != shard.tokens * self.dtype.itemsize:
-            raise StoreError(
-                f"{str(idx_path)!r} is of another shard: it is for {index.bin_bytes:,} bytes of"
-                f" {index.dtype.name}",
-                hint=f"see what is damaged with: tokenmill verify {self.path}",
-            )
-        data = map_file(self.layout.shard_file(shard.name, "bin"))
-        return MappedShard(tokens=view_tokens(data, dtype=self.dtype), index=index)
-
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every document: 4 bytes each, in memory."""
-        parts = [self.map_shard(i).index.lengths for i in range(len(self.shards))]
-        return np.concatenate([np.empty(0, np.int32), *parts])
+        lengths = np.empty(self.num_documents, np.int32)
+        for position, shard in enumerate(self.shards):
+            if position % PREPARED_SHARDS == 0:
+                soon = self.shards[position : position + PREPARED_SHARDS]
+                self.files.prepare_indexes([each.name for each in soon])
+            last = shard.first_document + shard.documents
+            lengths[shard.first_document : last] = self.map_shard(position).index.lengths
+        return lengths
 
     def source(self, number: SupportsIndex) -> SourceRow:
         """Where a document comes from."""
@@ -257,17 +293,13 @@ class Store:
             passed[unit.source] = (rows + unit.rows, lines + unit.lines)
         return before
 
-    def _read_receipt(self, unit: str) -> Receipt:
-        return read_receipt(self.layout, unit)
-
     def rejects(self) -> Iterator[RejectedRow]:
         """The rows of all splits that could not be used, in order."""
         for unit in self.manifest.units:
             if unit.rejects is None:
                 continue
-            with self.layout.rejects_file(unit.name).open("rb") as lines:
-                for line in lines:
-                    yield RejectedRow(unit=unit.name, **json.loads(line))
+            for line in self.files.rejects(unit.name):
+                yield RejectedRow(unit=unit.name, **json.loads(line))
 
     def decode(self, number: SupportsIndex) -> str:
         """The text of a document, without the tokens that the build put around it."""
@@ -283,10 +315,11 @@ class Store:
         return self._decoder.decode(self[number][first:last])
 
     def close(self) -> None:
-        """Unmap all shards; views that were handed out stay valid."""
+        """Unmap all shards and end background reads; views that were handed out stay valid."""
         self._map.cache_clear()
+        self.files.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -297,11 +330,11 @@ class Store:
     ) -> None:
         self.close()
 
-    def __getstate__(self) -> tuple[Path, str | None, Callable[[Store], Decoder] | None]:
-        return self.path, self.split, self._make_decoder
+    def __getstate__(self) -> tuple[StoreFiles, str | None, Callable[[Store], Decoder] | None]:
+        return self.files, self.split, self._make_decoder
 
     def __setstate__(
-        self, state: tuple[Path, str | None, Callable[[Store], Decoder] | None]
+        self, state: tuple[StoreFiles, str | None, Callable[[Store], Decoder] | None]
     ) -> None:
         self._open(*state)
 
@@ -312,7 +345,38 @@ class Store:
         )
 
 
-def _max_mapped_shards() -> int:
+def content_fingerprint(manifest: Manifest, *, split: str | None) -> str:
+    """Checksum of the counts and checksums of a split's shards (None: of all), in order."""
+    lines = [
+        f"{shard.documents},{shard.tokens},{shard.bin},{shard.idx}\n"
+        for _, shard in manifest.shards(split=split)
+    ]
+    return checksum_of("".join(lines).encode("ascii"))
+
+
+def _map_shard(
+    files: StoreFiles, shards: Sequence[Shard], dtype: TokenDtype, position: int
+) -> MappedShard:
+    shard = shards[position]
+    index = files.index(shard.name)
+    if index.dtype != dtype or index.bin_bytes != shard.tokens * dtype.itemsize:
+        raise StoreError(
+            f"the index '{shard.name}.idx' of {str(files.path)!r} is of another shard: it is for"
+            f" {index.bin_bytes:,} bytes of {index.dtype.name}",
+            hint=f"see what is damaged with: tokenmill verify {files.path}",
+        )
+    tokens = files.tokens(shard.name, dtype=dtype)
+    if len(tokens) != shard.tokens:
+        raise StoreError(
+            f"'{shard.name}.bin' of {str(files.path)!r} has {len(tokens) * dtype.itemsize:,} bytes"
+            f" instead of {shard.tokens * dtype.itemsize:,}: it was changed after it was opened",
+            hint="copy the file again, or run the build again: it rewrites what is missing",
+        )
+    return MappedShard(tokens=tokens, index=index)
+
+
+def max_mapped_shards() -> int:
+    """Local shards that a process may keep mapped."""
     if sys.version_info >= (3, 13) or sys.platform == "win32":
         return MAX_MAPPED_SHARDS
     import resource

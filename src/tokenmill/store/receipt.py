@@ -90,7 +90,7 @@ class Receipt:
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, path: Path) -> Receipt:
+    def from_bytes(cls, data: bytes, *, path: Path | str) -> Receipt:
         """Read a receipt's file; StoreError names it where anything is wrong."""
         members = unseal(data, path=path)
         check_version(members, path=path)

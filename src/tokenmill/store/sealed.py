@@ -48,7 +48,7 @@ def seal_line(members: Mapping[str, Json]) -> bytes:
     )
 
 
-def unseal(data: bytes, *, path: Path) -> dict[str, Json]:
+def unseal(data: bytes, *, path: Path | str) -> dict[str, Json]:
     """The members without the checksum; StoreError if any bit differs from what was sealed."""
     body = memoryview(data)[:-_TAIL_BYTES]
     tail = _TAIL.fullmatch(data[-_TAIL_BYTES:])
@@ -82,7 +82,7 @@ def _dumps(value: Json) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _damaged(path: Path, problem: str) -> StoreError:
+def _damaged(path: Path | str, problem: str) -> StoreError:
     return StoreError(
         f"{str(path)!r} {problem}; nothing it says can be trusted",
         hint="restore the file, or run the build again with the same command",

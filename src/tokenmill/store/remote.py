@@ -1,0 +1,386 @@
+"""The files of a store behind a URL, read by ranges.
+
+    RemoteFiles   manifest, receipts, rejects, tokenizer: whole
+                  indexes: the lengths alone, a fifth of the file; the rest follows from them
+    RemoteTokens  pieces of the shards' tokens, in batches, and ahead of their use
+    ShardTokens   the tokens of one shard, as an array that is read when it is sliced
+
+Sizes and checksums come from the manifest: opening takes one request, and a listing of each folder
+where the server lists them, and no file is ever asked for its size. Everything but tokens is
+compared with its checksum; a range of tokens is known to have the length that was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from tokenmill import remote
+from tokenmill.errors import StoreError
+from tokenmill.remote import Failure, RemoteError, join, shown
+from tokenmill.store.ahead import ReadAhead
+from tokenmill.store.block_folder import BlockFolder
+from tokenmill.store.blocks import BLOCK_BYTES, BlockFile, BlockReader, RecentlyUsed, store_error
+from tokenmill.store.format import HEADER, index_blocks, index_bytes, parse_index, view_tokens
+from tokenmill.store.layout import shard_name
+from tokenmill.store.manifest import Manifest
+from tokenmill.store.presence import expected_sizes, incomplete, size_problem
+from tokenmill.store.receipt import Receipt
+from tokenmill.store.sealed import checksum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from tokenmill.store.blocks import Piece
+    from tokenmill.store.entries import UnitEntry
+    from tokenmill.store.format import Index, TokenArray, TokenDtype
+    from tokenmill.store.layout import StoreLayout
+
+CACHE_BYTES = 10 * 10**9
+INDEX_BYTES = 256 << 20
+"""Of the indexes that were used last, at 20 bytes to a document."""
+RANGE_BYTES = 8 << 20
+"""Files that are read whole come in ranges of this size, at once."""
+Kind: TypeAlias = Literal["bin", "idx"]
+"""Files of a shard that are read by blocks; masks will be a third."""
+
+
+class _CacheFolder(NamedTuple):
+    path: str
+    limit_bytes: int
+
+
+class RemoteFiles:
+    """The files of a store behind a URL. Pickled, it is the URL and what the manifest was."""
+
+    def __init__(
+        self, url: str, *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
+    ) -> None:
+        self._url = url
+        self._cache = None
+        if cache is not None:
+            folder = Path(cache).expanduser().absolute()
+            self._cache = _CacheFolder(str(folder), cache_bytes or CACHE_BYTES)
+        self._manifest_checksum: str | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._indexes: RecentlyUsed[str, Index] = RecentlyUsed(INDEX_BYTES)
+        self._tokenizer: _PrivateFolder | None = None
+
+    @property
+    def path(self) -> str:
+        return shown(self._url)
+
+    @property
+    def layout(self) -> StoreLayout:
+        raise StoreError(
+            f"the store {self.path!r} is not a local folder",
+            hint="copy it to a local disk first",
+        )
+
+    def read_manifest(self) -> Manifest:
+        """Read the manifest, and see that the files it names are there."""
+        data = self._manifest_bytes()
+        checksum = checksum_of(data)
+        self._manifest = Manifest.from_bytes(data, path=join(self.path, "tokenmill.json"))
+        if self._manifest_checksum is None:
+            self._require_files()
+            self._manifest_checksum = checksum
+        elif checksum != self._manifest_checksum:
+            raise self._changed("tokenmill.json")
+        self._files = _block_files(self._manifest)
+        self.blocks = BlockReader(self._url, folder=self._open_folder(), files=self._files.values())
+        self.ahead = ReadAhead(self.blocks)
+        return self._manifest
+
+    def _manifest_bytes(self) -> bytes:
+        try:
+            return remote.read_bytes(join(self._url, "tokenmill.json"))
+        except RemoteError as error:
+            if error.failure is not Failure.MISSING:
+                raise store_error(error) from error
+            raise StoreError(
+                f"there is no store at {self.path!r}: it has no tokenmill.json",
+                hint="check the address; a store has this file once its build has finished",
+            ) from error
+
+    def _require_files(self) -> None:
+        problems: list[tuple[str, str]] = []
+        for folder, expected in expected_sizes(self._manifest).items():
+            found = self._list(folder) if expected else {}
+            if found is None:
+                return
+            for name, size in expected.items():
+                if found.get(name) != size:
+                    problem = size_problem(found.get(name), size)
+                    problems.append((join(self.path, f"{folder}/{name}"), problem))
+        if problems:
+            raise incomplete(*problems[0], others=len(problems) - 1)
+
+    def _list(self, folder: str) -> dict[str, int] | None:
+        try:
+            return remote.list_sizes(join(self._url, folder))
+        except RemoteError as error:
+            raise store_error(error) from error
+
+    def index(self, shard: str) -> Index:
+        index = self._indexes.get(shard)
+        return self._bring_indexes([shard])[0] if index is None else index
+
+    def prepare_indexes(self, shards: Sequence[str]) -> None:
+        """Bring indexes that will be asked for, all at once, as far as there is room for them."""
+        room, wanted = INDEX_BYTES // 2, []
+        for shard in dict.fromkeys(shards):
+            room -= index_bytes(self._num_documents(shard))
+            if room < 0:
+                break
+            if self._indexes.get(shard) is None:
+                wanted.append(shard)
+        if wanted:
+            self._bring_indexes(wanted)
+
+    def _bring_indexes(self, shards: list[str]) -> list[Index]:
+        pieces = [(file := self.file(shard, "idx"), HEADER.size, file.size) for shard in shards]
+        found = self.blocks.read(pieces, keep=False)
+        indexes = []
+        for shard, piece, data in zip(shards, pieces, found, strict=True):
+            index = self._complete_index(piece[0], data)
+            if index is None:
+                # A damaged answer may have been kept: forget it, and ask once more.
+                self.blocks.forget(piece[0])
+                index = self._complete_index(piece[0], *self.blocks.read([piece], keep=False))
+            if index is None:
+                self.blocks.forget(piece[0])
+                raise self._changed(piece[0].name)
+            self._indexes.put(shard, index, size=index_bytes(len(index.lengths)))
+            indexes.append(index)
+        return indexes
+
+    def _complete_index(self, file: BlockFile, lengths: memoryview) -> Index | None:
+        """The index with these lengths; None if it is not the one that the manifest means."""
+        parts = [np.frombuffer(lengths, "<i4")]
+        data = b"".join(index_blocks(parts, dtype=self._manifest.identity.dtype))
+        if checksum_of(data) != file.content:
+            return None
+        return parse_index(data, path=join(self.path, file.name))
+
+    def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
+        tokens = ShardTokens(self.blocks, self.file(shard, "bin"), dtype=dtype)
+        return cast("TokenArray", tokens)  # as far as len() and slices go
+
+    def open_tokens(self, shards: Sequence[str]) -> RemoteTokens:
+        return RemoteTokens(self, shards)
+
+    def receipt(self, unit: str) -> Receipt:
+        entry, name = self._units[unit], f"shards/{unit}.json"
+        data = self._read_whole(name, size=entry.receipt_bytes, checksum=entry.receipt)
+        return Receipt.from_bytes(data, path=join(self.path, name))
+
+    def rejects(self, unit: str) -> Iterator[bytes]:
+        facts = self._units[unit].rejects
+        if facts is not None:
+            name = f"rejects/{unit}.jsonl"
+            data = self._read_whole(name, size=facts.bytes, checksum=facts.checksum)
+            yield from data.splitlines(keepends=True)
+
+    def tokenizer(self) -> Path:
+        """A private folder to which the tokenizer's files were brought."""
+        if self._tokenizer is None or self._tokenizer.process != os.getpid():
+            folder = _PrivateFolder()
+            for name, facts in self._manifest.identity.tokenizer.files.items():
+                data = self._read_whole(
+                    f"tokenizer/{name}", size=facts.bytes, checksum=facts.checksum
+                )
+                (folder.path / name).write_bytes(data)
+            self._tokenizer = folder
+        return self._tokenizer.path
+
+    def _read_whole(self, name: str, *, size: int, checksum: str) -> bytes:
+        url = join(self._url, name)
+        ranges = [
+            (url, first, min(first + RANGE_BYTES, size)) for first in range(0, size, RANGE_BYTES)
+        ]
+        for _ in range(2):
+            try:
+                data = b"".join(remote.read_ranges(ranges))
+            except RemoteError as error:
+                raise store_error(error) from error
+            if checksum_of(data) == checksum:
+                return data
+        raise self._changed(name)
+
+    def _changed(self, name: str) -> StoreError:
+        return StoreError(
+            f"{join(self.path, name)!r} is not the file that this store had when it was opened, or"
+            " it is damaged; two versions of a store must not be mixed",
+            hint="open the store again; if that fails too, copy it to the server again",
+        )
+
+    @functools.cached_property
+    def _units(self) -> dict[str, UnitEntry]:
+        return {unit.name: unit for unit in self._manifest.units}
+
+    def file(self, shard: str, kind: Kind) -> BlockFile:
+        """A file of a shard, as it is read by blocks."""
+        return self._files[shard, kind]
+
+    def _num_documents(self, shard: str) -> int:
+        return (self.file(shard, "idx").size - HEADER.size) // 4
+
+    def _open_folder(self) -> BlockFolder | None:
+        if self._cache is None:
+            return None
+        return BlockFolder(
+            Path(self._cache.path),
+            limit_bytes=self._cache.limit_bytes,
+            block_bytes=BLOCK_BYTES,
+            store=self.path,
+        )
+
+    def close(self) -> None:
+        """End background reads, and give memory and private files back; reading begins anew."""
+        self.ahead.close()
+        self.blocks.clear()
+        self._indexes.clear()
+        if self._tokenizer is not None:
+            self._tokenizer.remove()
+            self._tokenizer = None
+
+    def __getstate__(self) -> tuple[str, _CacheFolder | None, str | None]:
+        return self._url, self._cache, self._manifest_checksum
+
+    def __setstate__(self, state: tuple[str, _CacheFolder | None, str | None]) -> None:
+        self._url, self._cache, self._manifest_checksum = state
+        self._begin()
+
+
+def _block_files(manifest: Manifest) -> dict[tuple[str, Kind], BlockFile]:
+    """All files that are read by blocks, numbered alike whatever split is open."""
+    files: dict[tuple[str, Kind], BlockFile] = {}
+    dtype, block = manifest.identity.dtype, 0
+    for unit, shard in manifest.shards():
+        name = shard_name(unit.name, split=shard.split)
+        found: tuple[tuple[Kind, int, str], ...] = (
+            ("bin", shard.bin_bytes(dtype), shard.bin),
+            ("idx", HEADER.size + 4 * shard.documents, shard.idx),
+        )
+        for kind, size, checksum in found:
+            file = files[name, kind] = BlockFile(
+                name=f"shards/{name}.{kind}", size=size, content=checksum, first_block=block
+            )
+            block += file.num_blocks
+    return files
+
+
+class RemoteTokens:
+    """Reads pieces of the shards of an open split.
+
+    A shard is named by its position in `Store.shards`, a piece by its first byte and the one after
+    its last, in the shard's file of a kind.
+    """
+
+    def __init__(self, files: RemoteFiles, shards: Sequence[str]) -> None:
+        self._files = files
+        self._shards = shards
+
+    def read(
+        self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], *, kind: Kind
+    ) -> list[memoryview]:
+        """The bytes of every piece, in order, with one batch of requests for all that is missing.
+
+        >>> store.remote.read([0, 3], [0, 4096], [512, 4608], kind="bin")
+        """
+        pieces = self._pieces(shards, firsts, lasts, kind)
+        begun = {
+            place: job for place, piece in enumerate(pieces) if (job := self._ahead.take(piece))
+        }
+        found: dict[int, memoryview] = {}
+        self._fill(found, pieces, [place for place in range(len(pieces)) if place not in begun])
+        for place, job in begun.items():
+            data = job.wait()
+            if data is not None:
+                found[place] = data
+        self._fill(found, pieces, [place for place in begun if place not in found])
+        return [found[place] for place in range(len(pieces))]
+
+    def _fill(self, found: dict[int, memoryview], pieces: list[Piece], places: list[int]) -> None:
+        if places:
+            data = self._files.blocks.read([pieces[place] for place in places])
+            found.update(zip(places, data, strict=True))
+
+    def read_ahead(
+        self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], *, kind: Kind
+    ) -> None:
+        """Begin to read pieces, in the background, that `read` will be asked for."""
+        self._ahead.begin(self._pieces(shards, firsts, lasts, kind))
+
+    def prepare_indexes(self, shards: Sequence[int]) -> None:
+        """Bring the indexes of shards that will be looked at, all at once."""
+        self._files.prepare_indexes([self._shards[shard] for shard in shards])
+
+    @property
+    def _ahead(self) -> ReadAhead:
+        return self._files.ahead
+
+    def _pieces(
+        self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], kind: Kind
+    ) -> list[Piece]:
+        return [
+            (self._files.file(self._shards[shard], kind), first, last)
+            for shard, first, last in zip(shards, firsts, lasts, strict=True)
+        ]
+
+
+class ShardTokens:
+    """The ids of a remote shard: an array as far as its length and its slices go."""
+
+    ndim = 1
+
+    def __init__(self, blocks: BlockReader, file: BlockFile, *, dtype: TokenDtype) -> None:
+        self._blocks = blocks
+        self._file = file
+        self.dtype = dtype
+        self.size = file.size // dtype.itemsize
+        self.nbytes = file.size
+        self.shape = (self.size,)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, slice):
+            return self[:][key]
+        first, last, step = key.indices(self.size)
+        if step != 1:
+            return self[:][key]
+        width = self.dtype.itemsize
+        last = max(first, last)
+        (data,) = self._blocks.read([(self._file, first * width, last * width)])
+        return view_tokens(data.toreadonly(), dtype=self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self[:], dtype=dtype, copy=copy)
+
+
+class _PrivateFolder:
+    """A folder that is gone when this object, or the process that made it, is gone."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+        self.remove = weakref.finalize(self, _remove, self.path, self.process)
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # a fork must not remove what its parent still uses
+        shutil.rmtree(path, ignore_errors=True)
