@@ -1,0 +1,188 @@
+"""All shards of a split in one range of addresses: one call of numpy reads rows from any of them.
+
+    | shard 0 ........ | shard 1 ... | not touched yet | shard 3 ...     each begins on a page
+
+The range is reserved when a stream is opened, which costs nothing, and a shard is mapped into its
+place when it is first touched. A gather of equal pieces is then one fancy index, which copies, and
+waits for the disk, without the interpreter's lock. No file stays open, so thousands of shards need
+no more descriptors than one.
+
+Python's mmap cannot map to a chosen address, so this calls the C library, and only on Linux;
+elsewhere, and where the range is refused (a limit on address space), mapped.py does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from functools import cache
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.errors import StoreError
+from tokenmill.store.format import view_tokens
+from tokenmill.store.mapped import PAGE_BYTES, is_slow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tokenmill.store.format import TokenArray
+    from tokenmill.store.reader import Store
+
+MAX_SHARDS = 25_000
+"""Each is a map of its own, and Linux allows a process 65,530 unless told otherwise."""
+_PROT_NONE = 0
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MADV_RANDOM = 1
+_MADV_WILLNEED = 3
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class ReservedTokens:
+    """Pieces of the shards of a local store; OSError where the system does not allow it."""
+
+    def __init__(self, store: Store, *, scattered: bool) -> None:
+        if sys.platform != "linux" or len(store.shards) > MAX_SHARDS:
+            raise OSError("no range of addresses is reserved here")
+        self._store = store
+        self._scattered = scattered
+        sizes = np.array([shard.tokens for shard in store.shards], np.int64) * store.dtype.itemsize
+        room = -(-sizes // PAGE_BYTES) * PAGE_BYTES
+        places = np.cumsum(room) - room
+        self._range = _Range(int(room.sum()), dtype=store.dtype)
+        self._tokens: TokenArray = np.asarray(self._range)
+        # The last entry is that of shard -1, which is padding.
+        self._bases = np.append(places // store.dtype.itemsize, 0)
+        self._is_mapped = np.append(sizes == 0, True)
+        self._rows = cache(self._make_rows)
+        self._is_slow = False
+
+    def read(
+        self,
+        shards: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        lasts: NDArray[np.int64],
+        *,
+        padding: memoryview,
+    ) -> TokenArray:
+        """The tokens from `firsts` to `lasts` of each shard, back to back; -1 is padding."""
+        if not self._is_mapped[shards].all():
+            self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
+        started = perf_counter()
+        starts = self._bases[shards] + firsts
+        lengths = lasts - firsts
+        if self._is_slow:
+            self._range.want(starts[shards >= 0], lengths[shards >= 0])
+        if not len(padding) and len(lengths) and (lengths == lengths[0]).all():
+            found = self._rows(int(lengths[0]))[starts].reshape(-1)
+        else:
+            found = self._join(shards, starts, lengths, padding)
+        self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
+        return found
+
+    def _join(
+        self,
+        shards: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        padding: memoryview,
+    ) -> TokenArray:
+        """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
+        view = self._tokens.data
+        ends = (starts + lengths).tolist()
+        pieces = [view[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
+        for place in np.flatnonzero(shards < 0).tolist():
+            pieces[place] = padding[: lengths[place]]
+        return view_tokens(bytearray().join(pieces), dtype=self._store.dtype)
+
+    def _make_rows(self, length: int) -> NDArray[Any]:
+        """All stretches of a length, by their first token."""
+        count = max(0, len(self._tokens) - length + 1)
+        strides = (self._tokens.itemsize, self._tokens.itemsize)
+        return np.lib.stride_tricks.as_strided(self._tokens, (count, length), strides)
+
+    def _map(self, shards: list[int]) -> None:
+        for number in shards:
+            shard = self._store.shards[number]
+            path = self._store.layout.shard_file(shard.name, "bin")
+            size = shard.tokens * self._store.dtype.itemsize
+            try:
+                self._range.map(
+                    os.fspath(path), at=int(self._bases[number]), size=size, random=self._scattered
+                )
+            except OSError as error:
+                raise StoreError(
+                    f"{str(path)!r} cannot be mapped: {error.strerror or error}",
+                    hint="copy the missing file back, or run the build again: it rewrites what is"
+                    " missing",
+                ) from error
+            self._is_mapped[number] = True
+
+
+class _Range:
+    """Reserved addresses, as an array; freed when the last view of it is gone."""
+
+    def __init__(self, size: int, *, dtype: np.dtype[Any]) -> None:
+        self._itemsize = dtype.itemsize
+        self._address = _call_mmap(
+            None,
+            max(size, PAGE_BYTES),
+            _PROT_NONE,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
+            -1,
+        )
+        weakref.finalize(self, _library().munmap, self._address, max(size, PAGE_BYTES))
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (self._address, True),
+            "shape": (size // dtype.itemsize,),
+            "typestr": dtype.str,
+        }
+
+    def map(self, path: str, *, at: int, size: int, random: bool) -> None:
+        """Put a file, which must have this size, at a place counted in tokens."""
+        address = self._address + at * self._itemsize
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise OSError(f"it has {found:,} bytes instead of {size:,}")
+            _call_mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        finally:
+            os.close(descriptor)
+        if random:
+            _library().madvise(address, size, _MADV_RANDOM)
+
+    def want(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Have the pages of all pieces read, many at a time; without waiting for them."""
+        advise = _library().madvise
+        firsts = self._address + starts * self._itemsize
+        firsts -= firsts % PAGE_BYTES
+        lasts = self._address + (starts + lengths) * self._itemsize
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            advise(first, last - first, _MADV_WILLNEED)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.argtypes = [address, size, number, number, number, ctypes.c_int64]
+    library.mmap.restype = address
+    library.munmap.argtypes = [address, size]
+    library.madvise.argtypes = [address, size, number]
+    return library
+
+
+def _call_mmap(address: int | None, size: int, protection: int, flags: int, file: int) -> int:
+    found = _library().mmap(address, size, protection, flags, file, 0)
+    if found is None or found == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(found)

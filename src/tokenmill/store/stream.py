@@ -1,0 +1,262 @@
+"""The tokens of an open split as one long sequence: its shards back to back, in their order.
+
+A position counts tokens from the first shard's first. The loader speaks of positions alone; which
+file they are in, and where documents begin, is known here.
+
+Where documents begin is searched in a copy of a shard's index, since an `.idx`
+is not aligned and numpy would copy it for every search; but for a few pieces of a shard the mapped
+index is bisected in place, which touches a few pages of it: so it goes with thousands of shards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from tokenmill.store.format import view_tokens
+from tokenmill.store.mapped import NO_SHARD, MappedTokens, Views
+from tokenmill.store.reserved import ReservedTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from tokenmill.store.format import TokenArray, TokenDtype
+    from tokenmill.store.reader import Store
+
+_ENDLESS = 1 << 62
+_ZERO = np.zeros(1, np.int64)
+FEW_PIECES = 4
+"""Up to here bisecting the mapped index beats searching a copy of it."""
+KEPT_BEGINS_BYTES = 64 << 20
+"""Copies of where documents begin, 8 bytes each: a store with few documents has them all."""
+
+
+class TokenStream:
+    """Reads pieces of a store by position.
+
+    >>> TokenStream(store).read(np.array([0, 5_000]), np.array([3, 2]), pad=0)
+    array([72, 105, 256, 77, 256], dtype=uint16)
+    """
+
+    def __init__(self, store: Store, *, scattered: bool = False) -> None:
+        """`scattered` says that pieces from anywhere will be read, not one after the other."""
+        self.store = store
+        self.num_tokens = store.num_tokens
+        self.dtype: TokenDtype = store.dtype
+        counts = np.array([shard.tokens for shard in store.shards], np.int64)
+        self._starts = np.cumsum(counts) - counts
+        self._sizes = np.append(counts, _ENDLESS)  # [NO_SHARD] is the size of padding
+        self._first_positions: list[int] = self._starts.tolist()
+        self._scattered = scattered
+        self._source = _open_source(store, scattered=scattered)
+        self._offsets = Views(self._view_offsets, limit=store.max_mapped)
+        self._begins = _Begins(self._copy_begins)
+
+    def read(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64], *, pad: int
+    ) -> TokenArray:
+        """The tokens of all pieces back to back; a piece that starts below 0 is padding."""
+        shards = self._starts.searchsorted(starts, side="right") - 1
+        firsts = starts - self._starts[shards]
+        lasts = firsts + lengths
+        padding = memoryview(b"")
+        if shards.min(initial=0) == NO_SHARD:
+            padded = shards == NO_SHARD
+            firsts[padded], lasts[padded] = 0, lengths[padded]
+            padding = np.full(int(lengths[padded].max()), pad, self.dtype).data
+        if (lasts > self._sizes[shards]).any():
+            shards, firsts, lasts = self._cut_at_shards(shards, firsts, lasts)
+        return self._source.read(shards, firsts, lasts, padding=padding)
+
+    def cut_at_documents(
+        self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same pieces in the same order, each cut where documents begin inside it.
+
+        Padding stays as it is.
+        """
+        shards = self._starts.searchsorted(starts, side="right") - 1
+        ends = starts + lengths
+        if (ends > self._starts[shards] + self._sizes[shards]).any():
+            shards, firsts, lasts = self._cut_at_shards(
+                shards, starts - self._starts[shards], ends - self._starts[shards]
+            )
+            starts, ends = firsts + self._starts[shards], lasts + self._starts[shards]
+        return _cut(starts, ends, groups=list(self._find_borders(shards, starts, ends)))
+
+    def _find_borders(
+        self, shards: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Iterator[_Borders]:
+        """Shard by shard: which of its documents begin inside which pieces."""
+        touched = np.unique(shards[shards != NO_SHARD]).tolist()
+        if self.store.remote is not None:
+            self.store.remote.prepare_indexes(touched)
+        for shard in touched:
+            places = np.flatnonzero(shards == shard)
+            base = self._first_positions[shard]
+            if len(places) < FEW_PIECES:
+                offsets, size = self._offsets[shard], self.dtype.itemsize
+                for place in places.tolist():
+                    first = bisect_right(offsets, (int(starts[place]) - base) * size)
+                    last = bisect_left(offsets, (int(ends[place]) - base) * size, first)
+                    begins = np.array(offsets[first:last], np.int64) // size + base
+                    yield _Borders(np.array([place]), _ZERO, np.array([len(begins)]), begins)
+            else:
+                begins = self._begins[shard]
+                low = begins.searchsorted(starts[places], side="right")
+                high = begins.searchsorted(ends[places], side="left")
+                yield _Borders(places, low, np.maximum(high - low, 0), begins)
+
+    def document_at(self, position: int) -> int:
+        """Number of the document that holds a position."""
+        if not 0 <= position < self.num_tokens:
+            raise IndexError(f"position {position} of a stream of {self.num_tokens:,} tokens")
+        shard = bisect_right(self._first_positions, position) - 1
+        offset = (position - self._first_positions[shard]) * self.dtype.itemsize
+        local = bisect_right(self._offsets[shard], offset) - 1
+        return self.store.shards[shard].first_document + local
+
+    def document_span(self, number: int) -> tuple[int, int]:
+        """Position and tokens of a document."""
+        shard, local = self.store.locate(number)
+        offset = self._offsets[shard][local]
+        length = int(self.store.map_shard(shard).index.lengths[local])
+        return self._first_positions[shard] + offset // self.dtype.itemsize, length
+
+    def _cut_at_shards(
+        self, shards: NDArray[np.int64], firsts: NDArray[np.int64], lasts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The same pieces, each within one shard."""
+        cut: list[tuple[int, int, int]] = []
+        for shard, first, last in zip(
+            shards.tolist(), firsts.tolist(), lasts.tolist(), strict=True
+        ):
+            while last > (size := int(self._sizes[shard])):
+                cut.append((shard, first, size))
+                shard, first, last = shard + 1, 0, last - size
+            cut.append((shard, first, last))
+        columns = np.array([piece for piece in cut if piece[1] < piece[2]], np.int64).T
+        return columns[0], columns[1], columns[2]
+
+    def _copy_begins(self, shard: int) -> NDArray[np.int64]:
+        """Positions at which the documents of a shard begin, aligned."""
+        offsets = self.store.map_shard(shard).index.offsets
+        return offsets // self.dtype.itemsize + self._first_positions[shard]
+
+    def _view_offsets(self, shard: int) -> memoryview:
+        return self.store.map_shard(shard).index.offsets.view(np.uint8).data.cast("q")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self.store, self._scattered)
+
+
+class _Source(Protocol):
+    """Reads pieces of shards."""
+
+    def read(
+        self,
+        shards: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        lasts: NDArray[np.int64],
+        *,
+        padding: memoryview,
+    ) -> TokenArray: ...
+
+
+def _open_source(store: Store, *, scattered: bool) -> _Source:
+    if store.remote is not None:
+        return _RemoteSource(store)
+    try:
+        return ReservedTokens(store, scattered=scattered)
+    except OSError:
+        return MappedTokens(store, scattered=scattered)
+
+
+class _RemoteSource:
+    """Pieces of the shards of a store behind a URL."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(
+        self,
+        shards: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        lasts: NDArray[np.int64],
+        *,
+        padding: memoryview,
+    ) -> TokenArray:
+        assert self._store.remote is not None
+        dtype = self._store.dtype
+        real = np.flatnonzero(shards != NO_SHARD)
+        found = self._store.remote.read(
+            shards[real].tolist(),
+            (firsts[real] * dtype.itemsize).tolist(),
+            (lasts[real] * dtype.itemsize).tolist(),
+            kind="bin",
+        )
+        pieces = [padding[:length] for length in (lasts - firsts).tolist()]
+        for place, piece in zip(real.tolist(), found, strict=True):
+            pieces[place] = piece
+        # A bytearray, so that the array is writable: torch warns of one that is not.
+        return view_tokens(bytearray().join(pieces), dtype=dtype)
+
+
+def _reopen(store: Store, scattered: bool) -> TokenStream:
+    return TokenStream(store, scattered=scattered)
+
+
+class _Borders(NamedTuple):
+    """Documents that begin inside some pieces: `begins[low : low + count]` for each piece."""
+
+    places: NDArray[np.int64]
+    """Which pieces."""
+    low: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    begins: NDArray[np.int64]
+
+
+def _cut(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], *, groups: list[_Borders]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut pieces at borders that were found for groups of them."""
+    counts = np.ones(len(starts), np.int64)
+    for group in groups:
+        counts[group.places] += group.counts
+    firsts = np.cumsum(counts) - counts
+    cut = np.empty(int(counts.sum()), np.int64)
+    cut[firsts] = starts
+    for group in groups:
+        total = int(group.counts.sum())
+        within = np.arange(total) - np.repeat(np.cumsum(group.counts) - group.counts, group.counts)
+        to = np.repeat(firsts[group.places] + 1, group.counts) + within
+        cut[to] = group.begins[np.repeat(group.low, group.counts) + within]
+    lasts = np.empty_like(cut)
+    lasts[:-1] = cut[1:]
+    lasts[firsts + counts - 1] = ends
+    lengths = lasts - cut
+    if lengths.size and not lengths.min():  # documents without tokens begin where others do
+        return cut[lengths > 0], lengths[lengths > 0]
+    return cut, lengths
+
+
+class _Begins(dict[int, "NDArray[np.int64]"]):
+    """Shard -> where its documents begin, copied when first asked for; bounded by bytes."""
+
+    def __init__(self, make: Callable[[int], NDArray[np.int64]]) -> None:
+        super().__init__()
+        self._make = make
+        self._bytes = 0
+
+    def __missing__(self, shard: int) -> NDArray[np.int64]:
+        begins = self._make(shard)
+        while self and self._bytes + begins.nbytes > KEPT_BEGINS_BYTES:
+            oldest = self.pop(next(iter(self)), None)
+            self._bytes -= 0 if oldest is None else oldest.nbytes
+        self[shard] = begins
+        self._bytes += begins.nbytes
+        return begins
