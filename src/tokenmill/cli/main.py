@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tokenmill.cli import build, demo, inspect, plan, verify, version
+from tokenmill.cli import build, demo, inspect, layout, plan, verify, version
 from tokenmill.cli.grouping import GroupedCommand
 from tokenmill.cli.stopping import raise_on_sigterm
 from tokenmill.errors import TokenmillError, UsageError
@@ -39,6 +39,7 @@ for _name, _command in (
     ("build", build.build),
     ("plan", plan.plan),
     ("inspect", inspect.inspect),
+    ("layout", layout.layout),
     ("verify", verify.verify),
     ("demo", demo.demo),
     ("version", version.version),

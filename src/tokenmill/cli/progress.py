@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.builder.progress import Progress, WorkerProgress
 
     OnProgress = Callable[[Progress], None]
-    OnBytes = Callable[[int, int], None]
+    OnAmount = Callable[[int, int], None]
 
 PLAIN_SECONDS = 5.0
 """Between two lines where there is no terminal."""
@@ -47,8 +47,10 @@ def watch(*, quiet: bool = False) -> Iterator[OnProgress | None]:
 
 
 @contextlib.contextmanager
-def watch_bytes(what: str, *, quiet: bool = False) -> Iterator[OnBytes | None]:
-    """Show bytes done of bytes in all on stderr: one line, redrawn on a terminal."""
+def watch_amount(
+    what: str, *, shown: Callable[[int], str] = format_size, quiet: bool = False
+) -> Iterator[OnAmount | None]:
+    """Show how much (bytes, unless `shown` says it) is done on stderr: one line, redrawn."""
     if quiet:
         yield None
         return
@@ -60,7 +62,7 @@ def watch_bytes(what: str, *, quiet: bool = False) -> Iterator[OnBytes | None]:
         now = time.monotonic()
         if now >= next_at:
             next_at = now + (0.1 if live else PLAIN_SECONDS)
-            line = f"{what} {share(done, total)} of {format_size(total)}"
+            line = f"{what} {share(done, total)} of {shown(total)}"
             sys.stderr.write(f"\r\x1b[2K{line}" if live else f"{line}\n")
             sys.stderr.flush()
 

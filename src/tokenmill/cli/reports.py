@@ -1,10 +1,10 @@
-"""What `plan` expects and what `verify` found, as tables on stdout."""
+"""What `plan` expects, what `layout` counted and what `verify` found, as tables on stdout."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.numbers import count, duration
+from tokenmill.cli.numbers import count, duration, share
 from tokenmill.cli.output import make_console, print_json
 from tokenmill.cli.render import Row, facts, first_of, with_note
 from tokenmill.config import format_size
@@ -12,6 +12,8 @@ from tokenmill.config import format_size
 if TYPE_CHECKING:
     from tokenmill.builder.estimate import BuildPlan
     from tokenmill.builder.verify import VerifyReport
+    from tokenmill.loader.layouts.base import Account
+    from tokenmill.loader.report import LayoutReport
 
 
 def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
@@ -91,3 +93,99 @@ def verify_rows(report: VerifyReport) -> list[Row]:
             f"{again}, {count(report.mismatches)} differ{missing}" if report.reference else "",
         ),
     ]
+
+
+def layout_result(report: LayoutReport, *, as_json: bool) -> None:
+    """Print a line of numbers and a sentence for each packing."""
+    if as_json:
+        steps = {account.packing: report.steps(account) for account in report.accounts}
+        print_json(report, steps=steps)
+        return
+    split = "all splits" if report.split is None else f"split {report.split}"
+    held = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
+    facts([("store", f"{report.store}, {split}: {held}")])
+    console = make_console()
+    header, *lines = layout_table(report)
+    console.print(f"\n[bold]{header}[/]", soft_wrap=True)
+    console.print("\n".join(lines), end="\n\n", markup=False, soft_wrap=True)
+    facts((account.packing, layout_sentence(account)) for account in report.accounts)
+    facts([("best", layout_advice(report)), ("epoch", layout_epochs(report))])
+
+
+def layout_table(report: LayoutReport) -> list[str]:
+    """A line of names, and one of numbers for each packing; never cut off, however wide."""
+    names = ("packing", "rows", "tokens used", "padded", "split documents", "dropped", "targets")
+    cells = [names, *map(_numbers, report.accounts)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    ]
+
+
+def _numbers(account: Account) -> tuple[str, ...]:
+    return (
+        account.packing,
+        count(account.rows),
+        count(account.used),
+        share(account.padding, _places(account)),
+        count(account.split_documents),
+        count(account.dropped),
+        count(account.targets),
+    )
+
+
+def layout_sentence(account: Account) -> str:
+    """What the numbers of a packing mean for training."""
+    row = count(account.seq_len + 1, "token")
+    padding = f"padding: {share(account.padding, _places(account))} of all places in rows"
+    split = _documents(account.split_documents, account)
+    if account.packing == "concat":
+        return (
+            "every token is used; split at the end of a row, to go on in the next without what"
+            f" came before: {split}"
+        )
+    if account.packing == "best-fit":
+        return f"every token is used; split, as longer than a row of {row}: {split}; {padding}"
+    cut = _documents(account.cut_documents, account)
+    lost = share(account.dropped, account.tokens)
+    return f"{padding}; cut off after {row}: {cut}, which drops {lost} of all tokens"
+
+
+def layout_advice(report: LayoutReport) -> str:
+    """What best-fit gives and takes beside concat; an empty string where one is not there."""
+    by_name = {account.packing: account for account in report.accounts}
+    concat, best_fit = by_name.get("concat"), by_name.get("best-fit")
+    if concat is None or best_fit is None or not concat.rows:
+        return ""
+    whole = concat.split_documents - best_fit.split_documents
+    more = best_fit.rows - concat.rows
+    cost = f"for {share(more, concat.rows)} more rows" if more > 0 else "and takes no more rows"
+    if whole <= 0:
+        return "concat: it splits no document that best-fit would keep whole"
+    return f"best-fit: it keeps {_documents(whole, concat)} whole that concat splits, {cost}"
+
+
+def layout_epochs(report: LayoutReport) -> str:
+    """Steps of one epoch, packing by packing; an empty string where no batch size was given."""
+    lines = []
+    for account in report.accounts:
+        steps = report.steps(account)
+        if steps is None or report.batch_size is None:
+            return ""
+        last = account.rows % report.batch_size
+        partial = f", the last one of {count(last, 'row')}" if last else ""
+        batch = count(report.batch_size, "row")
+        lines.append(f"{account.packing}: {count(steps, 'step')} of {batch}{partial}")
+    return "\n".join(lines)
+
+
+def _places(account: Account) -> int:
+    return account.rows * (account.seq_len + 1)
+
+
+def _documents(number: int, account: Account) -> str:
+    return f"{count(number, 'document')} ({share(number, account.documents)})"

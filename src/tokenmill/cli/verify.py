@@ -37,9 +37,9 @@ def verify(
     """
     import tokenmill
     from tokenmill.cli import reports
-    from tokenmill.cli.progress import watch_bytes
+    from tokenmill.cli.progress import watch_amount
 
-    with stoppable("nothing was changed"), watch_bytes("verifying", quiet=quiet) as on_progress:
+    with stoppable("nothing was changed"), watch_amount("verifying", quiet=quiet) as on_progress:
         report = tokenmill.verify(store, sample=sample, on_progress=on_progress)
     reports.verify_result(report, store=str(store), as_json=as_json)
     if not report.ok:

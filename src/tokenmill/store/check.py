@@ -1,7 +1,7 @@
 """Looks at every byte of a store: checksums, seals, indexes, ids, and that it all adds up.
 
     manifest -> per unit, in threads: receipt, .bin, .idx, rejects -> manifest made anew and
-    compared
+    compared -> plans
 
 Files are read in blocks, so memory does not grow with the store. Problems are collected, not
 raised: a person who has a damaged store wants the list.
@@ -19,7 +19,9 @@ from tokenmill.store.assemble import ManifestAssembler
 from tokenmill.store.fields import FormatVersionError
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import Manifest, read_manifest
+from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.presence import expected_files, find_problems
+from tokenmill.store.reader import content_fingerprint
 from tokenmill.store.scan import UnitScan, scan_file, scan_unit
 from tokenmill.store.sealed import unseal
 
@@ -80,7 +82,9 @@ class _Check:
         self._layout = layout
         self._manifest = manifest
         self._expected = expected_files(layout, manifest)
+        self._plans = sorted(p for p in _listed(layout.layouts) if PLAN_FILE.fullmatch(p.name))
         self._findings: list[Finding] = []
+        self._notes: list[Finding] = []
 
     def run(self, on_progress: Callable[[int, int], None] | None) -> CheckReport:
         total = sum(sum(sizes.values()) for sizes in self._expected.values())
@@ -89,15 +93,20 @@ class _Check:
             if on_progress is not None:
                 on_progress(done, total)
         self._check_runs()
+        self._check_plans()
+        others = [self._layout.manifest, *self._plans]
         return CheckReport(
             findings=tuple(dict.fromkeys(self._findings)),
-            notes=tuple(self._strays()),
-            files=1 + sum(map(len, self._expected.values())),
-            bytes=total + self._layout.manifest.stat().st_size,
+            notes=(*self._notes, *self._strays()),
+            files=len(others) + sum(map(len, self._expected.values())),
+            bytes=total + sum(path.stat().st_size for path in others),
         )
 
     def _find(self, path: Path, problem: str) -> None:
-        self._findings.append(Finding(path.relative_to(self._layout.root).as_posix(), problem))
+        self._findings.append(self._finding(path, problem))
+
+    def _finding(self, path: Path, problem: str) -> Finding:
+        return Finding(path.relative_to(self._layout.root).as_posix(), problem)
 
     def _check_tokenizer(self) -> None:
         for name, facts in self._manifest.identity.tokenizer.files.items():
@@ -154,14 +163,35 @@ class _Check:
                 except StoreError:
                     self._find(path, f"line {number} was changed")
 
+    def _check_plans(self) -> None:
+        """Plans can be made again, but one that was changed would be trained on."""
+        splits = (None, *self._manifest.splits)
+        contents = {content_fingerprint(self._manifest, split=split) for split in splits}
+        for path in self._plans:
+            try:
+                is_current = check_plan(path).content in contents
+            except PlanVersionError:
+                self._note(path, "is of another version of tokenmill; can be deleted")
+            except StoreError as error:
+                self._find(path, f"{error.message}; delete it: it is made again when needed")
+            else:
+                if not is_current:
+                    self._note(path, "is for an earlier state of this store; can be deleted")
+
+    def _note(self, path: Path, problem: str) -> None:
+        self._notes.append(self._finding(path, problem))
+
     def _strays(self) -> Iterator[Finding]:
         layout = self._layout
-        folders = {layout.tmp, *self._expected}
-        known = {layout.manifest, layout.runs, *layout.locks, *folders}
+        folders = {layout.tmp, layout.layouts, *self._expected}
+        known = {layout.manifest, layout.runs, *layout.locks, *folders, *self._plans}
         for folder, names in self._expected.items():
             known |= {folder / name for name in names}
         for folder in (layout.root, *sorted(folders)):
-            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            for path in sorted(_listed(folder)):
                 if path not in known:
-                    name = path.relative_to(layout.root).as_posix()
-                    yield Finding(name, "is no part of the store")
+                    yield self._finding(path, "is no part of the store")
+
+
+def _listed(folder: Path) -> list[Path]:
+    return [*folder.iterdir()] if folder.is_dir() else []

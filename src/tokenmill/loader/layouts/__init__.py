@@ -1,0 +1,1 @@
+"""How a store is cut into rows: `concat`, `best-fit` and `pad`, one file each."""
