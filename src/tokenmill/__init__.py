@@ -16,12 +16,31 @@ if TYPE_CHECKING:
     from tokenmill.builder.estimate import plan
     from tokenmill.builder.verify import verify
     from tokenmill.engines.tokenizer import load_tokenizer
+    from tokenmill.loader.loader import Loader
+    from tokenmill.loader.mixture import Mixture, Stage
+    from tokenmill.loader.report import layout
 
-__all__ = ["Store", "TokenmillError", "__version__", "build", "load_tokenizer", "plan", "verify"]
+__all__ = [
+    "Loader",
+    "Mixture",
+    "Stage",
+    "Store",
+    "TokenmillError",
+    "__version__",
+    "build",
+    "layout",
+    "load_tokenizer",
+    "plan",
+    "verify",
+]
 
 _HOMES = {
+    "Loader": "tokenmill.loader.loader",
+    "Mixture": "tokenmill.loader.mixture",
+    "Stage": "tokenmill.loader.mixture",
     "Store": "tokenmill.api",
     "build": "tokenmill.builder.build",
+    "layout": "tokenmill.loader.report",
     "load_tokenizer": "tokenmill.engines.tokenizer",
     "plan": "tokenmill.builder.estimate",
     "verify": "tokenmill.builder.verify",

@@ -1,0 +1,345 @@
+"""The loader: an endless, exact, resumable stream of batches from stores.
+
+    Plan (which rows make a step) -> Order (shuffled) -> Layout (pieces) -> Chunk (tokens) -> Batch
+
+Everything about a batch follows from the number of its step; nothing is remembered between steps
+but that number. A global batch is `batch_size * world_size` rows, of which rank r takes the r-th
+`batch_size`; so ranks, workers and prefetching change who reads a row, never which rows there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import UsageError
+from tokenmill.loader.batch import BatchFormat
+from tokenmill.loader.chunk import Chunk
+from tokenmill.loader.drawing import Drawer
+from tokenmill.loader.layouts.packings import Packing, make_layout
+from tokenmill.loader.mixture import Mixture, rows_of_batch
+from tokenmill.loader.options import (
+    Boundaries,
+    Last,
+    LoaderOptions,
+    check_pad_id,
+    choice,
+    id_dtype,
+)
+from tokenmill.loader.order import Shuffle
+from tokenmill.loader.plan import Extent, Plan
+from tokenmill.loader.prefetch import read_ahead_when_slow
+from tokenmill.loader.provenance import RowOrigin, trace
+from tokenmill.loader.state import check_state, make_state, stage_of
+from tokenmill.store.stream import TokenStream
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tokenmill.loader.batch import Batch, Draw
+    from tokenmill.loader.layouts.base import Layout
+    from tokenmill.loader.plan import StageRun
+    from tokenmill.store.reader import Store
+
+CHUNK_TOKENS = 1 << 20
+"""Tokens that are read in one go, 2 or 4 MB: enough to make what a read costs beside copying small,
+and little enough to stay in a cache on its way."""
+SLOW_READ_SECONDS = 2e-3
+SLOW_READ_SECONDS_PER_BYTE = 2e-9
+
+
+class Loader:
+    """Batches of rows from a store or a mixture, without end unless `epochs` says so.
+
+    >>> loader = tokenmill.Loader("my-store", seq_len=2048, batch_size=16)
+    >>> for batch in loader:
+    ...     batch.input_ids, batch.labels
+
+    Iterating again goes on where the last iteration stopped. `batch_size` is that of this rank.
+    """
+
+    def __init__(
+        self,
+        source: Store | Mixture | str | os.PathLike[str],
+        *,
+        seq_len: int,
+        batch_size: int,
+        packing: str = "concat",
+        boundaries: str = "keep",
+        shuffle: bool | str = True,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: float | None = None,
+        last: str = "pad",
+        dtype: str = "int64",
+        pad_id: int | None = None,
+        prefetch: int = 2,
+        cu_seqlens_capacity: int | None = None,
+        split: str = "train",
+    ) -> None:
+        self.mixture = _mixture(source, epochs=epochs, split=split)
+        store = self.mixture.stores[0]
+        self.options = LoaderOptions(
+            seq_len=seq_len,
+            batch_size=batch_size,
+            packing=Packing.of(packing),
+            boundaries=choice(Boundaries, "boundaries", boundaries),
+            shuffle=Shuffle.of(shuffle),
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            last=choice(Last, "last", last),
+            dtype=id_dtype(dtype),
+            pad_id=check_pad_id(store, pad_id),
+            prefetch=prefetch,
+            cu_seqlens_capacity=cu_seqlens_capacity,
+        )
+        self._streams = tuple(
+            TokenStream(store, scattered=self.options.shuffle is Shuffle.FULL)
+            for store in self.mixture.stores
+        )
+        self._layouts: dict[int, tuple[Layout, ...]] = {}
+        self._formats: dict[int, BatchFormat] = {}
+        self._drawer = Drawer(self.options, names=self.mixture.names, layouts=self.layouts)
+        for stage in self.mixture.stages:
+            rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
+        self._plan = self._first_plan = self._make_plan()
+        self._step = 0
+        self._has_ended = False
+
+    def _make_plan(self, **origin: Any) -> Plan:
+        return Plan(
+            self.mixture,
+            seq_len=self.options.seq_len,
+            batch_rows=self.options.batch_size * self.options.world_size,
+            measure=self._measure,
+            **origin,
+        )
+
+    def _measure(self, seq_len: int) -> list[Extent]:
+        """Rows of each source; tokens too where the shares of a mixture depend on them."""
+        layouts = self.layouts(seq_len)
+        if self.options.packing is Packing.CONCAT or len(layouts) == 1:
+            return [Extent(rows=layout.num_rows) for layout in layouts]
+        return [Extent(rows=layout.num_rows, tokens=layout.account().used) for layout in layouts]
+
+    def layouts(self, seq_len: int | None = None) -> tuple[Layout, ...]:
+        """The layout of each source, for rows of `seq_len` (None: as the loader was told)."""
+        length = self.options.seq_len if seq_len is None else seq_len
+        if length not in self._layouts:
+            self._layouts[length] = tuple(
+                make_layout(self.options.packing, stream, seq_len=length)
+                for stream in self._streams
+            )
+        return self._layouts[length]
+
+    # Where the run is.
+
+    @property
+    def step(self) -> int:
+        """Number of the next step."""
+        return self._step
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of the whole run; None is endless."""
+        steps = self._plan.num_steps
+        if steps is None or self.options.last is not Last.DROP or steps == self._plan.origin_step:
+            return steps
+        full = self._plan.stage_of(steps - 1).batch_rows
+        return steps if self._plan.last_step_rows == full else steps - 1
+
+    def __len__(self) -> int:
+        steps = self.num_steps
+        if steps is None:
+            raise TypeError("this loader never ends, so it has no length; give it epochs=1 for one")
+        return steps
+
+    def seek(self, step: int) -> None:
+        """Go to any step: the next batch is that of `step`."""
+        steps = self.num_steps
+        if type(step) is not int or step < 0 or (steps is not None and step > steps):
+            raise UsageError(f"there is no step {step!r} in a run of {steps or 'endless'} steps")
+        if step < self._plan.origin_step:
+            self._plan = self._first_plan
+        self._step, self._has_ended = step, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the run has come; the same on every rank."""
+        seen = {
+            seen.name: {"rows": seen.rows, "tokens": seen.tokens, "epochs": seen.epochs}
+            for seen in self._plan.seen(self._step)
+        }
+        position = self._plan.position(self._step)
+        return make_state(
+            self._facts(position.stage), step=self._step, position=position, seen=seen
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict()` was called; StateError for a state of something else."""
+        step, position = check_state(
+            state, self._facts(stage_of(state)), num_sources=len(self.mixture.sources)
+        )
+        try:
+            is_ours = self._first_plan.position(step) == position
+        except IndexError:
+            is_ours = False
+        # A run that was begun with another batch size has its steps counted from here on.
+        self._plan = (
+            self._first_plan if is_ours else self._make_plan(origin=position, origin_step=step)
+        )
+        self._step, self._has_ended = step, False
+
+    def _facts(self, stage: int) -> dict[str, object]:
+        """What a position depends on, as plain values."""
+        stage = min(stage, len(self.mixture.stages) - 1)
+        return {
+            "seed": self.options.seed,
+            "shuffle": str(self.options.shuffle),
+            "packing": str(self.options.packing),
+            "seq_len": self.mixture.stages[stage].seq_len or self.options.seq_len,
+            "mixture": self.mixture.facts(stage),
+            "stores": {source.name: source.store.content for source in self.mixture.sources},
+        }
+
+    # Batches.
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._has_ended:
+            self.seek(0)
+        for batch in self.batches():
+            self._step = batch.step + 1
+            yield batch
+        self._has_ended = True
+
+    def batches(self, first: int | None = None, *, stride: int = 1) -> Iterator[Batch]:
+        """Batches of the steps first, first + stride, ...; the loader itself stays where it is."""
+        for chunk in self.chunks(first, stride=stride):
+            yield from chunk.batches()
+
+    def chunks(
+        self,
+        first: int | None = None,
+        *,
+        stride: int = 1,
+        layouts: Callable[[int], Sequence[Layout]] | None = None,
+    ) -> Iterator[Chunk]:
+        """The same batches as they are read, several steps at a time.
+
+        The first chunks are small, so that the first batch is there. `layouts` are those to read
+        rows of a length with, if not the loader's own.
+        """
+        draws = self._growing_draws(self._step if first is None else first, stride)
+        chunks = (self._chunk(draw, layouts or self.layouts) for draw in draws)
+        if not self.options.prefetch:
+            return chunks
+        return read_ahead_when_slow(
+            chunks,
+            depth=self.options.prefetch,
+            name="tokenmill loader",
+            slow_seconds=_slow_seconds,
+        )
+
+    def batch(self, step: int) -> Batch:
+        """The batch of one step, whichever steps were read before."""
+        return next(self._chunk(self.draw(step), self.layouts).batches())
+
+    def draw(self, step: int) -> Draw:
+        """Which rows this rank gets in one step."""
+        run = self._find(step)
+        if run is None:
+            raise IndexError(f"step {step:,} of a run of {self.num_steps:,} steps")
+        return self._drawer.draw(run, range(step, step + 1))
+
+    def rows(self, step: int) -> list[RowOrigin]:
+        """What made this rank's batch of a step: stores, documents, rows of the input files."""
+        draw = self.draw(step)
+        return trace(draw, layouts=self.layouts(draw.seq_len), names=self.mixture.names)
+
+    def draws(self, first: int, *, stride: int = 1) -> Iterator[Draw]:
+        """Which rows this rank gets from a step on, many steps at a time."""
+        while (run := self._find(first)) is not None:
+            steps = range(first, self._drawer.end_of_draw(run, first, stride), stride)
+            yield self._drawer.draw(run, steps)
+            first += len(steps) * stride
+
+    def _growing_draws(self, first: int, stride: int) -> Iterator[Draw]:
+        """The run from a step on, one step first, then as many as are read in one go."""
+        size = 1
+        for draw in self.draws(first, stride=stride):
+            place = 0
+            while place < len(draw.steps):
+                yield draw.part(place, place + size)
+                place += size
+                size = min(2 * size, _chunk_steps(draw))
+
+    def _find(self, step: int) -> StageRun | None:
+        """The stage of a step; None past the end, and for a last batch that is dropped."""
+        run = self._plan.find(step)
+        if run is None or self.options.last is not Last.DROP:
+            return run
+        return run if len(run.rows(step)) == run.batch_rows else None
+
+    def _chunk(self, draw: Draw, layouts: Callable[[int], Sequence[Layout]]) -> Chunk:
+        return Chunk(
+            draw,
+            layouts=layouts(draw.seq_len),
+            pad_id=self.options.pad_id,
+            format=self.format(draw.seq_len),
+        )
+
+    def format(self, seq_len: int) -> BatchFormat:
+        """What batches of rows of `seq_len` look like."""
+        if seq_len not in self._formats:
+            self._formats[seq_len] = BatchFormat(
+                dtype=self.options.dtype,
+                mask_borders=self.options.boundaries is Boundaries.MASK,
+                capacity=self.options.cu_seqlens_capacity or self._capacity(seq_len),
+            )
+        return self._formats[seq_len]
+
+    def _capacity(self, seq_len: int) -> int:
+        """Entries of cu_seqlens: twice the documents of an average batch, and some.
+
+        The most documents of any batch are known only after looking at all of them. A batch with
+        more than fit has a larger array: one more compilation, and no wrong border.
+        """
+        rows = self.options.batch_size * self.options.seq_len // seq_len
+        density = max(store.num_documents / store.num_tokens for store in self.mixture.stores)
+        expected = rows * (2 + seq_len * density)
+        enough = 64 * (int(2 * expected) // 64 + 2)
+        most = rows * (2 if self.options.packing is Packing.PAD else seq_len)
+        return min(enough, most) + 1
+
+    def __repr__(self) -> str:
+        said = self.options
+        steps = self.num_steps
+        return (
+            f"Loader({', '.join(str(store.path) for store in self.mixture.stores)}):"
+            f" rows of {said.seq_len:,} ({said.packing}), batch {said.batch_size} on each of"
+            f" {said.world_size} ranks, step {self._step:,} of {steps or 'endless'}"
+        )
+
+
+def _slow_seconds(chunk: Chunk) -> float:
+    """Longer than reading it from memory takes, on any machine."""
+    return SLOW_READ_SECONDS + chunk.num_bytes * SLOW_READ_SECONDS_PER_BYTE
+
+
+def _chunk_steps(draw: Draw) -> int:
+    tokens = int(draw.rows.shape[1]) * (draw.seq_len + 1)
+    return max(1, CHUNK_TOKENS // max(1, tokens))
+
+
+def _mixture(
+    source: Store | Mixture | str | os.PathLike[str], *, epochs: float | None, split: str
+) -> Mixture:
+    if not isinstance(source, Mixture):
+        return Mixture.of(source, max_epochs=epochs, split=split)
+    if epochs is not None:
+        raise UsageError(
+            f"epochs={epochs!r} says nothing of a mixture: its sources end at different times",
+            hint="cap them with Mixture(..., max_epochs=...), or end it with Stage(tokens=...)",
+        )
+    return source
