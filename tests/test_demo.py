@@ -10,7 +10,7 @@ import tokenmill
 from tokenmill.builder.progress import BuildResult
 from tokenmill.builder.verify import VerifyReport
 from tokenmill.cli.story import tell
-from tokenmill.demo import Comparison, Corpus, Heading, Rebuilt, Step, demo_steps
+from tokenmill.demo import Comparison, Corpus, Fed, Heading, Rebuilt, Step, demo_steps
 from tokenmill.errors import UsageError
 
 
@@ -30,6 +30,10 @@ def test_the_demo_builds_verifies_and_compares_and_runs_again(
     steps = small_demo(Path("demo-store"))
     corpus, built, again = (only(steps, kind) for kind in (Corpus, BuildResult, Rebuilt))
     verified, compared = only(steps, VerifyReport), only(steps, Comparison)
+    fed = only(steps, Fed)
+    assert isinstance(fed, Fed)
+    assert fed.is_same
+    assert fed.steps > 0
     assert isinstance(corpus, Corpus)
     assert isinstance(built, BuildResult)
     assert isinstance(again, Rebuilt)
@@ -50,7 +54,9 @@ def test_the_demo_builds_verifies_and_compares_and_runs_again(
     story = capsys.readouterr().out
     for words in (
         "1. Collect documents",
-        "7. Compare",
+        "7. Feed a model",
+        "exactly the rows that came next",
+        "8. Compare",
         "times faster",
         "tokenmill inspect demo-store",
     ):
@@ -90,6 +96,7 @@ def test_the_command_tells_the_story_to_its_end(tmp_path: Path) -> None:
     )
     assert (
         run.stdout.index("1. Collect")
-        < run.stdout.index("7. Compare")
+        < run.stdout.index("7. Feed a model")
+        < run.stdout.index("8. Compare")
         < run.stdout.index("Done in")
     )

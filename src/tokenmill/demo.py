@@ -1,6 +1,6 @@
 """The whole of tokenmill once, on text that every Python installation has.
 
-    collect -> train -> build -> build again -> verify -> look inside -> compare
+    collect -> train -> build -> build again -> verify -> look inside -> feed -> compare
 
 `demo_steps` yields what it is about to do (`Heading`) and what came of it, so that the command line
 can tell the story while it happens. The peers in the comparison stop after a few seconds each; a
@@ -18,16 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from tokenmill.builder.build import build
 from tokenmill.builder.verify import verify
 from tokenmill.engines.baseline import EncodingTime, encode_in_batches, encode_one_by_one, train_bpe
 from tokenmill.errors import UsageError
 from tokenmill.inspection import inspect_store
+from tokenmill.loader.loader import Loader
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from tokenmill.builder.progress import BuildResult
     from tokenmill.builder.verify import VerifyReport
@@ -37,6 +42,7 @@ CORPUS_BYTES = 32_000_000
 TRAINING_BYTES = 4_000_000
 VOCAB_SIZE = 8192
 PEER_SECONDS = 5.0
+FEED_SEQ_LEN, FEED_BATCH, FEED_RANKS, FEED_SECONDS = 1024, 16, 4, 1.0
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 
 
@@ -99,6 +105,27 @@ class Rebuilt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fed:
+    """What a training loop would get out of the store."""
+
+    seq_len: int
+    batch_size: int
+    rows: int
+    """Of an epoch."""
+    first_batch_seconds: float
+    steps: int
+    seconds: float
+    ranks: int
+    """Ranks on which the run was resumed."""
+    is_same: bool
+    """Whether they went on with exactly the rows that the run would have had next."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.steps * self.batch_size * self.seq_len / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     """The end, and what is left on disk."""
 
@@ -109,8 +136,8 @@ class Finished:
 
 
 Step: TypeAlias = (
-    "Heading | Corpus | Trained | BuildResult | Rebuilt | VerifyReport | Inspection | Comparison"
-    " | Finished"
+    "Heading | Corpus | Trained | BuildResult | Rebuilt | VerifyReport | Inspection | Fed"
+    " | Comparison | Finished"
 )
 
 
@@ -162,6 +189,12 @@ def demo_steps(
     yield inspect_store(out, split="train", doc=0)
     yield Heading(
         number=7,
+        title="Feed a model",
+        why="Rows are cut, packed and shuffled as they are read. A run is resumed on other ranks.",
+    )
+    yield feed(out)
+    yield Heading(
+        number=8,
         title="Compare",
         why=f"The same text with the tokenizers package as it is mostly used, {peer_seconds:.0f}"
         " seconds each.",
@@ -239,6 +272,46 @@ def train(texts: Sequence[str], *, folder: Path) -> Trained:
         text_bytes=num_bytes,
         seconds=time.perf_counter() - started,
     )
+
+
+def feed(store: Path) -> Fed:
+    """Read batches for a second, as a training loop would; then go on elsewhere."""
+    started = time.perf_counter()
+    run = Loader(store, seq_len=FEED_SEQ_LEN, batch_size=FEED_BATCH, packing="best-fit")
+    batches = iter(run)
+    next(batches).input_ids.sum()
+    first = time.perf_counter()
+    while time.perf_counter() < first + FEED_SECONDS:
+        batch = next(batches)
+        _ = batch.input_ids, batch.labels
+    seconds, steps, state = time.perf_counter() - first, run.step - 1, run.state_dict()
+    return Fed(
+        seq_len=FEED_SEQ_LEN,
+        batch_size=FEED_BATCH,
+        rows=run.layouts()[0].num_rows,
+        first_batch_seconds=first - started,
+        steps=steps,
+        seconds=seconds,
+        ranks=FEED_RANKS,
+        is_same=bool((next(batches).tokens == _resumed(store, state)).all()),
+    )
+
+
+def _resumed(store: Path, state: dict[str, object]) -> NDArray[np.integer]:
+    """The rows of the next step, dealt to several ranks."""
+    parts = []
+    for rank in range(FEED_RANKS):
+        loader = Loader(
+            store,
+            seq_len=FEED_SEQ_LEN,
+            batch_size=FEED_BATCH // FEED_RANKS,
+            packing="best-fit",
+            rank=rank,
+            world_size=FEED_RANKS,
+        )
+        loader.load_state_dict(state)
+        parts.append(next(iter(loader)).tokens)
+    return np.concatenate(parts)
 
 
 def compare(

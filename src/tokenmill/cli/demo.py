@@ -19,7 +19,7 @@ def demo(
     """See all of it work, in under a minute and without a download.
 
     Builds a store from the source files of Python's standard library, verifies it, looks inside,
-    and compares the speed with the usual ways on the same text.
+    reads it as training would, and compares the speed with the usual ways on the same text.
 
     \b
     Example:

@@ -76,7 +76,11 @@ def build_result(result: BuildResult, *, as_json: bool) -> None:
     for warning in result.warnings:
         make_console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
     store = shlex.quote(result.store)
-    next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")
+    next_steps(
+        f"tokenmill inspect {store}",
+        f"tokenmill verify {store}",
+        f"tokenmill layout {store} --seq-len 2048",
+    )
 
 
 def build_rows(result: BuildResult) -> list[Row]:

@@ -14,7 +14,7 @@ from tokenmill.cli.render import build_rows, facts, next_steps
 from tokenmill.cli.reports import verify_rows
 from tokenmill.cli.show import histogram, length_line, with_borders
 from tokenmill.config import format_size
-from tokenmill.demo import Comparison, Corpus, Finished, Heading, Rebuilt, Trained
+from tokenmill.demo import Comparison, Corpus, Fed, Finished, Heading, Rebuilt, Trained
 from tokenmill.inspection import Inspection
 
 if TYPE_CHECKING:
@@ -78,6 +78,22 @@ def _(step: Inspection) -> None:
 
 
 @tell.register
+def _(step: Fed) -> None:
+    again = "exactly the rows that came next" if step.is_same else "OTHER ROWS: this is a bug"
+    facts(
+        [
+            (
+                "rows",
+                f"{count(step.rows)} of {count(step.seq_len)} tokens: whole documents, packed",
+            ),
+            ("first batch", f"{duration(step.first_batch_seconds)} after opening, plan included"),
+            ("rate", f"{compact(step.tokens_per_second)} tokens/s, shuffled, in one thread"),
+            ("resumed", f"after step {count(step.steps)}, on {step.ranks} ranks: {again}"),
+        ]
+    )
+
+
+@tell.register
 def _(step: Comparison) -> None:
     from rich.table import Table
 
@@ -110,6 +126,7 @@ def _(step: Finished) -> None:
     next_steps(
         f"tokenmill inspect {store}",
         f"tokenmill inspect {store} --doc 7",
+        f"tokenmill layout {store} --seq-len 2048",
         f"tokenmill plan {corpus} -t {tokenizer}",
         f"tokenmill build {corpus} -t {tokenizer} -o my-store",
     )
