@@ -155,6 +155,28 @@ _TYPES: dict[str, tuple[set[type], ...]] = {
 }
 
 
+_SOURCE_TYPES: dict[str, set[type]] = {
+    "path": {str},
+    "prefix": {str},
+    "size": {int},
+    "version": {str},
+    "units": {int},
+    "rows": {int},
+}
+
+
+def source_entries(items: list[Any]) -> tuple[SourceEntry, ...]:
+    """The input files, from their objects."""
+    names = _SOURCE_TYPES.keys()
+    if any(type(item) is not dict or item.keys() != names for item in items):
+        raise ValueError(f"a source does not have the members {', '.join(names)}")
+    rows = [list(item.values()) for item in items]
+    if any([*item] != [*names] for item in items):
+        raise ValueError(f"a source does not have its members in the order {', '.join(names)}")
+    _check_columns(rows, _SOURCE_TYPES, kind="source")
+    return tuple([SourceEntry(**item) for item in items])
+
+
 def unit_entries(sources: Sequence[SourceEntry], items: list[Json]) -> Iterator[UnitEntry]:
     """The units of all sources, file by file, from their arrays."""
     if len(items) != sum(source.units for source in sources):
@@ -186,10 +208,14 @@ def _table(rows: list[Any], kind: str) -> list[list[Any]]:
     types = _TYPES[kind]
     if rows and (set(map(type, rows)) != {list} or set(map(len, rows)) != {len(types)}):
         raise ValueError(f"a {kind} does not have the columns of this format version")
-    for name, column, allowed in zip(COLUMNS[kind], zip(*rows, strict=True), types, strict=False):
+    _check_columns(rows, dict(zip(COLUMNS[kind], types, strict=True)), kind=kind)
+    return rows
+
+
+def _check_columns(rows: list[list[Any]], types: Mapping[str, set[type]], *, kind: str) -> None:
+    for (name, allowed), column in zip(types.items(), zip(*rows, strict=True), strict=False):
         if not allowed.issuperset(map(type, column)) or (int in allowed and min(column) < 0):
             raise ValueError(f"a {kind} has {name} that are not what stands there")
-    return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ from tokenmill.store.entries import (
     StoreIdentity,
     TokenizerFacts,
     UnitEntry,
+    source_entries,
     split_totals,
     unit_entries,
 )
@@ -156,7 +157,7 @@ def _manifest(source: Fields) -> Manifest:
     dtype = source.text("dtype")
     if source.mapping("columns") != COLUMNS:
         raise ValueError("columns are not those of this format version")
-    sources = tuple(item.into(SourceEntry) for item in source.children("sources"))
+    sources = source_entries(source.items("sources"))
     manifest = Manifest(
         identity=_identity(source),
         totals=source.child("totals").into(Counts),
