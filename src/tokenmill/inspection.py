@@ -134,7 +134,7 @@ def inspect_store(
     identity = store.manifest.identity
     counts = count_ids(store)
     return Inspection(
-        store=str(path),
+        store=str(store.path) if store.is_remote else str(path),
         created_by=identity.created_by,
         split=split,
         totals=store.manifest.totals,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class S3:
         """Requests for objects that are still answered with 503."""
         self.denied = ""
         """Requests that contain this are answered with 403."""
+        self.delay_seconds = 0.0
+        self.most_at_once = 0
+        self._running = 0
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         request = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ['QUERY_STRING']}"
@@ -35,6 +39,11 @@ class S3:
             is_get = request.startswith("GET") and "list-type" not in request
             slow = is_get and self.slow_downs > 0
             self.slow_downs -= slow
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+        time.sleep(self.delay_seconds)
+        with self._lock:
+            self._running -= 1
         if slow or (self.denied and self.denied in request):
             status, body = ("503 Slow Down", SLOW_DOWN) if slow else ("403 Forbidden", DENIED)
             start_response(status, [("Content-Type", "application/xml")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,10 +180,20 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         BlockFolder(tmp_path / "x", limit_bytes=1000, block_bytes=BLOCK_BYTES, store="s")
 
 
+def test_a_folder_that_was_emptied_fills_again(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path / "cache", slots=8)
+    folder.put(block(1), data_of(1))
+    shutil.rmtree(tmp_path / "cache")
+    assert folder.get(block(1)) is None
+    folder.put(block(1), data_of(1))
+    assert folder.get(block(1)) == data_of(1)
+
+
 def test_a_folder_that_cannot_be_written_any_more_is_a_warning(tmp_path: Path) -> None:
     folder = open_folder(tmp_path, slots=8)
     folder.put(block(1), data_of(1))
     (tmp_path / "tmp").rmdir()
+    (tmp_path / "tmp").write_bytes(b"")
     with pytest.warns(RuntimeWarning, match="cannot be written.* goes on without it"):
         folder.put(block(2), data_of(2))
     folder.put(block(2), data_of(2))
@@ -226,6 +237,7 @@ def test_processes_share_a_folder_and_none_reads_wrong_bytes(tmp_path: Path) -> 
     while any(process.poll() is None for process in processes):
         most = max(most, sum(_size(each) for each in slots_in(tmp_path)))
         time.sleep(0.01)
+    most = max(most, bytes_in(tmp_path))
     for process in processes:
         out, _ = process.communicate()
         assert process.returncode == 0
@@ -245,7 +257,8 @@ def test_a_killed_process_leaves_whole_blocks_and_at_most_temporary_files(tmp_pa
     for seed in range(3):
         process = start(tmp_path, seed, rounds=10**6)
         assert output_of(process) == "ready\n"
-        time.sleep(0.1 + 0.05 * seed)
+        while len(slots_in(tmp_path)) < 5 + seed:
+            time.sleep(0.001)
         process.send_signal(signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
         process.wait()
     assert len(slots_in(tmp_path)) > 4

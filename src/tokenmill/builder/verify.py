@@ -17,7 +17,8 @@ import numpy as np
 
 from tokenmill.api import load_reference
 from tokenmill.builder.memory import default_budget, max_document_bytes
-from tokenmill.errors import SourceError
+from tokenmill.errors import SourceError, UsageError
+from tokenmill.paths import is_remote
 from tokenmill.records import TextBatch
 from tokenmill.sources import format_of, source_file
 from tokenmill.sources.base import SourceOptions, Unit
@@ -66,6 +67,11 @@ def verify(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Check every byte of a store, and encode `sample` random documents again."""
+    if is_remote(store):
+        raise UsageError(
+            "a store behind a URL cannot be verified there: every byte of it would have to come",
+            hint="copy it to a local folder and verify that",
+        )
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     checked = check_store(store, on_progress=on_progress)
     if checked.findings or sample < 1:

@@ -48,12 +48,12 @@ Inputs = Annotated[
     ),
 ]
 StorePath = Annotated[
-    Path,
+    str,  # not a Path, which would make one slash of the two in a URL
     typer.Argument(
         metavar="STORE",
         show_default=False,
         rich_help_panel=NEEDED,
-        help="The folder that a build wrote.",
+        help="The folder that a build wrote, or its URL.",
     ),
 ]
 Tokenizer = Annotated[

@@ -130,6 +130,13 @@ def _without_last(tiling: Tiling, seq_len: int) -> Tiling:
     return Tiling((row * seq_len + start)[kept], lengths[kept], tiling.is_padding[kept])
 
 
+def read_ahead(layouts: Sequence[Layout], draw: Draw) -> None:
+    """Have the rows of a draw brought, where they are far away."""
+    for source, places in _by_source(draw):
+        pieces = layouts[source].pieces(draw.rows.ravel()[places])
+        layouts[source].stream.read_ahead(pieces.starts, pieces.lengths)
+
+
 def _read(
     layouts: Sequence[Layout], draw: Draw, *, pad_id: int
 ) -> tuple[TokenArray, NDArray[np.bool_] | None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import BatchFormat
-from tokenmill.loader.chunk import Chunk
+from tokenmill.loader.chunk import Chunk, read_ahead
 from tokenmill.loader.drawing import Drawer
 from tokenmill.loader.layouts.packings import Packing, make_layout
 from tokenmill.loader.mixture import Mixture, rows_of_batch
@@ -231,6 +231,8 @@ class Loader:
         rows of a length with, if not the loader's own.
         """
         draws = self._growing_draws(self._step if first is None else first, stride)
+        if any(store.is_remote for store in self.mixture.stores):
+            draws = self._announced(draws)
         chunks = (self._chunk(draw, layouts or self.layouts) for draw in draws)
         if not self.options.prefetch:
             return chunks
@@ -273,6 +275,16 @@ class Loader:
                 yield draw.part(place, place + size)
                 place += size
                 size = min(2 * size, _chunk_steps(draw))
+
+    def _announced(self, draws: Iterator[Draw]) -> Iterator[Draw]:
+        """The draws; while one is read, the next is on its way over the network."""
+        waiting: list[Draw] = []
+        for draw in draws:
+            read_ahead(self.layouts(draw.seq_len), draw)
+            waiting.append(draw)
+            if len(waiting) > 1:
+                yield waiting.pop(0)
+        yield from waiting
 
     def _find(self, step: int) -> StageRun | None:
         """The stage of a step; None past the end, and for a last batch that is dropped."""

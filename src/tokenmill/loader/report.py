@@ -66,7 +66,7 @@ def layout(
     opened = store if isinstance(store, Store) else Store(store, split=split)
     stream = TokenStream(opened)
     return LayoutReport(
-        store=str(opened.path if isinstance(store, Store) else store),
+        store=str(opened.path if opened.is_remote or isinstance(store, Store) else store),
         split=opened.split,
         seq_len=seq_len,
         documents=opened.num_documents,

@@ -110,10 +110,12 @@ class BlockFolder:
         header = HEADER.pack(MAGIC, key, len(data), xxhash.xxh3_128_digest(data))
         staged = self._path / "tmp" / f"{os.getpid()}-{secrets.token_hex(8)}.tmp"
         try:
+            # Each time: whoever empties a folder of temporary files may take these folders too.
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(exist_ok=True)
             with open(staged, "xb") as file:
                 file.write(header)
                 file.write(data)
-            target.parent.mkdir(exist_ok=True)
         except OSError as error:
             self._give_up(error)
         else:

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from tokenmill.store.block_folder import BlockFolder
 
 BLOCK_BYTES = 1 << 20
-"""Read in order, 32 at once, from a loopback server 20 ms away (median of 3): blocks of 256 KiB came
-at 92 MB/s, of 1 MiB at 190, of 4 MiB at 210, which is little for four times the memory and waste."""
+"""Read in order, 32 at once, from a loopback server 20 ms away (medians of 3): blocks of 256 KiB
+came at 144 MB/s, of 1 MiB at 267, of 4 MiB at 281: little for four times the memory and waste."""
 MEMORY_BYTES = 256 << 20
 WAVE_BYTES = 64 << 20
 """Brought at once at most: a call that wants more holds no more than this besides its result."""
 GAP_BYTES = 64 << 10
 """Ranges closer than this become one: that many bytes cost less than one more request."""
+MERGED_BYTES = 4 << 20
+"""One range at most, so that a chain of small gaps does not become a whole file."""
 _POLL_SECONDS = 0.2
 
 _Key = TypeVar("_Key")
@@ -199,47 +201,60 @@ class BlockReader:
         threads never wait for each other.
         """
         ours, theirs = self._share_out(wave)
+        begun = [extent for extent, _ in ours]
         try:
-            for extent, data in zip(ours, self._download(ours, stop), strict=True):
+            for (extent, flight), data in zip(ours, self._download(begun, stop), strict=True):
                 _place(data, extent.parts, out, base=extent.first)
-                if extent.block is not None:
-                    self._keep(extent.block, data, in_memory=keep and _is_dense(extent.block))
+                if extent.block is not None and flight is not None:
+                    in_memory = keep and _is_dense(extent.block)
+                    self._keep(extent.block, data, flight, in_memory=in_memory)
         finally:
-            self._give_up(ours)
+            self._give_up([flight for _, flight in ours if flight is not None])
         for extent, flight in theirs:
             data = _wait_for(flight, stop) or self._download([extent], stop)[0]
             _place(data, extent.parts, out, base=extent.first)
 
     def _share_out(
         self, wave: list[_Extent]
-    ) -> tuple[list[_Extent], list[tuple[_Extent, Future[bytes]]]]:
-        """The extents that this thread brings, and those that another already does."""
-        ours, theirs = [], []
+    ) -> tuple[list[tuple[_Extent, Future[bytes] | None]], list[tuple[_Extent, Future[bytes]]]]:
+        """The extents that this thread brings, and those that another already does.
+
+        A whole block that is on its way has a flight, which others may wait for.
+        """
+        ours: list[tuple[_Extent, Future[bytes] | None]] = []
+        theirs: list[tuple[_Extent, Future[bytes]]] = []
         with self._lock:
             for extent in wave:
-                number = None if extent.block is None else extent.block.number
-                if number is not None and number in self._flights:
-                    theirs.append((extent, self._flights[number]))
-                    continue
-                ours.append(extent)
-                if number is not None:
-                    self._flights[number] = Future()
+                if extent.block is None:
+                    ours.append((extent, None))
+                elif (flight := self._flights.get(extent.block.number)) is not None:
+                    theirs.append((extent, flight))
+                else:
+                    flight = self._flights[extent.block.number] = Future()
+                    ours.append((extent, flight))
         return ours, theirs
 
-    def _keep(self, block: Block, data: bytes, *, in_memory: bool) -> None:
+    def _keep(self, block: Block, data: bytes, flight: Future[bytes], *, in_memory: bool) -> None:
         if in_memory:
             self._memory.put(block.number, data, size=len(data))
-        with self._lock:
-            self._flights.pop(block.number).set_result(data)
         if self._folder is not None:
             self._folder.put(block, data)
+        # Only now: who finds no flight any more must find the block.
+        self._end(flight)
+        flight.set_result(data)
 
-    def _give_up(self, ours: list[_Extent]) -> None:
+    def _give_up(self, flights: list[Future[bytes]]) -> None:
         """Let those who wait for blocks that did not come get them themselves."""
+        for flight in flights:
+            if not flight.done():
+                self._end(flight)
+                flight.cancel()
+
+    def _end(self, flight: Future[bytes]) -> None:
+        """Take a flight out, and no other that began for the same block since."""
         with self._lock:
-            for extent in ours:
-                if extent.block is not None and extent.block.number in self._flights:
-                    self._flights.pop(extent.block.number).cancel()
+            for number in [number for number, each in self._flights.items() if each is flight]:
+                del self._flights[number]
 
     def _download(self, extents: list[_Extent], stop: threading.Event | None) -> list[bytes]:
         ranges = [
@@ -274,10 +289,11 @@ class RecentlyUsed(Generic[_Key, _Value]):
             return self._values[key][0]
 
     def put(self, key: _Key, value: _Value, *, size: int) -> None:
-        self.drop(key)
+        if self._process != os.getpid():
+            self.clear()
         with self._lock:
+            self._bytes += size - self._values.pop(key, (None, 0))[1]
             self._values[key] = (value, size)
-            self._bytes += size
             while self._bytes > self._limit and len(self._values) > 1:
                 _, (_, dropped) = self._values.popitem(last=False)
                 self._bytes -= dropped
@@ -332,7 +348,7 @@ def _merge(file: BlockFile, parts: list[Part]) -> Iterator[_Extent]:
     run: list[Part] = []
     first = last = 0
     for part in sorted(parts, key=attrgetter("first")):
-        if run and part.first - last > GAP_BYTES:
+        if run and (part.first - last > GAP_BYTES or part.last - first > MERGED_BYTES):
             yield _Extent(file=file, first=first, last=last, parts=run)
             run = []
         if not run:

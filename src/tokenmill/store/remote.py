@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from tokenmill import remote
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.remote import Failure, RemoteError, join, shown
 from tokenmill.store.ahead import ReadAhead
 from tokenmill.store.block_folder import BlockFolder
@@ -59,6 +59,20 @@ class _CacheFolder(NamedTuple):
     limit_bytes: int
 
 
+def _cache_folder(
+    cache: str | os.PathLike[str] | None, cache_bytes: int | None
+) -> _CacheFolder | None:
+    if cache is not None:
+        folder = Path(cache).expanduser().absolute()
+        return _CacheFolder(str(folder), CACHE_BYTES if cache_bytes is None else cache_bytes)
+    if cache_bytes is not None:
+        raise UsageError(
+            f"cache_bytes={cache_bytes:,} bounds a cache folder, and there is none",
+            hint="name one with cache=, or leave cache_bytes= out",
+        )
+    return None
+
+
 class RemoteFiles:
     """The files of a store behind a URL. Pickled, it is the URL and what the manifest was."""
 
@@ -66,10 +80,7 @@ class RemoteFiles:
         self, url: str, *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
     ) -> None:
         self._url = url
-        self._cache = None
-        if cache is not None:
-            folder = Path(cache).expanduser().absolute()
-            self._cache = _CacheFolder(str(folder), cache_bytes or CACHE_BYTES)
+        self._cache = _cache_folder(cache, cache_bytes)
         self._manifest_checksum: str | None = None
         self._begin()
 

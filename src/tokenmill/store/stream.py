@@ -72,6 +72,19 @@ class TokenStream:
             shards, firsts, lasts = self._cut_at_shards(shards, firsts, lasts)
         return self._source.read(shards, firsts, lasts, padding=padding)
 
+    def read_ahead(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Begin to bring pieces that will be read soon, where that takes a network."""
+        if self.store.remote is None:
+            return
+        real = starts >= 0
+        shards = self._starts.searchsorted(starts[real], side="right") - 1
+        firsts = starts[real] - self._starts[shards]
+        shards, firsts, lasts = self._cut_at_shards(shards, firsts, firsts + lengths[real])
+        size = self.dtype.itemsize
+        self.store.remote.read_ahead(
+            shards.tolist(), (firsts * size).tolist(), (lasts * size).tolist(), kind="bin"
+        )
+
     def cut_at_documents(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -139,7 +152,8 @@ class TokenStream:
                 cut.append((shard, first, size))
                 shard, first, last = shard + 1, 0, last - size
             cut.append((shard, first, last))
-        columns = np.array([piece for piece in cut if piece[1] < piece[2]], np.int64).T
+        columns = np.array([piece for piece in cut if piece[1] < piece[2]], np.int64)
+        columns = columns.reshape(-1, 3).T
         return columns[0], columns[1], columns[2]
 
     def _copy_begins(self, shard: int) -> NDArray[np.int64]:
