@@ -76,9 +76,25 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
     assert not HEAVY & loaded
 
 
-@pytest.mark.parametrize("name", ["build", "load_tokenizer"])
+@pytest.mark.parametrize("name", ["Loader", "Mixture", "build", "load_tokenizer"])
 def test_public_names_do_not_need_optional_packages(name: str) -> None:
     loaded = modules_after(f"from tokenmill import {name}")
 
     optional = {"aiohttp", "huggingface_hub", "ray", "sentencepiece", "tiktoken", "torch"}
     assert not optional & loaded
+
+
+def test_torch_is_loaded_by_its_facade_alone() -> None:
+    assert "torch" in modules_after("import tokenmill.torch")
+
+
+def test_a_missing_torch_is_named_with_the_extra_that_brings_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['torch'] = None; import tokenmill.torch"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("tokenmill.errors.MissingExtraError: feeding tensors needs the package")
+    assert "pip install 'tokenmill[torch]'" in error

@@ -1,0 +1,72 @@
+"""Train from a store with Lightning. Its checkpoints hold the loader's state: nothing else to do.
+
+python examples/feed_lightning.py STORE [FOLDER FOR CHECKPOINTS]
+
+The feeder is a loader that Lightning can save, as it has state_dict and load_state_dict. Give the
+loader `epochs`: of one without an end Lightning takes a batch ahead, and saves that position.
+"""
+
+import sys
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import nn
+
+import tokenmill
+from tokenmill.torch import DeviceFeeder, TensorBatch
+
+STEPS = 20
+
+
+class Model(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 257))
+        self.seen: list[int | None] = []
+
+    def training_step(self, batch: TensorBatch, _: int) -> STEP_OUTPUT:
+        self.seen.append(batch.step)
+        logits = self.layers(batch.input_ids)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def train(store: str, checkpoint: Path, *, until: int) -> list[int | None]:
+    """Steps of the loader that were trained on, from the checkpoint on if there is one."""
+    lightning.seed_everything(0)
+    trainer = lightning.Trainer(
+        accelerator="auto",
+        devices=1,
+        max_steps=until,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    loader = tokenmill.Loader(
+        store,
+        seq_len=64,
+        batch_size=8,
+        epochs=10,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+    )
+    model = Model()
+    with DeviceFeeder(loader, device=trainer.strategy.root_device) as feeder:
+        trainer.fit(model, feeder, ckpt_path=checkpoint if checkpoint.exists() else None)
+        trainer.save_checkpoint(checkpoint)
+    return model.seen
+
+
+def main(store: str, folder: str = ".") -> None:
+    checkpoint = Path(folder) / "lightning.ckpt"
+    steps = train(store, checkpoint, until=7) + train(store, checkpoint, until=STEPS)
+    print("resumed exactly" if steps == list(range(STEPS)) else f"another stream: {steps}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,49 @@
+"""Each example of feeding trains, stops, and goes on exactly where it stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def run(name: str, *args: str | Path, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, args)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a store in it."""
+    path = tmp_path_factory.mktemp("examples")
+    run("small_store.py", "store", folder=path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [
+        ("feed_pytorch.py", ()),
+        ("feed_torchtitan.py", ()),
+        ("feed_lightning.py", ("lightning",)),
+        ("feed_hf_trainer.py", ("transformers", "accelerate")),
+    ],
+)
+def test_the_example_resumes_exactly(folder: Path, name: str, packages: tuple[str, ...]) -> None:
+    if missing := [package for package in packages if find_spec(package) is None]:
+        pytest.skip(f"to run {name}: pip install {' '.join(missing)}")
+    checkpoints = folder / name.removesuffix(".py")
+    checkpoints.mkdir()
+    assert run(name, "store", checkpoints, folder=folder)[-1] == "resumed exactly"
