@@ -49,10 +49,14 @@ lint: .venv-dev/stamp
 
 bench: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.feed $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.startup $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.render
 
 bench-quick: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build --quick $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.feed --quick $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.startup --quick $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv .venv-dev .venv-rc .work build dist demo-store demo-store-input src/tokenmill.egg-info

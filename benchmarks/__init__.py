@@ -11,6 +11,11 @@ the package.
     machine.py        where and with what it was measured
     render.py         results/*.json -> the tables in docs/benchmarks.md
     flatness.py       memory over an input of 5 GB, run by hand
+    feed.py           reading the tokens back                  python -m benchmarks.feed
+    feeders.py        who takes part in that
+    feed_tables.py    its tables
+    startup.py        until the first batch of a large store   python -m benchmarks.startup
+    hollow.py         stores of a trillion tokens that take no space
 
 Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
 """

@@ -215,8 +215,11 @@ def run(size: Size) -> dict[str, Any]:
     for group, contenders in _groups(size, workers):
         results["measurements"] += measure_group(group, contenders, size.rounds)
     results["versions"] = machine.versions()
+    used = {contender.environment for contender in PEERS}
     results["peer_versions"] = {
-        name: machine.versions_of(python) for name, python in environments.made().items()
+        name: machine.versions_of(python)
+        for name, python in environments.made().items()
+        if name in used
     }
     return results
 

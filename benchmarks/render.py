@@ -11,7 +11,7 @@ import re
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import RESULTS, ROOT
+from benchmarks import RESULTS, ROOT, feed_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ def build_section(results: Mapping[str, Any]) -> str:
     engine = [rows for key, rows in groups.items() if key[0] == "engine"]
     peers = [rows for key, rows in groups.items() if key[0] == "peers"]
     parts = [
-        _origin(results),
+        _origin(results, _build_packages(results)),
         "### Share of the ceiling",
         _shares(engine),
         "### Beside other ways to tokenize a corpus",
@@ -75,16 +75,37 @@ def flatness_section(results: Mapping[str, Any]) -> str:
         f"{results['sample_seconds']:g} s), {results['documents']:,} documents, "
         f"{results['tokens'] / 1e6:,.0f} million tokens."
     )
-    return "\n\n".join([_origin(results), facts, "\n".join(lines)])
+    return "\n\n".join([_origin(results, _build_packages(results)), facts, "\n".join(lines)])
 
 
-def _origin(results: Mapping[str, Any]) -> str:
-    machine = results["machine"]
-    versions = results["versions"]
+def feed_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `feed` markers."""
+    packages = _named(results["versions"], ("tokenmill", "numpy", "torch", "torchdata"))
+    for environment, names in feed_tables.PEER_PACKAGES.items():
+        packages += _named(results["peer_versions"].get(environment, {}), names)
+    return f"{_origin(results, packages)}\n\n{feed_tables.feed_body(results)}"
+
+
+def startup_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `startup` markers."""
+    packages = _named(results["versions"], ("tokenmill", "numpy", "torch"))
+    return f"{_origin(results, packages)}\n\n{feed_tables.startup_body(results)}"
+
+
+def _build_packages(results: Mapping[str, Any]) -> list[str]:
     used = ("tokenmill", "gigatoken", "tokenizers", "pyarrow", "numpy")
-    packages = [f"{name} {versions[name]}" for name in used if name in versions]
+    packages = _named(results["versions"], used)
     for peer, installed in results.get("peer_versions", {}).items():
         packages.append(f"{peer} {installed[peer]} (with tokenizers {installed['tokenizers']})")
+    return packages
+
+
+def _named(versions: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    return [f"{name} {versions[name]}" for name in names if name in versions]
+
+
+def _origin(results: Mapping[str, Any], packages: Sequence[str]) -> str:
+    machine = results["machine"]
     cores = f"{machine['cores_logical']} logical cores ({machine['cores_physical']} physical)"
     memory = f"{_gigabytes(machine['memory_bytes'])} memory"
     place = ", ".join([machine["cpu"], cores, memory, machine["system"], machine["python"]])
@@ -217,6 +238,8 @@ def _gigabytes(num_bytes: int | None) -> str:
 SECTIONS = {
     "build": (build_section, "make bench"),
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
+    "feed": (feed_section, "make bench"),
+    "startup": (startup_section, "make bench"),
 }
 
 

@@ -13,6 +13,8 @@ PAGE = """before
 between
 <!-- flatness:begin -->
 <!-- flatness:end -->
+<!-- feed:begin --><!-- feed:end -->
+<!-- startup:begin --><!-- startup:end -->
 after
 """
 MACHINE = {
@@ -77,6 +79,12 @@ between
 <!-- flatness:begin -->
 Not measured yet; run: python -m benchmarks.flatness
 <!-- flatness:end -->
+<!-- feed:begin -->
+Not measured yet; run: make bench
+<!-- feed:end -->
+<!-- startup:begin -->
+Not measured yet; run: make bench
+<!-- startup:end -->
 after
 """
     )
