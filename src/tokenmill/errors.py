@@ -2,11 +2,11 @@
 
     TokenmillError
       UsageError           the request itself is wrong: exit code 2 on the command line
+        StateError         a loader's saved state is damaged or of another run
       SourceError          an input file cannot be found, read or understood
       TokenizerError       a tokenizer cannot be found, loaded or trusted
       StoreError           a store is missing, damaged or of another kind
         StoreLockedError   another build holds the store
-      StateError           a loader's saved state is damaged or of another run
       BuildError           a build could not finish; what it committed stays valid
         TooManyRejectsError  more rows were rejected than the threshold allows
         MemoryBudgetError  the memory budget is too small for this build
@@ -64,7 +64,7 @@ class StoreLockedError(StoreError):
     """Another build holds the store."""
 
 
-class StateError(TokenmillError, ValueError):
+class StateError(UsageError):
     """A loader's saved state is damaged, or of another run."""
 
 

@@ -24,7 +24,7 @@ GOLDEN: dict[str | tuple[str, str], str] = {
     ("best-fit", "full"): "a972f18a468bce4e",
     ("pad", "full"): "0197a0505de12b60",
     "mixture": "8ed348d9935e86f7",
-    "state": "17b30b82495e2ff0",
+    "state": "71f88855f686eee2",
 }
 
 

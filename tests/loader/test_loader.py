@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,16 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.stores import numbered_store, write_store
+from tests.store.samples import GOLDEN
 
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import StateError, StoreError, UsageError
 from tokenmill.loader.loader import Loader
+from tokenmill.loader.mixture import Mixture
+from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from tokenmill.loader.batch import Batch
-    from tokenmill.store.reader import Store
 
 LENGTHS = [[3, 5, 1, 30], [], [7, 7], [2, 2, 1, 1, 19]]
 PACKINGS = ["concat", "best-fit", "pad"]
@@ -29,7 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return numbered_store(tmp_path_factory.mktemp("loader") / "store", LENGTHS)
 
 
-def make(store: Store, **changes: Any) -> Loader:
+def make(store: Store | Path | Mixture, **changes: Any) -> Loader:
     return Loader(store, **{"seq_len": 8, "batch_size": 2, "prefetch": 0, **changes})
 
 
@@ -298,6 +302,75 @@ def test_the_state_of_something_else_is_refused(store: Store, tmp_path: Path) ->
     assert loader.step == 2, "a refused state changes nothing"
 
 
+def test_a_state_that_makes_no_sense_is_refused_as_a_state(store: Store) -> None:
+    state = make(store).state_dict()
+    for stage in (-5, 7, "x"):
+        with pytest.raises(StateError):
+            make(store).load_state_dict(
+                {**state, "position": {**state["position"], "stage": stage}}
+            )
+
+
+def test_a_run_may_be_made_longer_when_it_is_resumed(store: Store) -> None:
+    short, long = make(store, epochs=1), make(store, epochs=3)
+    assert len(list(short)) == 5
+    long.load_state_dict(short.state_dict())
+    assert cells(list(long)) == cells(list(make(store, epochs=3).batches(first=5)))
+
+
+def test_an_iteration_keeps_its_plan_when_the_loader_is_moved(store: Store) -> None:
+    begun = make(store, batch_size=3)
+    take(iter(begun), 4)
+    resumed = make(store, batch_size=2)
+    resumed.load_state_dict(begun.state_dict())
+    expected = cells(take(resumed.batches(), 2500))
+    moved = resumed.batches()
+    first = take(moved, 1)
+    resumed.seek(0)
+    assert cells(first) + cells(take(moved, 2499)) == expected
+
+
+def test_a_split_that_is_not_the_open_one_is_refused(tmp_path: Path) -> None:
+    layout = GOLDEN.write(tmp_path / "store")
+    val = Store(layout.root, split="val")
+    assert make(val, seq_len=2).mixture.stores[0].split == "val"
+    assert make(layout.root, seq_len=2).mixture.stores[0].split == "train"
+    assert make(layout.root, seq_len=2, split="val").mixture.stores[0].split == "val"
+    with pytest.raises(UsageError, match="split='train' was asked for"):
+        make(val, seq_len=2, split="train")
+    with pytest.raises(UsageError, match="says nothing of a mixture"):
+        make(Mixture({"a": (val, 1)}), seq_len=2, split="val")
+
+
+def test_a_damaged_plan_is_an_error_not_other_tokens(tmp_path: Path) -> None:
+    store = numbered_store(tmp_path / "store", LENGTHS)
+    loader = make(store, packing="best-fit", epochs=1)
+    (path,) = (tmp_path / "store/layouts").iterdir()
+    data = bytearray(path.read_bytes())
+    items = loader.layouts()[0]._items  # type: ignore[attr-defined]
+    at = data.index(items.tobytes())
+    data[at + 7] ^= 0x10  # the position of the first item: far behind the end
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="lies behind the last of its 78 tokens"):
+        list(make(Store(tmp_path / "store"), packing="best-fit", epochs=1))
+
+
+def test_a_dropped_loader_frees_its_maps_at_once(store: Store) -> None:
+    def num_maps() -> int:
+        return Path("/proc/self/maps").read_text().count(str(store.path))
+
+    if sys.platform != "linux":
+        pytest.skip("needs /proc/self/maps")
+    before = num_maps()
+    gc.disable()
+    try:
+        for _ in range(5):
+            make(store).batch(0)
+        assert num_maps() <= before + len(store.shards)
+    finally:
+        gc.enable()
+
+
 def test_rows_of_a_step_name_documents_and_input_rows(store: Store) -> None:
     loader = make(store, shuffle=False)
     first, second = loader.rows(0)
@@ -358,7 +431,11 @@ def test_a_loader_and_its_batches_survive_pickling(store: Store) -> None:
         ({"pad_id": 60_000}, "pad_id=60000"),
         ({"seed": "a"}, "seed='a'"),
         ({"prefetch": -1}, "prefetch=-1"),
-        ({"epochs": 0}, "max_epochs=0"),
+        ({"epochs": 0}, "epochs=0 is not a number above 0"),
+        ({"epochs": 0.01}, "make no batch"),
+        ({"epochs": 1, "batch_size": 50, "last": "drop"}, "make no batch of 50 with last='drop'"),
+        ({"seq_len": 2**40}, "more than any document can have"),
+        ({"dtype": []}, "dtype="),
     ],
 )
 def test_what_makes_no_sense_is_refused(

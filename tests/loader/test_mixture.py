@@ -89,7 +89,9 @@ def test_a_mixture_survives_pickling(web: Store, code: Store) -> None:
 
 
 def test_paths_are_opened_with_the_split_asked_for(web: Store) -> None:
-    assert Mixture({"all": (web.path, 1)}, split=None).stores[0].split is None
+    assert Mixture({"web": (web.path, 1)}).stores[0].split == "train"
+    every = Store(web.path, split=None)
+    assert Mixture({"all": (every, 1)}).stores[0].split is None
     with pytest.raises(StoreError, match="no split 'val'"):
         Mixture({"web": (str(web.path), 1)}, split="val")
 

@@ -181,3 +181,48 @@ def test_a_program_ends_with_iterators_open(loader: Loader, how: str) -> None:
         assert "KeyboardInterrupt" in errors
     else:
         assert (program.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize("when", ["a thread is reading", "at exit"])
+def test_a_program_that_ends_while_it_reads_does_not_crash(loader: Loader, when: str) -> None:
+    code = textwrap.dedent(
+        f"""
+        import atexit, threading, time, tokenmill
+        loader = tokenmill.Loader({str(loader.mixture.stores[0].path)!r}, seq_len=4, batch_size=2)
+        def read():
+            for batch in loader:
+                batch.position_ids
+        if {when == "at exit"}:
+            atexit.register(lambda: loader.batch(7).position_ids.sum())
+        else:
+            threading.Thread(target=read, daemon=True).start()
+        loader.batch(0)
+        time.sleep(0.2)
+        """
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_fork_while_a_thread_looks_borders_up_does_not_hang(loader: Loader) -> None:
+    stop = threading.Event()
+
+    def look_up() -> None:
+        for batch in loader.batches():
+            if stop.is_set():
+                return
+            _ = batch.position_ids
+
+    thread = threading.Thread(target=look_up)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                _ = loader.batch(3).position_ids
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()

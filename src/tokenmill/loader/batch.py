@@ -7,26 +7,27 @@
     doc_ids                   0  0  0    1  1 -1
     cu_seqlens                0 3 5 6 6 6              ends, over all rows; the last one repeated
 
-All shapes are the same for every batch of a loader, so that a compiled model never compiles again.
+Shapes stay the same from batch to batch, so that a compiled model is not compiled again. They
+change with a stage's seq_len, in a last batch that is kept short, and where borders outgrow their
+room.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from tokenmill.lazy import lazy
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
     from numpy.typing import NDArray
 
     from tokenmill.store.format import TokenArray
-
-T = TypeVar("T")
 
 NO_ROW = -1
 """Number of a row that is all padding: it fills the last batch up."""
@@ -110,27 +111,6 @@ class ReadSteps(Protocol):
         ...
 
 
-class _field(Generic[T]):  # noqa: N801 (used as a decorator)
-    """A property that is computed once. functools' takes a lock for it: 3 microseconds in 3.11."""
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-    def __get__(self, instance: object | None, owner: type) -> T | Self:
-        if instance is None:
-            return self
-        value = instance.__dict__[self._name] = self._compute(instance)
-        return value
-
-
 @lru_cache(maxsize=8)
 def _ramp(count: int) -> NDArray[np.int32]:
     return np.arange(count, dtype=np.int32)
@@ -181,13 +161,13 @@ class Batch:
         """Longest document a row can hold: a constant, as compiled kernels want it."""
         return self.seq_len
 
-    @_field
+    @lazy
     def input_ids(self) -> NDArray[np.integer]:
         """(rows, seq_len)."""
         inputs = self.tokens[:, :-1]
         return inputs if self._read.format.dtype is None else inputs.astype(self._read.format.dtype)
 
-    @_field
+    @lazy
     def labels(self) -> NDArray[np.integer]:
         """(rows, seq_len): the next token of each input; -100 where it must not count."""
         labels = self.tokens[:, 1:]
@@ -203,7 +183,7 @@ class Batch:
         """Whether nothing is masked for sure; told without looking at any border."""
         return not (self._read.is_padded(self._place) or self._read.format.mask_borders)
 
-    @_field
+    @lazy
     def loss_mask(self) -> NDArray[np.bool_]:
         """(rows, seq_len): whether each label counts."""
         if self.all_count:
@@ -214,14 +194,14 @@ class Batch:
             counts[np.cumsum(lengths[:-1])] = False
         return np.ascontiguousarray(counts.reshape(self.tokens.shape)[:, 1:])
 
-    @_field
+    @lazy
     def position_ids(self) -> NDArray[np.int32]:
         """(rows, seq_len): place of each token in its document, as far as the row has it."""
         starts, lengths, _ = self._borders.inputs
         begins = np.repeat(starts.astype(np.int32), lengths)
         return np.subtract(_ramp(self._num_inputs), begins, out=begins).reshape(self._shape)
 
-    @_field
+    @lazy
     def doc_ids(self) -> NDArray[np.int32]:
         """(rows, seq_len): number of each token's document in its row; -1 for padding."""
         starts, lengths, is_padding = self._borders.inputs
@@ -231,7 +211,7 @@ class Batch:
         numbers[is_padding] = -1
         return np.repeat(numbers, lengths).reshape(self._shape)
 
-    @_field
+    @lazy
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where documents begin in the flattened rows, 0 first, then the number of tokens."""
         starts, _, _ = self._borders.inputs
@@ -250,7 +230,7 @@ class Batch:
     def _num_inputs(self) -> int:
         return len(self.tokens) * self.seq_len
 
-    @_field
+    @lazy
     def _borders(self) -> Borders:
         return self._read.borders(self._place)
 

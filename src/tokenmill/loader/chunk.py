@@ -8,11 +8,11 @@ documents, if anyone asks for them, are looked up for all of them at once too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenmill.lazy import lazy
 from tokenmill.loader.batch import NO_ROW, Batch, Borders, Tiling
 from tokenmill.loader.layouts.base import PADDING, Pieces
 
@@ -86,7 +86,7 @@ class Chunk:
             found=self.borders(place),
         )
 
-    @cached_property
+    @lazy
     def _borders(self) -> tuple[Borders, tuple[list[int], list[int]]]:
         """The borders of all steps, and where those of each step begin."""
         pieces = _segments(self._layouts, self.draw)

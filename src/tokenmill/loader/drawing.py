@@ -14,11 +14,10 @@ from tokenmill.loader.options import Last
 from tokenmill.loader.order import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from tokenmill.loader.layouts.base import Layout
     from tokenmill.loader.options import LoaderOptions
     from tokenmill.loader.plan import StageRun
 
@@ -30,16 +29,9 @@ _ENDLESS = 1 << 62
 class Drawer:
     """Draws the rows of one rank."""
 
-    def __init__(
-        self,
-        options: LoaderOptions,
-        *,
-        names: Sequence[str],
-        layouts: Callable[[int], Sequence[Layout]],
-    ) -> None:
+    def __init__(self, options: LoaderOptions, *, names: Sequence[str]) -> None:
         self._options = options
         self._names = names
-        self._layouts = layouts
 
     def draw(self, run: StageRun, steps: range) -> Draw:
         """Rows of some steps of one stage; steps that are not full are drawn alone."""
@@ -56,20 +48,20 @@ class Drawer:
         """Source, row and epoch of rows of a stage."""
         sources, indices = run.schedule.locate(wanted)
         if len(self._names) == 1:
-            return (sources, *self._order(run.seq_len, 0).rows(indices))
+            return (sources, *self._order(run, 0).rows(indices))
         rows, epochs = np.empty_like(indices), np.empty_like(indices)
         for source in np.unique(sources).tolist():
             here = sources == source
-            rows[here], epochs[here] = self._order(run.seq_len, source).rows(indices[here])
+            rows[here], epochs[here] = self._order(run, source).rows(indices[here])
         return sources, rows, epochs
 
-    def _order(self, seq_len: int, source: int) -> Order:
+    def _order(self, run: StageRun, source: int) -> Order:
         return Order(
             shuffle=self._options.shuffle,
             seed=self._options.seed,
             source=self._names[source],
-            num_rows=self._layouts(seq_len)[source].num_rows,
-            seq_len=seq_len,
+            num_rows=int(run.rows_per_epoch[source]),
+            seq_len=run.seq_len,
         )
 
     def end_of_draw(self, run: StageRun, step: int, stride: int) -> int:

@@ -9,13 +9,14 @@ but that number. A global batch is `batch_size * world_size` rows, of which rank
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import BatchFormat
 from tokenmill.loader.chunk import Chunk, read_ahead
 from tokenmill.loader.drawing import Drawer
-from tokenmill.loader.layouts.packings import Packing, make_layout
+from tokenmill.loader.layouts.packings import LayoutSet, Packing
 from tokenmill.loader.mixture import Mixture, rows_of_batch
 from tokenmill.loader.options import (
     Boundaries,
@@ -24,9 +25,10 @@ from tokenmill.loader.options import (
     check_pad_id,
     choice,
     id_dtype,
+    require_number,
 )
 from tokenmill.loader.order import Shuffle
-from tokenmill.loader.plan import Extent, Plan
+from tokenmill.loader.plan import Plan
 from tokenmill.loader.prefetch import read_ahead_when_slow
 from tokenmill.loader.provenance import RowOrigin, trace
 from tokenmill.loader.state import check_state, make_state, stage_of
@@ -76,7 +78,7 @@ class Loader:
         pad_id: int | None = None,
         prefetch: int = 2,
         cu_seqlens_capacity: int | None = None,
-        split: str = "train",
+        split: str | None = None,
     ) -> None:
         self.mixture = _mixture(source, epochs=epochs, split=split)
         store = self.mixture.stores[0]
@@ -99,40 +101,33 @@ class Loader:
             TokenStream(store, scattered=self.options.shuffle is Shuffle.FULL)
             for store in self.mixture.stores
         )
-        self._layouts: dict[int, tuple[Layout, ...]] = {}
         self._formats: dict[int, BatchFormat] = {}
-        self._drawer = Drawer(self.options, names=self.mixture.names, layouts=self.layouts)
+        self._layouts = LayoutSet(self.options.packing, self._streams)
+        self._drawer = Drawer(self.options, names=self.mixture.names)
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
         self._plan = self._first_plan = self._make_plan()
         self._step = 0
         self._has_ended = False
+        if epochs is not None and not self.num_steps:
+            raise UsageError(
+                f"epochs={epochs!r} of {self.layouts()[0].num_rows:,} rows make no batch of"
+                f" {batch_size * world_size:,} with last={last!r}",
+                hint='use a smaller batch, or last="pad"',
+            )
 
     def _make_plan(self, **origin: Any) -> Plan:
         return Plan(
             self.mixture,
             seq_len=self.options.seq_len,
             batch_rows=self.options.batch_size * self.options.world_size,
-            measure=self._measure,
+            measure=self._layouts.measure,
             **origin,
         )
 
-    def _measure(self, seq_len: int) -> list[Extent]:
-        """Rows of each source; tokens too where the shares of a mixture depend on them."""
-        layouts = self.layouts(seq_len)
-        if self.options.packing is Packing.CONCAT or len(layouts) == 1:
-            return [Extent(rows=layout.num_rows) for layout in layouts]
-        return [Extent(rows=layout.num_rows, tokens=layout.account().used) for layout in layouts]
-
     def layouts(self, seq_len: int | None = None) -> tuple[Layout, ...]:
         """The layout of each source, for rows of `seq_len` (None: as the loader was told)."""
-        length = self.options.seq_len if seq_len is None else seq_len
-        if length not in self._layouts:
-            self._layouts[length] = tuple(
-                make_layout(self.options.packing, stream, seq_len=length)
-                for stream in self._streams
-            )
-        return self._layouts[length]
+        return self._layouts(self.options.seq_len if seq_len is None else seq_len)
 
     # Where the run is.
 
@@ -160,7 +155,7 @@ class Loader:
         """Go to any step: the next batch is that of `step`."""
         steps = self.num_steps
         if type(step) is not int or step < 0 or (steps is not None and step > steps):
-            raise UsageError(f"there is no step {step!r} in a run of {steps or 'endless'} steps")
+            raise UsageError(f"there is no step {step!r} in a run of {_number(steps)} steps")
         if step < self._plan.origin_step:
             self._plan = self._first_plan
         self._step, self._has_ended = step, False
@@ -194,13 +189,15 @@ class Loader:
     def _facts(self, stage: int) -> dict[str, object]:
         """What a position depends on, as plain values."""
         stage = min(stage, len(self.mixture.stages) - 1)
+        seq_len = self.mixture.stages[stage].seq_len or self.options.seq_len
         return {
             "seed": self.options.seed,
             "shuffle": str(self.options.shuffle),
             "packing": str(self.options.packing),
-            "seq_len": self.mixture.stages[stage].seq_len or self.options.seq_len,
+            "seq_len": seq_len,
             "mixture": self.mixture.facts(stage),
             "stores": {source.name: source.store.content for source in self.mixture.sources},
+            "layouts": [layout.fingerprint for layout in self._layouts(seq_len)],
         }
 
     # Batches.
@@ -232,8 +229,8 @@ class Loader:
         """
         draws = self._growing_draws(self._step if first is None else first, stride)
         if any(store.is_remote for store in self.mixture.stores):
-            draws = self._announced(draws)
-        chunks = (self._chunk(draw, layouts or self.layouts) for draw in draws)
+            draws = _announced(draws, layouts or self._layouts)
+        chunks = (self._chunk(draw, layouts or self._layouts) for draw in draws)
         if not self.options.prefetch:
             return chunks
         return read_ahead_when_slow(
@@ -245,13 +242,13 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, whichever steps were read before."""
-        return next(self._chunk(self.draw(step), self.layouts).batches())
+        return next(self._chunk(self.draw(step), self._layouts).batches())
 
     def draw(self, step: int) -> Draw:
         """Which rows this rank gets in one step."""
-        run = self._find(step)
+        run = self._find(self._plan, step) if step >= 0 else None
         if run is None:
-            raise IndexError(f"step {step:,} of a run of {self.num_steps:,} steps")
+            raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
         return self._drawer.draw(run, range(step, step + 1))
 
     def rows(self, step: int) -> list[RowOrigin]:
@@ -261,7 +258,12 @@ class Loader:
 
     def draws(self, first: int, *, stride: int = 1) -> Iterator[Draw]:
         """Which rows this rank gets from a step on, many steps at a time."""
-        while (run := self._find(first)) is not None:
+        require_number("stride", stride, at_least=1)
+        # The plan of now: a loader may be moved, or resumed, while an iteration goes on.
+        return self._draws(self._plan, first, stride)
+
+    def _draws(self, plan: Plan, first: int, stride: int) -> Iterator[Draw]:
+        while (run := self._find(plan, first)) is not None:
             steps = range(first, self._drawer.end_of_draw(run, first, stride), stride)
             yield self._drawer.draw(run, steps)
             first += len(steps) * stride
@@ -276,19 +278,9 @@ class Loader:
                 place += size
                 size = min(2 * size, _chunk_steps(draw))
 
-    def _announced(self, draws: Iterator[Draw]) -> Iterator[Draw]:
-        """The draws; while one is read, the next is on its way over the network."""
-        waiting: list[Draw] = []
-        for draw in draws:
-            read_ahead(self.layouts(draw.seq_len), draw)
-            waiting.append(draw)
-            if len(waiting) > 1:
-                yield waiting.pop(0)
-        yield from waiting
-
-    def _find(self, step: int) -> StageRun | None:
+    def _find(self, plan: Plan, step: int) -> StageRun | None:
         """The stage of a step; None past the end, and for a last batch that is dropped."""
-        run = self._plan.find(step)
+        run = plan.find(step)
         if run is None or self.options.last is not Last.DROP:
             return run
         return run if len(run.rows(step)) == run.batch_rows else None
@@ -326,12 +318,26 @@ class Loader:
 
     def __repr__(self) -> str:
         said = self.options
-        steps = self.num_steps
         return (
             f"Loader({', '.join(str(store.path) for store in self.mixture.stores)}):"
             f" rows of {said.seq_len:,} ({said.packing}), batch {said.batch_size} on each of"
-            f" {said.world_size} ranks, step {self._step:,} of {steps or 'endless'}"
+            f" {said.world_size} ranks, step {self._step:,} of {_number(self.num_steps)}"
         )
+
+
+def _announced(draws: Iterator[Draw], layouts: Callable[[int], Sequence[Layout]]) -> Iterator[Draw]:
+    """The draws; while one is read, the next is on its way over the network."""
+    waiting: list[Draw] = []
+    for draw in draws:
+        read_ahead(layouts(draw.seq_len), draw)
+        waiting.append(draw)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+def _number(steps: int | None) -> str:
+    return "endless" if steps is None else f"{steps:,}"
 
 
 def _slow_seconds(chunk: Chunk) -> float:
@@ -345,10 +351,20 @@ def _chunk_steps(draw: Draw) -> int:
 
 
 def _mixture(
-    source: Store | Mixture | str | os.PathLike[str], *, epochs: float | None, split: str
+    source: Store | Mixture | str | os.PathLike[str], *, epochs: float | None, split: str | None
 ) -> Mixture:
     if not isinstance(source, Mixture):
+        if epochs is not None and not (isinstance(epochs, int | float) and 0 < epochs < inf):
+            raise UsageError(
+                f"epochs={epochs!r} is not a number above 0",
+                hint="give one, like 1 or 2.5, or leave it out for no end",
+            )
         return Mixture.of(source, max_epochs=epochs, split=split)
+    if split is not None:
+        raise UsageError(
+            f"split={split!r} says nothing of a mixture: its stores are open already",
+            hint="say it to the mixture: Mixture(..., split=...)",
+        )
     if epochs is not None:
         raise UsageError(
             f"epochs={epochs!r} says nothing of a mixture: its sources end at different times",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.schedule import exact, exact_weight, weights_to_parts
+from tokenmill.store.layout import TRAIN
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Mixture:
         *,
         stages: Sequence[Stage] = (),
         max_epochs: float | Mapping[str, float] | None = None,
-        split: str | None = "train",
+        split: str | None = None,
     ) -> None:
         _check_sources(sources)
         opened = tuple(
@@ -110,7 +111,7 @@ class Mixture:
         store: Store | str | os.PathLike[str],
         *,
         max_epochs: float | None = None,
-        split: str | None = "train",
+        split: str | None = None,
     ) -> Mixture:
         """A single store: one source with the name ''."""
         mixture = cls.__new__(cls)
@@ -146,7 +147,10 @@ class Mixture:
         return {
             "sources": [*self.names],
             "weights": [*weights_to_parts(self.stages[stage].weights)],
-            "max_epochs": [None if cap is None else str(cap) for cap in self.max_epochs],
+            # Of one source they say when the run ends, not which rows it has until then.
+            "max_epochs": [None if cap is None else str(cap) for cap in self.max_epochs]
+            if len(self.sources) > 1
+            else [],
         }
 
     def expected_epochs(self) -> tuple[float, ...]:
@@ -224,7 +228,14 @@ def _check_sources(sources: object) -> None:
 
 
 def _open(store: Store | str | os.PathLike[str], split: str | None) -> Store:
-    return store if isinstance(store, Store) else Store(store, split=split)
+    if not isinstance(store, Store):
+        return Store(store, split=split or TRAIN)
+    if split is not None and split != store.split:
+        raise UsageError(
+            f"split={split!r} was asked for, and {store!r} is open with its split {store.split!r}",
+            hint=f"open the other one: tokenmill.Store({str(store.path)!r}, split={split!r})",
+        )
+    return store
 
 
 def _check_stores(sources: Sequence[Source]) -> None:

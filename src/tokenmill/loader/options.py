@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from tokenmill.errors import UsageError
+from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 
 if TYPE_CHECKING:
     from tokenmill.loader.layouts.packings import Packing
@@ -56,10 +57,15 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "batch_size", "world_size"):
-            _require_number(name, getattr(self, name), at_least=1)
-        _require_number("prefetch", self.prefetch, at_least=0)
+            require_number(name, getattr(self, name), at_least=1)
+        if self.seq_len >= MAX_DOCUMENT_TOKENS:
+            raise UsageError(
+                f"seq_len={self.seq_len:,} is more than any document can have",
+                hint="give what your model takes, like seq_len=2048",
+            )
+        require_number("prefetch", self.prefetch, at_least=0)
         if self.cu_seqlens_capacity is not None:
-            _require_number("cu_seqlens_capacity", self.cu_seqlens_capacity, at_least=2)
+            require_number("cu_seqlens_capacity", self.cu_seqlens_capacity, at_least=2)
         if type(self.seed) is not int:
             raise UsageError(f"seed={self.seed!r} is not a whole number", hint="use one: seed=0")
         if type(self.rank) is not int or not 0 <= self.rank < self.world_size:
@@ -87,7 +93,7 @@ def id_dtype(name: object) -> np.dtype[np.integer] | None:
         "int32": np.dtype(np.int32),
         "stored": None,
     }
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UsageError(
             f"dtype={name!r} is not known",
             hint='use "int64", "int32" or "stored" (narrow ids, labels as views)',
@@ -105,7 +111,7 @@ def choice(kind: type[_Choice], name: str, value: object) -> _Choice:
         ) from None
 
 
-def _require_number(name: str, value: object, *, at_least: int) -> None:
+def require_number(name: str, value: object, *, at_least: int) -> None:
     if type(value) is not int or value < at_least:
         raise UsageError(
             f"{name}={value!r} is not a whole number of {at_least} or more",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.mixture import Fill, row_parts, rows_of_batch
 from tokenmill.loader.schedule import Schedule
 
@@ -204,7 +204,7 @@ class Plan:
     def _check(self) -> None:
         stages = self.mixture.stages
         if self.origin.stage >= len(stages):
-            raise UsageError(
+            raise StateError(
                 f"the state is of stage {self.origin.stage}, and the mixture has {len(stages)}",
                 hint="resume with the stages of the run that was saved",
             )
@@ -438,8 +438,8 @@ def _number(value: object) -> int:
     return value
 
 
-def _damaged(what: str) -> UsageError:
-    return UsageError(
+def _damaged(what: str) -> StateError:
+    return StateError(
         f"the loader's state holds {what}, which no tokenmill loader saves",
         hint="resume from a state that state_dict() gave, with the same sources",
     )

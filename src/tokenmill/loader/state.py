@@ -29,6 +29,7 @@ _MEMBERS = {
     "seq_len",
     "mixture",
     "stores",
+    "layouts",
     "step",
     "position",
     "seen",
@@ -56,7 +57,7 @@ def stage_of(state: object) -> int:
     """The stage that a state is in, as far as it can be told before it is checked."""
     position = state.get("position") if isinstance(state, dict) else None
     stage = position.get("stage") if isinstance(position, dict) else None
-    return stage if isinstance(stage, int) else 0
+    return max(0, stage) if isinstance(stage, int) else 0
 
 
 def check_state(
@@ -106,6 +107,11 @@ def _compare(name: str, saved: object, ours: object) -> None:
         return
     if name == "stores":
         raise StateError(_other_stores(saved, ours), hint=_ANEW)
+    if name == "layouts":
+        raise StateError(
+            "the state was saved by a release that cut rows by other rules",
+            hint="resume with the release of tokenmill that saved it",
+        )
     raise StateError(
         f"the state was saved with {name}={_canonical(saved)}, and this loader has"
         f" {name}={_canonical(ours)}: the rows would be others",

@@ -12,6 +12,7 @@ for all at once, and waited for without the lock.
 from __future__ import annotations
 
 import mmap
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -40,8 +41,7 @@ class MappedTokens:
 
     def __init__(self, store: Store, *, scattered: bool) -> None:
         self._store = store
-        self._scattered = scattered
-        self._views = Views(self._view, limit=store.max_mapped)
+        self._views = Views(partial(_view, store, scattered), limit=store.max_mapped)
         self._is_slow = False
 
     def read(
@@ -74,12 +74,6 @@ class MappedTokens:
             step = PAGE_BYTES // tokens.itemsize
             tokens.take(np.append(np.arange(first, last, step), last - 1))
 
-    def _view(self, shard: int) -> memoryview:
-        tokens = self._store.map_shard(shard).tokens
-        if self._scattered:
-            _advise(tokens, "MADV_RANDOM", 0, tokens.nbytes)
-        return tokens.data
-
 
 def is_slow(seconds: float, num_pieces: int, num_bytes: int) -> bool:
     """Whether a read took longer than one from memory does."""
@@ -97,9 +91,19 @@ class Views(dict[int, memoryview]):
 
     def __missing__(self, shard: int) -> memoryview:
         view = self[shard] = self._make(shard)
-        while len(self) > max(1, self._limit):
-            self.pop(next(iter(self)), None)
+        if len(self) > max(1, self._limit):
+            # Threads may do this at once: the list is made in one go, and who comes second pops
+            # nothing.
+            for oldest in list(self)[: len(self) - max(1, self._limit)]:
+                self.pop(oldest, None)
         return view
+
+
+def _view(store: Store, scattered: bool, shard: int) -> memoryview:
+    tokens = store.map_shard(shard).tokens
+    if scattered:
+        _advise(tokens, "MADV_RANDOM", 0, tokens.nbytes)
+    return tokens.data
 
 
 def _advise(tokens: TokenArray, advice: str, first: int, last: int) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, SupportsIndex
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.lazy import lazy
 from tokenmill.store.files import StoreFiles, open_files
 from tokenmill.store.layout import shard_name
 from tokenmill.store.rows import row_of
@@ -220,7 +221,7 @@ class Store:
         """The copy of the tokenizer's files; those of a remote store are brought here."""
         return self.files.tokenizer()
 
-    @functools.cached_property
+    @lazy
     def content(self) -> str:
         """Fingerprint of the documents of this split, in their order; equal for equal tokens."""
         return content_fingerprint(self.manifest, split=self.split)
@@ -283,7 +284,7 @@ class Store:
             line=None if has_blank_lines else lines_before + row + 1,
         )
 
-    @functools.cached_property
+    @lazy
     def _before(self) -> dict[str, tuple[int, int]]:
         """Unit -> rows and lines of its file that lie before it."""
         before: dict[str, tuple[int, int]] = {}

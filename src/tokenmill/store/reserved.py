@@ -14,6 +14,7 @@ elsewhere, and where the range is refused (a limit on address space), mapped.py 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tokenmill.store.reader import Store
 
 MAX_SHARDS = 25_000
-"""Each is a map of its own, and Linux allows a process 65,530 unless told otherwise."""
+"""Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told."""
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -48,19 +49,19 @@ class ReservedTokens:
     """Pieces of the shards of a local store; OSError where the system does not allow it."""
 
     def __init__(self, store: Store, *, scattered: bool) -> None:
-        if sys.platform != "linux" or len(store.shards) > MAX_SHARDS:
+        if sys.platform != "linux" or _num_reserved + len(store.shards) > MAX_SHARDS:
             raise OSError("no range of addresses is reserved here")
         self._store = store
         self._scattered = scattered
         sizes = np.array([shard.tokens for shard in store.shards], np.int64) * store.dtype.itemsize
         room = -(-sizes // PAGE_BYTES) * PAGE_BYTES
         places = np.cumsum(room) - room
-        self._range = _Range(int(room.sum()), dtype=store.dtype)
+        self._range = _Range(int(room.sum()), dtype=store.dtype, num_shards=len(sizes))
         self._tokens: TokenArray = np.asarray(self._range)
         # The last entry is that of shard -1, which is padding.
         self._bases = np.append(places // store.dtype.itemsize, 0)
         self._is_mapped = np.append(sizes == 0, True)
-        self._rows = cache(self._make_rows)
+        self._rows: dict[int, NDArray[Any]] = {}
         self._is_slow = False
 
     def read(
@@ -80,7 +81,7 @@ class ReservedTokens:
         if self._is_slow:
             self._range.want(starts[shards >= 0], lengths[shards >= 0])
         if not len(padding) and len(lengths) and (lengths == lengths[0]).all():
-            found = self._rows(int(lengths[0]))[starts].reshape(-1)
+            found = self._rows_of(int(lengths[0]))[starts].reshape(-1)
         else:
             found = self._join(shards, starts, lengths, padding)
         self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
@@ -94,6 +95,8 @@ class ReservedTokens:
         padding: memoryview,
     ) -> TokenArray:
         """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
+        if self._is_slow:
+            self._touch(starts[shards >= 0], lengths[shards >= 0])
         view = self._tokens.data
         ends = (starts + lengths).tolist()
         pieces = [view[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
@@ -101,11 +104,23 @@ class ReservedTokens:
             pieces[place] = padding[: lengths[place]]
         return view_tokens(bytearray().join(pieces), dtype=self._store.dtype)
 
-    def _make_rows(self, length: int) -> NDArray[Any]:
+    def _touch(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Wait until pieces are in memory; take() does so without the interpreter's lock."""
+        step = PAGE_BYTES // self._tokens.itemsize
+        pages = [
+            np.append(np.arange(start, start + length, step), start + length - 1)
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
+        self._tokens.take(np.concatenate([np.empty(0, np.int64), *pages]))
+
+    def _rows_of(self, length: int) -> NDArray[Any]:
         """All stretches of a length, by their first token."""
-        count = max(0, len(self._tokens) - length + 1)
-        strides = (self._tokens.itemsize, self._tokens.itemsize)
-        return np.lib.stride_tricks.as_strided(self._tokens, (count, length), strides)
+        if length not in self._rows:
+            count = max(0, len(self._tokens) - length + 1)
+            strides = (self._tokens.itemsize, self._tokens.itemsize)
+            stretches = np.lib.stride_tricks.as_strided(self._tokens, (count, length), strides)
+            self._rows = {length: stretches}
+        return self._rows[length]
 
     def _map(self, shards: list[int]) -> None:
         for number in shards:
@@ -118,9 +133,7 @@ class ReservedTokens:
                 )
             except OSError as error:
                 raise StoreError(
-                    f"{str(path)!r} cannot be mapped: {error.strerror or error}",
-                    hint="copy the missing file back, or run the build again: it rewrites what is"
-                    " missing",
+                    f"{str(path)!r} cannot be mapped: {error.strerror or error}", hint=_hint(error)
                 ) from error
             self._is_mapped[number] = True
 
@@ -128,7 +141,7 @@ class ReservedTokens:
 class _Range:
     """Reserved addresses, as an array; freed when the last view of it is gone."""
 
-    def __init__(self, size: int, *, dtype: np.dtype[Any]) -> None:
+    def __init__(self, size: int, *, dtype: np.dtype[Any], num_shards: int) -> None:
         self._itemsize = dtype.itemsize
         self._address = _call_mmap(
             None,
@@ -137,7 +150,10 @@ class _Range:
             mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
             -1,
         )
-        weakref.finalize(self, _library().munmap, self._address, max(size, PAGE_BYTES))
+        free = weakref.finalize(self, _free, self._address, max(size, PAGE_BYTES), num_shards)
+        # When the program ends, a thread may still be reading; the system frees it all then.
+        free.atexit = False
+        _count(num_shards)
         self.__array_interface__ = {
             "version": 3,
             "data": (self._address, True),
@@ -167,6 +183,26 @@ class _Range:
         lasts = self._address + (starts + lengths) * self._itemsize
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             advise(first, last - first, _MADV_WILLNEED)
+
+
+_num_reserved = 0
+
+
+def _count(num_shards: int) -> None:
+    """Shards of all ranges of this process: the limit on maps is the process's."""
+    global _num_reserved
+    _num_reserved += num_shards
+
+
+def _free(address: int, size: int, num_shards: int) -> None:
+    _library().munmap(address, size)
+    _count(-num_shards)
+
+
+def _hint(error: OSError) -> str:
+    if error.errno in {errno.ENOMEM, errno.EMFILE, errno.ENFILE}:
+        return "close other stores: the system allows this process no more maps or files"
+    return "copy the missing file back, or run the build again: it rewrites what is missing"
 
 
 @cache

@@ -11,10 +11,12 @@ index is bisected in place, which touches a few pages of it: so it goes with tho
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from tokenmill.errors import StoreError
 from tokenmill.store.format import view_tokens
 from tokenmill.store.mapped import NO_SHARD, MappedTokens, Views
 from tokenmill.store.reserved import ReservedTokens
@@ -53,8 +55,9 @@ class TokenStream:
         self._first_positions: list[int] = self._starts.tolist()
         self._scattered = scattered
         self._source = _open_source(store, scattered=scattered)
-        self._offsets = Views(self._view_offsets, limit=store.max_mapped)
-        self._begins = _Begins(self._copy_begins)
+        # They know the store, not this stream: so it goes, and its maps, when nobody uses it.
+        self._offsets = Views(partial(_view_offsets, store), limit=store.max_mapped)
+        self._begins = _Begins(partial(_copy_begins, store, self._first_positions))
 
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], *, pad: int
@@ -149,6 +152,8 @@ class TokenStream:
             shards.tolist(), firsts.tolist(), lasts.tolist(), strict=True
         ):
             while last > (size := int(self._sizes[shard])):
+                if shard + 1 == len(self._first_positions):
+                    raise self._beyond_the_end()
                 cut.append((shard, first, size))
                 shard, first, last = shard + 1, 0, last - size
             cut.append((shard, first, last))
@@ -156,16 +161,25 @@ class TokenStream:
         columns = columns.reshape(-1, 3).T
         return columns[0], columns[1], columns[2]
 
-    def _copy_begins(self, shard: int) -> NDArray[np.int64]:
-        """Positions at which the documents of a shard begin, aligned."""
-        offsets = self.store.map_shard(shard).index.offsets
-        return offsets // self.dtype.itemsize + self._first_positions[shard]
-
-    def _view_offsets(self, shard: int) -> memoryview:
-        return self.store.map_shard(shard).index.offsets.view(np.uint8).data.cast("q")
+    def _beyond_the_end(self) -> StoreError:
+        return StoreError(
+            f"a row of {str(self.store.path)!r} lies behind the last of its {self.num_tokens:,}"
+            " tokens: an index or a plan of rows was changed after it was made",
+            hint=f"find the damaged file with: tokenmill verify {self.store.path}",
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (self.store, self._scattered)
+
+
+def _copy_begins(store: Store, first_positions: list[int], shard: int) -> NDArray[np.int64]:
+    """Positions at which the documents of a shard begin, aligned."""
+    offsets = store.map_shard(shard).index.offsets
+    return offsets // store.dtype.itemsize + first_positions[shard]
+
+
+def _view_offsets(store: Store, shard: int) -> memoryview:
+    return store.map_shard(shard).index.offsets.view(np.uint8).data.cast("q")
 
 
 class _Source(Protocol):
@@ -267,10 +281,17 @@ class _Begins(dict[int, "NDArray[np.int64]"]):
         self._bytes = 0
 
     def __missing__(self, shard: int) -> NDArray[np.int64]:
-        begins = self._make(shard)
-        while self and self._bytes + begins.nbytes > KEPT_BEGINS_BYTES:
-            oldest = self.pop(next(iter(self)), None)
-            self._bytes -= 0 if oldest is None else oldest.nbytes
-        self[shard] = begins
+        begins = self[shard] = self._make(shard)
         self._bytes += begins.nbytes
+        if self._bytes > KEPT_BEGINS_BYTES:
+            self._drop_oldest()
         return begins
+
+    def _drop_oldest(self) -> None:
+        """Keep what was made last. Counted anew: threads may have added one shard twice."""
+        kept = 0
+        for shard, begins in reversed(list(self.items())):
+            kept += begins.nbytes
+            if kept > KEPT_BEGINS_BYTES // 2:
+                self.pop(shard, None)
+        self._bytes = sum(begins.nbytes for begins in list(self.values()))

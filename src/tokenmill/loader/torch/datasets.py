@@ -52,7 +52,7 @@ class TokenDataset(Dataset["Row"]):
         packing: str = "concat",
         boundaries: str = "keep",
         pad_id: int | None = None,
-        split: str = "train",
+        split: str | None = None,
         fields: Sequence[str] = DEFAULT_FIELDS,
         dtype: torch.dtype = torch.int64,
     ) -> None:
