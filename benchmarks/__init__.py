@@ -16,6 +16,8 @@ the package.
     feed_tables.py    its tables
     startup.py        until the first batch of a large store   python -m benchmarks.startup
     hollow.py         stores of a trillion tokens that take no space
+    feeding_gpu.py    does a GPU ever wait?                    python -m benchmarks.feeding_gpu
+    feeding_gpu_table.py   its table
 
 Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
 """

@@ -56,6 +56,7 @@ SHARD_TOKENS = 25_000_000
 MEDIAN_DOCUMENT = 400
 CONTENDERS = ("cached", "feeder", "resident", "again")
 GOAL = 0.995
+PACKAGES = ("numpy", "torch", "triton", "xxhash")
 SKIPPED_STEPS = 2
 WARM_UP_STEPS = 64
 """Several of the feeder's largest parcels: all its lanes have their memory by then."""
@@ -406,6 +407,7 @@ def print_misses(measurements: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--commit", help="of this code, where it has no history beside it")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--rounds", type=int, help="instead of each model's own number")
     parser.add_argument("--steps", type=int, help="per contender and round, likewise")
@@ -422,9 +424,11 @@ def main() -> None:
         store = Path(folder) / "store"
         write_store(store, num_tokens=200_000 if args.tiny else args.tokens)
         measurements = [measure(run, store, device=device) for run in chosen_runs(args)]
-    results = machine.origin() | {
+    results = machine.origin(commit=args.commit) | {
         "machine": machine.describe(),
-        "versions": machine.versions(),
+        "versions": {
+            name: version for name, version in machine.versions().items() if name in PACKAGES
+        },
         "device": describe(device),
         "measurements": measurements,
     }

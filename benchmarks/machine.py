@@ -39,12 +39,12 @@ def versions_of(python: Path) -> dict[str, str]:
     return dict(line.lower().split("==", 1) for line in listed.splitlines() if "==" in line)
 
 
-def origin() -> dict[str, str]:
-    """Date, commit and command of this run."""
-    arguments = " ".join(sys.argv[1:])
+def origin(*, commit: str | None = None) -> dict[str, str]:
+    """Date, commit and command of this run; `commit` is for a copy without its history."""
+    arguments = " ".join(Path(each).name if each.startswith("/") else each for each in sys.argv[1:])
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} {arguments}".strip(),
     }
 

@@ -11,7 +11,7 @@ import re
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import RESULTS, ROOT, feed_tables
+from benchmarks import RESULTS, ROOT, feed_tables, feeding_gpu_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -90,6 +90,12 @@ def startup_section(results: Mapping[str, Any]) -> str:
     """Everything between the `startup` markers."""
     packages = _named(results["versions"], ("tokenmill", "numpy", "torch"))
     return f"{_origin(results, packages)}\n\n{feed_tables.startup_body(results)}"
+
+
+def gpu_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `feeding_gpu` markers."""
+    packages = _named(results["versions"], ("torch", "triton", "numpy"))
+    return f"{_origin(results, packages)}\n\n{feeding_gpu_table.gpu_body(results)}"
 
 
 def _build_packages(results: Mapping[str, Any]) -> list[str]:
@@ -240,6 +246,7 @@ SECTIONS = {
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
+    "feeding_gpu": (gpu_section, "python -m benchmarks.feeding_gpu, on a machine with a GPU"),
 }
 
 

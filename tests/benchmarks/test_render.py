@@ -15,6 +15,7 @@ between
 <!-- flatness:end -->
 <!-- feed:begin --><!-- feed:end -->
 <!-- startup:begin --><!-- startup:end -->
+<!-- feeding_gpu:begin --><!-- feeding_gpu:end -->
 after
 """
 MACHINE = {

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 LENGTHS = [[3, 5, 1], [], [7], [2, 2]]
 
 
-@pytest.fixture(scope="module", params=["as this system has it", "as every system has it"])
+@pytest.fixture(
+    scope="module",
+    params=["as this system has it", "as every system has it", "with many documents"],
+)
 def stream(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TokenStream]:
@@ -32,6 +35,8 @@ def stream(
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "as every system has it":
             patch.setattr("tokenmill.store.reserved.MAX_SHARDS", 0)
+        if request.param == "with many documents":
+            patch.setattr("tokenmill.store.stream.FEW_DOCUMENTS", 0)
         yield TokenStream(store)
 
 

@@ -57,12 +57,19 @@ class Draw:
     rows: NDArray[np.int64]
     """Number in the layout of the source, or `NO_ROW`."""
     epochs: NDArray[np.int64]
+    only: int | None = None
+    """The source of all rows, where it is known that there is one, and no row is padding."""
 
     def part(self, first: int, last: int) -> Draw:
         """Some of the steps, by their places."""
         here = slice(first, last)
         return Draw(
-            self.steps[here], self.seq_len, self.sources[here], self.rows[here], self.epochs[here]
+            self.steps[here],
+            self.seq_len,
+            self.sources[here],
+            self.rows[here],
+            self.epochs[here],
+            self.only,
         )
 
 

@@ -159,6 +159,8 @@ def _read_source(
     layout: Layout, rows: NDArray[np.int64], *, pad_id: int
 ) -> tuple[TokenArray, NDArray[np.bool_] | None]:
     pieces = layout.pieces(rows)
+    if pieces.length is not None:
+        return layout.stream.read_equal(pieces.starts, pieces.length), None
     tokens = layout.stream.read(pieces.starts, pieces.lengths, pad=pad_id)
     is_padding = pieces.starts == PADDING
     if not is_padding.any():
@@ -188,6 +190,8 @@ def _segments(layouts: Sequence[Layout], draw: Draw) -> Pieces:
 
 def _only_source(draw: Draw) -> int | None:
     """The source of all rows, where there is one and no row is padding."""
+    if draw.only is not None:
+        return draw.only
     if not draw.rows.size:
         return 0
     first = int(draw.sources.flat[0])

@@ -42,7 +42,9 @@ class Drawer:
         inside = wanted < (_ENDLESS if run.num_rows is None else run.num_rows)
         sources[inside], rows[inside], epochs[inside] = self._locate(run, wanted[inside])
         kept = int(inside[-1].sum()) if self._options.last is Last.KEEP else size
-        return Draw(steps, run.seq_len, sources[:, :kept], rows[:, :kept], epochs[:, :kept])
+        drawn = (sources[:, :kept], rows[:, :kept], epochs[:, :kept])
+        only = 0 if len(self._names) == 1 and inside.all() else None
+        return Draw(steps, run.seq_len, *drawn, only)
 
     def _locate(self, run: StageRun, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Source, row and epoch of rows of a stage."""

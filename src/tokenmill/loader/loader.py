@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from tokenmill.loader.plan import StageRun
     from tokenmill.store.reader import Store
 
-CHUNK_TOKENS = 1 << 20
-"""Tokens that are read in one go, 2 or 4 MB: enough to make what a read costs beside copying small,
-and little enough to stay in a cache on its way."""
+CHUNK_TOKENS = 1 << 18
+"""Tokens read in one go, 0.5 or 1 MB: enough to make what a read costs beside copying small,
+and little enough to stay in a core's cache on its way."""
 SLOW_READ_SECONDS = 2e-3
 SLOW_READ_SECONDS_PER_BYTE = 2e-9
 

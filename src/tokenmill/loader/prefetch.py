@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 T = TypeVar("T")
+SLOW_ITEMS = 3
+"""So many slow items in a row make a thread worth its cost."""
 JOIN_SECONDS = 10.0
 """A read of a remote store may be under way when the reader is told to stop."""
 
@@ -30,18 +32,20 @@ JOIN_SECONDS = 10.0
 def read_ahead_when_slow(
     items: Iterator[T], *, depth: int, name: str, slow_seconds: Callable[[T], float]
 ) -> Iterator[T]:
-    """The items; after one that took longer than `slow_seconds` the others are made in a thread.
+    """The items; after some that took longer than `slow_seconds` the others are made in a thread.
 
-    The first item is not judged by: it pays for whatever has to be set up.
+    The first item is not judged by: it pays for whatever has to be set up. One slow item says
+    little either: the machine may have been busy with something else.
     """
     for item in items:
         yield item
         break
+    num_slow = 0
     started = perf_counter()
     for item in items:
-        is_slow = perf_counter() - started > slow_seconds(item)
+        num_slow = num_slow + 1 if perf_counter() - started > slow_seconds(item) else 0
         yield item
-        if is_slow:
+        if num_slow == SLOW_ITEMS:
             break
         started = perf_counter()
     else:

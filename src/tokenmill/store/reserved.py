@@ -60,6 +60,9 @@ class ReservedTokens:
         self._tokens: TokenArray = np.asarray(self._range)
         # The last entry is that of shard -1, which is padding.
         self._bases = np.append(places // store.dtype.itemsize, 0)
+        tokens = sizes // store.dtype.itemsize
+        self._ends = np.cumsum(tokens)
+        self._shifts = self._bases[:-1] - (self._ends - tokens)
         self._is_mapped = np.append(sizes == 0, True)
         self._rows: dict[int, NDArray[Any]] = {}
         self._is_slow = False
@@ -85,6 +88,25 @@ class ReservedTokens:
         else:
             found = self._join(shards, starts, lengths, padding)
         self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
+        return found
+
+    def gather(
+        self, positions: NDArray[np.int64], length: int, *, shards: NDArray[np.int64]
+    ) -> TokenArray | None:
+        """Tokens from positions of the stream on, which lie in these shards, back to back.
+
+        None where one goes on in the next shard, or ends behind the last.
+        """
+        if (positions + length > self._ends[shards]).any():
+            return None
+        if not self._is_mapped[shards].all():
+            self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
+        started = perf_counter()
+        starts = positions + self._shifts[shards]
+        if self._is_slow:
+            self._range.want(starts, np.full(len(starts), length))
+        found: TokenArray = self._rows_of(length)[starts].reshape(-1)
+        self._is_slow = is_slow(perf_counter() - started, len(starts), found.nbytes)
         return found
 
     def _join(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from tokenmill.errors import StoreError
+from tokenmill.lazy import lazy
 from tokenmill.store.format import view_tokens
 from tokenmill.store.mapped import NO_SHARD, MappedTokens, Views
 from tokenmill.store.reserved import ReservedTokens
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _ENDLESS = 1 << 62
 _ZERO = np.zeros(1, np.int64)
+FEW_DOCUMENTS = 1 << 20
+"""Up to here all documents are looked up in one array, of 8 MB at most, made in some 10 ms."""
 FEW_PIECES = 4
 """Up to here bisecting the mapped index beats searching a copy of it."""
 KEPT_BEGINS_BYTES = 64 << 20
@@ -75,6 +78,15 @@ class TokenStream:
             shards, firsts, lasts = self._cut_at_shards(shards, firsts, lasts)
         return self._source.read(shards, firsts, lasts, padding=padding)
 
+    def read_equal(self, starts: NDArray[np.int64], length: int) -> TokenArray:
+        """The tokens of pieces of one length, none of them padding: with as few calls as can be."""
+        if isinstance(self._source, ReservedTokens):
+            shards = self._starts.searchsorted(starts, side="right") - 1
+            found = self._source.gather(starts, length, shards=shards)
+            if found is not None:
+                return found
+        return self.read(starts, np.full(len(starts), length), pad=0)
+
     def read_ahead(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Begin to bring pieces that will be read soon, where that takes a network."""
         if self.store.remote is None:
@@ -108,6 +120,10 @@ class TokenStream:
         self, shards: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> Iterator[_Borders]:
         """Shard by shard: which of its documents begin inside which pieces."""
+        if self.store.num_documents <= FEW_DOCUMENTS and self.store.remote is None:
+            places = np.flatnonzero(shards != NO_SHARD)
+            yield _within(self._all_begins, places, starts, ends)
+            return
         touched = np.unique(shards[shards != NO_SHARD]).tolist()
         if self.store.remote is not None:
             self.store.remote.prepare_indexes(touched)
@@ -122,10 +138,13 @@ class TokenStream:
                     begins = np.array(offsets[first:last], np.int64) // size + base
                     yield _Borders(np.array([place]), _ZERO, np.array([len(begins)]), begins)
             else:
-                begins = self._begins[shard]
-                low = begins.searchsorted(starts[places], side="right")
-                high = begins.searchsorted(ends[places], side="left")
-                yield _Borders(places, low, np.maximum(high - low, 0), begins)
+                yield _within(self._begins[shard], places, starts, ends)
+
+    @lazy
+    def _all_begins(self) -> NDArray[np.int64]:
+        """Positions at which the documents of all shards begin."""
+        lengths = self.store.lengths()
+        return np.cumsum(lengths, dtype=np.int64) - lengths
 
     def document_at(self, position: int) -> int:
         """Number of the document that holds a position."""
@@ -246,6 +265,17 @@ class _Borders(NamedTuple):
     low: NDArray[np.int64]
     counts: NDArray[np.int64]
     begins: NDArray[np.int64]
+
+
+def _within(
+    begins: NDArray[np.int64],
+    places: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> _Borders:
+    low = begins.searchsorted(starts[places], side="right")
+    high = begins.searchsorted(ends[places], side="left")
+    return _Borders(places, low, np.maximum(high - low, 0), begins)
 
 
 def _cut(

@@ -42,10 +42,12 @@ class ConcatLayout:
         starts = rows * self.seq_len
         lengths = np.full(len(rows), self.seq_len + 1, np.int64)
         lacking = self.num_rows * self.seq_len + 1 - self.stream.num_tokens
-        if lacking and (ends := np.flatnonzero(rows == self.num_rows - 1)).size:
-            lengths[ends] -= lacking
-            starts = np.insert(starts, ends + 1, PADDING)
-            lengths = np.insert(lengths, ends + 1, lacking)
+        if not lacking or rows.max(initial=0) < self.num_rows - 1:
+            return Pieces(starts, lengths, self.seq_len + 1)
+        ends = np.flatnonzero(rows == self.num_rows - 1)
+        lengths[ends] -= lacking
+        starts = np.insert(starts, ends + 1, PADDING)
+        lengths = np.insert(lengths, ends + 1, lacking)
         return Pieces(starts, lengths)
 
     def segments(self, rows: NDArray[np.int64]) -> Pieces:
