@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import RejectedRow, SourceRow, Store
 
 from .samples import GOLDEN, SampleStore, SampleUnit
@@ -256,3 +257,22 @@ def test_more_shards_than_file_descriptors_can_be_read(tmp_path: Path) -> None:
     units = [SampleUnit(path=f"f{k:03d}", rows=rows[k]) for k in range(80)]
     SampleStore(units=units).write(tmp_path)
     subprocess.run([sys.executable, "-c", MANY_SHARDS, str(tmp_path)], check=True)
+
+
+def test_of_a_store_of_many_units_a_lost_file_is_missed_and_a_cut_one_refused_when_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.store.presence.MANY_UNITS", 1)
+    layout = StoreLayout(root)
+    name = Store(root).shards[0].name
+    path = layout.shard_file(name, "bin")
+    data = path.read_bytes()
+    path.write_bytes(data[:-2])
+    with pytest.raises(StoreError, match="bytes instead of"):
+        Store(root)[0]
+    path.unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        Store(root)
+    path.symlink_to("/etc/hostname")
+    with pytest.raises(StoreError, match="is a link that leaves the store"):
+        Store(root)
