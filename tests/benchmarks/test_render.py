@@ -86,6 +86,9 @@ Not measured yet; run: make bench
 <!-- startup:begin -->
 Not measured yet; run: make bench
 <!-- startup:end -->
+<!-- feeding_gpu:begin -->
+Not measured yet; run: python -m benchmarks.feeding_gpu, on a machine with a GPU
+<!-- feeding_gpu:end -->
 after
 """
     )
