@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
 import textwrap
 from pathlib import Path
 
@@ -20,6 +21,11 @@ OTHER_SCRIPTS = (
     "\u041f\u0440\u0438\u0432\u0435\u0442 \u0393\u03b5\u03b9\u03b1 na\u00efve caf\u00e9 \u00fcber",
     "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f600 \U0001f468\u200d\U0001f469",
 )
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and the programs that
+# tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
