@@ -64,7 +64,7 @@ def test_steps_with_many_tokens_travel_in_smaller_parcels(tmp_path: Path, reside
     write_store(tmp_path / "store", [[[number % 50_000 for number in range(400_000)]]])
     loader = Loader(tmp_path / "store", seq_len=1000, batch_size=100, epochs=5)
     parcels = parcels_of(loader, resident=resident)
-    assert max(len(parcel.steps) for parcel in parcels) == MOST_TOKENS // 100_100 == 5
+    assert max(len(parcel.steps) for parcel in parcels) == MOST_TOKENS // 100_100 == 2
 
 
 @EITHER_WAY

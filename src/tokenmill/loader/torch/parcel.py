@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.torch.tensors import Arrays, Form, Tensors
 
 MOST_STEPS = 16
-MOST_TOKENS = 1 << 19
+MOST_TOKENS = 1 << 18
 """Of a parcel with more than one step: it is some megabytes, of which several are on their way."""
 
 
