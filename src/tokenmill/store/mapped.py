@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.store.format import view_tokens
+from tokenmill.store.spans import NO_SHARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import Store
+    from tokenmill.store.spans import Spans
 
-NO_SHARD = -1
-"""Shard of a piece that is padding."""
 SLOW_SECONDS_PER_PIECE = 30e-6
 SLOW_SECONDS_PER_BYTE = 2e-9
 """Above both together a read was slow. From memory a piece takes 1 us, a byte 0.2 ns."""
@@ -44,16 +42,9 @@ class MappedTokens:
         self._views = Views(partial(_view, store, scattered), limit=store.max_mapped)
         self._is_slow = False
 
-    def read(
-        self,
-        shards: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        lasts: NDArray[np.int64],
-        *,
-        padding: memoryview,
-    ) -> TokenArray:
-        """The tokens from `firsts` to `lasts` of each shard, back to back; -1 is padding."""
-        pieces = list(zip(shards.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
+    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
+        """The tokens of all spans, back to back."""
+        pieces = list(zip(*(column.tolist() for column in spans[:3]), strict=True))
         views = {shard: self._views[shard] for shard, _, _ in pieces if shard != NO_SHARD}
         views[NO_SHARD] = padding
         started = perf_counter()
@@ -69,10 +60,13 @@ class MappedTokens:
             tokens = self._store.map_shard(shard).tokens
             _advise(tokens, "MADV_WILLNEED", first * tokens.itemsize, last * tokens.itemsize)
         for shard, first, last in pieces:
-            tokens = self._store.map_shard(shard).tokens
-            # Any token of a page brings it; take() does so without the interpreter's lock.
-            step = PAGE_BYTES // tokens.itemsize
-            tokens.take(np.append(np.arange(first, last, step), last - 1))
+            touch(self._store.map_shard(shard).tokens, first, last)
+
+
+def touch(tokens: TokenArray, first: int, last: int) -> None:
+    """Wait until a piece is in memory, without the interpreter's lock, which take() gives up."""
+    step = PAGE_BYTES // tokens.itemsize  # any token of a page brings it
+    tokens.take(np.append(np.arange(first, last, step), last - 1))
 
 
 def is_slow(seconds: float, num_pieces: int, num_bytes: int) -> bool:

@@ -27,13 +27,15 @@ import numpy as np
 
 from tokenmill.errors import StoreError
 from tokenmill.store.format import view_tokens
-from tokenmill.store.mapped import PAGE_BYTES, is_slow
+from tokenmill.store.mapped import PAGE_BYTES, is_slow, touch
+from tokenmill.store.spans import NO_SHARD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import Store
+    from tokenmill.store.spans import Spans
 
 MAX_SHARDS = 25_000
 """Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told."""
@@ -60,80 +62,44 @@ class ReservedTokens:
         self._tokens: TokenArray = np.asarray(self._range)
         # The last entry is that of shard -1, which is padding.
         self._bases = np.append(places // store.dtype.itemsize, 0)
-        tokens = sizes // store.dtype.itemsize
-        self._ends = np.cumsum(tokens)
-        self._shifts = self._bases[:-1] - (self._ends - tokens)
         self._is_mapped = np.append(sizes == 0, True)
         self._rows: dict[int, NDArray[Any]] = {}
         self._is_slow = False
 
-    def read(
-        self,
-        shards: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        lasts: NDArray[np.int64],
-        *,
-        padding: memoryview,
-    ) -> TokenArray:
-        """The tokens from `firsts` to `lasts` of each shard, back to back; -1 is padding."""
+    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
+        """The tokens of all spans, back to back."""
+        shards = spans.shards
         if not self._is_mapped[shards].all():
             self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
         started = perf_counter()
-        starts = self._bases[shards] + firsts
-        lengths = lasts - firsts
+        starts = self._bases[shards] + spans.firsts
         if self._is_slow:
-            self._range.want(starts[shards >= 0], lengths[shards >= 0])
-        if not len(padding) and len(lengths) and (lengths == lengths[0]).all():
-            found = self._rows_of(int(lengths[0]))[starts].reshape(-1)
+            self._bring(spans, starts)
+        if spans.length is not None:
+            found = self._rows_of(spans.length)[starts].reshape(-1)
         else:
-            found = self._join(shards, starts, lengths, padding)
+            found = self._join(spans, starts, padding)
         self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
         return found
 
-    def gather(
-        self, positions: NDArray[np.int64], length: int, *, shards: NDArray[np.int64]
-    ) -> TokenArray | None:
-        """Tokens from positions of the stream on, which lie in these shards, back to back.
-
-        None where one goes on in the next shard, or ends behind the last.
-        """
-        if (positions + length > self._ends[shards]).any():
-            return None
-        if not self._is_mapped[shards].all():
-            self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
-        started = perf_counter()
-        starts = positions + self._shifts[shards]
-        if self._is_slow:
-            self._range.want(starts, np.full(len(starts), length))
-        found: TokenArray = self._rows_of(length)[starts].reshape(-1)
-        self._is_slow = is_slow(perf_counter() - started, len(starts), found.nbytes)
-        return found
-
-    def _join(
-        self,
-        shards: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        padding: memoryview,
-    ) -> TokenArray:
+    def _join(self, spans: Spans, starts: NDArray[np.int64], padding: memoryview) -> TokenArray:
         """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
-        if self._is_slow:
-            self._touch(starts[shards >= 0], lengths[shards >= 0])
         view = self._tokens.data
-        ends = (starts + lengths).tolist()
-        pieces = [view[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
-        for place in np.flatnonzero(shards < 0).tolist():
+        lengths = (spans.lasts - spans.firsts).tolist()
+        places = zip(starts.tolist(), lengths, strict=True)
+        pieces = [view[start : start + length] for start, length in places]
+        for place in np.flatnonzero(spans.shards == NO_SHARD).tolist():
             pieces[place] = padding[: lengths[place]]
         return view_tokens(bytearray().join(pieces), dtype=self._store.dtype)
 
-    def _touch(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Wait until pieces are in memory; take() does so without the interpreter's lock."""
-        step = PAGE_BYTES // self._tokens.itemsize
-        pages = [
-            np.append(np.arange(start, start + length, step), start + length - 1)
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
-        self._tokens.take(np.concatenate([np.empty(0, np.int64), *pages]))
+    def _bring(self, spans: Spans, starts: NDArray[np.int64]) -> None:
+        """Have the pages of all pieces read, many at a time."""
+        real = spans.shards != NO_SHARD
+        firsts, lasts = starts[real], (starts + spans.lasts - spans.firsts)[real]
+        self._range.want(firsts, lasts)
+        if spans.length is None:  # a gather waits without the interpreter's lock anyway
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                touch(self._tokens, first, last)
 
     def _rows_of(self, length: int) -> NDArray[Any]:
         """All stretches of a length, by their first token."""
@@ -197,14 +163,14 @@ class _Range:
         if random:
             _library().madvise(address, size, _MADV_RANDOM)
 
-    def want(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Have the pages of all pieces read, many at a time; without waiting for them."""
+    def want(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
+        """Ask for the pages of pieces, without waiting for them; places are counted in tokens."""
         advise = _library().madvise
-        firsts = self._address + starts * self._itemsize
-        firsts -= firsts % PAGE_BYTES
-        lasts = self._address + (starts + lengths) * self._itemsize
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            advise(first, last - first, _MADV_WILLNEED)
+        begins = self._address + firsts * self._itemsize
+        begins -= begins % PAGE_BYTES
+        ends = self._address + lasts * self._itemsize
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            advise(begin, end - begin, _MADV_WILLNEED)
 
 
 _num_reserved = 0

@@ -3,9 +3,10 @@
 A position counts tokens from the first shard's first. The loader speaks of positions alone; which
 file they are in, and where documents begin, is known here.
 
-Where documents begin is searched in a copy of a shard's index, since an `.idx`
-is not aligned and numpy would copy it for every search; but for a few pieces of a shard the mapped
-index is bisected in place, which touches a few pages of it: so it goes with thousands of shards.
+Where documents begin is searched in a copy of the index, since an `.idx` is not aligned and numpy
+would copy it for every search: in one copy for all shards where documents are few, else in one for
+each shard. For a few pieces of a shard the mapped index is bisected in place, which touches a few
+pages of it: so it goes with thousands of shards.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 from tokenmill.errors import StoreError
 from tokenmill.lazy import lazy
 from tokenmill.store.format import view_tokens
-from tokenmill.store.mapped import NO_SHARD, MappedTokens, Views
+from tokenmill.store.mapped import MappedTokens, Views
 from tokenmill.store.reserved import ReservedTokens
+from tokenmill.store.spans import NO_SHARD, Spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.store.format import TokenArray, TokenDtype
     from tokenmill.store.reader import Store
 
+NO_PADDING = memoryview(b"")
 _ENDLESS = 1 << 62
 _ZERO = np.zeros(1, np.int64)
 FEW_DOCUMENTS = 1 << 20
@@ -66,39 +69,27 @@ class TokenStream:
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], *, pad: int
     ) -> TokenArray:
         """The tokens of all pieces back to back; a piece that starts below 0 is padding."""
-        shards = self._starts.searchsorted(starts, side="right") - 1
-        firsts = starts - self._starts[shards]
-        lasts = firsts + lengths
-        padding = memoryview(b"")
-        if shards.min(initial=0) == NO_SHARD:
-            padded = shards == NO_SHARD
-            firsts[padded], lasts[padded] = 0, lengths[padded]
+        spans = self._spans(starts, lengths)
+        padding = NO_PADDING
+        if spans.shards.min(initial=0) == NO_SHARD:
+            padded = spans.shards == NO_SHARD
+            spans.firsts[padded], spans.lasts[padded] = 0, lengths[padded]
             padding = np.full(int(lengths[padded].max()), pad, self.dtype).data
-        if (lasts > self._sizes[shards]).any():
-            shards, firsts, lasts = self._cut_at_shards(shards, firsts, lasts)
-        return self._source.read(shards, firsts, lasts, padding=padding)
+        return self._source.read(self._within_shards(spans), padding=padding)
 
     def read_equal(self, starts: NDArray[np.int64], length: int) -> TokenArray:
-        """The tokens of pieces of one length, none of them padding: with as few calls as can be."""
-        if isinstance(self._source, ReservedTokens):
-            shards = self._starts.searchsorted(starts, side="right") - 1
-            found = self._source.gather(starts, length, shards=shards)
-            if found is not None:
-                return found
-        return self.read(starts, np.full(len(starts), length), pad=0)
+        """The same for pieces of one length, none of them padding: with fewer calls."""
+        spans = self._spans(starts, length)
+        if (whole := self._within_shards(spans)) is spans:
+            whole = spans._replace(length=length)
+        return self._source.read(whole, padding=NO_PADDING)
 
     def read_ahead(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         """Begin to bring pieces that will be read soon, where that takes a network."""
-        if self.store.remote is None:
-            return
-        real = starts >= 0
-        shards = self._starts.searchsorted(starts[real], side="right") - 1
-        firsts = starts[real] - self._starts[shards]
-        shards, firsts, lasts = self._cut_at_shards(shards, firsts, firsts + lengths[real])
-        size = self.dtype.itemsize
-        self.store.remote.read_ahead(
-            shards.tolist(), (firsts * size).tolist(), (lasts * size).tolist(), kind="bin"
-        )
+        if self.store.remote is not None:
+            real = starts >= 0
+            spans = self._within_shards(self._spans(starts[real], lengths[real]))
+            self.store.remote.read_ahead(*_byte_ranges(spans, self.dtype), kind="bin")
 
     def cut_at_documents(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -107,14 +98,10 @@ class TokenStream:
 
         Padding stays as it is.
         """
-        shards = self._starts.searchsorted(starts, side="right") - 1
-        ends = starts + lengths
-        if (ends > self._starts[shards] + self._sizes[shards]).any():
-            shards, firsts, lasts = self._cut_at_shards(
-                shards, starts - self._starts[shards], ends - self._starts[shards]
-            )
-            starts, ends = firsts + self._starts[shards], lasts + self._starts[shards]
-        return _cut(starts, ends, groups=list(self._find_borders(shards, starts, ends)))
+        spans = self._within_shards(self._spans(starts, lengths))
+        bases = self._starts[spans.shards]
+        starts, ends = spans.firsts + bases, spans.lasts + bases
+        return _cut(starts, ends, groups=list(self._find_borders(spans.shards, starts, ends)))
 
     def _find_borders(
         self, shards: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
@@ -162,23 +149,27 @@ class TokenStream:
         length = int(self.store.map_shard(shard).index.lengths[local])
         return self._first_positions[shard] + offset // self.dtype.itemsize, length
 
-    def _cut_at_shards(
-        self, shards: NDArray[np.int64], firsts: NDArray[np.int64], lasts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The same pieces, each within one shard."""
+    def _spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> Spans:
+        """The shard that each piece begins in, and where; bisection puts padding at NO_SHARD."""
+        shards = self._starts.searchsorted(starts, side="right") - 1
+        firsts = starts - self._starts[shards]
+        lasts: NDArray[np.int64] = np.add(firsts, lengths)
+        return Spans(shards, firsts, lasts)
+
+    def _within_shards(self, spans: Spans) -> Spans:
+        """The same pieces, those cut in two that go on in the next shard."""
+        if not (spans.lasts > self._sizes[spans.shards]).any():
+            return spans
         cut: list[tuple[int, int, int]] = []
-        for shard, first, last in zip(
-            shards.tolist(), firsts.tolist(), lasts.tolist(), strict=True
-        ):
+        columns = (column.tolist() for column in spans[:3])
+        for shard, first, last in zip(*columns, strict=True):
             while last > (size := int(self._sizes[shard])):
                 if shard + 1 == len(self._first_positions):
                     raise self._beyond_the_end()
                 cut.append((shard, first, size))
                 shard, first, last = shard + 1, 0, last - size
             cut.append((shard, first, last))
-        columns = np.array([piece for piece in cut if piece[1] < piece[2]], np.int64)
-        columns = columns.reshape(-1, 3).T
-        return columns[0], columns[1], columns[2]
+        return Spans(*np.array([piece for piece in cut if piece[1] < piece[2]], np.int64).T)
 
     def _beyond_the_end(self) -> StoreError:
         return StoreError(
@@ -204,14 +195,7 @@ def _view_offsets(store: Store, shard: int) -> memoryview:
 class _Source(Protocol):
     """Reads pieces of shards."""
 
-    def read(
-        self,
-        shards: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        lasts: NDArray[np.int64],
-        *,
-        padding: memoryview,
-    ) -> TokenArray: ...
+    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray: ...
 
 
 def _open_source(store: Store, *, scattered: bool) -> _Source:
@@ -229,28 +213,23 @@ class _RemoteSource:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def read(
-        self,
-        shards: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        lasts: NDArray[np.int64],
-        *,
-        padding: memoryview,
-    ) -> TokenArray:
+    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
         assert self._store.remote is not None
         dtype = self._store.dtype
-        real = np.flatnonzero(shards != NO_SHARD)
-        found = self._store.remote.read(
-            shards[real].tolist(),
-            (firsts[real] * dtype.itemsize).tolist(),
-            (lasts[real] * dtype.itemsize).tolist(),
-            kind="bin",
-        )
-        pieces = [padding[:length] for length in (lasts - firsts).tolist()]
+        real = np.flatnonzero(spans.shards != NO_SHARD)
+        wanted = Spans(spans.shards[real], spans.firsts[real], spans.lasts[real])
+        found = self._store.remote.read(*_byte_ranges(wanted, dtype), kind="bin")
+        pieces = [padding[:length] for length in (spans.lasts - spans.firsts).tolist()]
         for place, piece in zip(real.tolist(), found, strict=True):
             pieces[place] = piece
         # A bytearray, so that the array is writable: torch warns of one that is not.
         return view_tokens(bytearray().join(pieces), dtype=dtype)
+
+
+def _byte_ranges(spans: Spans, dtype: TokenDtype) -> tuple[list[int], list[int], list[int]]:
+    """Shards, first bytes and bytes after the last, as a remote store takes them."""
+    size = dtype.itemsize
+    return spans.shards.tolist(), (spans.firsts * size).tolist(), (spans.lasts * size).tolist()
 
 
 def _reopen(store: Store, scattered: bool) -> TokenStream:
