@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LIMIT, OWN, PEER = "limit", "own", "peer"
+LIMIT, BOUND, OWN, PEER = "limit", "bound", "own", "peer"
+"""A bound is what no loader of a kind can pass: made for this table, used by nobody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +81,13 @@ _MOSAICML = "MosaicML StreamingDataset"
 
 CONTENDERS = (
     Contender(name="one numpy gather", role=LIMIT, module="feeding_limit", resumes=False),
+    Contender(
+        name="bound of a DataLoader of rows",
+        role=BOUND,
+        module="feeding_memmap",
+        mode="unfolded",
+        resumes=False,
+    ),
     _own("concat", "concat", resumes=True),
     _own("concat, prefetching", "prefetch"),
     _own("concat, one shard", "concat", shards=1),

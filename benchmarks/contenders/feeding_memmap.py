@@ -3,7 +3,9 @@
     mode nanogpt     random offsets, rows widened to int64 one by one, stacked: as nanoGPT's
                      get_batch does, which also maps the file anew for each batch
     mode int64       a Dataset that widens each row, below torch's DataLoader
-    mode uint16      the same without widening: as fast as one gets with a Dataset of rows
+    mode uint16      the same without widening
+    mode unfolded    rows cut from the file beforehand, as views of one tensor: nobody writes this,
+                     but a DataLoader of rows cannot be faster
     mode stateful    the first Dataset below torchdata's StatefulDataLoader
 
 nanoGPT draws with replacement, so it has no epochs; its state is that of the random generator.
@@ -63,7 +65,19 @@ class WideRows(torch.utils.data.Dataset[torch.Tensor]):
         return torch.from_numpy(self._tokens[first : first + self._length + 1].astype(np.int64))
 
 
-class NarrowRows(torch.utils.data.Dataset[torch.Tensor]):
+class NarrowRows(WideRows):
+    """Rows of seq_len + 1 tokens as they lie in the file."""
+
+    def __init__(self, job: FeedJob) -> None:
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        super().__init__(job)
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        first = row * self._length
+        return torch.from_numpy(self._tokens[first : first + self._length + 1])
+
+
+class UnfoldedRows(torch.utils.data.Dataset[torch.Tensor]):
     """Rows of seq_len + 1 tokens as views of one tensor over the mapped file."""
 
     def __init__(self, job: FeedJob) -> None:
@@ -105,12 +119,15 @@ class Stateful:
         self._batches.load_state_dict(state)
 
 
+ROWS = {"int64": WideRows, "uint16": NarrowRows, "unfolded": UnfoldedRows}
+
+
 def open_feeder(job: FeedJob) -> Feeder:
     if job.mode == "nanogpt":
         return NanoGPT(job)
     if job.mode == "stateful":
         return Stateful(job)
-    return MapStyle(NarrowRows(job) if job.mode == "uint16" else WideRows(job), job, halves)
+    return MapStyle(ROWS[job.mode](job), job, halves)
 
 
 if __name__ == "__main__":

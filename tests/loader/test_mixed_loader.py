@@ -179,3 +179,21 @@ def test_rows_name_the_source(stores: tuple[Store, Store], tmp_path: Path) -> No
         ("web", "code")[source] for source in batch.sources.tolist()
     ]
     assert {origin.store for origin in origins} <= {str(store.path) for store in stores}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("names", [["web"], ["web", "code"]])
+def test_rows_found_for_many_steps_and_read_for_some_are_those_of_each_step(
+    stores: tuple[Store, Store], packing: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Chunks of three steps, windows of many chunks, rows that go from shard to shard.
+    monkeypatch.setattr("tokenmill.loader.loader.CHUNK_TOKENS", 3 * 4 * 8)
+    sources = {name: (store, 0.5) for name, store in zip(names, stores, strict=False)}
+    loader = make(Mixture(sources, max_epochs=3), packing=packing, boundaries="mask")
+    windows = [len(window) for window, _, _ in loader._parts(0, 1, None)]
+    assert max(windows) > 3, "else this shows nothing"
+    for batch in loader.batches():
+        alone = loader.batch(batch.step)
+        for field in ("tokens", "labels", "position_ids", "doc_ids", "cu_seqlens", "rows"):
+            assert getattr(batch, field).tolist() == getattr(alone, field).tolist()
+    assert batch.step == len(loader) - 1

@@ -87,17 +87,8 @@ class Tiling(NamedTuple):
         return Tiling(self.starts[here] - base, self.lengths[here], self.is_padding[here])
 
 
-class Borders(NamedTuple):
-    """Where documents begin and end in a batch."""
-
-    tokens: Tiling
-    """Of the rows with all their `seq_len + 1` tokens."""
-    inputs: Tiling
-    """Of the rows without their last token."""
-
-
-class ReadSteps(Protocol):
-    """What a batch is a part of: several steps that were read in one go."""
+class FoundSteps(Protocol):
+    """What a batch is a part of: several steps whose rows were found at once."""
 
     @property
     def draw(self) -> Draw: ...
@@ -109,11 +100,15 @@ class ReadSteps(Protocol):
         """Whether a step has padding."""
         ...
 
-    def borders(self, place: int) -> Borders:
-        """Where documents begin in a step."""
+    def token_borders(self, place: int) -> Tiling:
+        """Documents in the rows of one step, with all their `seq_len + 1` tokens."""
         ...
 
-    def only(self, place: int) -> ReadSteps:
+    def input_borders(self, place: int) -> Tiling:
+        """Documents in the rows of one step, without the last token of each row."""
+        ...
+
+    def only(self, place: int) -> FoundSteps:
         """One of the steps, without the others and without the store."""
         ...
 
@@ -129,8 +124,8 @@ class Batch:
     With ids in their stored width there is no room for -100: `loss_mask` alone says what counts.
     """
 
-    def __init__(self, read: ReadSteps, place: int, step: int, tokens: TokenArray) -> None:
-        self._read = read
+    def __init__(self, found: FoundSteps, place: int, step: int, tokens: TokenArray) -> None:
+        self._found = found
         self._place = place
         self.step = step
         self.tokens = tokens
@@ -144,19 +139,19 @@ class Batch:
     @property
     def sources(self) -> NDArray[np.int64]:
         """Source of each row, by its place in the mixture."""
-        found: NDArray[np.int64] = self._read.draw.sources[self._place]
+        found: NDArray[np.int64] = self._found.draw.sources[self._place]
         return found
 
     @property
     def rows(self) -> NDArray[np.int64]:
         """Number of each row in the layout of its source; -1 for a row of padding."""
-        found: NDArray[np.int64] = self._read.draw.rows[self._place]
+        found: NDArray[np.int64] = self._found.draw.rows[self._place]
         return found
 
     @property
     def epochs(self) -> NDArray[np.int64]:
         """Epoch of its source that each row belongs to."""
-        found: NDArray[np.int64] = self._read.draw.epochs[self._place]
+        found: NDArray[np.int64] = self._found.draw.epochs[self._place]
         return found
 
     @property
@@ -172,15 +167,17 @@ class Batch:
     def input_ids(self) -> NDArray[np.integer]:
         """(rows, seq_len)."""
         inputs = self.tokens[:, :-1]
-        return inputs if self._read.format.dtype is None else inputs.astype(self._read.format.dtype)
+        return (
+            inputs if self._found.format.dtype is None else inputs.astype(self._found.format.dtype)
+        )
 
     @lazy
     def labels(self) -> NDArray[np.integer]:
         """(rows, seq_len): the next token of each input; -100 where it must not count."""
         labels = self.tokens[:, 1:]
-        if self._read.format.dtype is None:
+        if self._found.format.dtype is None:
             return labels
-        wide = labels.astype(self._read.format.dtype)
+        wide = labels.astype(self._found.format.dtype)
         if not self.all_count:
             wide[~self.loss_mask] = IGNORED
         return wide
@@ -188,30 +185,30 @@ class Batch:
     @property
     def all_count(self) -> bool:
         """Whether nothing is masked for sure; told without looking at any border."""
-        return not (self._read.is_padded(self._place) or self._read.format.mask_borders)
+        return not (self._found.is_padded(self._place) or self._found.format.mask_borders)
 
     @lazy
     def loss_mask(self) -> NDArray[np.bool_]:
         """(rows, seq_len): whether each label counts."""
         if self.all_count:
             return np.ones(self._shape, np.bool_)
-        _, lengths, is_padding = self._borders.tokens
+        _, lengths, is_padding = self._found.token_borders(self._place)
         counts = np.repeat(~is_padding, lengths)
-        if self._read.format.mask_borders:
+        if self._found.format.mask_borders:
             counts[np.cumsum(lengths[:-1])] = False
         return np.ascontiguousarray(counts.reshape(self.tokens.shape)[:, 1:])
 
     @lazy
     def position_ids(self) -> NDArray[np.int32]:
         """(rows, seq_len): place of each token in its document, as far as the row has it."""
-        starts, lengths, _ = self._borders.inputs
+        starts, lengths, _ = self._borders
         begins = np.repeat(starts.astype(np.int32), lengths)
         return np.subtract(_ramp(self._num_inputs), begins, out=begins).reshape(self._shape)
 
     @lazy
     def doc_ids(self) -> NDArray[np.int32]:
         """(rows, seq_len): number of each token's document in its row; -1 for padding."""
-        starts, lengths, is_padding = self._borders.inputs
+        starts, lengths, is_padding = self._borders
         begins_row = starts % self.seq_len == 0
         numbers = np.arange(len(starts), dtype=np.int32)
         numbers -= np.maximum.accumulate(np.where(begins_row, numbers, 0))
@@ -221,8 +218,8 @@ class Batch:
     @lazy
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where documents begin in the flattened rows, 0 first, then the number of tokens."""
-        starts, _, _ = self._borders.inputs
-        capacity = self._read.format.capacity
+        starts, _, _ = self._borders
+        capacity = self._found.format.capacity
         while capacity < len(starts) + 1:
             capacity *= 2
         ends = np.full(capacity, self._num_inputs, np.int32)
@@ -238,12 +235,12 @@ class Batch:
         return len(self.tokens) * self.seq_len
 
     @lazy
-    def _borders(self) -> Borders:
-        return self._read.borders(self._place)
+    def _borders(self) -> Tiling:
+        return self._found.input_borders(self._place)
 
     def __getstate__(self) -> dict[str, object]:
         # The other steps that were read with this one stay behind.
-        return {**self.__dict__, "_read": self._read.only(self._place), "_place": 0}
+        return {**self.__dict__, "_found": self._found.only(self._place), "_place": 0}
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, rows={len(self.tokens)}, seq_len={self.seq_len})"

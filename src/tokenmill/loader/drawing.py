@@ -38,13 +38,16 @@ class Drawer:
         size = run.batch_rows // self._options.world_size
         first = run.first_row + (np.array(steps) - run.first_step) * run.batch_rows
         wanted = first[:, None] + (self._options.rank * size + np.arange(size))
-        sources, rows, epochs = (np.full(wanted.shape, NO_ROW, np.int64) for _ in range(3))
         inside = wanted < (_ENDLESS if run.num_rows is None else run.num_rows)
+        if inside.all():
+            found = self._locate(run, wanted.ravel())
+            sources, rows, epochs = (part.reshape(wanted.shape) for part in found)
+            only = 0 if len(self._names) == 1 else None
+            return Draw(steps, run.seq_len, sources, rows, epochs, only)
+        sources, rows, epochs = (np.full(wanted.shape, NO_ROW, np.int64) for _ in range(3))
         sources[inside], rows[inside], epochs[inside] = self._locate(run, wanted[inside])
         kept = int(inside[-1].sum()) if self._options.last is Last.KEEP else size
-        drawn = (sources[:, :kept], rows[:, :kept], epochs[:, :kept])
-        only = 0 if len(self._names) == 1 and inside.all() else None
-        return Draw(steps, run.seq_len, *drawn, only)
+        return Draw(steps, run.seq_len, sources[:, :kept], rows[:, :kept], epochs[:, :kept])
 
     def _locate(self, run: StageRun, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """Source, row and epoch of rows of a stage."""

@@ -1,6 +1,7 @@
 """The loader: an endless, exact, resumable stream of batches from stores.
 
-    Plan (which rows make a step) -> Order (shuffled) -> Layout (pieces) -> Chunk (tokens) -> Batch
+    Plan (which rows make a step) -> Order (shuffled) -> Layout (pieces) -> Window (of many steps)
+        -> Chunk (tokens of some) -> Batch
 
 Everything about a batch follows from the number of its step; nothing is remembered between steps
 but that number. A global batch is `batch_size * world_size` rows, of which rank r takes the r-th
@@ -10,11 +11,11 @@ but that number. A global batch is `batch_size * world_size` rows, of which rank
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenmill.errors import UsageError
+from tokenmill.lazy import lazy
 from tokenmill.loader.batch import BatchFormat
-from tokenmill.loader.chunk import Chunk, read_ahead
 from tokenmill.loader.drawing import Drawer
 from tokenmill.loader.layouts.packings import LayoutSet, Packing
 from tokenmill.loader.mixture import Mixture, rows_of_batch
@@ -32,6 +33,7 @@ from tokenmill.loader.plan import Plan
 from tokenmill.loader.prefetch import read_ahead_when_slow
 from tokenmill.loader.provenance import RowOrigin, trace
 from tokenmill.loader.state import check_state, make_state, stage_of
+from tokenmill.loader.window import Window
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tokenmill.loader.batch import Batch, Draw
+    from tokenmill.loader.chunk import Chunk
     from tokenmill.loader.layouts.base import Layout
     from tokenmill.loader.plan import StageRun
     from tokenmill.store.reader import Store
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
 CHUNK_TOKENS = 1 << 18
 """Tokens read in one go, 0.5 or 1 MB: enough to make what a read costs beside copying small,
 and little enough to stay in a core's cache on its way."""
+WINDOW_PIECES = 1 << 13
+"""Pieces of rows found in one go, about: enough to make what finding costs small, and little enough
+to take a fraction of a millisecond."""
 SLOW_READ_SECONDS = 2e-3
 SLOW_READ_SECONDS_PER_BYTE = 2e-9
 
@@ -227,10 +233,10 @@ class Loader:
         The first chunks are small, so that the first batch is there. `layouts` are those to read
         rows of a length with, if not the loader's own.
         """
-        draws = self._growing_draws(self._step if first is None else first, stride)
+        parts = self._parts(self._step if first is None else first, stride, layouts)
         if any(store.is_remote for store in self.mixture.stores):
-            draws = _announced(draws, layouts or self._layouts)
-        chunks = (self._chunk(draw, layouts or self._layouts) for draw in draws)
+            parts = _announced(parts)
+        chunks = (window.chunk(first, last) for window, first, last in parts)
         if not self.options.prefetch:
             return chunks
         return read_ahead_when_slow(
@@ -242,7 +248,7 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, whichever steps were read before."""
-        return next(self._chunk(self.draw(step), self._layouts).batches())
+        return next(self._window(self.draw(step), self._layouts).chunk(0, 1).batches())
 
     def draw(self, step: int) -> Draw:
         """Which rows this rank gets in one step."""
@@ -268,15 +274,20 @@ class Loader:
             yield self._drawer.draw(run, steps)
             first += len(steps) * stride
 
-    def _growing_draws(self, first: int, stride: int) -> Iterator[Draw]:
-        """The run from a step on, one step first, then as many as are read in one go."""
+    def _parts(
+        self, first: int, stride: int, layouts: Callable[[int], Sequence[Layout]] | None
+    ) -> Iterator[_Part]:
+        """The run from a step on, one step first, then as many as are found and read in one go."""
         size = 1
         for draw in self.draws(first, stride=stride):
-            place = 0
+            most, place = self._chunk_steps(draw), 0
             while place < len(draw.steps):
-                yield draw.part(place, place + size)
+                window = self._window(draw.part(place, place + size), layouts or self._layouts)
                 place += size
-                size = min(2 * size, _chunk_steps(draw))
+                for begin in range(0, len(window), most):
+                    yield window, begin, min(begin + most, len(window))
+                # Windows of whole chunks, as soon as they are longer than one.
+                size = min(2 * size, most if size < most else self._window_steps(draw))
 
     def _find(self, plan: Plan, step: int) -> StageRun | None:
         """The stage of a step; None past the end, and for a last batch that is dropped."""
@@ -285,13 +296,27 @@ class Loader:
             return run
         return run if len(run.rows(step)) == run.batch_rows else None
 
-    def _chunk(self, draw: Draw, layouts: Callable[[int], Sequence[Layout]]) -> Chunk:
-        return Chunk(
+    def _window(self, draw: Draw, layouts: Callable[[int], Sequence[Layout]]) -> Window:
+        return Window(
             draw,
             layouts=layouts(draw.seq_len),
             pad_id=self.options.pad_id,
             format=self.format(draw.seq_len),
         )
+
+    def _chunk_steps(self, draw: Draw) -> int:
+        return max(1, CHUNK_TOKENS // max(1, int(draw.rows.shape[1]) * draw.seq_len))
+
+    def _window_steps(self, draw: Draw) -> int:
+        """Whole chunks of about so many pieces as are found in one go; at least one."""
+        pieces = int(draw.rows.shape[1]) * (2 + draw.seq_len * self._density)
+        chunk = self._chunk_steps(draw)
+        return chunk * max(1, int(WINDOW_PIECES / pieces) // chunk)
+
+    @lazy
+    def _density(self) -> float:
+        """Documents per token, of the store where they are shortest."""
+        return max(store.num_documents / store.num_tokens for store in self.mixture.stores)
 
     def format(self, seq_len: int) -> BatchFormat:
         """What batches of rows of `seq_len` look like."""
@@ -310,8 +335,7 @@ class Loader:
         more than fit has a larger array: one more compilation, and no wrong border.
         """
         rows = self.options.batch_size * self.options.seq_len // seq_len
-        density = max(store.num_documents / store.num_tokens for store in self.mixture.stores)
-        expected = rows * (2 + seq_len * density)
+        expected = rows * (2 + seq_len * self._density)
         enough = 64 * (int(2 * expected) // 64 + 2)
         most = rows * (2 if self.options.packing is Packing.PAD else seq_len)
         return min(enough, most) + 1
@@ -325,12 +349,16 @@ class Loader:
         )
 
 
-def _announced(draws: Iterator[Draw], layouts: Callable[[int], Sequence[Layout]]) -> Iterator[Draw]:
-    """The draws; while one is read, the next is on its way over the network."""
-    waiting: list[Draw] = []
-    for draw in draws:
-        read_ahead(layouts(draw.seq_len), draw)
-        waiting.append(draw)
+_Part: TypeAlias = tuple[Window, int, int]
+"""Steps of a window that are read in one go: the places of the first, and after the last."""
+
+
+def _announced(parts: Iterator[_Part]) -> Iterator[_Part]:
+    """The parts; while one is read, the next is on its way over the network."""
+    waiting: list[_Part] = []
+    for window, first, last in parts:
+        window.read_ahead(first, last)
+        waiting.append((window, first, last))
         if len(waiting) > 1:
             yield waiting.pop(0)
     yield from waiting
@@ -343,11 +371,6 @@ def _number(steps: int | None) -> str:
 def _slow_seconds(chunk: Chunk) -> float:
     """Longer than reading it from memory takes, on any machine."""
     return SLOW_READ_SECONDS + chunk.num_bytes * SLOW_READ_SECONDS_PER_BYTE
-
-
-def _chunk_steps(draw: Draw) -> int:
-    tokens = int(draw.rows.shape[1]) * (draw.seq_len + 1)
-    return max(1, CHUNK_TOKENS // max(1, tokens))
 
 
 def _mixture(

@@ -127,9 +127,11 @@ class Order:
 
     def rows(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The row at each index of the endless order, and the epoch it belongs to."""
+        first, last = int(indices.min(initial=0)), int(indices.max(initial=0))
+        if (epoch := last // self.num_rows) == first // self.num_rows:  # so it nearly always is
+            places = indices - epoch * self.num_rows
+            return self._epoch_rows(places, epoch), np.full_like(places, epoch)
         epochs, places = np.divmod(indices, self.num_rows)
-        if self.shuffle is Shuffle.NONE:
-            return places, epochs
         rows = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
@@ -137,6 +139,8 @@ class Order:
         return rows, epochs
 
     def _epoch_rows(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        if self.shuffle is Shuffle.NONE:
+            return places
         if self.shuffle is Shuffle.FULL:
             return Permutation(self.num_rows, key=self._key(epoch))(places)
         return self._block_rows(places, epoch)

@@ -3,10 +3,10 @@
 This works everywhere; reserved.py is what Linux has instead.
 
 Data that is not in memory yet is another matter. A page fault on a map of plain kind reads what
-lies around it too (a megabyte and more on some machines: 5 ms for a row of 4 KiB, measured), and a
-join waits for one fault after the other, with the interpreter's lock held. So maps that are read
-here and there are advised so, and while reads turn out slow, the pieces of a read are first asked
-for all at once, and waited for without the lock.
+lies around it too (a megabyte and more on some machines), and a join waits for one fault after the
+other, with the interpreter's lock held. So maps that are read here and there are advised so, and
+while reads turn out slow, the pieces of a read are first asked for all at once, and waited for
+without the lock.
 """
 
 from __future__ import annotations

@@ -63,13 +63,14 @@ class ReservedTokens:
         # The last entry is that of shard -1, which is padding.
         self._bases = np.append(places // store.dtype.itemsize, 0)
         self._is_mapped = np.append(sizes == 0, True)
+        self._num_unmapped = int(np.count_nonzero(sizes))
         self._rows: dict[int, NDArray[Any]] = {}
         self._is_slow = False
 
     def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
         """The tokens of all spans, back to back."""
         shards = spans.shards
-        if not self._is_mapped[shards].all():
+        if self._num_unmapped and not self._is_mapped[shards].all():
             self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
         started = perf_counter()
         starts = self._bases[shards] + spans.firsts
@@ -124,6 +125,8 @@ class ReservedTokens:
                     f"{str(path)!r} cannot be mapped: {error.strerror or error}", hint=_hint(error)
                 ) from error
             self._is_mapped[number] = True
+        # Counted anew: threads may have mapped one shard twice.
+        self._num_unmapped = int(np.count_nonzero(~self._is_mapped))
 
 
 class _Range:

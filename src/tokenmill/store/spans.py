@@ -20,3 +20,12 @@ class Spans(NamedTuple):
     lasts: NDArray[np.int64]
     length: int | None = None
     """Length of all, where it is known to be one and none is padding: such are read fastest."""
+
+    def at(self, place: int) -> tuple[int, int, int]:
+        """One of them: shard, first and last."""
+        return int(self.shards[place]), int(self.firsts[place]), int(self.lasts[place])
+
+    def part(self, first: int, last: int, length: int | None = None) -> Spans:
+        """Some of them, by their places; `length` is that of all, if it is known."""
+        here = slice(first, last)
+        return Spans(self.shards[here], self.firsts[here], self.lasts[here], length)

@@ -61,6 +61,7 @@ class TokenStream:
         self._first_positions: list[int] = self._starts.tolist()
         self._scattered = scattered
         self._source = _open_source(store, scattered=scattered)
+        self._kept_padding = 0, NO_PADDING
         # They know the store, not this stream: so it goes, and its maps, when nobody uses it.
         self._offsets = Views(partial(_view_offsets, store), limit=store.max_mapped)
         self._begins = _Begins(partial(_copy_begins, store, self._first_positions))
@@ -69,27 +70,37 @@ class TokenStream:
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], *, pad: int
     ) -> TokenArray:
         """The tokens of all pieces back to back; a piece that starts below 0 is padding."""
+        return self.read_spans(self.locate(starts, lengths), pad=pad)
+
+    def locate(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
+        """Where pieces lie: in their order, those cut in two that go on in the next shard."""
         spans = self._spans(starts, lengths)
-        padding = NO_PADDING
         if spans.shards.min(initial=0) == NO_SHARD:
             padded = spans.shards == NO_SHARD
             spans.firsts[padded], spans.lasts[padded] = 0, lengths[padded]
-            padding = np.full(int(lengths[padded].max()), pad, self.dtype).data
-        return self._source.read(self._within_shards(spans), padding=padding)
+        return self._within_shards(spans)
 
-    def read_equal(self, starts: NDArray[np.int64], length: int) -> TokenArray:
-        """The same for pieces of one length, none of them padding: with fewer calls."""
-        spans = self._spans(starts, length)
-        if (whole := self._within_shards(spans)) is spans:
-            whole = spans._replace(length=length)
-        return self._source.read(whole, padding=NO_PADDING)
+    def read_spans(self, spans: Spans, *, pad: int) -> TokenArray:
+        """The tokens of all that was located, back to back."""
+        padding = NO_PADDING
+        if spans.length is None and spans.shards.min(initial=0) == NO_SHARD:
+            padding = self._padding(pad, int((spans.lasts - spans.firsts).max()))
+        return self._source.read(spans, padding=padding)
 
-    def read_ahead(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Begin to bring pieces that will be read soon, where that takes a network."""
+    def _padding(self, pad: int, at_least: int) -> memoryview:
+        """Padding to cut pieces from: made once, since most rows have some where any have."""
+        kept_pad, kept = self._kept_padding
+        if kept_pad != pad or len(kept) < at_least:
+            kept = np.full(at_least, pad, self.dtype).data
+            self._kept_padding = pad, kept
+        return kept
+
+    def read_ahead(self, spans: Spans) -> None:
+        """Begin to bring what will be read soon, where that takes a network."""
         if self.store.remote is not None:
-            real = starts >= 0
-            spans = self._within_shards(self._spans(starts[real], lengths[real]))
-            self.store.remote.read_ahead(*_byte_ranges(spans, self.dtype), kind="bin")
+            real = spans.shards != NO_SHARD
+            wanted = Spans(spans.shards[real], spans.firsts[real], spans.lasts[real])
+            self.store.remote.read_ahead(*_byte_ranges(wanted, self.dtype), kind="bin")
 
     def cut_at_documents(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -149,27 +160,37 @@ class TokenStream:
         length = int(self.store.map_shard(shard).index.lengths[local])
         return self._first_positions[shard] + offset // self.dtype.itemsize, length
 
-    def _spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> Spans:
+    def _spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
         """The shard that each piece begins in, and where; bisection puts padding at NO_SHARD."""
         shards = self._starts.searchsorted(starts, side="right") - 1
         firsts = starts - self._starts[shards]
-        lasts: NDArray[np.int64] = np.add(firsts, lengths)
-        return Spans(shards, firsts, lasts)
+        return Spans(shards, firsts, firsts + lengths)
 
     def _within_shards(self, spans: Spans) -> Spans:
         """The same pieces, those cut in two that go on in the next shard."""
-        if not (spans.lasts > self._sizes[spans.shards]).any():
+        beyond = np.flatnonzero(spans.lasts > self._sizes[spans.shards])
+        if not beyond.size:
             return spans
-        cut: list[tuple[int, int, int]] = []
-        columns = (column.tolist() for column in spans[:3])
-        for shard, first, last in zip(*columns, strict=True):
-            while last > (size := int(self._sizes[shard])):
-                if shard + 1 == len(self._first_positions):
-                    raise self._beyond_the_end()
-                cut.append((shard, first, size))
-                shard, first, last = shard + 1, 0, last - size
-            cut.append((shard, first, last))
-        return Spans(*np.array([piece for piece in cut if piece[1] < piece[2]], np.int64).T)
+        found = [self._cut_at_shards(*spans.at(place)) for place in beyond.tolist()]
+        counts = np.ones(len(spans.shards), np.int64)
+        counts[beyond] = [len(pieces) for pieces in found]
+        columns = shards, firsts, lasts = [column.repeat(counts) for column in spans[:3]]
+        begins = (np.cumsum(counts) - counts)[beyond].tolist()
+        for begin, pieces in zip(begins, found, strict=True):
+            for column, values in zip(columns, zip(*pieces, strict=True), strict=True):
+                column[begin : begin + len(pieces)] = values
+        return Spans(shards, firsts, lasts)
+
+    def _cut_at_shards(self, shard: int, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Pieces within shards, of one that goes beyond its own."""
+        pieces: list[tuple[int, int, int]] = []
+        while last > (size := int(self._sizes[shard])):
+            if shard + 1 == len(self._first_positions):
+                raise self._beyond_the_end()
+            pieces.append((shard, first, size))
+            shard, first, last = shard + 1, 0, last - size
+        pieces.append((shard, first, last))
+        return [piece for piece in pieces if piece[1] < piece[2]]
 
     def _beyond_the_end(self) -> StoreError:
         return StoreError(

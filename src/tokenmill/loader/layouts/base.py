@@ -30,8 +30,6 @@ class Pieces:
     """Position of the first token in the stream, or `PADDING`."""
     lengths: NDArray[np.int64]
     """Tokens; never 0."""
-    length: int | None = None
-    """Length of all pieces, where they have one and none is padding: such are read fastest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

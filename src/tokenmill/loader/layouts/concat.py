@@ -43,7 +43,7 @@ class ConcatLayout:
         lengths = np.full(len(rows), self.seq_len + 1, np.int64)
         lacking = self.num_rows * self.seq_len + 1 - self.stream.num_tokens
         if not lacking or rows.max(initial=0) < self.num_rows - 1:
-            return Pieces(starts, lengths, self.seq_len + 1)
+            return Pieces(starts, lengths)
         ends = np.flatnonzero(rows == self.num_rows - 1)
         lengths[ends] -= lacking
         starts = np.insert(starts, ends + 1, PADDING)

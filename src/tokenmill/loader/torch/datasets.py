@@ -20,10 +20,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import BatchFormat, Draw
-from tokenmill.loader.chunk import Chunk
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.options import Boundaries
 from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, to_tensors
+from tokenmill.loader.window import Window
 
 if TYPE_CHECKING:
     import os
@@ -112,8 +112,9 @@ class TokenDataset(Dataset["Row"]):
     def _read(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> TensorBatch:
         zeros = np.zeros((1, len(rows)), np.int64)
         draw = Draw(range(1), self.layout.seq_len, zeros, rows[None], zeros)
-        chunk = Chunk(draw, layouts=[self.layout], pad_id=self._pad_id, format=self._format)
-        return to_tensors(next(chunk.batches()), fields=self._form.fields, dtype=self._form.dtype)
+        window = Window(draw, layouts=[self.layout], pad_id=self._pad_id, format=self._format)
+        batch = next(window.chunk(0, 1).batches())
+        return to_tensors(batch, fields=self._form.fields, dtype=self._form.dtype)
 
     # A process that is spawned opens the store itself.
     def __getstate__(self) -> tuple[dict[str, Any], Form]:

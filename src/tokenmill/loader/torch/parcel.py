@@ -81,14 +81,14 @@ class Feed:
     def parcels(self, first: int) -> Generator[Parcel]:
         """From a step on, until the steps end."""
         for chunk in self.loader.chunks(first, layouts=self.tokens.layouts):
-            place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.tokens[0].size)))
+            place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.step_tokens)))
             for batches in self.form.alike(chunk.batches(), most=most):
                 end = place + len(batches)
                 arrays = self.form.stacked(batches)
                 if self.form.has_ids:
                     arrays |= self.tokens.arrays(chunk, first=place, last=end)
                 shape = (len(batches), len(batches[0].tokens), batches[0].seq_len)
-                yield Parcel(chunk.draw.steps[place:end], shape, arrays)
+                yield Parcel(chunk.steps[place:end], shape, arrays)
                 place = end
 
     def tensors(self, sent: Tensors, shape: tuple[int, int, int]) -> Tensors:

@@ -29,19 +29,14 @@ if TYPE_CHECKING:
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.torch.tensors import Arrays, Tensors
     from tokenmill.store.format import TokenArray
+    from tokenmill.store.spans import Spans
 
 
 class _UnreadStream(TokenStream):
     """Knows where documents are; its tokens are on the device, and nobody looks at them here."""
 
-    def read(
-        self,
-        starts: NDArray[np.int64],  # noqa: ARG002
-        lengths: NDArray[np.int64],
-        *,
-        pad: int,  # noqa: ARG002
-    ) -> TokenArray:
-        return np.empty(int(lengths.sum()), self.dtype)
+    def read_spans(self, spans: Spans, *, pad: int) -> TokenArray:  # noqa: ARG002
+        return np.empty(int((spans.lasts - spans.firsts).sum()), self.dtype)
 
 
 class ResidentTokens:
