@@ -6,6 +6,7 @@ import json
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -50,8 +51,9 @@ def make_plan(mixture: Mixture, *, batch_rows: int = 4, **options: Any) -> Plan:
 
 def draw(plan: Plan, step: int) -> list[Row]:
     run = plan.stage_of(step)
-    located = [column.tolist() for column in run.locate(run.rows(step))]
-    return list(zip(*located, strict=True))
+    source, index = run.schedule.locate(np.array(run.rows(step), np.int64))
+    epoch, row = np.divmod(index, run.rows_per_epoch[source])
+    return list(zip(source.tolist(), epoch.tolist(), row.tolist(), strict=True))
 
 
 def steps_of(plan: Plan, most: int) -> list[list[Row]]:

@@ -153,7 +153,7 @@ def test_the_tables_of_a_round_agree_with_its_sequence(parts: tuple[int, ...]) -
     assert tuple(sequence.count(i) for i in range(len(parts))) == parts
     for place, source in enumerate(sequence):
         assert cycle.rank[place] == sequence[:place].count(source)
-        assert cycle.places(source)[cycle.rank[place]] == place
+        assert cycle.row_of_draw(source, int(cycle.rank[place])) == place
     for row in range(2 * len(sequence) + 2):
         twice = (sequence * 3)[:row]
         assert cycle.counts(row) == [twice.count(i) for i in range(len(parts))]
@@ -211,13 +211,13 @@ def test_any_rows_in_any_order_are_those_of_the_sequence(
     picked = pairs(fresh.locate(np.array(rows, np.int64)))
     sequence = walk(schedule, size)
     assert picked == [sequence[row] for row in rows]
-    assert pairs(fresh.locate_range(start, stop)) == sequence[start:stop]
+    assert pairs(fresh.locate(np.arange(start, stop))) == sequence[start:stop]
 
 
 @given(schedules(), st.integers(0, 300))
 def test_counts_are_what_locate_has_drawn(schedule: Schedule, row: int) -> None:
     assume(schedule.num_rows is None or row <= schedule.num_rows)
-    source, _ = schedule.locate_range(0, row)
+    source, _ = schedule.locate(np.arange(row))
     drawn = np.bincount(source, minlength=len(schedule.parts)).tolist()
     expected = [first + more for first, more in zip(schedule.first, drawn, strict=True)]
     assert list(schedule.counts(row)) == expected
@@ -228,7 +228,7 @@ def test_no_source_is_drawn_past_its_limit_and_its_rows_come_one_by_one(
     schedule: Schedule,
 ) -> None:
     rows = 500 if schedule.num_rows is None else schedule.num_rows
-    source, index = schedule.locate_range(0, rows)
+    source, index = schedule.locate(np.arange(rows))
     for i, (first, limit) in enumerate(zip(schedule.first, schedule.limits, strict=True)):
         mine = index[source == i].tolist()
         assert mine == list(range(first, first + len(mine)))
@@ -237,7 +237,7 @@ def test_no_source_is_drawn_past_its_limit_and_its_rows_come_one_by_one(
 
 def test_when_a_source_is_used_up_the_others_share_its_part_in_proportion() -> None:
     schedule = Schedule((1, 2, 4), first=(0, 0, 0), limits=(None, None, 4))
-    source, _ = schedule.locate_range(0, 7 + 300)
+    source, _ = schedule.locate(np.arange(7 + 300))
     # The last row of source 2 is the seventh at the latest; after it, one in three is source 0.
     end = int(np.flatnonzero(source == 2)[-1]) + 1
     assert end <= 7

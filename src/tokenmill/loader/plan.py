@@ -151,12 +151,6 @@ class StageRun:
         last = first + self.batch_rows
         return range(first, last if self.num_rows is None else min(last, self.num_rows))
 
-    def locate(self, rows: range) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Source, epoch and row in the layout of consecutive rows of the stage."""
-        source, index = self.schedule.locate_range(rows.start, rows.stop)
-        epoch, row = np.divmod(index, self.rows_per_epoch[source])
-        return source, epoch, row
-
     def position(self, row: int) -> Position:
         """The position before a row of the stage is drawn."""
         return replace(self.start, row=row)
@@ -176,7 +170,7 @@ class Plan:
 
     >>> plan = Plan(mixture, seq_len=2048, batch_rows=64, measure=measure)
     >>> run = plan.stage_of(step)
-    >>> source, epoch, row = run.locate(run.rows(step))
+    >>> source, index = run.schedule.locate(np.array(run.rows(step)))
     >>> state = plan.position(step + 1).to_json()
     """
 

@@ -133,11 +133,6 @@ class Round:
     def period(self) -> int:
         return len(self.source)
 
-    def places(self, source: int) -> NDArray[np.int64]:
-        """The places of one source, in order."""
-        start = self.starts[source]
-        return self.order[start : start + self.parts[source]]
-
     def row_of_draw(self, source: int, draw: int) -> int:
         """Row, in an endless chain of rounds, at which a source is drawn after `draw` draws."""
         turn, rank = divmod(draw, int(self.parts[source]))
@@ -274,14 +269,6 @@ class Schedule:
                 here &= rows < phase.end
             source[here], index[here] = phase.locate(rows[here])
         return source, index
-
-    def locate_range(self, start: int, stop: int) -> Located:
-        """The same for the rows from `start` to `stop`, with less to check."""
-        rows = np.arange(start, stop)
-        if start >= stop:
-            return rows, rows
-        phase = self._reach(start, stop - 1)[-1]
-        return phase.locate(rows) if start >= phase.start else self.locate(rows)
 
     def counts(self, row: int) -> tuple[int, ...]:
         """Index that each source has reached before a row: `first`, and what was drawn since."""

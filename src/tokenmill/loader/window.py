@@ -61,7 +61,7 @@ class Window:
                     padded[places] = found.padded
         self._padded: list[bool] | None = None
         if padded is not None and padded.any():
-            self._padded = [bool(step.any()) for step in padded.reshape(draw.rows.shape)]
+            self._padded = padded.reshape(draw.rows.shape).max(axis=1).tolist()
 
     def __len__(self) -> int:
         return len(self.draw.steps)
@@ -164,9 +164,10 @@ class SourceRows:
     def read(self, first: int, last: int) -> TokenArray:
         """The tokens of the rows from the `first` to before the `last`."""
         begin, end = self._places(first, last)
-        is_one_each = end - begin == last - first and not self._has_padding(first, last)
+        has_padding = self.padded is not None and bool(self.padded[first:last].any())
+        is_one_each = end - begin == last - first and not has_padding
         spans = self._spans.part(begin, end, self._row_tokens if is_one_each else None)
-        return self._stream.read_spans(spans, pad=self._pad_id)
+        return self._stream.read_spans(spans, pad=self._pad_id if has_padding else None)
 
     def read_ahead(self, first: int, last: int) -> None:
         """Have rows brought, where they are far away."""
@@ -177,9 +178,6 @@ class SourceRows:
         if self._firsts is None:
             return first, last
         return self._firsts[first], self._firsts[last]
-
-    def _has_padding(self, first: int, last: int) -> bool:
-        return self.padded is not None and bool(self.padded[first:last].any())
 
 
 def _of_step(tiling: Tiling, begins: list[int], place: int, *, base: int) -> Tiling:

@@ -23,7 +23,6 @@ from tokenmill.errors import StoreError, StoreLockedError
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
     from tokenmill.store.layout import StoreLayout
@@ -52,12 +51,7 @@ class _FileLock(ABC):
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

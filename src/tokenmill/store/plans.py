@@ -30,7 +30,6 @@ from tokenmill.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import BinaryIO
 
     from numpy.typing import NDArray
@@ -291,12 +290,7 @@ class PlanWriter:
     def __enter__(self) -> PlanWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

@@ -89,8 +89,9 @@ class ReservedTokens:
         lengths = (spans.lasts - spans.firsts).tolist()
         places = zip(starts.tolist(), lengths, strict=True)
         pieces = [view[start : start + length] for start, length in places]
-        for place in np.flatnonzero(spans.shards == NO_SHARD).tolist():
-            pieces[place] = padding[: lengths[place]]
+        if padding:
+            for place in np.flatnonzero(spans.shards == NO_SHARD).tolist():
+                pieces[place] = padding[: lengths[place]]
         return view_tokens(bytearray().join(pieces), dtype=self._store.dtype)
 
     def _bring(self, spans: Spans, starts: NDArray[np.int64]) -> None:

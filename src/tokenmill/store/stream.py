@@ -80,12 +80,12 @@ class TokenStream:
             spans.firsts[padded], spans.lasts[padded] = 0, lengths[padded]
         return self._within_shards(spans)
 
-    def read_spans(self, spans: Spans, *, pad: int) -> TokenArray:
-        """The tokens of all that was located, back to back."""
-        padding = NO_PADDING
-        if spans.length is None and spans.shards.min(initial=0) == NO_SHARD:
-            padding = self._padding(pad, int((spans.lasts - spans.firsts).max()))
-        return self._source.read(spans, padding=padding)
+    def read_spans(self, spans: Spans, *, pad: int | None) -> TokenArray:
+        """The tokens of all that was located, back to back; `pad` is None if none is padding."""
+        if pad is None:
+            return self._source.read(spans, padding=NO_PADDING)
+        longest = int((spans.lasts - spans.firsts).max(initial=0))
+        return self._source.read(spans, padding=self._padding(pad, longest))
 
     def _padding(self, pad: int, at_least: int) -> memoryview:
         """Padding to cut pieces from: made once, since most rows have some where any have."""

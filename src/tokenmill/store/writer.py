@@ -30,7 +30,6 @@ from tokenmill.store.rows import RowRuns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -131,12 +130,7 @@ class UnitWriter:
     def __enter__(self) -> UnitWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     def _start(self, split: str) -> _Shard:

@@ -25,7 +25,6 @@ from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, TensorBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.torch.tensors import Tensors
@@ -155,12 +154,7 @@ class DeviceFeeder:
     def __enter__(self) -> DeviceFeeder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

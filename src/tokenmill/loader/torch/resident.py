@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class _UnreadStream(TokenStream):
     """Knows where documents are; its tokens are on the device, and nobody looks at them here."""
 
-    def read_spans(self, spans: Spans, *, pad: int) -> TokenArray:  # noqa: ARG002
+    def read_spans(self, spans: Spans, *, pad: int | None) -> TokenArray:  # noqa: ARG002
         return np.empty(int((spans.lasts - spans.firsts).sum()), self.dtype)
 
 
