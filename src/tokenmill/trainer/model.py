@@ -1,0 +1,255 @@
+"""The model: GPT-2's shape with what has become usual since, in one file.
+
+    ids -> embedding -> (norm, attention, +, norm, feed-forward, +) * layers -> norm -> logits, loss
+
+Like GPT-2: widths, heads, GELU feed-forward of four times the width, the embedding shared with the
+output. Unlike it: rotary positions instead of learned ones (they reach any length, and restart in
+every document), RMSNorm instead of LayerNorm, and no biases. Each costs no speed once compiled.
+
+Weights are kept in float32 and cast where they are used, so that everything in between, the
+residual stream too, has the compute dtype; norms and the loss are computed in float32.
+
+Shapes in names: b rows, t tokens of a row, d width, h heads, k width of a head, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from tokenmill.trainer.presets import padded_vocab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tokenmill.trainer.presets import ModelConfig
+
+    Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+IGNORED = -100
+"""Label that does not count."""
+INIT_STD = 0.02
+NORM_EPS = 1e-6
+
+
+def find_varlen() -> Kernel | None:
+    """Causal attention within documents, by their starts; None before torch 2.10.
+
+    Importing it takes a second, so it is done where it is needed.
+    """
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return None
+    attention: Any = varlen.varlen_attn
+    # The first release has a word for it, later ones a window.
+    is_first = "is_causal" in inspect.signature(attention).parameters
+    causal: dict[str, Any] = {"is_causal": True} if is_first else {"window_size": (-1, 0)}
+
+    def attend_varlen(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, most: int
+    ) -> torch.Tensor:
+        found: torch.Tensor = attention(q, k, v, cu_seqlens, cu_seqlens, most, most, **causal)
+        return found
+
+    return attend_varlen
+
+
+class Borders(NamedTuple):
+    """Where documents lie in the flattened rows, for attention that stays within them."""
+
+    cu_seqlens: torch.Tensor
+    """Starts of documents, filled up with the number of tokens."""
+    max_seqlen: int
+    """A constant, not the longest of this batch: a changed number would compile again."""
+    mask_b1tt: torch.Tensor | None
+    """What may look at what, where there is no kernel."""
+    kernel: Kernel | None
+    """Attention that takes `cu_seqlens`."""
+
+
+class Linear(nn.Linear):
+    """Without bias; its weight is cast to what comes in."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root of the mean square, in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, over the whole row or within documents."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = Linear(config.width, 3 * config.width)
+        self.out = Linear(config.width, config.width)
+
+    def forward(
+        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: Borders | None
+    ) -> torch.Tensor:
+        rows, length, width = x_btd.shape
+        shape = (rows, length, 3, self.num_heads, width // self.num_heads)
+        q_bthk, k_bthk, v_bthk = self.qkv(x_btd).view(shape).unbind(2)
+        q_bthk, k_bthk = rotated(q_bthk, rotation), rotated(k_bthk, rotation)
+        mixed = attend(q_bthk, k_bthk, v_bthk, borders)
+        return self.out(mixed.reshape(rows, length, width))  # type: ignore[no-any-return]
+
+
+def attend(
+    q_bthk: torch.Tensor, k_bthk: torch.Tensor, v_bthk: torch.Tensor, borders: Borders | None
+) -> torch.Tensor:
+    """Softmax attention, by the fastest kernel there is for what is asked."""
+    if borders is None or borders.kernel is None:
+        q, k, v = (each.transpose(1, 2) for each in (q_bthk, k_bthk, v_bthk))
+        mask = None if borders is None else borders.mask_b1tt
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None
+        )
+        return mixed.transpose(1, 2)
+    q, k, v = (each.flatten(0, 1) for each in (q_bthk, k_bthk, v_bthk))
+    mixed = borders.kernel(q, k, v, borders.cu_seqlens, borders.max_seqlen)
+    return mixed.view_as(q_bthk)
+
+
+def rotated(x_bthk: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Each pair (first half, second half) of a head turned by the angle of its position."""
+    cos, sin = rotation.unbind(-1)
+    first, second = x_bthk.float().chunk(2, dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(turned, dim=-1).to(x_bthk.dtype)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to what came in."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm_1 = RMSNorm(config.width)
+        self.attention = Attention(config)
+        self.norm_2 = RMSNorm(config.width)
+        self.up = Linear(config.width, 4 * config.width)
+        self.down = Linear(4 * config.width, config.width)
+
+    def forward(
+        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: Borders | None
+    ) -> torch.Tensor:
+        x_btd = x_btd + self.attention(self.norm_1(x_btd), rotation, borders)
+        hidden = functional.gelu(self.up(self.norm_2(x_btd)), approximate="tanh")
+        return x_btd + self.down(hidden)  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    """Ids and labels in; the summed loss and the number of labels that counted out.
+
+    `checkpointing` keeps only the inputs of each block for the backward pass, and computes the rest
+    again: a third more work for a fraction of the memory. `has_documents` finds the kernel for
+    attention within documents.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        vocab_size: int,
+        seq_len: int,
+        dtype: torch.dtype = torch.float32,
+        checkpointing: bool = False,
+        has_documents: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.seq_len = seq_len
+        self.dtype = dtype
+        self.checkpointing = checkpointing
+        # Flash attention computes in half precision, on a GPU.
+        is_wide = dtype == torch.float32
+        self.varlen = find_varlen() if has_documents and not is_wide else None
+        self.tokens = nn.Embedding(padded_vocab(vocab_size), config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.width)
+        self.register_buffer("rotation_tk2", self._rotation(), persistent=False)
+        self._init_weights()
+
+    def _rotation(self) -> torch.Tensor:
+        """(positions, half a head, 2): cosine and sine of each position's angles."""
+        half = self.config.width // self.config.num_heads // 2
+        speeds = self.config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+        angles = torch.outer(torch.arange(self.seq_len, dtype=torch.float32), speeds)
+        return torch.stack((angles.cos(), angles.sin()), dim=-1)
+
+    def _init_weights(self) -> None:
+        # What is added to the residual stream is made smaller the more often it happens.
+        into_stream = INIT_STD / math.sqrt(2 * self.config.num_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                is_last = name.endswith(("attention.out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=into_stream if is_last else INIT_STD)
+
+    def forward(
+        self,
+        ids_bt: torch.Tensor,
+        labels_bt: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.logits(ids_bt, position_ids, cu_seqlens).float()
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), labels_bt.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return loss, (labels_bt != IGNORED).sum()
+
+    def logits(
+        self,
+        ids_bt: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(b, t, v) in the compute dtype. With `cu_seqlens`, attention stays within documents."""
+        table: torch.Tensor = self.rotation_tk2  # type: ignore[assignment]
+        rotation = table[: ids_bt.shape[1]] if position_ids is None else table[position_ids]
+        rotation = rotation.unsqueeze(-3)  # the same for all heads
+        borders = None if cu_seqlens is None else self._borders(cu_seqlens, ids_bt)
+        x_btd = self.tokens(ids_bt).to(self.dtype)
+        for block in self.blocks:
+            if self.checkpointing and self.training:
+                x_btd = checkpoint(
+                    block, x_btd, rotation, borders, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x_btd = block(x_btd, rotation, borders)
+        return functional.linear(self.norm(x_btd), self.tokens.weight.to(self.dtype))
+
+    def _borders(self, cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> Borders:
+        kernel = self.varlen if ids_bt.is_cuda else None
+        mask = document_mask(cu_seqlens, ids_bt) if kernel is None else None
+        return Borders(cu_seqlens, self.seq_len, mask, kernel)
+
+
+def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tensor:
+    """(b, 1, t, t): True where a token may look at another, in its own document and before it."""
+    places = torch.arange(ids_bt.numel(), device=ids_bt.device, dtype=cu_seqlens.dtype)
+    documents = torch.searchsorted(cu_seqlens, places, right=True).view(ids_bt.shape)
+    is_same = documents[:, :, None] == documents[:, None, :]
+    return is_same.tril().unsqueeze(1)

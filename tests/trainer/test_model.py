@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.trainer.runs import SEQ_LEN, VOCAB
+
+from tokenmill.errors import UsageError
+from tokenmill.trainer.model import IGNORED, Model, document_mask
+from tokenmill.trainer.presets import PRESETS, ModelConfig, padded_vocab, preset
+
+TINY = PRESETS["tiny"]
+
+
+def make_model(*, checkpointing: bool = False) -> Model:
+    torch.manual_seed(0)
+    return Model(TINY, vocab_size=VOCAB, seq_len=SEQ_LEN, checkpointing=checkpointing)
+
+
+def some_ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("mini", 10.5), ("small", 123.6), ("medium", 861), ("large", 1814)]
+)
+def test_presets_have_the_sizes_they_are_named_for(name: str, millions: float) -> None:
+    found = preset(name).num_parameters(50_257) / 1e6
+    assert found == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["tiny", "mini"])
+def test_parameters_are_counted_without_making_the_model(name: str) -> None:
+    model = Model(PRESETS[name], vocab_size=1000, seq_len=16)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert counted == PRESETS[name].num_parameters(1000)
+    assert padded_vocab(1000) == 1024
+
+
+def test_operations_are_six_for_each_parameter_and_those_of_attention() -> None:
+    config = ModelConfig(num_layers=1, width=64, num_heads=2, max_seq_len=8)
+    matrices = 12 * 64 * 64 + 128 * 64
+    assert config.flops_per_token(8, 100) == 6 * matrices + 12 * 64 * 8
+
+
+def test_an_unknown_model_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UsageError, match="tiny, mini, small, medium, large"):
+        preset("huge")
+
+
+def test_a_new_model_knows_nothing_and_looks_only_back() -> None:
+    model, ids = make_model(), some_ids(2, SEQ_LEN)
+    logits = model.logits(ids)
+    loss, count = model(ids, ids.flip(0))
+    assert int(count) == 2 * SEQ_LEN
+    assert float(loss.detach() / count) == pytest.approx(math.log(384), abs=0.1)
+    ids[:, 20:] = 5
+    assert torch.equal(model.logits(ids)[:, :20], logits[:, :20])
+    assert not torch.equal(model.logits(ids)[:, 20:], logits[:, 20:])
+
+
+def test_labels_that_are_ignored_do_not_count() -> None:
+    model, ids = make_model(), some_ids(2, SEQ_LEN)
+    labels = ids.clone()
+    labels[:, 8:] = IGNORED
+    loss, count = model(ids, labels)
+    assert int(count) == 16
+    assert torch.allclose(loss, model(ids[:, :8], ids[:, :8])[0], rtol=1e-4)
+
+
+def test_attention_within_documents_is_each_document_alone() -> None:
+    model = make_model()
+    lengths = [[10, 22], [3, 1, 28]]
+    ids = some_ids(2, SEQ_LEN)
+    ends = torch.tensor([n for row in lengths for n in row]).cumsum(0)
+    # As a loader gives them: filled up with the number of tokens.
+    cu_seqlens = torch.cat([torch.tensor([0]), ends, torch.full((4,), 64)]).to(torch.int32)
+    positions = torch.cat([torch.arange(n) for row in lengths for n in row]).view(2, SEQ_LEN)
+
+    together = model.logits(ids, positions.to(torch.int32), cu_seqlens).flatten(0, 1)
+
+    flat, start = ids.flatten(), 0
+    for end in ends.tolist():
+        alone = model.logits(flat[None, start:end])[0]
+        torch.testing.assert_close(together[start:end], alone, rtol=1e-4, atol=1e-5)
+        start = end
+    across = model.logits(ids).flatten(0, 1)
+    torch.testing.assert_close(across[:10], together[:10], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(across[10:32], together[10:32], rtol=1e-2)
+
+
+def test_the_mask_of_documents_is_what_it_says() -> None:
+    cu_seqlens = torch.tensor([0, 2, 3, 6, 6], dtype=torch.int32)
+    mask = document_mask(cu_seqlens, torch.zeros(2, 3, dtype=torch.int64))
+    assert mask[0, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert mask[1, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+
+
+def test_checkpointing_gives_the_same_gradients_from_less_memory() -> None:
+    ids, gradients, kept = some_ids(2, SEQ_LEN), [], []
+    for checkpointing in (False, True):
+        model = make_model(checkpointing=checkpointing)
+        saved = 0
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal saved
+            saved += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss, _ = model(ids, ids)
+        kept.append(saved)
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+    assert kept[1] < kept[0] / 2
+
+
+def test_computing_in_bf16_keeps_weights_and_loss_in_fp32() -> None:
+    with torch.device("meta"):  # dtypes without numbers: not every CPU can multiply in bf16
+        model = Model(TINY, vocab_size=VOCAB, seq_len=SEQ_LEN, dtype=torch.bfloat16)
+        ids = torch.zeros(1, SEQ_LEN, dtype=torch.int64)
+    loss, _ = model(ids, ids)
+    loss.backward()
+    assert loss.dtype is torch.float32
+    assert model.logits(ids).dtype is torch.bfloat16
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_a_head_of_odd_width_is_refused() -> None:
+    with pytest.raises(UsageError, match="multiple of 8"):
+        ModelConfig(num_layers=1, width=60, num_heads=4, max_seq_len=8)

@@ -1,0 +1,336 @@
+"""Whole runs, as a user starts them: the function and the real command, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.trainer.runs import (
+    COMMAND,
+    SEQ_LEN,
+    VOCAB,
+    counting_store,
+    losses,
+    metrics,
+    train_command,
+)
+
+import tokenmill
+from tokenmill.errors import (
+    DeviceMemoryError,
+    MissingExtraError,
+    StateError,
+    StoreError,
+    UsageError,
+)
+from tokenmill.trainer.options import TrainOptions
+from tokenmill.trainer.run import run_training
+from tokenmill.trainer.train import open_splits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenmill.trainer.progress import TrainProgress
+
+TINY: dict[str, Any] = {
+    "model": "tiny",
+    "seq_len": SEQ_LEN,
+    "batch_tokens": 8 * SEQ_LEN,
+    "steps": 12,
+    "log_every": 1,
+    "device": "cpu",
+}
+KEYS = {
+    "step",
+    "loss",
+    "tokens",
+    "tokens_per_second",
+    "mfu",
+    "wait_share",
+    "wait_p50_ms",
+    "wait_p99_ms",
+    "memory_bytes",
+    "seconds",
+    "lr",
+    "grad_norm",
+}
+
+
+def flags(steps: int = 400) -> list[str]:
+    said = f"--model tiny --seq-len {SEQ_LEN} --batch-tokens 256 --steps {steps}"
+    return [*shlex.split(said), "--device", "cpu", "--log-every", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store that has a split val, and one that has none."""
+    folder = tmp_path_factory.mktemp("place")
+    corpus = folder / "corpus.jsonl"
+    texts = [" ".join(str(n + k) for k in range(n % 30 + 2)) for n in range(400)]
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenmill.build(corpus, tokenizer="bytes", out=folder / "store", val=0.1)
+    counting_store(folder / "plain")
+    return folder
+
+
+def test_a_run_writes_what_it_promises(place: Path, tmp_path: Path) -> None:
+    told: list[TrainProgress] = []
+    out = tmp_path / "run"
+    result = tokenmill.train(
+        place / "store", out=out, on_progress=told.append, eval_every=6, save_every=5, **TINY
+    )
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert all(set(line) == KEYS for line in steps)
+    assert [(line["step"], set(line)) for line in lines if "val_loss" in line] == [
+        (6, {"step", "val_loss"}),
+        (12, {"step", "val_loss"}),
+    ]
+    assert steps[-1]["loss"] == result.loss < steps[0]["loss"]
+    assert steps[-1]["mfu"] is None  # nobody knows a CPU's peak
+    assert result.tokens == steps[-1]["tokens"] == 12 * 8 * SEQ_LEN
+    assert result.val_loss is not None
+    names = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert names == ["step-00000010", "step-00000012"]
+    assert result.checkpoint.name == "step-00000012"
+    assert told[-1].step == 12
+    assert "training tiny" in str(told[0].message)
+
+
+def test_a_store_without_val_says_how_to_make_one_and_is_trained_on(
+    place: Path, tmp_path: Path
+) -> None:
+    result = tokenmill.train(place / "plain", out=tmp_path / "run", **TINY)
+    assert result.val_loss is None
+    assert "--val 0.01" in result.notes[0]
+
+
+@pytest.mark.parametrize("attention", ["flash", "documents"])
+def test_a_resumed_run_is_the_uninterrupted_one(
+    place: Path, tmp_path: Path, attention: str
+) -> None:
+    said = {**TINY, "attention": attention, "packing": "best-fit", "save_every": 5}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    tokenmill.train(place / "store", out=whole, **said)
+
+    def interrupt(progress: TrainProgress) -> None:
+        if progress.phase == "training" and progress.step >= 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenmill.train(place / "store", out=parts, on_progress=interrupt, **said)
+    assert 7 <= max(losses(parts)) < 12
+    again = tokenmill.train(place / "store", out=parts, resume=True, **said)
+    assert again.resumed_from is not None
+    assert losses(parts) == losses(whole)
+    done = tokenmill.train(place / "store", out=parts, resume=True, **said)
+    assert (done.steps, done.resumed_from) == (12, 12)
+
+
+def test_what_gives_a_run_its_meaning_may_not_change(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = {**TINY, "steps": 2, "out": out}
+    tokenmill.train(place / "store", **said)
+    with pytest.raises(UsageError, match="holds a run already, at step 2") as caught:
+        tokenmill.train(place / "store", **said)
+    assert "--resume" in str(caught.value.hint)
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"model": "mini"}, "model='tiny', and this command model='mini'"),
+        ({"seq_len": 64, "batch_tokens": 512}, "seq_len=32"),
+        ({"packing": "pad"}, "packing='concat'"),
+        ({"seed": 1}, "seed=0"),
+    ]
+    for change, words in changes:
+        with pytest.raises(UsageError, match=words):
+            tokenmill.train(place / "store", resume=True, **{**said, **change})
+    with pytest.raises(UsageError, match="vocab_size=257"):
+        tokenmill.train(place / "plain", resume=True, **said)
+    other = place / "other"
+    tokenmill.build(place / "corpus.jsonl", tokenizer="bytes", out=other, limit=300, val=0.1)
+    with pytest.raises(StateError, match="does not hold what it held"):
+        tokenmill.train(other, resume=True, **said)
+    with pytest.raises(UsageError, match="has made 2 steps already"):
+        tokenmill.train(place / "store", resume=True, **{**said, "steps": 1})
+    longer = tokenmill.train(place / "store", resume=True, **{**said, "steps": 3})
+    assert (longer.steps, longer.resumed_from) == (3, 2)
+
+
+def test_kill_9_and_resume_give_the_same_losses(place: Path, tmp_path: Path) -> None:
+    common = [str(place / "store"), *flags(80), "--save-every", "20", "--resume"]
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*COMMAND, *common, "--out", "killed"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 100
+    while not (killed / "checkpoints" / "step-00000020").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    lost = max(losses(killed))
+    assert lost < 80
+    # As a crash in the middle of writing would leave it.
+    (killed / "checkpoints" / ".unfinished-step-00000099-aa").mkdir()
+    done = train_command(*common, "--out", "killed", "--json", folder=tmp_path)
+    assert json.loads(done.stdout)["resumed_from"] in range(20, 80, 20)
+    train_command(*common, "--out", "whole", folder=tmp_path)
+    assert losses(killed) == losses(tmp_path / "whole")
+    assert len(losses(killed)) == 80
+    assert not list((killed / "checkpoints").glob(".unfinished*"))
+
+
+def test_sigterm_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
+    place: Path, tmp_path: Path
+) -> None:
+    args = [str(place / "store"), *flags(100_000), "--out", "my run"]
+    process = subprocess.Popen(
+        [*COMMAND, *args],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    path = tmp_path / "my run" / "metrics.jsonl"
+    deadline = time.monotonic() + 100
+    while not (path.exists() and path.read_text().count("\n") > 3):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (143, "")
+    first, command = err.splitlines()
+    assert first.startswith("stopped by SIGTERM: the steps that were made are kept in my run")
+    assert shlex.split(command) == ["python", "-m", "tokenmill", "train", *args, "--resume"]
+    [checkpoint] = (tmp_path / "my run" / "checkpoints").iterdir()
+    assert json.loads((checkpoint / "checkpoint.json").read_text())["step"] == max(
+        losses(path.parent)
+    )
+
+
+def test_two_processes_make_the_steps_of_one(place: Path, tmp_path: Path) -> None:
+    common = [str(place / "store"), *flags(6), "--packing", "pad", "--boundaries", "mask"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2", "-m", "tokenmill", "train"]
+    two = train_command(
+        *common, "--micro-batch", "2", "--out", "two", "--json", folder=tmp_path, launcher=launcher
+    )
+    assert json.loads(two.stdout)["steps"] == 6
+    train_command(*common, "--out", "one", folder=tmp_path)
+    expected = losses(tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(expected, rel=1e-4)
+    norms = [[line["grad_norm"] for line in metrics(tmp_path / run)] for run in ("one", "two")]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    counts = [line["tokens"] for line in metrics(tmp_path / "two")]
+    assert counts == [256 * step for step in range(1, 7)]
+    rng = torch.load(
+        tmp_path / "two" / "checkpoints" / "step-00000006" / "rng.pt", weights_only=True
+    )
+    assert len(rng) == 2  # of both ranks
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_a_missing_or_empty_store_says_how_to_build_one(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError) as caught:
+        tokenmill.train(tmp_path / folder, **TINY)
+    assert "tokenmill build" in str(caught.value.hint)
+    assert f"--out {tmp_path / folder}" in str(caught.value.hint)
+
+
+def test_a_store_without_tokens_says_how_to_build_one(tmp_path: Path) -> None:
+    (tmp_path / "blank.jsonl").write_text('{"text": ""}\n')
+    tokenmill.build(tmp_path / "blank.jsonl", tokenizer="bytes", out=tmp_path / "store")
+    with pytest.raises(StoreError, match="no tokens to train on") as caught:
+        tokenmill.train(tmp_path / "store", **TINY)
+    assert "tokenmill build" in str(caught.value.hint)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(UsageError, match="no option momentum"):
+        tokenmill.train("store", momentum=0.9)  # type: ignore[call-arg]
+
+
+def test_a_missing_torch_is_one_sentence(place: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from tokenmill.cli.main import run\n"
+        f"sys.argv = ['tokenmill', 'train', {str(place / 'plain')!r}]\nrun()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: training needs the package 'torch', which is not installed",
+        "hint: install it with: pip install 'tokenmill[torch]'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("package", "change"),
+    [("torchao", {"optimizer": "adamw8bit"}), ("tensorboard", {"tensorboard": True})],
+)
+def test_a_missing_package_is_one_sentence(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    change: dict[str, Any],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError) as caught:
+        tokenmill.train(place / "plain", out=tmp_path / "run", **{**TINY, **change})
+    assert f"pip install 'tokenmill[{package}]'" in str(caught.value.hint)
+
+
+def test_running_out_of_memory_is_no_bare_traceback(place: Path, tmp_path: Path) -> None:
+    """Rows of which one step would take petabytes; the feeder's first batch is what fails."""
+    store, _ = open_splits(place / "plain")
+    options = TrainOptions(
+        model="tiny",
+        seq_len=1024,
+        micro_batch=1 << 40,
+        accumulate=1,
+        device="cpu",
+        out=tmp_path / "run",
+    )
+    assert store.vocab_size == VOCAB
+    with pytest.raises(DeviceMemoryError, match="out of memory on the CPU") as caught:
+        run_training(store, None, options)
+    assert f"--micro-batch {1 << 39} --accumulate 2" in str(caught.value.hint)
+
+
+def test_tensorboard_files_are_written(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    tokenmill.train(place / "plain", out=tmp_path / "run", tensorboard=True, **TINY)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.slow
+def test_eight_bit_adamw_learns_and_resumes(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    said = {**TINY, "optimizer": "adamw8bit", "steps": 6, "save_every": 3}
+    whole = tokenmill.train(place / "plain", out=tmp_path / "whole", **said)
+    tokenmill.train(
+        place / "plain", out=tmp_path / "parts", **{**said, "schedule": "wsd", "steps": 3}
+    )
+    assert whole.loss < losses(tmp_path / "whole")[1]
+    state = torch.load(
+        tmp_path / "whole" / "checkpoints" / "step-00000006" / "optimizer.pt", weights_only=True
+    )
+    kinds = {type(value).__name__ for each in state["state"].values() for value in each.values()}
+    assert "OptimState8bit" in kinds
+    tokenmill.train(place / "plain", out=tmp_path / "whole", resume=True, **{**said, "steps": 8})
+    assert sorted(losses(tmp_path / "whole")) == list(range(1, 9))
