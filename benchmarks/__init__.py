@@ -18,6 +18,11 @@ the package.
     hollow.py         stores of a trillion tokens that take no space
     feeding_gpu.py    does a GPU ever wait?                    python -m benchmarks.feeding_gpu
     feeding_gpu_table.py   its table
+    training_gpu.py   does tokenizing in the loop starve one?  python -m benchmarks.training_gpu
+    training_feeds.py      the ways it is fed
+    training_gpu_table.py  its table
+    stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter
+    stall_meter_table.py   its table
 
 Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
 """

@@ -11,7 +11,14 @@ import re
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import RESULTS, ROOT, feed_tables, feeding_gpu_table
+from benchmarks import (
+    RESULTS,
+    ROOT,
+    feed_tables,
+    feeding_gpu_table,
+    stall_meter_table,
+    training_gpu_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,6 +103,18 @@ def gpu_section(results: Mapping[str, Any]) -> str:
     """Everything between the `feeding_gpu` markers."""
     packages = _named(results["versions"], ("torch", "triton", "numpy"))
     return f"{_origin(results, packages)}\n\n{feeding_gpu_table.gpu_body(results)}"
+
+
+def stall_meter_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `stall_meter` markers, and those of `stall_meter_gpu`."""
+    packages = _named(results["versions"], ("tokenmill", "numpy", "torch"))
+    return f"{_origin(results, packages)}\n\n{stall_meter_table.stall_meter_body(results)}"
+
+
+def training_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `training_gpu` markers."""
+    packages = _named(results["versions"], ("torch", "triton", "tokenizers", "numpy"))
+    return f"{_origin(results, packages)}\n\n{training_gpu_table.training_body(results)}"
 
 
 def _build_packages(results: Mapping[str, Any]) -> list[str]:
@@ -247,6 +266,15 @@ SECTIONS = {
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
     "feeding_gpu": (gpu_section, "python -m benchmarks.feeding_gpu, on a machine with a GPU"),
+    "training_gpu": (
+        training_section,
+        "python -m benchmarks.training_gpu, on a machine with a GPU",
+    ),
+    "stall_meter": (stall_meter_section, "python -m benchmarks.stall_meter"),
+    "stall_meter_gpu": (
+        stall_meter_section,
+        "python -m benchmarks.stall_meter --cuda, on a machine with a GPU",
+    ),
 }
 
 

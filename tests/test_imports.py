@@ -68,7 +68,7 @@ def test_importing_tokenmill_loads_nothing_heavy() -> None:
     assert not HEAVY & loaded
 
 
-@pytest.mark.parametrize("command", [(), ("build",), ("verify",)])
+@pytest.mark.parametrize("command", [(), ("build",), ("diagnose",), ("train",), ("verify",)])
 def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
     loaded = modules_after(help_of(*command))
 
@@ -76,7 +76,9 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
     assert not HEAVY & loaded
 
 
-@pytest.mark.parametrize("name", ["Loader", "Mixture", "build", "load_tokenizer"])
+@pytest.mark.parametrize(
+    "name", ["Loader", "Mixture", "StallMeter", "build", "load_tokenizer", "train"]
+)
 def test_public_names_do_not_need_optional_packages(name: str) -> None:
     loaded = modules_after(f"from tokenmill import {name}")
 

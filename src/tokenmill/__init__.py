@@ -15,22 +15,28 @@ if TYPE_CHECKING:
     from tokenmill.builder.build import build
     from tokenmill.builder.estimate import plan
     from tokenmill.builder.verify import verify
+    from tokenmill.diagnosis.diagnose import diagnose
     from tokenmill.engines.tokenizer import load_tokenizer
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.mixture import Mixture, Stage
     from tokenmill.loader.report import layout
+    from tokenmill.stalls import StallMeter
+    from tokenmill.trainer.train import train
 
 __all__ = [
     "Loader",
     "Mixture",
     "Stage",
+    "StallMeter",
     "Store",
     "TokenmillError",
     "__version__",
     "build",
+    "diagnose",
     "layout",
     "load_tokenizer",
     "plan",
+    "train",
     "verify",
 ]
 
@@ -38,11 +44,14 @@ _HOMES = {
     "Loader": "tokenmill.loader.loader",
     "Mixture": "tokenmill.loader.mixture",
     "Stage": "tokenmill.loader.mixture",
+    "StallMeter": "tokenmill.stalls",
     "Store": "tokenmill.api",
     "build": "tokenmill.builder.build",
+    "diagnose": "tokenmill.diagnosis.diagnose",
     "layout": "tokenmill.loader.report",
     "load_tokenizer": "tokenmill.engines.tokenizer",
     "plan": "tokenmill.builder.estimate",
+    "train": "tokenmill.trainer.train",
     "verify": "tokenmill.builder.verify",
 }
 

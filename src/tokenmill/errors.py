@@ -10,6 +10,8 @@
       BuildError           a build could not finish; what it committed stays valid
         TooManyRejectsError  more rows were rejected than the threshold allows
         MemoryBudgetError  the memory budget is too small for this build
+      TrainingError        a training run cannot go on; its checkpoints stay valid
+        DeviceMemoryError  the device has too little memory for it (also a MemoryError)
       MissingExtraError    an optional package is needed (also an ImportError)
 
 A message has three parts: what is wrong with which value, why it matters, what to do. The last part
@@ -78,6 +80,14 @@ class TooManyRejectsError(BuildError):
 
 class MemoryBudgetError(BuildError):
     """The memory budget is too small for this build."""
+
+
+class TrainingError(TokenmillError):
+    """A training run cannot go on; its checkpoints stay valid."""
+
+
+class DeviceMemoryError(TrainingError, MemoryError):
+    """The device has too little memory for a training run."""
 
 
 class MissingExtraError(TokenmillError, ImportError):

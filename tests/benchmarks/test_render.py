@@ -16,6 +16,9 @@ between
 <!-- feed:begin --><!-- feed:end -->
 <!-- startup:begin --><!-- startup:end -->
 <!-- feeding_gpu:begin --><!-- feeding_gpu:end -->
+<!-- training_gpu:begin --><!-- training_gpu:end -->
+<!-- stall_meter:begin --><!-- stall_meter:end -->
+<!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
 after
 """
 MACHINE = {
@@ -89,6 +92,15 @@ Not measured yet; run: make bench
 <!-- feeding_gpu:begin -->
 Not measured yet; run: python -m benchmarks.feeding_gpu, on a machine with a GPU
 <!-- feeding_gpu:end -->
+<!-- training_gpu:begin -->
+Not measured yet; run: python -m benchmarks.training_gpu, on a machine with a GPU
+<!-- training_gpu:end -->
+<!-- stall_meter:begin -->
+Not measured yet; run: python -m benchmarks.stall_meter
+<!-- stall_meter:end -->
+<!-- stall_meter_gpu:begin -->
+Not measured yet; run: python -m benchmarks.stall_meter --cuda, on a machine with a GPU
+<!-- stall_meter_gpu:end -->
 after
 """
     )
@@ -185,3 +197,30 @@ def test_memory_over_time_is_shown_in_tenths_that_cover_every_sample() -> None:
     assert "peak 1.50 GB" in text
     assert table_row(text, "tenth 1")[1:] == ["up to 8 s", "1.00 GB"]
     assert table_row(text, "tenth 10")[1:] == ["up to 95 s", "1.50 GB"]
+
+
+def test_what_the_meter_costs_is_the_difference_of_its_rounds() -> None:
+    text = render.stall_meter_section(
+        ORIGIN
+        | {
+            "rounds": 3,
+            "device": None,
+            "measurements": [
+                {
+                    "loop": "over a list",
+                    "plain_ns": [100.0, 300.0, 100.0],
+                    "metered_ns": [1100.0, 2300.0, 1900.0],
+                    "report_ms": [1.0, 3.0, 2.0],
+                }
+            ],
+        }
+    )
+
+    assert table_row(text, "over a list") == [
+        "over a list",
+        "100 ns",
+        "1,900 ns",
+        "1,800 ns (1,000 to 2,000)",
+        "0.0180%",
+        "2.0 ms",
+    ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tokenmill import Store
+from tokenmill.monitor import read_timeline
 
 from .conftest import in_terminal, numbered_lines
 
@@ -35,6 +36,17 @@ def test_the_summary_tells_what_was_made_and_what_to_do_next(cli: Cli, corpus: P
     assert outcome.err.startswith("building ")
     profile = json.loads((cli.folder / "profile.json").read_text())
     assert "encode" in profile["stage_seconds"]
+
+
+def test_the_time_line_is_kept_and_grows_with_the_next_run(cli: Cli, corpus: Path) -> None:
+    args = ("build", corpus.name, "-t", "bytes", "-o", "store", "--monitor", "timeline.jsonl")
+    cli(*args)
+    cli(*args)
+    runs = read_timeline(cli.folder / "timeline.jsonl").segments
+    assert [run.summary and run.summary["outcome"] for run in runs] == ["done", "done"]
+    refused = cli(*args[:-1], "store/timeline.jsonl", code=2)
+    assert refused.err.startswith("error: the time line 'store/timeline.jsonl' would lie in the")
+    assert "hint: put it beside the store: --monitor store-timeline.jsonl" in refused.err
 
 
 def test_json_is_one_object_that_balances_and_nothing_else(cli: Cli, corpus: Path) -> None:

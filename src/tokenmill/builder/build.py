@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from tokenmill.builder.recording import run_recorded
 from tokenmill.builder.run import BuildRun
 from tokenmill.config import BuildConfig, BuildResources, parse_size
 from tokenmill.store.layout import StoreLayout
@@ -45,13 +46,15 @@ def build(
     pin: bool = False,
     serial: bool = False,
     profile: PathInput | None = None,
+    monitor: PathInput | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BuildResult:
     """Turn text into a store of tokens, or bring an existing one up to date.
 
     `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `prune` drops
     what files no longer among the inputs left in the store; `rebuild` drops what was built with
-    another tokenizer or configuration. Without them such a store is refused.
+    another tokenizer or configuration. Without them such a store is refused. `monitor` names a file
+    for the time line of the run (see `tokenmill.monitor`).
     """
     run = make_run(
         inputs,
@@ -75,7 +78,7 @@ def build(
         pin=pin,
         serial=serial,
     )
-    result = run.run()
+    result = run.run() if monitor is None else run_recorded(run, monitor)
     if profile is not None:
         Path(profile).write_text(json.dumps(run.profile, indent=1) + "\n")
     return result

@@ -24,6 +24,7 @@ def build(
     memory: opt.Memory = None,
     pin: opt.Pin = False,
     profile: opt.Profile = None,
+    monitor: opt.Monitor = None,
     prune: opt.Prune = False,
     rebuild: opt.Rebuild = False,
     dry_run: opt.DryRun = False,
@@ -70,6 +71,12 @@ def build(
         return
     with stoppable(KEPT, command=same_command()), watch(quiet=quiet) as tell:
         result = tokenmill.build(
-            inputs, tokenizer=tokenizer, out=out, profile=profile, on_progress=tell, **options
+            inputs,
+            tokenizer=tokenizer,
+            out=out,
+            profile=profile,
+            monitor=monitor,
+            on_progress=tell,
+            **options,
         )
     render.build_result(result, as_json=as_json)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tokenmill.cli import build, demo, inspect, layout, plan, verify, version
+from tokenmill.cli import build, demo, diagnose, inspect, layout, plan, train, verify, version
 from tokenmill.cli.grouping import GroupedCommand
 from tokenmill.cli.stopping import raise_on_sigterm
 from tokenmill.errors import TokenmillError, UsageError
@@ -41,6 +41,8 @@ for _name, _command in (
     ("inspect", inspect.inspect),
     ("layout", layout.layout),
     ("verify", verify.verify),
+    ("train", train.train),
+    ("diagnose", diagnose.diagnose),
     ("demo", demo.demo),
     ("version", version.version),
 ):

@@ -210,6 +210,17 @@ Profile = Annotated[
         "JSON.",
     ),
 ]
+Monitor = Annotated[
+    Path | None,
+    typer.Option(
+        "--monitor",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=SPEED,
+        help="Write what cores, memory and disks did while the build ran, as JSON Lines; a later "
+        "run of the same build adds to it.",
+    ),
+]
 Prune = Annotated[
     bool,
     typer.Option(

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tokenmill.diagnosis import advice
+from tokenmill.diagnosis.values import Demand, SampleFacts, WayResult
+
+ONE = WayResult(
+    key="one-by-one",
+    title="one sample at a time",
+    engine="tokenizers",
+    in_loop=True,
+    feeds=True,
+    workers=1,
+    batch=64,
+    tokens=100_000,
+    text_bytes=400_000,
+    seconds=1.0,
+    cpu_cores=1.0,
+)
+POOL = dataclasses.replace(
+    ONE, key="pool", title="process pool", in_loop=False, workers=4, tokens=300_000, cpu_cores=4.0
+)
+BUILD = dataclasses.replace(
+    ONE, key="build", title="tokenmill build, once", feeds=False, tokens=2_000_000
+)
+LOADER = dataclasses.replace(
+    ONE, key="loader", title="tokenmill Loader", in_loop=False, tokens=90_000_000
+)
+WAYS = (ONE, POOL, BUILD, LOADER)
+
+
+def need(rate: float, *, gpus: int = 1) -> Demand:
+    return Demand(
+        name="as given", tokens_per_second=rate, gpus=gpus, origin="as given", is_estimate=False
+    )
+
+
+def said(demand: Demand, *, cores: int = 4) -> str:
+    return " ".join(advice.conclusion(demand, WAYS, advice.judge_all(WAYS, [demand], cores=cores)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "state", "wait"),
+    [
+        (1_000_000, "starved", 0.9),
+        (100_001, "starved", 1e-5),
+        (100_000, "borderline", 0.0),
+        (80_001, "borderline", 0.0),
+        (80_000, "fed", 0.0),
+        (1_000, "fed", 0.0),
+    ],
+)
+def test_a_way_is_held_against_what_the_gpu_takes(rate: float, state: str, wait: float) -> None:
+    verdict = advice.judge(ONE, need(rate), cores=4)
+    assert verdict.state == state
+    assert verdict.wait_share == pytest.approx(wait, abs=1e-6)
+    assert verdict.times_too_slow == pytest.approx(rate / 100_000)
+    # One after the other: the time for a token is that of both.
+    in_turn = (1 / 100_000) / (1 / 100_000 + 1 / rate)
+    assert verdict.wait_share_in_turn == pytest.approx(in_turn)
+
+
+@pytest.mark.parametrize(
+    ("way", "gpus", "cores", "feeds"),
+    [
+        (ONE, 8, 4, 400_000),  # eight processes, but four cores
+        (ONE, 8, 64, 800_000),
+        (ONE, 1, 64, 100_000),
+        (POOL, 8, 4, 300_000),  # it takes all cores already
+        (POOL, 8, 16, 1_200_000),
+    ],
+)
+def test_several_gpus_have_a_process_each_as_far_as_the_cores_reach(
+    way: WayResult, gpus: int, cores: int, feeds: float
+) -> None:
+    verdict = advice.judge(way, need(500_000, gpus=gpus), cores=cores)
+    assert verdict.feeds_tokens_per_second == pytest.approx(feeds)
+    assert verdict.needs_tokens_per_second == 500_000 * gpus
+
+
+def test_a_disturbed_way_does_not_look_as_if_it_needed_less_than_a_core() -> None:
+    slowed = dataclasses.replace(ONE, cpu_cores=0.2)
+    assert advice.judge(slowed, need(1, gpus=8), cores=2).feeds_tokens_per_second == 200_000
+
+
+def test_what_is_done_once_and_what_failed_has_no_verdict() -> None:
+    failed = dataclasses.replace(POOL, problem="no semaphores here")
+    verdicts = advice.judge_all([ONE, failed, BUILD], [need(1), need(2)], cores=4)
+    assert [verdict.way for verdict in verdicts] == ["one-by-one", "one-by-one"]
+    assert "no semaphores here" in advice.failures([ONE, failed])[0]
+
+
+def test_a_starved_training_is_told_by_how_much_and_what_feeds_it() -> None:
+    words = said(need(1_500_000))
+    assert "Your GPU takes 1.5M tokens/s, and no usual way feeds that" in words
+    assert "process pool, is 5.0 times too slow" in words
+    assert "wait at least 80% of the time" in words
+    assert "Loader feeds 90.0M tokens/s, 60 times what is needed" in words
+
+
+def test_a_training_that_is_not_starved_is_not_sold_anything() -> None:
+    words = said(need(20_000))
+    assert "fast enough for that: one sample at a time feeds 5.0 times as much" in words
+    assert "no reason to change anything" in words
+    assert "Tokenize once, before you train" not in words
+
+
+def test_where_some_ways_are_enough_those_that_are_not_are_named() -> None:
+    words = said(need(200_000))
+    assert "process pool feeds 1.5 times as much (too slow: one sample at a time)" in words
+
+
+def test_a_close_call_is_called_close() -> None:
+    words = said(need(290_000))
+    assert "(process pool) just keeps up, with 1.03 times that" in words
+
+
+def test_where_even_the_loader_is_too_slow_it_is_said() -> None:
+    words = said(need(100_000_000, gpus=8))
+    assert "8 GPUs take 800M tokens/s" in words
+    assert "that too is 2.2 times too slow" in words
+
+
+def test_one_sentence_for_a_way() -> None:
+    starved = need(1_000_000, gpus=8)
+    verdict = advice.judge(ONE, starved, cores=8)
+    assert advice.sentence(verdict, ONE, starved) == (
+        "feeds 800k tokens/s; 8 GPUs take 8.0M: 10 times too slow, they would wait at least 90% of"
+        " the time, 91% if the loop tokenizes between steps and not ahead of them"
+    )
+    fed = need(10_000)
+    assert advice.sentence(advice.judge(ONE, fed, cores=8), ONE, fed) == (
+        "feeds 100k tokens/s, 10 times the 10.0k that your GPU takes: fast enough"
+    )
+
+
+def test_several_models_have_a_line_each() -> None:
+    small = dataclasses.replace(need(150_000), name="small", is_estimate=True)
+    verdicts = advice.judge_all(WAYS, [small], cores=4)
+    assert advice.line_for(small, WAYS, verdicts) == (
+        "Model small: the GPU takes about 150k tokens/s; enough: process pool and tokenmill Loader;"
+        " too slow: one sample at a time (33% waiting)."
+    )
+
+
+def test_changed_ids_of_joined_documents_are_told_with_their_number() -> None:
+    joined = dataclasses.replace(ONE, key="joined", compared_documents=400, differing_documents=100)
+    assert "changed the ids of 100 of 400 (25%)" in advice.seams(joined)[0]
+    assert advice.seams(dataclasses.replace(joined, differing_documents=0)) == []
+    lost = dataclasses.replace(joined, compared_documents=0, note="the borders are lost")
+    assert "the borders are lost" in advice.seams(lost)[0]
+
+
+def test_the_cost_of_building_is_brought_to_the_whole_input() -> None:
+    sample = SampleFacts(
+        files=1,
+        input_bytes=10**10,
+        estimated_text_bytes=4 * 10**10,
+        documents=10,
+        text_bytes=10**7,
+        rejected=0,
+        largest_document_bytes=100,
+    )
+    build = dataclasses.replace(BUILD, text_bytes=40_000_000, seconds=1.0, workers=2)
+    [words] = advice.cost_of_building(build, sample)
+    assert "about 17 minutes here: tokenmill build did 40 MB of text a second" in words
+    little = dataclasses.replace(sample, text_bytes=999)
+    assert advice.cost_of_building(build, little) == []
+    assert "10 documents, 999 B" in advice.little_text(little)[0]
+    assert advice.little_text(sample) == []
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    busy = dataclasses.replace(ONE, cpu_cores=1.0, other_cores=0.9)
+    assert "up to 0.9 of the 2 cores" in advice.disturbance([busy], cores=2)[0]
+    assert advice.disturbance([busy], cores=16) == []
+    assert advice.disturbance([ONE], cores=1) == []
