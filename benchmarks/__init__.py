@@ -21,6 +21,8 @@ the package.
     training_gpu.py   does tokenizing in the loop starve one?  python -m benchmarks.training_gpu
     training_feeds.py      the ways it is fed
     training_gpu_table.py  its table
+    optimizers_gpu.py what an update of the weights costs      python -m benchmarks.optimizers_gpu
+    optimizers_gpu_table.py  its table
     stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter
     stall_meter_table.py   its table
 

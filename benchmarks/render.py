@@ -16,6 +16,7 @@ from benchmarks import (
     ROOT,
     feed_tables,
     feeding_gpu_table,
+    optimizers_gpu_table,
     stall_meter_table,
     training_gpu_table,
 )
@@ -115,6 +116,12 @@ def training_section(results: Mapping[str, Any]) -> str:
     """Everything between the `training_gpu` markers."""
     packages = _named(results["versions"], ("torch", "triton", "tokenizers", "numpy"))
     return f"{_origin(results, packages)}\n\n{training_gpu_table.training_body(results)}"
+
+
+def optimizers_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `optimizers_gpu` markers."""
+    packages = _named(results["versions"], ("torch", "triton", "torchao", "bitsandbytes"))
+    return f"{_origin(results, packages)}\n\n{optimizers_gpu_table.optimizers_body(results)}"
 
 
 def _build_packages(results: Mapping[str, Any]) -> list[str]:
@@ -269,6 +276,10 @@ SECTIONS = {
     "training_gpu": (
         training_section,
         "python -m benchmarks.training_gpu, on a machine with a GPU",
+    ),
+    "optimizers_gpu": (
+        optimizers_section,
+        "python -m benchmarks.optimizers_gpu, on a machine with a GPU",
     ),
     "stall_meter": (stall_meter_section, "python -m benchmarks.stall_meter"),
     "stall_meter_gpu": (

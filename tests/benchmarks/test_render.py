@@ -17,6 +17,7 @@ between
 <!-- startup:begin --><!-- startup:end -->
 <!-- feeding_gpu:begin --><!-- feeding_gpu:end -->
 <!-- training_gpu:begin --><!-- training_gpu:end -->
+<!-- optimizers_gpu:begin --><!-- optimizers_gpu:end -->
 <!-- stall_meter:begin --><!-- stall_meter:end -->
 <!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
 after
@@ -95,6 +96,9 @@ Not measured yet; run: python -m benchmarks.feeding_gpu, on a machine with a GPU
 <!-- training_gpu:begin -->
 Not measured yet; run: python -m benchmarks.training_gpu, on a machine with a GPU
 <!-- training_gpu:end -->
+<!-- optimizers_gpu:begin -->
+Not measured yet; run: python -m benchmarks.optimizers_gpu, on a machine with a GPU
+<!-- optimizers_gpu:end -->
 <!-- stall_meter:begin -->
 Not measured yet; run: python -m benchmarks.stall_meter
 <!-- stall_meter:end -->
