@@ -28,6 +28,8 @@ class Device:
     is_initialized_now: bool = True
     is_capturing: bool = False
     breaks: bool = False
+    call_seconds: float = 0.0
+    """What recording an event takes the host."""
     events: list[Event] = field(default_factory=list)
 
     def launch(self, seconds: float) -> None:
@@ -56,6 +58,7 @@ class Event:
         assert not self.device.is_capturing
         if self.device.breaks:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.device.clock.pass_by(self.device.call_seconds)
         self.device.launch(0.0)
         self.done_at = self.device.free_at
 

@@ -159,7 +159,27 @@ def test_a_graph_that_is_being_captured_is_left_alone(clock: Clock, device: Devi
     gap = meter.report().device_gap
 
     assert gap is not None
-    assert gap.steps == 5
+    assert gap.steps == 4, "two before, two behind the first whose beginning was seen"
+
+
+@pytest.mark.parametrize(("work", "every_step"), [(0.01, False), (1.0, True)])
+def test_short_steps_are_not_all_measured_but_those_that_are_tell_the_share(
+    clock: Clock, device: Device, work: float, every_step: bool
+) -> None:
+    device.call_seconds = 20e-6
+    meter = StallMeter(clock=clock)
+    steps = 5000
+    train(meter, device, wait=2 * work, work=work, steps=steps)
+    finish(device)
+    gap = meter.report().device_gap
+
+    assert gap is not None
+    assert np.isclose(gap.share, 0.5, atol=0.06)
+    if every_step:
+        assert gap.steps == steps - 1
+    else:
+        events = 3 * gap.steps * device.call_seconds
+        assert 0.8 * 0.0005 < events / (steps * 2 * work) < 1.5 * 0.0005
 
 
 def test_a_failing_device_does_not_make_the_meter_fail(clock: Clock, device: Device) -> None:
@@ -182,4 +202,4 @@ def test_without_cuda_in_use_there_is_no_device(
     if isinstance(cuda := getattr(torch, "cuda", None), Device):
         cuda.is_initialized_now = False
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert DeviceClock.find() is None
+    assert DeviceClock.find(Clock()) is None

@@ -18,7 +18,11 @@ that the loop itself makes is work of the step; one that `next` makes or waits f
 part of the gap. Work that the loop puts into another stream, while this one is current when it asks
 for the batch, is not seen at all, and the gap is then as long as the wait.
 
-Nothing here waits: an event is read when `query` says that it is done, steps later if need be.
+Nothing here waits: an event is read when `query` says that it is done, steps later if need be. But
+calls of CUDA are not free: some tens of microseconds for a step. So, after the first steps, a step
+is measured only while all such calls together took less than a twentieth of a percent of the time:
+every step where steps are long, one of some where they are short.
+
 torch is never imported, only used where the program has it, with CUDA already in use.
 """
 
@@ -33,76 +37,108 @@ import numpy as np
 from tokenmill.stalls.waits import Tally
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     Event = Any
 
 _MOST_UNREAD = 64
 """Steps that the host may be ahead; where it is more, steps in between are left out."""
 _READ_AT_ONCE = 4
+_FREE_EVENTS = 128
+"""The first 64 steps are measured whatever it costs: a short run must have numbers too."""
+_MOST_SHARE = 0.0005
+"""Of the time, that events may take after them."""
 _KEPT = 256
 
 
 class DeviceClock:
     """Measures gaps between steps with events from a small ring."""
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Any, clock: Callable[[], float]) -> None:
         self.tally = Tally()
         self.seconds = 0.0
         """Of the device, over the steps that were measured."""
         self._cuda = cuda
+        self._clock = clock
         self._is_broken = False
         self._free: list[Event] = []
-        self._unread: deque[tuple[Event, Event, Event]] = deque()
-        """(start of the step before, its end, start of this step)."""
+        self._unread: deque[tuple[Event, Event, Event, bool]] = deque()
+        """Start of a step, its end, start of the next, and whether that one is measured too."""
         self._start: Event | None = None
         self._end: Event | None = None
         self._gaps: list[float] = []
+        self._is_paused = True
+        self._num_recorded = 0
+        self._begun = self._clock()
+        self._spent = 0.0
 
     @classmethod
-    def find(cls) -> DeviceClock | None:
+    def find(cls, clock: Callable[[], float]) -> DeviceClock | None:
         """A clock, if this program uses CUDA already."""
         torch: Any = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
-        return cls(cuda) if cuda is not None and cuda.is_initialized() else None
+        return cls(cuda, clock) if cuda is not None and cuda.is_initialized() else None
 
     def asked(self) -> None:
         """All work of a step has been put into the stream."""
+        # A step that was not measured has no start; behind a pause there is no step.
+        is_wanted = self._start is not None or (self._is_paused and self._has_time())
+        if not is_wanted and not self._unread:
+            return
+        called = self._clock()
         try:
             self.read(_READ_AT_ONCE)
-            self._end = self._record()
+            if is_wanted:
+                self._end = self._record()
         except RuntimeError:
             self._give_up()
+        self._spent += self._clock() - called
 
     def handed(self, *, is_counted: bool) -> None:
         """The batch is there; what follows in the stream is the next step's."""
         end, before = self._end, self._start
         self._start = self._end = None
+        was_paused, self._is_paused = self._is_paused, False
+        if end is None and not self._has_time():
+            return
+        called = self._clock()
         try:
-            start = None if end is None else self._record()
+            self._start = start = self._record()
         except RuntimeError:
             self._give_up()
-            return
-        if start is None:
-            return
-        if is_counted:
-            # Behind a pause there is no step before: then the gap is all there is of this one.
-            self._unread.append((end if before is None else before, end, start))
-        self._start = start
+        else:
+            if before is None and was_paused:
+                before = end  # the gap is all there is of this step
+            if is_counted and None not in (before, end, start):
+                goes_on = self._has_time()
+                self._unread.append((before, end, start, goes_on))
+                self._start = start if goes_on else None
+        self._spent += self._clock() - called
+
+    def _has_time(self) -> bool:
+        """Whether measuring one more step keeps within what it may cost."""
+        if self._num_recorded < _FREE_EVENTS:
+            return True
+        return self._spent < _MOST_SHARE * (self._clock() - self._begun)
 
     def paused(self) -> None:
         """The loop has ended: what comes now is no part of a step."""
         self._start = self._end = None
+        self._is_paused = True
 
     def read(self, most: int = _MOST_UNREAD) -> None:
         """Take in what the device has passed by now."""
         unread = self._unread
         while most and unread and unread[0][2].query():
-            before, end, start = unread.popleft()
+            before, end, start, goes_on = unread.popleft()
             # Milliseconds, and exact to half a microsecond: never less than nothing.
             self._gaps.append(max(end.elapsed_time(start), 0.0) / 1000)
             self.seconds += max(before.elapsed_time(start), 0.0) / 1000
             self._free.append(end)
             if before is not end:
                 self._free.append(before)
+            if not goes_on:
+                self._free.append(start)
             most -= 1
         if len(self._gaps) >= _KEPT:
             self._fold()
@@ -125,6 +161,7 @@ class DeviceClock:
             return None
         event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
         event.record()
+        self._num_recorded += 1
         return event
 
     def _fold(self) -> None:

@@ -126,7 +126,7 @@ class StallMeter:
             self._device.paused()
 
     def _look_for_device(self) -> None:
-        self._device = DeviceClock.find()
+        self._device = DeviceClock.find(self._clock)
         if self._device is not None:
             self._device.asked()
 
