@@ -24,7 +24,7 @@ from tokenmill.trainer.setup import SHARE_OF_MEMORY, Ranks, fitting_rows, peak_f
         ({"micro_batch": 4, "accumulate": 3}, 4, 3),
         ({"batch_tokens": 512}, 16, 1),
         ({"batch_tokens": 512, "ranks": Ranks(rank=1, world_size=2)}, 8, 1),
-        ({"micro_batch": 7}, 7, 36),  # as near to the preset's 8,192 tokens as it goes
+        ({"micro_batch": 7}, 7, 9),  # as near to the preset's 2,048 tokens as it goes
     ],
 )
 def test_a_step_is_divided_as_it_was_said(

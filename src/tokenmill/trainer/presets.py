@@ -63,7 +63,7 @@ PRESETS: dict[str, ModelConfig] = {
         width=64,
         num_heads=2,
         max_seq_len=1024,
-        batch_tokens=8192,
+        batch_tokens=2048,
         learning_rate=3e-3,
     ),
     "mini": ModelConfig(
