@@ -160,7 +160,17 @@ def test_a_failure_is_told_and_passed_on(tmp_path: Path) -> None:
     [segment] = read_timeline(path).segments
     assert segment.summary is not None
     assert segment.summary["outcome"] == "ZeroDivisionError"
-    assert len(segment) == 0
+    assert len(segment) == 1, "however short"
+
+
+def test_a_run_killed_at_once_has_no_samples(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    with record(path):
+        pass
+    header, _, _ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header)
+    [segment] = read_timeline(path).segments
+    assert segment.summary is None
     assert segment.cpu_percent.shape == (0, segment.header["machine"]["cores"])
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 0.5
 _IDLE_FACTOR = 19
 _SHORTEST_SECONDS = 0.1
-"""A last sample over less than this says nothing about rates."""
+"""A last sample over less than this says nothing about rates; it is taken only if there is none."""
 
 
 def record(
@@ -102,7 +102,7 @@ class Recorder:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if time.monotonic() - self._last >= _SHORTEST_SECONDS:
+        if not self.num_samples or time.monotonic() - self._last >= _SHORTEST_SECONDS:
             self._sample()
         _, phase, input_bytes, tokens = self._noted or (0.0, "none", 0, 0)
         self._write(
