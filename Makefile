@@ -10,6 +10,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Tests of one file stay together: what they share is made once.
+PYTEST = $(DEV)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 
 TOKENIZERS_RC = tokenizers==1.0.0rc3
@@ -36,10 +38,10 @@ demo: .venv/stamp
 	.venv/bin/tokenmill demo
 
 test: lint .venv-rc/stamp
-	$(DEV)/python -m pytest -m "not slow and not gpu and not network" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not gpu and not network" $(PYTEST_ARGS)
 
 test-slow: .venv-dev/stamp .venv-rc/stamp
-	$(DEV)/python -m pytest -m "slow and not gpu and not network" $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .
