@@ -1,6 +1,7 @@
 """Where the files of an open store are: in a local folder, mapped, or behind a URL.
 
-    Store -> StoreFiles: LocalFiles (here)  |  RemoteFiles (remote.py)
+    Store -> StoreFiles: LocalFiles (here)  |  RemoteFiles (remote.py)  |  other projects' files
+                                                                           (interop/in_place.py)
 
 A local store never imports the remote one, nor fsspec.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tokenmill.store.format import map_file, read_index, view_tokens
 from tokenmill.store.layout import StoreLayout
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from tokenmill.store.manifest import Manifest
     from tokenmill.store.receipt import Receipt
     from tokenmill.store.remote import RemoteTokens
+
+
+class TokenFile(NamedTuple):
+    """Where the tokens of a shard lie on a local disk."""
+
+    path: Path
+    offset: int
+    """Byte of its first token: 0 in a store's own files."""
+    size: int
+    """Bytes that the whole file must have."""
 
 
 class StoreFiles(Protocol):
@@ -48,6 +59,12 @@ class StoreFiles(Protocol):
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         """The ids of a shard; where they cannot be mapped, they are read when it is sliced."""
+
+    def token_file(self, shard: str, *, size: int) -> TokenFile:
+        """Where the ids of a local shard, of `size` bytes, lie; StoreError for a remote one."""
+
+    def token_offset(self, shard: str) -> int:
+        """Byte of the first token in a local file, without looking at it: asked of all shards."""
 
     def open_tokens(self, shards: Sequence[str]) -> RemoteTokens | None:
         """How to read pieces of many shards at once; None where they are mapped."""
@@ -86,6 +103,12 @@ class LocalFiles:
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         return view_tokens(map_file(self.layout.shard_file(shard, "bin")), dtype=dtype)
+
+    def token_file(self, shard: str, *, size: int) -> TokenFile:
+        return TokenFile(self.layout.shard_file(shard, "bin"), 0, size)
+
+    def token_offset(self, shard: str) -> int:  # noqa: ARG002
+        return 0
 
     def open_tokens(self, shards: Sequence[str]) -> None:  # noqa: ARG002
         return None

@@ -138,6 +138,19 @@ class Store:
         files = open_files(path, cache=cache, cache_bytes=cache_bytes)
         self._open(files, split, decoder)
 
+    @classmethod
+    def of_files(
+        cls,
+        files: StoreFiles,
+        *,
+        split: str | None = "train",
+        decoder: Callable[[Store], Decoder] | None = None,
+    ) -> Self:
+        """A store whose files are not a folder that a build made."""
+        store = cls.__new__(cls)
+        store._open(files, split, decoder)
+        return store
+
     def _open(
         self, files: StoreFiles, split: str | None, decoder: Callable[[Store], Decoder] | None
     ) -> None:

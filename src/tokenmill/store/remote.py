@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from tokenmill.store.blocks import Piece
     from tokenmill.store.entries import UnitEntry
+    from tokenmill.store.files import TokenFile
     from tokenmill.store.format import Index, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
 
@@ -94,7 +95,16 @@ class RemoteFiles:
 
     @property
     def layout(self) -> StoreLayout:
-        raise StoreError(
+        raise self._not_local()
+
+    def token_file(self, shard: str, *, size: int) -> TokenFile:  # noqa: ARG002
+        raise self._not_local()
+
+    def token_offset(self, shard: str) -> int:  # noqa: ARG002
+        raise self._not_local()
+
+    def _not_local(self) -> StoreError:
+        return StoreError(
             f"the store {self.path!r} is not a local folder",
             hint="copy it to a local disk first",
         )

@@ -33,6 +33,7 @@ from tokenmill.store.spans import NO_SHARD
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tokenmill.store.files import TokenFile
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import Store
     from tokenmill.store.spans import Spans
@@ -56,8 +57,13 @@ class ReservedTokens:
         self._store = store
         self._scattered = scattered
         sizes = np.array([shard.tokens for shard in store.shards], np.int64) * store.dtype.itemsize
-        room = -(-sizes // PAGE_BYTES) * PAGE_BYTES
-        places = np.cumsum(room) - room
+        # A map begins on a page of the file: in front of tokens that a header precedes.
+        offset = store.files.token_offset
+        leads = np.array([offset(shard.name) for shard in store.shards], np.int64) % PAGE_BYTES
+        if np.any(leads % store.dtype.itemsize):
+            raise OSError("tokens that begin at an odd byte cannot be part of one array")
+        room = -(-(leads + sizes) // PAGE_BYTES) * PAGE_BYTES
+        places = np.cumsum(room) - room + leads
         self._range = _Range(int(room.sum()), dtype=store.dtype, num_shards=len(sizes))
         self._tokens: TokenArray = np.asarray(self._range)
         # The last entry is that of shard -1, which is padding.
@@ -111,18 +117,23 @@ class ReservedTokens:
             self._rows = {length: stretches}
         return self._rows[length]
 
+    def _file(self, number: int) -> TokenFile:
+        shard = self._store.shards[number]
+        size = shard.tokens * self._store.dtype.itemsize
+        return self._store.files.token_file(shard.name, size=size)
+
     def _map(self, shards: list[int]) -> None:
         for number in shards:
-            shard = self._store.shards[number]
-            path = self._store.layout.shard_file(shard.name, "bin")
-            size = shard.tokens * self._store.dtype.itemsize
+            file = self._file(number)
+            size = self._store.shards[number].tokens * self._store.dtype.itemsize
             try:
                 self._range.map(
-                    os.fspath(path), at=int(self._bases[number]), size=size, random=self._scattered
+                    file, at=int(self._bases[number]), size=size, random=self._scattered
                 )
             except OSError as error:
                 raise StoreError(
-                    f"{str(path)!r} cannot be mapped: {error.strerror or error}", hint=_hint(error)
+                    f"{str(file.path)!r} cannot be mapped: {error.strerror or error}",
+                    hint=_hint(error),
                 ) from error
             self._is_mapped[number] = True
         # Counted anew: threads may have mapped one shard twice.
@@ -152,15 +163,17 @@ class _Range:
             "typestr": dtype.str,
         }
 
-    def map(self, path: str, *, at: int, size: int, random: bool) -> None:
-        """Put a file, which must have this size, at a place counted in tokens."""
-        address = self._address + at * self._itemsize
-        descriptor = os.open(path, os.O_RDONLY)
+    def map(self, file: TokenFile, *, at: int, size: int, random: bool) -> None:
+        """Put the tokens of a file, which must have its size, at a place counted in tokens."""
+        lead = file.offset % PAGE_BYTES
+        address, size = self._address + at * self._itemsize - lead, lead + size
+        descriptor = os.open(file.path, os.O_RDONLY)
         try:
             found = os.fstat(descriptor).st_size
-            if found != size:
-                raise OSError(f"it has {found:,} bytes instead of {size:,}")
-            _call_mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+            if found != file.size:
+                raise OSError(f"it has {found:,} bytes instead of {file.size:,}")
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            _call_mmap(address, size, mmap.PROT_READ, flags, descriptor, file.offset - lead)
         finally:
             os.close(descriptor)
         if random:
@@ -207,8 +220,10 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _call_mmap(address: int | None, size: int, protection: int, flags: int, file: int) -> int:
-    found = _library().mmap(address, size, protection, flags, file, 0)
+def _call_mmap(
+    address: int | None, size: int, protection: int, flags: int, file: int, offset: int = 0
+) -> int:
+    found = _library().mmap(address, size, protection, flags, file, offset)
     if found is None or found == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
