@@ -25,6 +25,8 @@ the package.
     optimizers_gpu_table.py  its table
     stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter
     stall_meter_table.py   its table
+    interop.py        other projects' formats, out and in      python -m benchmarks.interop
+    interop_tables.py their tables
 
 Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
 """

@@ -16,6 +16,7 @@ from benchmarks import (
     ROOT,
     feed_tables,
     feeding_gpu_table,
+    interop_tables,
     optimizers_gpu_table,
     stall_meter_table,
     training_gpu_table,
@@ -122,6 +123,14 @@ def optimizers_section(results: Mapping[str, Any]) -> str:
     """Everything between the `optimizers_gpu` markers."""
     packages = _named(results["versions"], ("torch", "triton", "torchao", "bitsandbytes"))
     return f"{_origin(results, packages)}\n\n{optimizers_gpu_table.optimizers_body(results)}"
+
+
+def interop_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `interop` markers."""
+    packages = _named(results["versions"], ("tokenmill", "numpy", "pyarrow", "torch"))
+    for environment, names in feed_tables.PEER_PACKAGES.items():
+        packages += _named(results["peer_versions"].get(environment, {}), names)
+    return f"{_origin(results, packages)}\n\n{interop_tables.interop_body(results)}"
 
 
 def _build_packages(results: Mapping[str, Any]) -> list[str]:
@@ -272,6 +281,7 @@ SECTIONS = {
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
+    "interop": (interop_section, "make bench"),
     "feeding_gpu": (gpu_section, "python -m benchmarks.feeding_gpu, on a machine with a GPU"),
     "training_gpu": (
         training_section,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import render
+from benchmarks import interop_tables, render
 
 PAGE = """before
 <!-- build:begin -->old<!-- build:end -->
@@ -15,6 +15,7 @@ between
 <!-- flatness:end -->
 <!-- feed:begin --><!-- feed:end -->
 <!-- startup:begin --><!-- startup:end -->
+<!-- interop:begin --><!-- interop:end -->
 <!-- feeding_gpu:begin --><!-- feeding_gpu:end -->
 <!-- training_gpu:begin --><!-- training_gpu:end -->
 <!-- optimizers_gpu:begin --><!-- optimizers_gpu:end -->
@@ -90,6 +91,9 @@ Not measured yet; run: make bench
 <!-- startup:begin -->
 Not measured yet; run: make bench
 <!-- startup:end -->
+<!-- interop:begin -->
+Not measured yet; run: make bench
+<!-- interop:end -->
 <!-- feeding_gpu:begin -->
 Not measured yet; run: python -m benchmarks.feeding_gpu, on a machine with a GPU
 <!-- feeding_gpu:end -->
@@ -228,3 +232,30 @@ def test_what_the_meter_costs_is_the_difference_of_its_rounds() -> None:
         "0.0180%",
         "2.0 ms",
     ]
+
+
+def test_exports_stand_beside_their_projects_writers() -> None:
+    def moved(name: str, role: str, workers: int, seconds: list[float], **more: Any) -> render.Row:
+        found = {"seconds": seconds, "bytes": 1_000_000_000}
+        names = {"format": name, "contender": "theirs", "role": role, "workers": workers}
+        return names | {"error": None, "write": found, "read": found} | more
+
+    rows = [
+        {"format": "copy", "role": "limit", "workers": 1, "error": None}
+        | {"write": {"seconds": [1.0], "bytes": 1_000_000_000}},
+        moved("mds", "own", 1, [2.0, 1.0, 4.0]),
+        moved("mds", "own", 0, [1.0, 1.0, 1.0]),
+        moved("mds", "peer", 1, [20.0, 10.0, 10.0]),
+        moved("llmc", "own", 1, [1.0]),
+        moved("llmc", "own", 0, [1.0], error="lost"),
+    ]
+    write = interop_tables.table(rows, "write", "their own writer")
+    assert table_row(write, "*a plain copy of the ids*")[1] == "1.000 (1.000 to 1.000)"
+    assert table_row(write, "mds")[1:] == [
+        "0.500 (0.250 to 1.000)",
+        "1.000 (1.000 to 1.000)",
+        "0.100 (0.050 to 0.100), theirs",
+        "5.0, 10.0",
+    ]
+    assert table_row(write, "llmc")[2:] == ["lost", "", ""]
+    assert "copy" not in interop_tables.table(rows, "read", "their own reader")
