@@ -4,6 +4,7 @@
 #               needs nothing from the development tools
 #   .venv-dev   the core and the `dev` extra: checks and tests
 #   .venv-rc    the release candidate of tokenizers, unpacked beside the stable one, not a whole environment
+#   .venv-peers other projects' readers and writers, which the tests of tests/interop compare with; also beside
 #
 # A stamp inside each says that it is complete; it is made again when pyproject.toml or constraints.txt
 # changes. Plain make (3.81, as on macOS) and sh are enough.
@@ -37,10 +38,10 @@ help:
 demo: .venv/stamp
 	.venv/bin/tokenmill demo
 
-test: lint .venv-rc/stamp
+test: lint .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "not slow and not gpu and not network" $(PYTEST_ARGS)
 
-test-slow: .venv-dev/stamp .venv-rc/stamp
+test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
@@ -53,15 +54,17 @@ bench: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.feed $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.startup $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.interop $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.render
 
 bench-quick: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build --quick $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.feed --quick $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.startup --quick $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.interop --quick $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-dev .venv-rc .work build dist demo-store demo-store-input src/tokenmill.egg-info
+	rm -rf .venv .venv-dev .venv-rc .venv-peers .work build dist demo-store demo-store-input src/tokenmill.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -88,3 +91,10 @@ clean:
 	@if $(DEV)/python $(PIP_INSTALL) --no-deps --target .venv-rc "$(TOKENIZERS_RC)"; then touch $@; \
 	elif [ -n "$$CI" ]; then echo "error: $(TOKENIZERS_RC) must be there in CI" >&2; exit 1; \
 	else echo "note: $(TOKENIZERS_RC) could not be installed; its tests will be skipped" >&2; fi
+
+# The same holds for the other projects' packages.
+.venv-peers/stamp: .venv-dev/stamp tests/interop/peers.txt
+	rm -rf .venv-peers
+	@if $(DEV)/python $(PIP_INSTALL) --no-deps --target .venv-peers -r tests/interop/peers.txt; then touch $@; \
+	elif [ -n "$$CI" ]; then echo "error: tests/interop/peers.txt must be installable in CI" >&2; exit 1; \
+	else echo "note: tests/interop/peers.txt could not be installed; its tests will be skipped" >&2; fi

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tokenmill.builder.verify import verify
     from tokenmill.diagnosis.diagnose import diagnose
     from tokenmill.engines.tokenizer import load_tokenizer
+    from tokenmill.interop.convert import convert
+    from tokenmill.interop.export import export_store
+    from tokenmill.interop.import_ import import_store
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.mixture import Mixture, Stage
     from tokenmill.loader.report import layout
@@ -32,7 +35,10 @@ __all__ = [
     "TokenmillError",
     "__version__",
     "build",
+    "convert",
     "diagnose",
+    "export_store",
+    "import_store",
     "layout",
     "load_tokenizer",
     "plan",
@@ -48,6 +54,9 @@ _HOMES = {
     "Store": "tokenmill.api",
     "build": "tokenmill.builder.build",
     "diagnose": "tokenmill.diagnosis.diagnose",
+    "convert": "tokenmill.interop.convert",
+    "export_store": "tokenmill.interop.export",
+    "import_store": "tokenmill.interop.import_",
     "layout": "tokenmill.loader.report",
     "load_tokenizer": "tokenmill.engines.tokenizer",
     "plan": "tokenmill.builder.estimate",

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from tokenmill.engines.base import SpecialTokens, TokenizerKind
 from tokenmill.store import reader
+from tokenmill.store.layout import TRAIN
 
 if TYPE_CHECKING:
     import os
+    from typing import Self
 
     from tokenmill.engines.base import Engine
 
@@ -36,6 +38,42 @@ class Store(reader.Store):
         super().__init__(
             path, split=split, decoder=load_reference, cache=cache, cache_bytes=cache_bytes
         )
+
+    @classmethod
+    def open_foreign(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,  # noqa: A002 (its name everywhere)
+        tokenizer: str | os.PathLike[str] | None = None,
+        split: str | None = "train",
+        dtype: str | None = None,
+        split_at_eos: bool = False,
+        eos: str | None = None,
+    ) -> Self:
+        """Read other projects' token files where they lie, without importing them.
+
+        For megatron, datatrove, olmo, nanogpt and llmc; a path is a file, a prefix or a folder.
+        `tokenizer` is needed for text, and for `split_at_eos`. `dtype` is for files that do not
+        say it. Splits go by names: val where a file's name says so, else train.
+
+        >>> tokenmill.Store.open_foreign("data/wiki_text_document")
+        >>> tokenmill.Loader(tokenmill.Store.open_foreign("fineweb10B/"), seq_len=1024, ...)
+        """
+        from tokenmill.interop.in_place import open_in_place
+
+        files = open_in_place(
+            path,
+            format_name=format,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            split_at_eos=split_at_eos,
+            eos=eos,
+        )
+        splits = [*files.manifest.splits]
+        if split == TRAIN and len(splits) == 1:
+            split = splits[0]  # one file is the split it is named after
+        return cls.of_files(files, split=split, decoder=load_reference)
 
 
 def load_reference(store: reader.Store) -> Engine:

@@ -78,7 +78,11 @@ def verify(
         return _report(checked, _Reencoding(), seed=seed)
     with Store(store, split=None) as opened:
         reencoding = _Reencoding()
-        if len(opened):
+        imported = opened.manifest.identity.config.get("import")
+        if imported is not None:
+            what = f"was imported from {imported}: there is no text to encode again"
+            reencoding.notes.append(Finding("tokenmill.json", what))
+        elif len(opened):
             reencoding = _reencode(opened, sample=sample, seed=seed)
     return _report(checked, reencoding, seed=seed)
 

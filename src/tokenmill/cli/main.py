@@ -13,7 +13,20 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tokenmill.cli import build, demo, diagnose, inspect, layout, plan, train, verify, version
+from tokenmill.cli import (
+    build,
+    convert,
+    demo,
+    diagnose,
+    export,
+    import_,
+    inspect,
+    layout,
+    plan,
+    train,
+    verify,
+    version,
+)
 from tokenmill.cli.grouping import GroupedCommand
 from tokenmill.cli.stopping import raise_on_sigterm
 from tokenmill.errors import TokenmillError, UsageError
@@ -43,6 +56,9 @@ for _name, _command in (
     ("verify", verify.verify),
     ("train", train.train),
     ("diagnose", diagnose.diagnose),
+    ("export", export.export),
+    ("import", import_.import_),
+    ("convert", convert.convert),
     ("demo", demo.demo),
     ("version", version.version),
 ):

@@ -1,0 +1,270 @@
+"""The options of `export`, `import` and `convert`, and how their results are shown."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenmill.cli import options as opt
+from tokenmill.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenmill.interop.export import ExportResult
+    from tokenmill.interop.import_ import ImportResult
+
+READ = "How files are read"
+WRITTEN = "How files are written"
+
+
+class FormatChoice(enum.StrEnum):
+    MEGATRON = "megatron"
+    DATATROVE = "datatrove"
+    OLMO = "olmo"
+    NANOGPT = "nanogpt"
+    LLMC = "llmc"
+    MDS = "mds"
+    LITDATA = "litdata"
+    ARROW = "arrow"
+    PARQUET = "parquet"
+    PT = "pt"
+    NPZ = "npz"
+
+
+NAMES = ", ".join(FormatChoice)
+
+ForeignPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        show_default=False,
+        rich_help_panel=opt.NEEDED,
+        help="A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
+    ),
+]
+To = Annotated[
+    FormatChoice,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        show_default=False,
+        rich_help_panel=opt.NEEDED,
+        help=f"{NAMES}. What each keeps and loses: docs/formats.md.",
+    ),
+]
+From = Annotated[
+    FormatChoice | None,
+    typer.Option(
+        "--from",
+        metavar="FORMAT",
+        show_default="as the files say",
+        rich_help_panel=READ,
+        help=f"{NAMES}. Needed where the bytes do not say it.",
+    ),
+]
+OutFolder = Annotated[
+    str,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FOLDER",
+        show_default=False,
+        rich_help_panel=opt.NEEDED,
+        help="Where the files are written: a new or empty folder.",
+    ),
+]
+Splits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--split",
+        metavar="NAME",
+        show_default="all",
+        rich_help_panel=WRITTEN,
+        help="The split to write. May be given repeatedly.",
+    ),
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        "--seq-len",
+        metavar="TOKENS",
+        show_default="whole documents",
+        rich_help_panel=WRITTEN,
+        help="Write rows of so many tokens: mds, litdata, arrow, parquet, pt, npz.",
+    ),
+]
+Packing = Annotated[
+    str,
+    typer.Option(
+        "--packing",
+        metavar="NAME",
+        rich_help_panel=WRITTEN,
+        help="How documents share rows: concat, best-fit or pad, as layout shows them.",
+    ),
+]
+FileTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--file-tokens",
+        metavar="N",
+        show_default="the format's own",
+        rich_help_panel=WRITTEN,
+        help="Tokens of one file, about, where the format leaves that open.",
+    ),
+]
+LinkFlag = Annotated[
+    bool,
+    typer.Option(
+        "--link",
+        rich_help_panel=WRITTEN,
+        help="Hard links to the store's own files instead of copies: megatron, datatrove, olmo, "
+        "and nanogpt for one shard. A store's files are never written to again, so links stay "
+        "as they are.",
+    ),
+]
+LinkOrCopy = Annotated[
+    bool,
+    typer.Option(
+        "--link-or-copy",
+        rich_help_panel=WRITTEN,
+        help="The same, and copies where the file system cannot link.",
+    ),
+]
+Merge = Annotated[
+    bool,
+    typer.Option(
+        "--merge",
+        rich_help_panel=WRITTEN,
+        help="megatron: one .bin and .idx for each split instead of one per shard.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        show_default=False,
+        rich_help_panel=WRITTEN,
+        help="A setting that one format alone has; docs/formats.md lists them. May be given "
+        "repeatedly.",
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        show_default="as the files say, else uint16",
+        rich_help_panel=READ,
+        help="Type of the ids in files that do not say it: uint16, uint32, int32, ...",
+    ),
+]
+SplitAtEos = Annotated[
+    bool,
+    typer.Option(
+        "--split-at-eos",
+        rich_help_panel=READ,
+        help="Cut documents at the end-of-text id, where the format has no borders (nanogpt, "
+        "llmc). Otherwise a file is one document.",
+    ),
+]
+EosToken = Annotated[
+    str | None,
+    typer.Option(
+        "--eos",
+        metavar="TOKEN",
+        show_default="the tokenizer's own",
+        rich_help_panel=READ,
+        help="The end-of-text token of these files.",
+    ),
+]
+OptionalTokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        metavar="PATH|ID",
+        show_default="unknown",
+        rich_help_panel=READ,
+        help="The tokenizer that made the ids; needed where its end-of-text is.",
+    ),
+]
+
+
+def link_mode(link: bool, link_or_copy: bool) -> str | bool:
+    """What the library takes as `link`."""
+    return "if-possible" if link_or_copy else link
+
+
+def parse_settings(given: list[str] | None, *, merge: bool = False) -> dict[str, str | int | bool]:
+    """'name=value' strings as keyword arguments."""
+    found: dict[str, str | int | bool] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(
+                f"--set {text} is not of the form name=value", hint="for example: --set merge=yes"
+            )
+        found[name] = value
+    return {**found, "merge": True} if merge else found
+
+
+def export_result(result: ExportResult, *, as_json: bool) -> None:
+    """Print what an export made."""
+    from tokenmill.cli.numbers import count, duration, rate
+    from tokenmill.cli.output import print_json
+    from tokenmill.cli.render import facts
+    from tokenmill.config import format_size
+
+    if as_json:
+        print_json(result)
+        return
+    if result.nothing_to_do:
+        print(f"nothing to do: {result.out} is complete")
+    linked = f", {format_size(result.linked_bytes)} of it links" if result.linked_bytes else ""
+    kept = f", {count(result.parts_resumed)} kept from before" if result.parts_resumed else ""
+    speed = rate(result.bytes - result.linked_bytes, result.seconds)
+    facts(
+        [
+            ("folder", result.out),
+            ("format", result.format),
+            ("documents", count(result.documents)),
+            ("tokens", "\n".join(f"{name}: {count(n)}" for name, n in result.splits.items())),
+            ("files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"),
+            ("parts", f"{count(result.parts)}{kept}"),
+            ("time", f"{duration(result.seconds)}" + (f", {speed}" if speed else "")),
+            ("notes", "\n".join(result.notes)),
+        ]
+    )
+
+
+def import_result(result: ImportResult, *, as_json: bool) -> None:
+    """Print what an import made."""
+    import shlex
+
+    from tokenmill.cli.numbers import count, duration, rate
+    from tokenmill.cli.output import print_json
+    from tokenmill.cli.render import facts, next_steps, splits_text
+
+    if as_json:
+        print_json(result)
+        return
+    if result.nothing_to_do:
+        print(f"nothing to do: {result.store} is complete and up to date")
+    kept = f", {count(result.parts_resumed)} kept from before" if result.parts_resumed else ""
+    facts(
+        [
+            ("store", result.store),
+            ("format", result.format),
+            ("documents", count(result.documents)),
+            ("tokens", f"{count(result.tokens)} as {result.dtype}"),
+            ("splits", splits_text(result.splits)),
+            ("eos", result.eos),
+            ("parts", f"{count(result.parts)}{kept}"),
+            ("time", f"{duration(result.seconds)}, {rate(result.bytes, result.seconds)}"),
+            ("notes", "\n".join(result.notes)),
+        ]
+    )
+    store = shlex.quote(result.store)
+    next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")

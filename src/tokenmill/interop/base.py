@@ -1,0 +1,289 @@
+"""What a foreign format must have to be exported and imported: the contract of this package.
+
+Export. A format plans *parts*, from the store's content and the options alone, never from the
+number of workers. Workers carry parts out in any order, each into files of its own whose names the
+plan has fixed, or into its own stretch of a shared file. A part's files are written elsewhere,
+synced and renamed, then a receipt commits the part; the same command again skips parts that have
+one. `finish` runs once, after all parts, and writes what describes them (an index, a manifest).
+
+    plan(stores, options)         -> ExportPlan: parts and the names of all files
+    write(store, part, ...)       -> in a worker: fill the part's files; small facts for `finish`
+    finish(stores, ..., done)     -> the index files; lines to tell the user
+
+Import. `detect` looks at names and first bytes, never at more. `open` reads what the files say
+about themselves and cuts them into *parts* of bounded size, which workers read as blocks of whole
+documents. Everything a file says is checked: a truncated, damaged or wrong file is a SourceError
+that names it. Nothing that could execute (a pickle) is ever loaded.
+
+    detect(path)                  -> None, or how sure it is and why
+    open(path, options)           -> Foreign: its parts, and what it knows about borders
+    Foreign.blocks(part)          -> Block (ids, lengths, mask) after Block, in bounded memory
+
+A format is a class without state, an instance of which stands in `registry`; what it is told comes
+in as arguments, since runs happen in other processes. Options that one format alone has are its
+`settings`: `--set name=value` on the command line, keyword arguments in Python.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenmill.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tokenmill.interop.parts import PartFiles
+    from tokenmill.store.reader import MappedShard, Store
+    from tokenmill.store.sealed import Json
+
+BLOCK_BYTES = 8 << 20
+"""About what a block of an import holds, and what an export reads in one go."""
+IMPORT_PART_BYTES = 256 << 20
+"""Foreign files larger than this are imported in several parts, each a shard of the store."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """An option that one format alone has; its type is that of the default."""
+
+    default: str | int | bool
+    help: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """A format in words, for the help and the table in the documentation."""
+
+    name: str
+    title: str
+    """What it is called, in a few words: "Megatron-LM .bin and .idx"."""
+    read_by: str
+    kept: str
+    lost: str
+    """What an export loses, and an import therefore cannot have."""
+    linkable: bool = False
+    """Whether its token files are a store's own bytes, so that `--link` works."""
+    rows: bool = False
+    """Whether it can hold rows of `--seq-len`, not documents alone."""
+    rows_only: bool = False
+    """Whether it can hold nothing but rows: `--seq-len` must be given."""
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+
+class Link(StrEnum):
+    """Whether token files become hard links to the store's own."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    """An error where the file system cannot."""
+    IF_POSSIBLE = "if-possible"
+    """A copy where the file system cannot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """What an export was asked for; everything here but `link` decides the bytes."""
+
+    splits: tuple[str, ...]
+    seq_len: int | None = None
+    packing: str = "concat"
+    file_tokens: int | None = None
+    """Tokens of one file, about, where the format is free to choose; None is its own default."""
+    link: Link = Link.NEVER
+    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """Complete: every setting of the format, defaults filled in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A piece of an export that one worker carries out."""
+
+    name: str
+    """Plain, unique in the export: the receipt's name too."""
+    split: str
+    tokens: int
+    """About how much work it is, for progress."""
+    files: tuple[str, ...] = ()
+    """Files it makes, relative to the out folder with / between; none for a stretch of one."""
+    task: Mapping[str, Json] = field(default_factory=dict)
+    """Whatever `write` must know: which shards, rows, documents, offsets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedFile:
+    """A file that many parts fill, each its own stretch; it gets its name in the end."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportPlan:
+    """All parts of an export, in their order, and every file it will make."""
+
+    parts: tuple[Part, ...]
+    index_files: tuple[str, ...] = ()
+    """Files that `finish` makes."""
+    shared: tuple[SharedFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartDone:
+    """A part that is complete, from its receipt."""
+
+    part: Part
+    files: Mapping[str, int]
+    """Name -> bytes."""
+    facts: Mapping[str, Json]
+    """What `write` returned."""
+
+
+class Sure(IntEnum):
+    """How much a look at names and first bytes says."""
+
+    POSSIBLE = 1
+    """Nothing speaks against it: raw ids look like anything."""
+    LIKELY = 2
+    """Names and sizes fit, and no magic number says more."""
+    CERTAIN = 3
+    """A magic number or a manifest says so."""
+
+
+class Detection(NamedTuple):
+    sure: Sure
+    why: str
+    """In words: "begins with MMIDIDX"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportOptions:
+    """What an import was told about files that do not say it themselves."""
+
+    dtype: str | None = None
+    """Of the ids: uint16, uint32, int32, ...; None where the files say it, else uint16."""
+    eos_id: int | None = None
+    """The end-of-text id of the tokenizer, where there is one."""
+    split_at_eos: bool = False
+    """Where the format has no borders: documents end at eos."""
+    split: str | None = None
+    """The split that all documents go to; None: as the names say, else train."""
+    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignPart:
+    """A stretch of a foreign file that becomes a unit, and so a shard, of a store."""
+
+    path: str
+    """The file, relative to what is imported, with / between: the identity of its units."""
+    index: int
+    """Number of the part in its file, from 0 without gaps."""
+    start: int
+    end: int | None
+    """What of the file: bytes, documents, rows, as the format counts; None is to its end."""
+    split: str = "train"
+    bytes: int = 0
+    """About how much work it is, for progress."""
+
+
+class Block(NamedTuple):
+    """Whole documents of a foreign file."""
+
+    ids: NDArray[Any]
+    """Of all documents, back to back; any integer type."""
+    lengths: NDArray[np.int64]
+    """Tokens of each document; 0 is allowed."""
+    mask: NDArray[np.uint8] | None = None
+    """One byte per token, 1 = counts; None where the format has no mask."""
+
+
+class Foreign(ABC):
+    """Foreign files that were opened: cut into parts, and read part by part.
+
+    Objects are not sent between processes: a worker opens the files again.
+    """
+
+    parts: tuple[ForeignPart, ...]
+    """In the order of the documents; those of one file follow each other."""
+    files: Mapping[str, Path]
+    """Every file that parts name: the path they name it by -> where it is."""
+    sidecars: Mapping[str, tuple[Path, ...]] = MappingProxyType({})
+    """Other files that a file's parts are read from: indexes, masks."""
+    has_borders: bool
+    """Whether the format says where documents end."""
+    has_mask: bool = False
+    note: str | None = None
+    """What a person should know: no borders, a mask that is not there, ..."""
+
+    @abstractmethod
+    def blocks(self, part: ForeignPart) -> Iterator[Block]:
+        """The documents of a part."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """Let go of files and maps."""
+
+
+class Format(ABC):
+    """A foreign format; see the module for what its functions must do."""
+
+    about: About
+
+    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
+        """The parts of an export; UsageError where the store cannot be had in this format."""
+        raise UsageError(f"{self.about.name} can be read, not written", hint="export to another")
+
+    def write(
+        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+    ) -> Mapping[str, Json]:
+        """Make the files of a part; called in a worker, with the store of the part's split."""
+        raise NotImplementedError
+
+    def finish(
+        self,
+        stores: Mapping[str, Store],
+        options: ExportOptions,
+        done: Sequence[PartDone],
+        out: PartFiles,
+    ) -> Sequence[str]:
+        """Write the index files, when all parts are done; returns lines for the user."""
+        raise NotImplementedError
+
+    def detect(self, path: Path) -> Detection | None:
+        """Whether a file, folder or prefix may be of this format; never reads more than headers."""
+        return None
+
+    def open(self, path: Path, options: ImportOptions) -> Foreign:
+        """Open files for import; SourceError where they are not what they should be."""
+        raise UsageError(f"{self.about.name} can be written, not read", hint="import another")
+
+
+def mask_of(shard: MappedShard) -> NDArray[np.uint8] | None:
+    """The loss mask of a mapped shard; None where the store has none."""
+    mask: NDArray[np.uint8] | None = getattr(shard, "mask", None)
+    return mask
+
+
+def has_mask(store: Store) -> bool:
+    """Whether the documents of a store have loss masks."""
+    known: bool | None = getattr(store, "has_mask", None)
+    if known is not None:
+        return known
+    return bool(store.shards) and mask_of(store.map_shard(0)) is not None
+
+
+def damaged(path: Path | str, problem: str, *, hint: str | None = None) -> SourceError:
+    """The error for a foreign file that is not what it should be."""
+    return SourceError(
+        f"{str(path)!r} {problem}",
+        hint=hint or "get the file again from where it came, or write it again",
+    )

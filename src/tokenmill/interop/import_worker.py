@@ -1,0 +1,159 @@
+"""The worker of an import: reads parts of foreign files and commits each as a unit of a store."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill._version import __version__
+from tokenmill.errors import SourceError
+from tokenmill.interop.identity import EosTally, tally_eos
+from tokenmill.interop.registry import get_format
+from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+from tokenmill.store.format import map_file, read_index, token_dtype, view_tokens
+from tokenmill.store.layout import StoreLayout
+from tokenmill.store.lock import WorkerLock
+from tokenmill.store.reader import MappedShard
+from tokenmill.store.writer import UnitWriter
+
+if TYPE_CHECKING:
+    from tokenmill.interop.base import Block, Foreign, ForeignPart, ImportOptions
+    from tokenmill.runners import Report
+    from tokenmill.store.receipt import Receipt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """All that a worker of an import must know."""
+
+    path: Path
+    format: str
+    options: ImportOptions
+    store: str
+    config: str
+    vocab_size: int
+    lock_token: str
+
+
+def start_worker(settings: WorkerSettings) -> ImportWorker:
+    """What the runner calls in each worker process."""
+    return ImportWorker(settings)
+
+
+class ImportWorker:
+    """Turns parts into units until there are no more tasks."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._layout = StoreLayout(Path(settings.store))
+        self._lock = WorkerLock(self._layout, token=settings.lock_token)
+        self._lock.acquire()
+        self._foreign = get_format(settings.format).open(settings.path, settings.options)
+
+    def ready(self) -> None:
+        return None
+
+    def work(self, task: ForeignPart, report: Report) -> EosTally:
+        unit, vocab_size = unit_of(task), self._settings.vocab_size
+        with UnitWriter(
+            self._layout, unit, dtype=token_dtype(vocab_size), vocab_size=vocab_size
+        ) as writer:
+            rows = tokens = largest = 0
+            for block in self._foreign.blocks(task):
+                self._append(writer, task, block, first_row=rows)
+                rows += len(block.lengths)
+                tokens += len(block.ids)
+                largest = max(largest, int(block.lengths.max(initial=0)))
+            size, version = source_version(self._foreign, task.path)
+            receipt = writer.commit(
+                source=SourceFacts(
+                    size=size,
+                    version=version,
+                    digest="",  # nobody reads it: files that changed are imported again
+                    is_last=False,
+                    num_lines=0,
+                ),
+                config=self._settings.config,
+                counts=Counts(rows=rows, documents=rows, input_bytes=task.bytes, tokens=tokens),
+                bounds=Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
+                engine=_engine(self._settings.format),
+            )
+        return tally_receipt(self._layout, receipt, self._settings.options.eos_id)
+
+    def _append(
+        self, writer: UnitWriter, task: ForeignPart, block: Block, *, first_row: int
+    ) -> None:
+        rows = np.arange(first_row, first_row + len(block.lengths), dtype=np.int64)
+        more: dict[str, Any] = {}
+        if block.mask is not None and TAKES_MASK:
+            more["mask"] = block.mask
+        ids = block.ids
+        if ids.dtype == np.dtype("<u4"):
+            ids = ids.view("<i4")  # the bytes of a store; what is too large becomes negative
+        try:
+            writer.append(task.split, ids, lengths=block.lengths, rows=rows, **more)
+        except ValueError:
+            vocab_size = self._settings.vocab_size
+            check_ids(block, vocab_size=vocab_size, path=task.path, first=task.start + first_row)
+            raise
+
+    def close(self) -> None:
+        self._foreign.close()
+        self._lock.release()
+
+
+def check_ids(block: Block, *, vocab_size: int, path: str, first: int) -> None:
+    """Raise SourceError, which names the document, where an id is not in the vocabulary."""
+    ids = block.ids
+    if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        return
+    place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+    document = first + int(np.searchsorted(np.cumsum(block.lengths), place, side="right"))
+    raise SourceError(
+        f"document {document:,} of {path!r} has the id {int(ids[place]):,}, and the tokenizer has"
+        f" {vocab_size:,} ids: they are of another tokenizer, or of another type than {ids.dtype}",
+        hint="name the tokenizer that made them with --tokenizer, or their type with --dtype",
+    )
+
+
+def tally_receipt(layout: StoreLayout, receipt: Receipt, eos_id: int | None) -> EosTally:
+    """Where the end-of-text id stands in a unit that is complete."""
+    tally = EosTally()
+    for shard in receipt.shards:
+        index = read_index(layout.shard_file(shard.name, "idx"))
+        data = map_file(layout.shard_file(shard.name, "bin"))
+        tokens = view_tokens(data, dtype=index.dtype)
+        tally += tally_eos(MappedShard(tokens=tokens, index=index), eos_id)
+    return tally
+
+
+def source_version(foreign: Foreign, path: str) -> tuple[int, str]:
+    """Size and version of a foreign file; the version changes when one of its sidecars does."""
+    files = (foreign.files[path], *foreign.sidecars.get(path, ()))
+    facts = [file.stat() for file in files]
+    return facts[0].st_size, "-".join(str(each.st_mtime_ns) for each in facts)
+
+
+def unit_of(part: ForeignPart) -> UnitFacts:
+    return UnitFacts.of(part.path, index=part.index, start=part.start, end=part.end)
+
+
+TAKES_MASK = "mask" in inspect.signature(UnitWriter.append).parameters
+"""Whether stores can hold loss masks."""
+
+
+def _engine(format_name: str) -> EngineFacts:
+    return EngineFacts(
+        name=f"import from {format_name}",
+        version=__version__,
+        reference="none",
+        reference_version="",
+        checked_documents=0,
+        mismatches=0,
+        redone=False,
+        routed_documents=0,
+    )

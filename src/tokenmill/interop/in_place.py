@@ -1,0 +1,354 @@
+"""Reads other projects' token files as a store, where they lie: nothing is copied, nothing written.
+
+A store is opened from `StoreFiles`; here these are raw token files that something else wrote. The
+manifest is made up from what the files say about themselves, and the loader does not know the
+difference. What a build would know and nobody says here is missing: receipts, rejects, sources.
+
+A loader's state names the content it was taken from. For a store that is a checksum of every byte;
+reading a terabyte for it would defeat the purpose, so here it comes from the names and sizes of all
+files and of blocks of 4 KB of each: the first, the last, and some evenly spaced between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from tokenmill._version import __version__
+from tokenmill.errors import SourceError, StoreError, UsageError
+from tokenmill.interop.base import ImportOptions
+from tokenmill.interop.detect import detect_format
+from tokenmill.interop.identity import (
+    EosTally,
+    NamedTokenizer,
+    name_tokenizer,
+    tally_eos,
+    unknown_tokenizer,
+    with_eos,
+)
+from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, lengths_of
+from tokenmill.interop.registry import get_format
+from tokenmill.interop.settings import complete_settings
+from tokenmill.store.entries import (
+    ShardEntry,
+    SourceEntry,
+    StoreIdentity,
+    UnitEntry,
+    split_totals,
+)
+from tokenmill.store.facts import Counts
+from tokenmill.store.files import TokenFile
+from tokenmill.store.format import Index
+from tokenmill.store.layout import shard_name, unit_name, unit_prefix
+from tokenmill.store.manifest import Manifest
+from tokenmill.store.reader import MappedShard
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tokenmill.store.format import TokenArray, TokenDtype
+    from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.receipt import Receipt
+
+SAMPLE_BYTES = 4096
+SAMPLES = 4096
+"""Blocks of all files together, about; at least two of each."""
+SAMPLES_OF_A_FILE = 16
+LOOKED_AT = 64
+"""Documents of a shard, and shards, whose first and last token are looked at for end-of-text."""
+_STORED: dict[str, TokenDtype] = {
+    "uint16": np.dtype("<u2"),
+    "int32": np.dtype("<i4"),
+    # The same bytes: no vocabulary reaches the bit in which the two differ.
+    "uint32": np.dtype("<i4"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignIdentity(StoreIdentity):
+    """An identity whose type of ids is that of the files, whatever the vocabulary."""
+
+    stored: TokenDtype
+
+    @property
+    def dtype(self) -> TokenDtype:
+        return self.stored
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFiles:
+    """Raw token files of another project, as the files of a store."""
+
+    path: str
+    """What was opened, as text: nothing is ever written beside it."""
+    format: str
+    options: ImportOptions
+    shards: Mapping[str, RawShard]
+    """Name of the shard in the store -> the file."""
+    manifest: Manifest
+    tokenizer_source: str | None
+
+    @property
+    def layout(self) -> StoreLayout:
+        raise StoreError(
+            f"{self.path!r} is not a store: its files are read as they lie",
+            hint="make a store of it with: tokenmill import",
+        )
+
+    def read_manifest(self) -> Manifest:
+        return self.manifest
+
+    def index(self, shard: str) -> Index:
+        format_ = get_format(self.format)
+        assert isinstance(format_, RawFormat)
+        return make_index(format_, self.shards[shard], self.options)
+
+    def prepare_indexes(self, shards: Sequence[str]) -> None:
+        """Nothing to do: they are mapped, or made when asked for."""
+
+    def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
+        tokens: TokenArray = self.shards[shard].map_tokens().view(dtype)
+        return tokens
+
+    def token_file(self, shard: str, *, size: int) -> TokenFile:
+        raw = self.shards[shard]
+        return TokenFile(raw.path, raw.offset, raw.size)
+
+    def token_offset(self, shard: str) -> int:
+        return self.shards[shard].offset
+
+    def open_tokens(self, shards: Sequence[str]) -> None:
+        return None
+
+    def receipt(self, unit: str) -> Receipt:
+        raise StoreError(
+            f"{self.path!r} does not say where its documents come from: there is no receipt of"
+            f" {unit!r}",
+            hint="only a store that tokenmill built from text knows that",
+        )
+
+    def rejects(self, unit: str) -> Iterator[bytes]:
+        return iter(())
+
+    def tokenizer(self) -> Path:
+        if self.tokenizer_source is None:
+            raise UsageError(
+                f"{self.path!r} was opened without a tokenizer",
+                hint='name it: tokenmill.Store.open_foreign(path, tokenizer="...")',
+            )
+        return Path(self.tokenizer_source)
+
+    def close(self) -> None:
+        """Nothing to do: maps go with their last view."""
+
+
+def open_in_place(
+    path: str | os.PathLike[str],
+    *,
+    format_name: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    split_at_eos: bool = False,
+    eos: str | None = None,
+    settings: Mapping[str, str | int | bool] | None = None,
+) -> ForeignFiles:
+    """The files of a path or prefix; SourceError where they are damaged."""
+    root = Path(path)
+    format_ = detect_format(root) if format_name is None else get_format(format_name)
+    if not isinstance(format_, RawFormat):
+        raise UsageError(
+            f"files of {format_.about.name} cannot be read in place: their ids are not raw",
+            hint=f"import them: tokenmill import {path} --from {format_.about.name}",
+        )
+    named = None if tokenizer is None else name_tokenizer(tokenizer, eos=eos)
+    options = ImportOptions(
+        dtype=dtype,
+        split_at_eos=split_at_eos,
+        eos_id=None if named is None or named.eos is None else named.eos[1],
+        settings=complete_settings(format_, settings or {}),
+    )
+    shards = format_.shards(root, options)
+    stored = _stored_dtype(shards, root)
+    named = named or unknown_tokenizer(1 << 16 if stored.itemsize == 2 else (1 << 31) - 1)
+    manifest, by_name = _describe(format_, shards, options, named, stored)
+    return ForeignFiles(
+        path=str(path),
+        format=format_.about.name,
+        options=options,
+        shards=by_name,
+        manifest=manifest,
+        tokenizer_source=None if tokenizer is None else str(tokenizer),
+    )
+
+
+def make_index(format_: RawFormat, shard: RawShard, options: ImportOptions) -> Index:
+    """What an `.idx` would say about a raw token file."""
+    dtype = _STORED[shard.dtype]
+    borders = format_.borders(shard, options)
+    lengths = lengths_of(borders, 0, len(borders)).astype(np.int32)
+    offsets = (borders.ends(0, len(borders)) - lengths) * dtype.itemsize
+    return Index(
+        dtype=dtype,
+        lengths=lengths,
+        offsets=offsets,
+        documents=np.arange(len(borders) + 1, dtype=np.int64),
+    )
+
+
+def _stored_dtype(shards: Sequence[RawShard], path: Path) -> TokenDtype:
+    kinds = sorted({shard.dtype for shard in shards})
+    found = {_STORED.get(kind) for kind in kinds}
+    if len(found) == 1 and None not in found:
+        dtype = found.pop()
+        assert dtype is not None
+        return dtype
+    raise UsageError(
+        f"ids of the type {' and '.join(kinds)} in {str(path)!r} cannot be read in place: a loader"
+        " reads uint16, int32 or uint32, and one of them at a time",
+        hint="import the files: tokenmill import",
+    )
+
+
+def _describe(
+    format_: RawFormat,
+    shards: Sequence[RawShard],
+    options: ImportOptions,
+    named: NamedTokenizer,
+    stored: TokenDtype,
+) -> tuple[Manifest, dict[str, RawShard]]:
+    """A manifest as a build would have written it, and the shards by the names in it."""
+    sampler = _Sampler(len(shards), vocab_size=named.facts.vocab_size)
+    sources, units, by_name = [], [], {}
+    for number, shard in enumerate(shards):
+        documents = format_.count_documents(shard, options)
+        unit = _unit(shard, number, documents, sampler)
+        by_name[shard_name(unit.name, split=shard.split)] = shard
+        units.append(unit)
+        sources.append(
+            SourceEntry(
+                path=shard.name,
+                prefix=unit_prefix(shard.name),
+                size=shard.size,
+                version="",
+                units=1,
+                rows=documents,
+            )
+        )
+    documents = sum(unit.rows for unit in units)
+    tokens = sum(shard.tokens for shard in shards)
+    manifest = Manifest(
+        identity=_identity(format_, shards, options, named, stored),
+        totals=Counts(rows=documents, documents=documents, tokens=tokens),
+        splits=split_totals(units),
+        engines=(),
+        sources=tuple(sources),
+        units=tuple(units),
+    )
+    return manifest, by_name
+
+
+def _unit(shard: RawShard, number: int, documents: int, sampler: _Sampler) -> UnitEntry:
+    if shard.tokens:
+        sampler.check_ids(shard)
+    entry = ShardEntry(
+        split=shard.split,
+        documents=documents,
+        tokens=shard.tokens,
+        bin=sampler.checksum(shard.path, shard.name),
+        idx="" if shard.index is None else sampler.checksum(shard.index, shard.index.name),
+    )
+    return UnitEntry(
+        name=unit_name(shard.name, index=0),
+        source=number,
+        rows=documents,
+        lines=0,
+        receipt_bytes=0,
+        receipt="",
+        rejects=None,
+        shards=(entry,),
+    )
+
+
+def _identity(
+    format_: RawFormat,
+    shards: Sequence[RawShard],
+    options: ImportOptions,
+    named: NamedTokenizer,
+    stored: TokenDtype,
+) -> ForeignIdentity:
+    identity = ForeignIdentity(
+        created_by=f"tokenmill {__version__}, in place",
+        tokenizer=named.facts,
+        eos=None,
+        bos=None,
+        special_tokens="text",
+        config={"in_place": format_.about.name},
+        fingerprint="",
+        stored=stored,
+    )
+    if named.eos is None:
+        return identity
+    found = with_eos(identity, _look_for_eos(format_, shards, options), named.eos)
+    assert isinstance(found, ForeignIdentity)
+    return found
+
+
+def _look_for_eos(
+    format_: RawFormat, shards: Sequence[RawShard], options: ImportOptions
+) -> EosTally:
+    """Where end-of-text stands in some documents of some shards."""
+    tally = EosTally()
+    step = max(1, len(shards) // LOOKED_AT)
+    for shard in [shard for shard in shards if shard.tokens][::step]:
+        index = make_index(format_, shard, options)
+        every = max(1, len(index.lengths) // LOOKED_AT)
+        some = Index(
+            dtype=index.dtype,
+            lengths=index.lengths[::every],
+            offsets=index.offsets[::every],
+            documents=index.documents,
+        )
+        tokens: Any = shard.map_tokens().view(index.dtype)
+        tally += tally_eos(MappedShard(tokens=tokens, index=some), options.eos_id)
+    return tally
+
+
+class _Sampler:
+    """Reads a few blocks of each file: for a checksum, and to see whether ids can be ids."""
+
+    def __init__(self, num_files: int, *, vocab_size: int) -> None:
+        self._blocks = min(SAMPLES_OF_A_FILE, max(2, SAMPLES // max(1, num_files)))
+        self._vocab_size = vocab_size
+
+    def checksum(self, path: Path, name: str) -> str:
+        """Of a file's name, size and some of its blocks."""
+        size = path.stat().st_size
+        digest = xxhash.xxh3_128(f"{name} {size}\n".encode("utf-8", "surrogatepass"))
+        with path.open("rb", buffering=0) as file:
+            for start in self._starts(size):
+                file.seek(start)
+                digest.update(file.read(SAMPLE_BYTES))
+        return digest.hexdigest()
+
+    def _starts(self, size: int) -> list[int]:
+        last = max(0, size - SAMPLE_BYTES)
+        return sorted({last * k // (self._blocks - 1) for k in range(self._blocks)})
+
+    def check_ids(self, shard: RawShard) -> None:
+        tokens = shard.map_tokens()
+        count = SAMPLE_BYTES // tokens.itemsize
+        for start in self._starts(tokens.nbytes):
+            some = tokens[start // tokens.itemsize :][:count]
+            low, high = int(some.min()), int(some.max())
+            if low < 0 or high >= self._vocab_size:
+                raise SourceError(
+                    f"{str(shard.path)!r} holds ids from {low:,} to {high:,}, and the vocabulary"
+                    f" has {self._vocab_size:,}: they are of another tokenizer, or of another type"
+                    f" than {DTYPES[shard.dtype].name}",
+                    hint="name the tokenizer that made them, or their type with dtype=",
+                )

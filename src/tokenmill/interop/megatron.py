@@ -1,0 +1,293 @@
+"""Megatron-LM's `.bin` + `.idx`, which a store's shards already are.
+
+Exported shard by shard they are copies or links; `merge` makes one pair of all shards of a split.
+Read: any dtype code but floats, documents of several sequences (they are joined) or of none
+(empty), and indexes whose modes are kept for multimodal data, which is refused.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.errors import UsageError
+from tokenmill.interop.base import (
+    About,
+    Detection,
+    ExportPlan,
+    ImportOptions,
+    Link,
+    Part,
+    Setting,
+    SharedFile,
+    Sure,
+    damaged,
+)
+from tokenmill.interop.raw import (
+    Borders,
+    EndBorders,
+    RawFormat,
+    RawShard,
+    check_ends,
+    count_tokens,
+    file_size,
+    find_files,
+    require_files,
+    split_of,
+)
+from tokenmill.interop.raw_export import put_tokens, shard_task, token_parts
+from tokenmill.store.format import HEADER, MAGIC, index_blocks, map_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tokenmill.interop.base import ExportOptions, PartDone
+    from tokenmill.interop.parts import PartFiles
+    from tokenmill.store.reader import Store
+    from tokenmill.store.sealed import Json
+
+CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""As Megatron-LM numbers them; 6 and 7 are floats."""
+NAME = "text_document"
+DATA_PATH = "data-path.txt"
+BLOCK_DOCUMENTS = 1 << 20
+_OPTIONS = {"train": "--train-data-path", "val": "--valid-data-path", "test": "--test-data-path"}
+
+
+class Megatron(RawFormat):
+    about = About(
+        name="megatron",
+        title="Megatron-LM .bin and .idx",
+        read_by="Megatron-LM, Megatron-core, NeMo, GPT-NeoX",
+        kept="documents, empty ones too",
+        lost="loss masks",
+        linkable=True,
+        settings={
+            "merge": Setting(
+                default=False, help="one .bin and .idx for each split instead of one per shard"
+            )
+        },
+    )
+
+    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
+        if not options.settings["merge"]:
+            parts = [
+                Part(
+                    name=f"{split}-{number:05d}",
+                    split=split,
+                    tokens=shard.tokens,
+                    files=tuple(f"{_prefix(split, number)}.{kind}" for kind in ("bin", "idx")),
+                    task={"shard": number, "prefix": _prefix(split, number)},
+                )
+                for split, store in stores.items()
+                for number, shard in enumerate(store.shards)
+            ]
+            return ExportPlan(parts=tuple(parts), index_files=(DATA_PATH,))
+        if options.link is not Link.NEVER:
+            raise UsageError(
+                "a merged file has the ids of all shards, so it cannot be a link to one",
+                hint="leave --link or merge out",
+            )
+        shared, merged = [], []
+        for split, store in stores.items():
+            name = f"{_prefix(split)}.bin"
+            shared.append(SharedFile(name=name, bytes=store.num_tokens * store.dtype.itemsize))
+            merged += token_parts(store, split, name)
+        index = (*(f"{_prefix(split)}.idx" for split in stores), DATA_PATH)
+        return ExportPlan(parts=tuple(merged), index_files=index, shared=tuple(shared))
+
+    def write(
+        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+    ) -> Mapping[str, Json]:
+        if options.settings["merge"]:
+            return put_tokens(store, part, out)
+        number, prefix = shard_task(part), str(part.task["prefix"])
+        put_tokens(store, part, out, name=f"{prefix}.bin")
+        _write_index(store, [number], out, f"{prefix}.idx")
+        return {}
+
+    def finish(
+        self,
+        stores: Mapping[str, Store],
+        options: ExportOptions,
+        done: Sequence[PartDone],
+        out: PartFiles,
+    ) -> Sequence[str]:
+        merge = options.settings["merge"]
+        lines = []
+        for split, store in stores.items():
+            prefixes = [_prefix(split)]
+            tokens = [store.num_tokens]
+            if merge:
+                _write_index(store, range(len(store.shards)), out, f"{_prefix(split)}.idx")
+            else:
+                prefixes = [_prefix(split, number) for number in range(len(store.shards))]
+                tokens = [shard.tokens for shard in store.shards]
+            lines.append(
+                _data_path(out.folder.root, split, prefixes, tokens, alone=len(stores) == 1)
+            )
+        out.write(DATA_PATH, "".join(f"{line}\n" for line in lines).encode())
+        short = [line if len(line) < 2000 else f"see {DATA_PATH}" for line in lines]
+        return [f"paste into the command of Megatron-LM: {line}" for line in dict.fromkeys(short)]
+
+    def detect(self, path: Path) -> Detection | None:
+        pairs = _pairs(path)
+        if pairs and file_head(pairs[0][2], len(MAGIC)) == MAGIC:
+            return Detection(Sure.CERTAIN, f"{pairs[0][2].name} begins with MMIDIDX")
+        return None
+
+    def shards(self, path: Path, options: ImportOptions) -> list[RawShard]:
+        pairs = _pairs(path)
+        require_files(pairs, path, "a Megatron .bin with its .idx")
+        found = []
+        for name, tokens, index in pairs:
+            header = read_header(index)
+            if header.modes:
+                raise damaged(
+                    index,
+                    "has a mode for every sequence: it is multimodal, which is more than ids",
+                    hint="only text can be read",
+                )
+            found.append(
+                RawShard(
+                    name=name,
+                    path=tokens,
+                    dtype=header.dtype,
+                    tokens=count_tokens(tokens, dtype=header.dtype),
+                    split=split_of(name, options),
+                    index=index,
+                )
+            )
+        return found
+
+    def count_documents(self, shard: RawShard, options: ImportOptions) -> int:
+        assert shard.index is not None
+        return read_header(shard.index).documents
+
+    def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
+        assert shard.index is not None
+        return read_borders(shard.index, tokens=shard.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexHeader:
+    """The first 34 bytes of an `.idx`, checked against its size."""
+
+    dtype: str
+    sequences: int
+    documents: int
+    modes: bool
+
+
+def read_header(path: Path) -> IndexHeader:
+    """Read and check a header; SourceError names the file."""
+    head, size = file_head(path, HEADER.size), file_size(path)
+    if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
+        hint = None
+        if head[:8] == b"TNTIDX\x00\x00":
+            hint = "it is of the older fairseq kind: write it again with a current Megatron-LM"
+        raise damaged(path, "does not begin as an index of Megatron-LM does", hint=hint)
+    _, version, code, sequences, entries = HEADER.unpack(head)
+    if version != 1:
+        raise damaged(path, f"has the index version {version}, and 1 is known")
+    if code not in CODES:
+        raise damaged(path, f"has the dtype code {code}, which is not one of whole numbers")
+    plain = HEADER.size + 12 * sequences + 8 * entries
+    if entries < 1 or size not in {plain, plain + sequences}:
+        raise damaged(
+            path,
+            f"has {size:,} bytes, and its header speaks of {sequences:,} sequences and {entries:,}"
+            f" document entries, which take {plain:,}: it was cut off or damaged",
+        )
+    return IndexHeader(
+        dtype=CODES[code],
+        sequences=sequences,
+        documents=entries - 1,
+        modes=size != plain,
+    )
+
+
+def read_borders(path: Path, *, tokens: int) -> EndBorders:
+    """Where documents end, from an `.idx` that is checked entry by entry."""
+    header, data = read_header(path), map_file(path)
+    count, first = header.sequences, HEADER.size
+    lengths = np.frombuffer(data, "<i4", count, first)
+    offsets = np.frombuffer(data, "<i8", count, first + 4 * count)
+    entries = np.frombuffer(data, "<i8", header.documents + 1, first + 12 * count)
+    width = np.dtype(header.dtype).itemsize
+    ends = np.zeros(count + 1, np.int64)
+    for low in range(0, count, BLOCK_DOCUMENTS):
+        here = slice(low, low + BLOCK_DOCUMENTS)
+        block = lengths[here].astype(np.int64)
+        if block.min() < 0:
+            raise damaged(path, f"has a negative length after sequence {low:,}")
+        ends[low + 1 : low + 1 + len(block)] = np.cumsum(block) + ends[low]
+        if not np.array_equal(
+            offsets[here], (ends[low + 1 : low + 1 + len(block)] - block) * width
+        ):
+            raise damaged(
+                path,
+                f"has offsets after sequence {low:,} that its lengths do not give: sequences are"
+                " not back to back",
+                hint="write it again with Megatron-LM's tools/merge_datasets.py",
+            )
+    check_ends(ends[1:], tokens=tokens, path=path)
+    if entries[0] != 0 or entries[-1] != count or np.any(entries[1:] < entries[:-1]):
+        raise damaged(path, f"has a document array that does not rise from 0 to {count:,}")
+    return EndBorders(ends[entries[1:]])
+
+
+def file_head(path: Path, count: int) -> bytes:
+    """The first bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise damaged(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _pairs(path: Path) -> list[tuple[str, Path, Path]]:
+    """Name, token file and index of every pair that a prefix, a file or a folder stands for."""
+    if path.is_dir():
+        found = find_files(path, ".idx")
+    else:
+        plain = path.with_suffix("") if path.suffix in {".bin", ".idx"} else path
+        index = plain.with_name(f"{plain.name}.idx")
+        found = [(index.name, index)] if index.is_file() else []
+    return [
+        (name.removesuffix(".idx") + ".bin", index.with_suffix(".bin"), index)
+        for name, index in found
+    ]
+
+
+def _prefix(split: str, number: int | None = None) -> str:
+    return f"{split}_{NAME}" if number is None else f"{split}_{number:05d}_{NAME}"
+
+
+def _write_index(store: Store, shards: Sequence[int], out: PartFiles, name: str) -> None:
+    lengths: list[NDArray[Any]] = [
+        np.asarray(store.map_shard(number).index.lengths) for number in shards
+    ]
+    file = out.create(name)
+    for block in index_blocks(lengths, dtype=store.dtype):
+        file.write(block)
+
+
+def _data_path(
+    root: Path, split: str, prefixes: list[str], tokens: list[int], *, alone: bool
+) -> str:
+    option = "--data-path" if alone else _OPTIONS.get(split, f"--{split}-data-path")
+    paths = [shlex.quote(str(root / prefix)) for prefix in prefixes]
+    if len(paths) == 1:
+        return f"{option} {paths[0]}"
+    # Weights in tokens: every version of Megatron-LM takes them.
+    weighted = " ".join(
+        f"{count} {path}" for count, path in zip(tokens, paths, strict=True) if count
+    )
+    return f"{option} {weighted}"

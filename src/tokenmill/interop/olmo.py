@@ -1,0 +1,189 @@
+"""OLMo's token files, as dolma writes them: raw ids in `.npy`, documents in `.csv.gz`.
+
+The `.npy` is no NumPy file: it has no header, and its type is known from a configuration alone. A
+row of the `.csv.gz` is start, end and then whatever its writer adds (dolma: id, source, line). A
+label mask is a file of one byte per token, which OLMo-core takes as a list of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenmill.interop.base import (
+    About,
+    Detection,
+    ExportPlan,
+    ImportOptions,
+    Part,
+    Setting,
+    Sure,
+    damaged,
+    has_mask,
+)
+from tokenmill.interop.megatron import file_head
+from tokenmill.interop.raw import (
+    Borders,
+    EndBorders,
+    RawFormat,
+    RawShard,
+    check_ends,
+    count_tokens,
+    find_files,
+    raw_dtype,
+    require_files,
+    split_of,
+)
+from tokenmill.interop.raw_export import put_tokens, shard_task, stream_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tokenmill.interop.base import ExportOptions, PartDone
+    from tokenmill.interop.parts import OutFile, PartFiles
+    from tokenmill.store.reader import Store
+    from tokenmill.store.sealed import Json
+
+NUMPY_MAGIC = b"\x93NUMPY"
+MASK = ".label_mask.npy"
+LINES = 1 << 16
+
+
+class Olmo(RawFormat):
+    about = About(
+        name="olmo",
+        title="OLMo raw .npy and .csv.gz",
+        read_by="OLMo, OLMo-core, dolma",
+        kept="documents, empty ones too, loss masks",
+        lost="nothing; OLMo-core scans for end-of-text unless told to read the .csv.gz",
+        linkable=True,
+        settings={
+            "level": Setting(default=1, help="how hard the .csv.gz is compressed, 1 to 9"),
+        },
+    )
+
+    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
+        parts = []
+        for split, store in stores.items():
+            for number, shard in enumerate(store.shards):
+                stem = f"{split}/part-{number:05d}"
+                names = [f"{stem}.npy", f"{stem}.csv.gz"]
+                if has_mask(store):
+                    names.append(stem + MASK)
+                parts.append(
+                    Part(
+                        name=f"{split}-{number:05d}",
+                        split=split,
+                        tokens=shard.tokens,
+                        files=tuple(names),
+                        task={"shard": number, "stem": stem},
+                    )
+                )
+        return ExportPlan(parts=tuple(parts))
+
+    def write(
+        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+    ) -> Mapping[str, Json]:
+        stem, number = str(part.task["stem"]), shard_task(part)
+        put_tokens(store, part, out, name=f"{stem}.npy")
+        _write_csv(store, number, out.create(f"{stem}.csv.gz"), int(options.settings["level"]))
+        if stem + MASK in part.files:
+            stream_mask(store, number, out.create(stem + MASK))
+        return {}
+
+    def finish(
+        self,
+        stores: Mapping[str, Store],
+        options: ExportOptions,
+        done: Sequence[PartDone],
+        out: PartFiles,
+    ) -> Sequence[str]:
+        width = next(iter(stores.values())).dtype.itemsize
+        name = {2: "uint16", 4: "uint32 (the same bytes as the store's int32)"}[width]
+        return [f"ids are {name}: say so in OLMo's configuration, the files do not"]
+
+    def detect(self, path: Path) -> Detection | None:
+        found = _token_files(path)
+        if not found or file_head(found[0][1], len(NUMPY_MAGIC)) == NUMPY_MAGIC:
+            return None
+        if _csv(found[0][1]).is_file():
+            return Detection(Sure.CERTAIN, f"{found[0][1].name} has a .csv.gz beside it")
+        return Detection(Sure.LIKELY, f"{found[0][1].name} has no NumPy header")
+
+    def shards(self, path: Path, options: ImportOptions) -> list[RawShard]:
+        found = _token_files(path)
+        require_files(found, path, "OLMo .npy")
+        return [self._shard(name, file, options) for name, file in found]
+
+    def _shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
+        if file_head(path, len(NUMPY_MAGIC)) == NUMPY_MAGIC:
+            raise damaged(
+                path,
+                "is a NumPy file, with a header; OLMo's have none",
+                hint="read it with: --from npz",
+            )
+        if not _csv(path).is_file():
+            raise damaged(
+                path,
+                f"has no {_csv(path).name} beside it, so nothing says where its documents end",
+                hint="get that file too, or read raw ids with: --from nanogpt --split-at-eos",
+            )
+        dtype, mask = raw_dtype(options), path.with_suffix("").with_name(path.stem + MASK)
+        return RawShard(
+            name=name,
+            path=path,
+            dtype=dtype,
+            tokens=count_tokens(path, dtype=dtype),
+            split=split_of(name, options),
+            index=_csv(path),
+            mask=mask if mask.is_file() else None,
+        )
+
+    def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
+        assert shard.index is not None
+        ends = np.concatenate([*_read_ends(shard.index), np.zeros(0, np.int64)])
+        check_ends(ends, tokens=shard.tokens, path=shard.index)
+        return EndBorders(ends)
+
+
+def _token_files(path: Path) -> list[tuple[str, Path]]:
+    return [(name, file) for name, file in find_files(path, ".npy") if not name.endswith(MASK)]
+
+
+def _csv(path: Path) -> Path:
+    return path.with_suffix(".csv.gz")
+
+
+def _write_csv(store: Store, number: int, file: OutFile, level: int) -> None:
+    # No name and no time in it: the same bytes every time.
+    packer = zlib.compressobj(level, wbits=31)
+    index = store.map_shard(number).index
+    width = index.dtype.itemsize
+    for first in range(0, len(index.lengths), LINES):
+        here = slice(first, first + LINES)
+        starts = index.offsets[here] // width
+        ends = (starts + index.lengths[here]).tolist()
+        pairs = zip(starts.tolist(), ends, strict=True)
+        file.write(packer.compress("".join([f"{a},{b}\n" for a, b in pairs]).encode()))
+    file.write(packer.flush())
+
+
+def _read_ends(path: Path) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Ends of documents, some at a time; SourceError where starts do not follow from them."""
+    last = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
+            while batch := lines.readlines(1 << 20):
+                pairs = [line.split(",", 2)[:2] for line in batch if line.strip()]
+                numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+                starts, ends = numbers[:, 0], numbers[:, 1]
+                if not np.array_equal(starts, np.append(last, ends)[: len(starts)]):
+                    raise damaged(path, "has documents that do not follow each other without a gap")
+                last = int(ends[-1]) if len(ends) else last
+                yield ends
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise damaged(path, f"is not a whole .csv.gz of starts and ends: {error}") from error

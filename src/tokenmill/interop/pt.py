@@ -1,0 +1,298 @@
+"""Files of tensors for `torch.load(..., weights_only=True)`: rows of one length, many to a file.
+
+    chunk_000000.pt    {"input_ids": (rows, seq_len), ...}
+    metadata.json      length of rows, type, padding, and the files with their rows
+
+An import also reads bare tensors, and lists of them. Whatever is not a tensor is refused: loading
+it would mean to run what stands in the file. Only an import needs torch: pt_archive.py writes.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.errors import MissingExtraError, SourceError
+from tokenmill.interop.base import (
+    BLOCK_BYTES,
+    About,
+    Block,
+    Detection,
+    ExportPlan,
+    Foreign,
+    ForeignPart,
+    Format,
+    Sure,
+    damaged,
+)
+from tokenmill.interop.columns import (
+    COLUMN_SETTING,
+    LABELS_SETTING,
+    choose_columns,
+    cut_at_eos,
+    files_below,
+    first_bytes,
+    make_block,
+    note_of,
+    require_file,
+    split_of,
+)
+from tokenmill.interop.pt_archive import MAX_TENSOR_BYTES, Tensor, write_tensors
+from tokenmill.interop.records import (
+    COLUMNS_SETTING,
+    IDS,
+    IDS_SETTING,
+    Folders,
+    column,
+    columns_of,
+    extra_columns,
+    id_dtype,
+    open_records,
+    padding_note,
+    stretch_of,
+    stretch_part,
+)
+from tokenmill.interop.tables import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tokenmill.interop.base import ExportOptions, ImportOptions, Part, PartDone
+    from tokenmill.interop.parts import PartFiles
+    from tokenmill.interop.records import Records
+    from tokenmill.store.reader import Store
+    from tokenmill.store.sealed import Json
+
+METADATA = "metadata.json"
+ZIP_MAGIC = b"PK\x03\x04"
+FILE_TOKENS = 16 << 20
+"""64 MB as int32."""
+
+
+class Pt(Format):
+    """Files of tensors."""
+
+    about = About(
+        name="pt",
+        title="PyTorch tensors (.pt)",
+        read_by="torch.load(..., weights_only=True)",
+        kept="rows, loss masks",
+        lost="where documents end",
+        rows=True,
+        rows_only=True,
+        settings={
+            "ids": IDS_SETTING,
+            "columns": COLUMNS_SETTING,
+            "column": COLUMN_SETTING,
+            "labels": LABELS_SETTING,
+        },
+    )
+
+    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
+        """A part to a file."""
+        columns = extra_columns(stores, options)
+        folders = Folders(options.splits)
+        parts: list[Part] = []
+        for split, store in stores.items():
+            id_dtype(store, options)
+            records = open_records(store, options)
+            stretches = records.cut(lambda lengths: lengths, budget=_file_tokens(options))
+            for number, stretch in enumerate(stretches):
+                file = folders.name(split, f"chunk_{number:06d}.pt")
+                parts.append(stretch_part(split, number, stretch, file, columns=columns))
+        files = tuple(folders.name(split, METADATA) for split in stores)
+        return ExportPlan(parts=tuple(parts), index_files=files)
+
+    def write(
+        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+    ) -> Mapping[str, Json]:
+        """One file."""
+        records, dtype = open_records(store, options), id_dtype(store, options)
+        first, last = stretch_of(part)
+        tensors = _tensors_of(records, first, last, columns_of(part), dtype)
+        write_tensors(Sink(out.create(part.files[0])), tensors)
+        return {"rows": last - first}
+
+    def finish(
+        self,
+        stores: Mapping[str, Store],
+        options: ExportOptions,
+        done: Sequence[PartDone],
+        out: PartFiles,
+    ) -> Sequence[str]:
+        """What describes the files of each split."""
+        folders = Folders(options.splits)
+        columns = extra_columns(stores, options)
+        notes = ["read it with: torch.load(FILE, weights_only=True, mmap=True)"]
+        for split, store in stores.items():
+            chunks: list[Json] = [
+                {"file": each.part.files[0].rpartition("/")[2], "rows": each.facts["rows"]}
+                for each in done
+                if each.part.split == split
+            ]
+            records = open_records(store, options)
+            facts = _metadata(store, records, options, [IDS, *columns]) | {"chunks": chunks}
+            text = json.dumps(facts, indent=1) + "\n"
+            out.write(folders.name(split, METADATA), text.encode())
+            notes += padding_note(records, split, columns)
+        return notes
+
+    def detect(self, path: Path) -> Detection | None:
+        """By names and first bytes."""
+        files = files_below(path, [".pt", ".pth"])
+        if files and first_bytes(files[0][1]).startswith(ZIP_MAGIC):
+            return Detection(Sure.CERTAIN, "holds zip files named .pt")
+        return Detection(Sure.LIKELY, "holds files named .pt") if files else None
+
+    def open(self, path: Path, options: ImportOptions) -> Foreign:
+        """Files in the order of their names."""
+        return PtFiles(path, options)
+
+
+def _require_torch() -> None:
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", extra="torch", purpose="reading .pt files")
+
+
+def _file_tokens(options: ExportOptions) -> int:
+    return min(options.file_tokens or FILE_TOKENS, MAX_TENSOR_BYTES // 8)
+
+
+def _tensors_of(
+    records: Records, first: int, last: int, extra: Sequence[str], dtype: np.dtype[Any]
+) -> dict[str, Tensor]:
+    """The columns of a file, whose rows are read when they are written."""
+    assert records.length is not None
+    types: dict[str, np.dtype[Any]] = {IDS: dtype, "labels": np.dtype(np.int64)}
+    shape = last - first, records.length
+
+    def blocks(name: str) -> Iterator[NDArray[Any]]:
+        for batch in records.batches(first, last):
+            yield batch.tokens if name == IDS else column(batch, name, dtype=dtype)
+
+    return {
+        name: Tensor(
+            dtype=types.get(name, np.dtype(np.int8)), shape=shape, blocks=partial(blocks, name)
+        )
+        for name in (IDS, *extra)
+    }
+
+
+def _metadata(
+    store: Store, records: Records, options: ExportOptions, columns: list[str]
+) -> dict[str, Json]:
+    return {
+        "rows": records.count,
+        "seq_len": records.length,
+        "packing": options.packing,
+        "columns": [*columns],
+        "dtype": id_dtype(store, options).name,
+        "pad_id": getattr(records, "pad_id", None),
+        "eos_id": store.eos_id,
+        "vocab_size": store.vocab_size,
+        "tokens": store.num_tokens,
+    }
+
+
+class PtFiles(Foreign):
+    """Files of tensors of one or more splits."""
+
+    has_borders = True
+
+    def __init__(self, path: Path, options: ImportOptions) -> None:
+        _require_torch()
+        self._options = options
+        found = files_below(path, [".pt", ".pth"])
+        if not found and path.is_file():
+            found = [(path.name, path)]
+        if not found:
+            raise damaged(path, "holds no .pt files", hint="name a file or a folder of them")
+        self.files = dict(found)
+        self.parts = tuple(
+            ForeignPart(
+                path=name,
+                index=0,
+                start=0,
+                end=None,
+                split=split_of(name.rpartition("/")[0] or name, options),
+                bytes=require_file(file),
+            )
+            for name, file in found
+        )
+        self.note = note_of(options)
+
+    def blocks(self, part: ForeignPart) -> Iterator[Block]:
+        """The rows of a file."""
+        return cut_at_eos(self._read(self.files[part.path]), self._options)
+
+    def _read(self, path: Path) -> Iterator[Block]:
+        found = _tensors(path)
+        columns = choose_columns([*found], self._options, path=path)
+        rows = {name: _rows(found[name], name, path) for name in columns.names}
+        count = len(rows[columns.ids])
+        if any(len(each) != count for each in rows.values()):
+            raise damaged(path, "has tensors of different numbers of rows")
+        step = _step(rows[columns.ids])
+        for first in range(0, count, step):
+            here = {name: each[first : first + step] for name, each in rows.items()}
+            lengths = np.array([len(row) for row in here[columns.ids]], np.int64)
+            flat = {name: _flat(each) for name, each in here.items()}
+            yield make_block(flat, columns, lengths, path=path)
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """What a file holds, by name; a tensor or list that has none is the ids."""
+    import torch
+
+    require_file(path)
+    zipped = first_bytes(path).startswith(ZIP_MAGIC)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        raise SourceError(
+            f"{str(path)!r} holds more than tensors, or is damaged; to load it in another way would"
+            " run what it says",
+            hint="write the tensors alone with torch.save, in a place where you trust the file",
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise damaged(path, f"cannot be read as tensors: {_first_line(error)}") from error
+    return found if isinstance(found, dict) else {IDS: found}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _rows(value: Any, name: str, path: Path) -> Any:
+    """A tensor of rows, or a list of tensors that are rows, as numpy arrays."""
+    import torch
+
+    tensors = [*value] if isinstance(value, list | tuple) else [value]
+    if not tensors or not all(isinstance(each, torch.Tensor) for each in tensors):
+        raise damaged(path, f"holds {type(value).__name__} under {name!r}, not tensors")
+    arrays = [each.numpy() for each in tensors]
+    if isinstance(value, torch.Tensor) and value.ndim == 2:
+        return arrays[0]
+    if all(array.ndim == 1 for array in arrays):
+        return arrays
+    raise damaged(path, f"holds tensors of {arrays[0].ndim} dimensions under {name!r}")
+
+
+def _step(rows: Any) -> int:
+    """Rows of about a block's size."""
+    mean = sum(map(len, rows[:64])) // max(1, len(rows[:64]))
+    return max(1, BLOCK_BYTES // (8 * max(1, mean)))
+
+
+def _flat(rows: Any) -> NDArray[Any]:
+    if isinstance(rows, np.ndarray):
+        return rows.reshape(-1)
+    return np.concatenate(rows) if rows else np.zeros(0, np.int64)

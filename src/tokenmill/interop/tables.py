@@ -1,0 +1,171 @@
+"""Arrow tables of tokens: columns of lists, written from records and read back.
+
+`datasets` and Parquet files hold the same columns: a list of ids in each row, maybe `labels` and
+masks beside it. What both formats share is here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenmill.interop.base import Block, damaged
+from tokenmill.interop.columns import choose_columns, make_block
+from tokenmill.interop.records import IDS, column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tokenmill.interop.base import ImportOptions
+    from tokenmill.interop.columns import Columns
+    from tokenmill.interop.parts import OutFile
+    from tokenmill.interop.records import Batch
+
+TYPES = {"labels": pa.int64(), "attention_mask": pa.int8(), "loss_mask": pa.int8()}
+"""What `datasets` makes of columns with these names."""
+CHUNK_INDEX = "chunk_index"
+LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+class Sink:
+    """A file of an export as pyarrow wants one."""
+
+    closed = False
+
+    def __init__(self, file: OutFile) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._file.bytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+
+def list_fields(extra: Sequence[str], dtype: np.dtype[Any]) -> list[Any]:
+    """The fields of ids and of the columns beside them."""
+    fields = [pa.field(IDS, pa.list_(pa.from_numpy_dtype(dtype)))]
+    return fields + [pa.field(name, pa.list_(TYPES[name])) for name in extra]
+
+
+def list_arrays(
+    batch: Batch, extra: Sequence[str], dtype: np.dtype[Any], lengths: NDArray[np.int64]
+) -> list[Any]:
+    """The columns of a batch as arrays of lists of these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    borders = pa.array(offsets)
+    values = (column(batch, name, dtype=dtype).reshape(-1) for name in (IDS, *extra))
+    return [pa.ListArray.from_arrays(borders, pa.array(each)) for each in values]
+
+
+def read_batches(
+    batches: Iterable[Any], columns: Columns, *, path: Path, chunked: bool
+) -> Iterator[Block]:
+    """Documents of record batches; where rows are chunks, those of a document are joined."""
+    held: list[Block] = []
+    for batch in batches:
+        block = _block(batch, columns, path)
+        if not chunked:
+            yield block
+            continue
+        begins = _flat_numbers(batch, CHUNK_INDEX, path) == 0
+        if not len(begins):
+            continue
+        first = int(np.argmax(begins)) if begins.any() else len(begins)
+        last = len(begins) - 1 - int(np.argmax(begins[::-1])) if begins.any() else 0
+        held.append(_rows(block, 0, first))
+        if begins.any():
+            yield from _whole(held)
+            if first < last:
+                whole = _rows(block, first, last)
+                yield whole._replace(
+                    lengths=np.add.reduceat(whole.lengths, np.flatnonzero(begins[first:last]))
+                )
+            held = [_rows(block, last, len(begins))]
+    yield from _whole(held)
+
+
+def _whole(held: Sequence[Block]) -> Iterator[Block]:
+    """The one document whose chunks were held back."""
+    parts = [block for block in held if len(block.lengths)]
+    if parts:
+        ids = np.concatenate([block.ids for block in parts])
+        masks = [block.mask for block in parts if block.mask is not None]
+        mask = np.concatenate(masks) if masks else None
+        yield Block(ids, np.array([len(ids)], np.int64), mask)
+
+
+def _rows(block: Block, first: int, last: int) -> Block:
+    ends = np.cumsum(np.concatenate(([0], block.lengths)))
+    here = slice(int(ends[first]), int(ends[last]))
+    mask = None if block.mask is None else block.mask[here]
+    return Block(block.ids[here], block.lengths[first:last], mask)
+
+
+def table_columns(schema: Any, options: ImportOptions, *, path: Path) -> Columns:
+    """Which columns of lists to read."""
+    names = [field.name for field in schema if any(check(field.type) for check in LISTS)]
+    return choose_columns(names, options, path=path)
+
+
+def is_chunked(schema: Any) -> bool:
+    """Whether rows may be chunks of documents that are too long for one."""
+    place = schema.get_field_index(CHUNK_INDEX)
+    return bool(place >= 0 and pa.types.is_integer(schema.field(place).type))
+
+
+def _block(batch: Any, columns: Columns, path: Path) -> Block:
+    found, lengths = {}, {}
+    for name in columns.names:
+        found[name], lengths[name] = _flat_lists(batch, name, path)
+    for name in columns.names:
+        if not np.array_equal(lengths[name], lengths[columns.ids]):
+            raise damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
+    return make_block(found, columns, lengths[columns.ids], path=path)
+
+
+def _flat_lists(batch: Any, name: str, path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Values of a column of lists, and how many are in each."""
+    lists = batch.column(batch.schema.get_field_index(name))
+    if lists.null_count:
+        raise damaged(path, f"has rows without {name!r}: null", hint="leave these rows out")
+    values = lists.flatten()
+    if values.null_count or not pa.types.is_integer(values.type):
+        raise damaged(
+            path,
+            f"holds lists of {values.type} in {name!r}{', some null' if values.null_count else ''}",
+            hint="name a column of lists of whole numbers with: --set column=NAME",
+        )
+    if pa.types.is_fixed_size_list(lists.type):
+        lengths = np.full(len(lists), lists.type.list_size, np.int64)
+    else:
+        lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    return values.to_numpy(), lengths
+
+
+def _flat_numbers(batch: Any, name: str, path: Path) -> NDArray[Any]:
+    numbers = batch.column(batch.schema.get_field_index(name))
+    if numbers.null_count:
+        raise damaged(path, f"has rows without {name!r}: null")
+    found: NDArray[Any] = numbers.to_numpy()
+    return found

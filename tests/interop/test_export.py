@@ -1,0 +1,275 @@
+"""An export commits part by part: resumed, killed, linked or parallel, the bytes are the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tests.interop.stores import BOOKS, EOS, bytes_store, random_shards, tree, write_store
+
+import tokenmill
+from tokenmill.errors import StoreError, UsageError
+
+RAW = ("megatron", "datatrove", "olmo", "nanogpt", "llmc")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export") / "store"
+    write_store(root, random_shards(5, documents=40))
+    return root
+
+
+@pytest.mark.parametrize("to", RAW)
+def test_a_second_run_has_nothing_to_do(store: Path, tmp_path: Path, to: str) -> None:
+    first = tokenmill.export_store(store, to=to, out=tmp_path / "out", workers=1)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    before = {path: path.stat().st_ino for path in files if path.name != ".lock"}
+    again = tokenmill.export_store(store, to=to, out=tmp_path / "out", workers=1)
+    assert not first.nothing_to_do
+    assert again.nothing_to_do
+    assert again.notes == first.notes
+    assert again.parts_resumed == again.parts == first.parts
+    assert {path: path.stat().st_ino for path in before} == before
+
+
+def test_workers_change_no_byte(store: Path, tmp_path: Path) -> None:
+    for to in ("megatron", "llmc"):
+        few: dict[str, Any] = {"file_tokens": 700} if to == "llmc" else {}
+        one = tokenmill.export_store(store, to=to, out=tmp_path / f"{to}-1", workers=1, **few)
+        two = tokenmill.export_store(store, to=to, out=tmp_path / f"{to}-2", workers=2, **few)
+        assert (one.workers, two.workers) == (1, 2)
+        trees = [tree(tmp_path / f"{to}-{number}") for number in (1, 2)]
+        for found in trees:
+            found.pop("data-path.txt", None)  # it names the folder
+        assert trees[0] == trees[1]
+
+
+def test_what_is_missing_is_made_again(store: Path, tmp_path: Path) -> None:
+    tokenmill.export_store(store, to="datatrove", out=tmp_path / "out", workers=1)
+    whole = tree(tmp_path / "out")
+    (tmp_path / "out" / "train" / "00001_unshuffled.ds.index").unlink()
+    (tmp_path / "out" / "train" / "00003_unshuffled.ds").write_bytes(b"cut off")
+    result = tokenmill.export_store(store, to="datatrove", out=tmp_path / "out", workers=1)
+    assert (result.parts, result.parts_resumed) == (5, 3)
+    assert tree(tmp_path / "out") == whole
+
+
+def test_a_stretch_of_a_finished_file_is_made_again(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tokenmill.export_store(store, to="nanogpt", out=out, workers=1)
+    whole = tree(out)
+    (out / BOOKS / "parts" / "train-00002.json").unlink()
+    result = tokenmill.export_store(store, to="nanogpt", out=out, workers=1)
+    assert result.parts_resumed == result.parts - 1
+    assert tree(out) == whole
+
+
+def test_an_export_that_came_to_nothing_is_not_in_the_way(store: Path, tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_shards(1, documents=3))
+    [victim] = (tmp_path / "store" / "shards").glob("*.bin")
+    victim.write_bytes(bytes(victim.stat().st_size))
+    with pytest.raises(StoreError, match="was changed"):
+        tokenmill.export_store(tmp_path / "store", to="megatron", out=tmp_path / "out")
+    tokenmill.export_store(store, to="olmo", out=tmp_path / "out", workers=1)
+    assert len(tree(tmp_path / "out")) == 10
+
+
+def test_other_things_in_the_folder_are_left_alone(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other things"):
+        tokenmill.export_store(store, to="olmo", out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    tokenmill.export_store(store, to="olmo", out=tmp_path / "out", workers=1)
+    (tmp_path / "out" / "train" / "part-00009.npy").write_text("mine")
+    with pytest.raises(UsageError, match="part-00009"):
+        tokenmill.export_store(store, to="olmo", out=tmp_path / "out", workers=1)
+    with pytest.raises(UsageError, match="is a file"):
+        tokenmill.export_store(store, to="olmo", out=tmp_path / "notes.txt")
+
+
+def test_another_export_is_not_written_over(store: Path, tmp_path: Path) -> None:
+    tokenmill.export_store(store, to="llmc", out=tmp_path / "out", workers=1)
+    before = tree(tmp_path / "out")
+    with pytest.raises(UsageError, match="another export"):
+        tokenmill.export_store(store, to="llmc", out=tmp_path / "out", file_tokens=500)
+    write_store(tmp_path / "other", random_shards(1, documents=3, seed=9))
+    with pytest.raises(UsageError, match="another export: its content"):
+        tokenmill.export_store(tmp_path / "other", to="llmc", out=tmp_path / "out")
+    assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("to", ["megatron", "datatrove", "olmo"])
+def test_links_are_the_stores_own_files(store: Path, tmp_path: Path, to: str) -> None:
+    copied = tokenmill.export_store(store, to=to, out=tmp_path / "copy", workers=1)
+    linked = tokenmill.export_store(store, to=to, out=tmp_path / "link", workers=1, link=True)
+    assert copied.linked_bytes == 0
+    assert linked.linked_bytes == linked.tokens * 2
+    own = {path.stat().st_ino for path in (store / "shards").glob("*.bin")}
+    found = {path.stat().st_ino for path in (tmp_path / "link").rglob("*") if path.is_file()}
+    assert own <= found
+    assert not own & {path.stat().st_ino for path in (tmp_path / "copy").rglob("*")}
+    trees = [tree(tmp_path / "copy"), tree(tmp_path / "link")]
+    for each in trees:
+        each.pop("data-path.txt", None)
+    assert trees[0] == trees[1]
+    assert tokenmill.verify(store, sample=0).ok
+
+
+def test_one_shard_can_be_linked_for_nanogpt_and_five_cannot(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="5 shards"):
+        tokenmill.export_store(store, to="nanogpt", out=tmp_path / "no", link=True)
+    write_store(tmp_path / "store", random_shards(1, documents=3))
+    tokenmill.export_store(tmp_path / "store", to="nanogpt", out=tmp_path / "out", link=True)
+    [own] = (tmp_path / "store" / "shards").glob("*.bin")
+    assert (tmp_path / "out" / "train.bin").samefile(own)
+
+
+def test_links_across_file_systems_fail_unless_copies_will_do(tmp_path: Path, store: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == store.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    out = other / f"tokenmill-test-{os.getpid()}"
+    try:
+        with pytest.raises(UsageError, match="two file systems"):
+            tokenmill.export_store(store, to="olmo", out=out, link=True)
+        assert tree(out) == {}
+        result = tokenmill.export_store(store, to="olmo", out=out, link="if-possible")
+        assert result.linked_bytes == 0
+        assert len(tree(out)) == 10
+    finally:
+        import shutil
+
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def test_a_damaged_shard_is_not_exported(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_shards(2, documents=9))
+    victim = sorted((tmp_path / "store" / "shards").glob("*.bin"))[1]
+    data = bytearray(victim.read_bytes())
+    data[5] ^= 1
+    victim.write_bytes(data)
+    for to in ("megatron", "nanogpt"):
+        with pytest.raises(StoreError, match="was changed"):
+            tokenmill.export_store(tmp_path / "store", to=to, out=tmp_path / to, workers=1)
+        assert len([name for name in tree(tmp_path / to) if name.endswith(".bin")]) < 2
+
+
+def test_splits_become_files_of_their_own(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(60)]
+    store = bytes_store(tmp_path / "in", texts, val=0.3)
+    tokenmill.export_store(store, to="nanogpt", out=tmp_path / "out")
+    for split in ("train", "val"):
+        expected = np.concatenate([*tokenmill.Store(store, split=split)])
+        assert np.array_equal(np.fromfile(tmp_path / "out" / f"{split}.bin", "<u2"), expected)
+    only = tokenmill.export_store(store, to="megatron", out=tmp_path / "only", split="val")
+    assert list(only.splits) == ["val"]
+    assert sorted(tree(tmp_path / "only")) == [
+        "data-path.txt",
+        "val_00000_text_document.bin",
+        "val_00000_text_document.idx",
+    ]
+    # llm.c's scripts hold the first file out.
+    tokenmill.export_store(store, to="llmc", out=tmp_path / "llmc")
+    assert sorted(tree(tmp_path / "llmc")) == ["tokens_train_000001.bin", "tokens_val_000000.bin"]
+
+
+def test_the_data_path_names_every_pair_with_its_tokens(store: Path, tmp_path: Path) -> None:
+    result = tokenmill.export_store(store, to="megatron", out=tmp_path / "out")
+    line = (tmp_path / "out" / "data-path.txt").read_text().strip()
+    assert result.notes == (f"paste into the command of Megatron-LM: {line}",)
+    option, *words = line.split()
+    assert option == "--data-path"
+    weights, prefixes = words[::2], words[1::2]
+    assert [Path(f"{prefix}.bin").stat().st_size // 2 for prefix in prefixes] == [
+        int(weight) for weight in weights
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"to": "nope"}, "no format 'nope'"),
+        ({"to": "megatron", "seq_len": 8}, "not rows"),
+        ({"to": "llmc", "link": True}, "cannot be links"),
+        ({"to": "llmc", "link": "sometimes"}, "link='sometimes'"),
+        ({"to": "megatron", "colour": "red"}, "no setting 'colour'"),
+        ({"to": "megatron", "merge": "perhaps"}, "merge='perhaps'"),
+        ({"to": "megatron", "merge": True, "link": True}, "cannot be a link"),
+        ({"to": "llmc", "file_tokens": 0}, "file_tokens=0"),
+        ({"to": "llmc", "file_tokens": 2**31}, "31 bits"),
+        ({"to": "olmo", "workers": 0}, "workers=0"),
+        ({"to": "olmo", "split": "test"}, "no split 'test'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    store: Path, tmp_path: Path, options: dict[str, object], problem: str
+) -> None:
+    with pytest.raises((UsageError, StoreError), match=problem):
+        tokenmill.export_store(store, out=tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert not tree(tmp_path / "out")
+
+
+def test_wide_ids_are_refused_by_nanogpt(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", [[[1, EOS]]], vocab_size=100_000)
+    with pytest.raises(UsageError, match="ids of 2 bytes"):
+        tokenmill.export_store(tmp_path / "store", to="nanogpt", out=tmp_path / "out")
+
+
+COMMAND = """
+import sys, tokenmill
+to, out, merge = sys.argv[1:]
+more = {"merge": True} if merge else {}
+tokenmill.export_store("store", to=to, out=out, workers=2, **more)
+"""
+
+
+@pytest.mark.parametrize("merge", ["", "merge"])
+def test_killed_in_the_middle_it_resumes(tmp_path: Path, merge: str) -> None:
+    # Shards large enough for the kill to come in time.
+    body = np.random.default_rng(1).integers(0, 250, 300_000).tolist()
+    write_store(tmp_path / "store", [[[number, *body]] for number in range(16)])
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COMMAND, "megatron", out, merge]
+        return subprocess.Popen(command, cwd=tmp_path)
+
+    tokenmill.export_store(
+        tmp_path / "store", to="megatron", out=tmp_path / "whole", merge=bool(merge)
+    )
+    whole = tree(tmp_path / "whole")
+    receipts = tmp_path / "out" / BOOKS / "parts"
+    process = start("out")
+    while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
+        time.sleep(0.001)
+    for worker in psutil.Process(process.pid).children():
+        worker.kill()
+    process.kill()
+    process.wait(10)
+    kept = len([*receipts.glob("*.json")])
+    assert not (receipts / "index.json").exists(), "the export was over before it was killed"
+    # Whatever has its name is whole.
+    for name, data in tree(tmp_path / "out").items():
+        assert data == whole[name]
+    result = tokenmill.export_store(
+        tmp_path / "store", to="megatron", out=tmp_path / "out", workers=2, merge=bool(merge)
+    )
+    assert result.parts_resumed == kept
+    done = tree(tmp_path / "out")
+    assert done.pop("data-path.txt").decode() == whole["data-path.txt"].decode().replace(
+        str(tmp_path / "whole"), str(tmp_path / "out")
+    )
+    assert done == {name: data for name, data in whole.items() if name != "data-path.txt"}
+    assert sorted(path.name for path in (tmp_path / "out" / BOOKS).iterdir()) == [
+        ".lock",
+        ".lock-workers",
+        "export.json",
+        "parts",
+    ]

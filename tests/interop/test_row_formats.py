@@ -1,0 +1,177 @@
+"""What holds for all formats of rows: round trips, cutting into files, resuming."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.interop.rows import back, small_store
+from tests.loader.stores import write_store
+from tests.store.samples import EOS, tree
+
+from tokenmill.errors import UsageError
+from tokenmill.interop.base import ExportOptions, ImportOptions
+from tokenmill.interop.detect import detect_format
+from tokenmill.interop.export import ExportResult, export_store
+from tokenmill.interop.mds_samples import SampleLayout
+from tokenmill.interop.records import cut_lengths, open_records
+from tokenmill.interop.settings import complete_settings
+
+ROW_FORMATS = ("mds", "litdata", "arrow", "parquet", "pt", "npz")
+DOCUMENT_FORMATS = ROW_FORMATS[:4]
+LENGTHS = [[5, 0, 1, 300, 7], [700, 2], [40, 40, 40, 1]]
+
+shards = st.lists(
+    st.lists(
+        st.lists(st.integers(0, EOS - 1), max_size=9).map(lambda ids: [*ids, EOS]), max_size=6
+    ),
+    min_size=1,
+    max_size=4,
+).filter(lambda found: any(map(len, found)))
+
+
+@pytest.mark.parametrize("to", DOCUMENT_FORMATS)
+@settings(max_examples=6, deadline=None)
+@example(made=[[[EOS]]], file_tokens=1)
+@example(made=[[], [[1, EOS]], []], file_tokens=1)
+@given(made=shards, file_tokens=st.sampled_from([1, 7, 30, 1_000]))
+def test_documents_come_back(to: str, made: list[list[list[int]]], file_tokens: int) -> None:
+    held = [document for shard in made for document in shard]
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_store(root / "store", made, vocab_size=257)
+        # MDS has a header of some 250 bytes that its limit counts.
+        limit = {} if to != "mds" else {"size_limit": 300 + 4 * file_tokens}
+        tokens = {"file_tokens": file_tokens} if to != "mds" else {}
+        export_store(root / "store", to=to, out=root / "out", **tokens, **limit)  # type: ignore[arg-type]
+        assert back(root / "out", root / "back") == held
+
+
+@pytest.mark.parametrize("to", ROW_FORMATS)
+@settings(max_examples=4, deadline=None)
+@given(made=shards, seq_len=st.sampled_from([2, 3, 8]))
+def test_rows_cut_at_eos_are_the_documents(
+    to: str, made: list[list[list[int]]], seq_len: int
+) -> None:
+    """But for what is padding and looks like documents of nothing but their end."""
+    held = [document for shard in made for document in shard]
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_store(root / "store", made, vocab_size=257)
+        columns = {"columns": "attention_mask"} if to not in ("litdata", "npz") else {}
+        export_store(root / "store", to=to, out=root / "out", seq_len=seq_len, **columns)  # type: ignore[arg-type]
+        found = back(root / "out", root / "back", split_at_eos=True)
+    if to == "litdata":  # whose rows share a token each, and have no mask
+        return
+    assert found[: len(held)] == held or found == [*held[:-1], held[-1][:-1]]
+    assert all(document == [EOS] for document in found[len(held) :])
+
+
+@pytest.mark.parametrize("to", ROW_FORMATS)
+def test_wide_ids_come_back(tmp_path: Path, to: str) -> None:
+    row = np.random.default_rng(0).integers(0, 150_000, 4_000).tolist()
+    write_store(tmp_path / "store", [[row]], vocab_size=150_000)
+    export_store(tmp_path / "store", to=to, out=tmp_path / "out", seq_len=200)
+    foreign = detect_format(tmp_path / "out")
+
+    assert foreign.about.name == to
+    options = ImportOptions(settings=complete_settings(foreign, {}))
+    opened = foreign.open(tmp_path / "out", options)
+    ids = np.concatenate([b.ids for part in opened.parts for b in opened.blocks(part)])
+    overlap = 200 + (to in ("litdata", "npz"))
+    assert ids[:overlap].tolist() == row[:overlap]
+    assert {*ids.tolist()} <= {*row, EOS, 0}
+
+
+@pytest.mark.parametrize("to", ROW_FORMATS)
+def test_workers_and_a_second_run_change_no_byte(tmp_path: Path, to: str) -> None:
+    store = small_store(tmp_path / "store", LENGTHS)
+
+    def export(out: Path, workers: int) -> ExportResult:
+        return export_store(
+            store.path, to=to, out=out, seq_len=32, file_tokens=500, workers=workers
+        )
+
+    once = export(tmp_path / "a", 1)
+    before = visible(tmp_path / "a")
+    again = export(tmp_path / "a", 1)
+
+    assert not once.nothing_to_do
+    assert again.nothing_to_do
+    assert visible(tmp_path / "a") == before
+    if to in ("mds", "npz"):
+        export(tmp_path / "b", 2)
+        assert visible(tmp_path / "b") == before
+
+
+def visible(folder: Path) -> dict[str, bytes]:
+    """What others see of an export."""
+    return {name: data for name, data in tree(folder).items() if not name.startswith(".")}
+
+
+@pytest.mark.parametrize("to", ["mds", "parquet"])
+def test_a_lost_file_is_made_again_and_no_other(tmp_path: Path, to: str) -> None:
+    store = small_store(tmp_path / "store", LENGTHS)
+    export_store(store.path, to=to, out=tmp_path / "out", file_tokens=400)
+    files = sorted(path for path in (tmp_path / "out").iterdir() if path.suffix[1:] == to)
+    assert len(files) > 2
+    data, other = files[0].read_bytes(), files[1].stat().st_ino
+    files[0].unlink()
+    result = export_store(store.path, to=to, out=tmp_path / "out", file_tokens=400)
+
+    assert files[0].read_bytes() == data
+    assert files[1].stat().st_ino == other
+    assert result.parts_resumed == result.parts - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 400), max_size=30), min_size=1, max_size=4),
+    budget=st.integers(1, 2_000),
+)
+def test_documents_are_cut_as_a_writer_would_that_goes_one_by_one(
+    lengths: list[list[int]], budget: int
+) -> None:
+    blocks = [np.array(each, np.int64) for each in lengths]
+    layout = SampleLayout({"tokens": "input_ids"}, dtype=np.dtype("<i4"), size_limit=1 << 20)
+
+    wanted, held, first = [], 0, 0
+    flat = [length for shard in lengths for length in shard]
+    costs = layout.costs(np.array(flat, np.int64)).tolist()
+    for number, cost in enumerate(costs):
+        if number > first and held + cost > budget:
+            wanted.append((first, number, sum(flat[first:number])))
+            first, held = number, 0
+        held += cost
+    if flat:
+        wanted.append((first, len(flat), sum(flat[first:])))
+    assert [*cut_lengths(blocks, layout.costs, budget=budget)] == wanted
+
+
+@pytest.mark.parametrize("packing", ["concat", "best-fit", "pad"])
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_small_batches_give_the_same_rows_as_large_ones(
+    tmp_path: Path, packing: str, overlap: int
+) -> None:
+    store = small_store(tmp_path / "store", LENGTHS)
+    options = ExportOptions(splits=("train",), seq_len=31, packing=packing)
+    records = open_records(store, options, overlap=overlap)
+
+    [whole] = records.batches(0, records.count)
+    few = [*records.batches(0, records.count, tokens=100)]
+    assert len(few) > 2
+    assert np.array_equal(np.concatenate([batch.tokens for batch in few]), whole.tokens)
+    real = [np.ones(b.tokens.shape, bool) if b.real is None else b.real for b in few]
+    assert whole.real is not None
+    assert np.array_equal(np.concatenate(real), whole.real)
+
+
+def test_unknown_columns_are_refused(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", [[3]])
+
+    with pytest.raises(UsageError, match="no column 'label'"):
+        export_store(store.path, to="arrow", out=tmp_path / "out", columns="label")
