@@ -19,6 +19,7 @@ from benchmarks import (
     interop_tables,
     optimizers_gpu_table,
     stall_meter_table,
+    supervised_table,
     training_gpu_table,
 )
 
@@ -131,6 +132,13 @@ def interop_section(results: Mapping[str, Any]) -> str:
     for environment, names in feed_tables.PEER_PACKAGES.items():
         packages += _named(results["peer_versions"].get(environment, {}), names)
     return f"{_origin(results, packages)}\n\n{interop_tables.interop_body(results)}"
+
+
+def supervised_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `supervised` markers."""
+    used = ("tokenmill", "gigatoken", "transformers", "tokenizers", "jinja2")
+    body = supervised_table.supervised_body(results)
+    return f"{_origin(results, _named(results['versions'], used))}\n\n{body}"
 
 
 def _build_packages(results: Mapping[str, Any]) -> list[str]:
@@ -279,6 +287,7 @@ def _gigabytes(num_bytes: int | None) -> str:
 SECTIONS = {
     "build": (build_section, "make bench"),
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
+    "supervised": (supervised_section, "make bench"),
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
     "interop": (interop_section, "make bench"),

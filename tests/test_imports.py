@@ -19,6 +19,7 @@ HEAVY = {
     "fsspec",
     "gigatoken",
     "huggingface_hub",
+    "jinja2",
     "numpy",
     "pandas",
     "pyarrow",

@@ -7,9 +7,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -39,6 +43,100 @@ def format_size(num_bytes: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowShape:
+    """What a row becomes, where it is more than the text of one field."""
+
+    format: str = "text"
+    """text, chat or prompt-completion."""
+    template: str | None = None
+    """Fields in braces and text around them; a prompt-completion has its completion in it."""
+    prompt_field: str = "prompt"
+    completion_field: str = "completion"
+    messages_field: str | None = None
+    """Where a conversation is; None looks for `messages`, then for `conversations`."""
+    train_on: str = "assistant"
+    """assistant, all or last: which part of a chat counts for the loss."""
+    chat_date: str | None = None
+    """The day that a chat template writes where it asks for today."""
+    max_length: int | None = None
+    too_long: str = "split"
+    """split, truncate or reject: what becomes of a row with more tokens."""
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("format", self.format, ("text", "chat", "prompt-completion")),
+            ("train_on", self.train_on, ("assistant", "all", "last")),
+            ("too_long", self.too_long, ("split", "truncate", "reject")),
+        ):
+            if value not in choices:
+                raise UsageError(
+                    f"{name}={value!r} is not known", hint=f"use one of: {', '.join(choices)}"
+                )
+        if self.max_length is not None and self.max_length < 2:
+            raise UsageError(
+                f"max_length={self.max_length!r} leaves nothing to predict", hint="use 2 or more"
+            )
+        self._check_strays()
+
+    def _check_strays(self) -> None:
+        """An option of another format is a mistake that would otherwise pass in silence."""
+        for name, formats in _OPTION_FORMATS.items():
+            given = getattr(self, name)
+            if given != _SHAPE_DEFAULTS[name] and self.format not in formats:
+                raise UsageError(
+                    f"{name}={given!r} has no meaning for the format {self.format!r}",
+                    hint=f"leave it out, or use --format {formats[0]}",
+                )
+        if self.too_long != "split" and self.max_length is None:
+            raise UsageError(
+                f"too_long={self.too_long!r} needs a length", hint="say how long: --max-length 2048"
+            )
+
+    @property
+    def chat_fields(self) -> tuple[str, ...]:
+        """Where a row may have its conversation and what belongs to it."""
+        found = (self.messages_field,) if self.messages_field else ("messages", "conversations")
+        return (*found, "tools", "system")
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a store of it says of each token whether it counts."""
+        return self.format != "text"
+
+    def identity(self) -> dict[str, str | int | float | bool | None]:
+        """What decides ids and masks, by the names of the options that matter to the format."""
+        values = {
+            name: getattr(self, name)
+            for name, formats in _OPTION_FORMATS.items()
+            if self.format in formats
+        }
+        return {"format": self.format, **values}
+
+    @classmethod
+    def of_identity(cls, config: Mapping[str, object]) -> RowShape | None:
+        """The shape that a store's configuration tells of; None for plain text of one field."""
+        if "format" not in config:
+            return None
+        known: dict[str, Any] = {name: config[name] for name in _OPTION_FORMATS if name in config}
+        return cls(format=str(config["format"]), **known)
+
+
+_OPTION_FORMATS = {
+    "template": ("text", "prompt-completion"),
+    "prompt_field": ("prompt-completion",),
+    "completion_field": ("prompt-completion",),
+    "messages_field": ("chat",),
+    "train_on": ("chat",),
+    "chat_date": ("chat",),
+    "max_length": ("chat", "prompt-completion"),
+    "too_long": ("chat", "prompt-completion"),
+}
+_SHAPE_DEFAULTS: dict[str, object] = {
+    each.name: each.default for each in fields(RowShape) if each.name in _OPTION_FORMATS
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BuildConfig:
     """Everything, beside the input and the tokenizer, that decides the bytes of a store."""
 
@@ -61,6 +159,8 @@ class BuildConfig:
     """Use only the first rows of the input, in order."""
     max_reject_fraction: float = 0.01
     """A unit that rejects a larger share of its rows fails the build."""
+    shape: RowShape | None = None
+    """None: a row is the text of `text_field`."""
 
     def __post_init__(self) -> None:
         if self.special_tokens not in ("text", "parse", "reject"):
@@ -87,6 +187,28 @@ class BuildConfig:
                 f"eos={self.eos!r} and no end token at all exclude each other",
                 hint="give --eos TOKEN or --no-eos, not both",
             )
+        if self.shape is not None:
+            self._check_shape(self.shape)
+
+    def _check_shape(self, shape: RowShape) -> None:
+        if self.text_field != "text":
+            raise UsageError(
+                f"text_field={self.text_field!r} has no meaning where a row has several fields",
+                hint="name the fields in --template, or with the options of the format",
+            )
+        if shape.format == "text" and shape.template is None:
+            raise UsageError("the format text needs no other option", hint="leave --format out")
+        if shape.format == "chat" and (self.eos is not None or self.add_bos):
+            raise UsageError(
+                "a chat has the special tokens of its template and no others",
+                hint="leave --eos and --bos out",
+            )
+        if shape.format == "chat" and self.special_tokens != "text":
+            raise UsageError(
+                f"special_tokens={self.special_tokens!r} has no meaning for chats: their special "
+                "tokens come from the template alone",
+                hint="leave --special-tokens out",
+            )
 
     def identity(self) -> dict[str, str | int | float | bool | None]:
         """The part that every unit depends on.
@@ -96,8 +218,10 @@ class BuildConfig:
         fails.
         """
         values = asdict(self)
-        for name in ("limit", "max_reject_fraction"):
+        for name in ("limit", "max_reject_fraction", "shape"):
             del values[name]
+        if self.shape is not None:
+            values |= self.shape.identity()
         return values
 
 

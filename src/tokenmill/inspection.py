@@ -73,6 +73,19 @@ class Token:
 
     id: int
     text: str
+    counts: bool | None
+    """Whether it counts for the loss; None where the store has no masks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskTotals:
+    """What the masks of the split that is looked at say."""
+
+    tokens: int
+    counted: int
+    """Tokens that count for the loss."""
+    silent: int
+    """Documents of which no token counts: nothing is learned from them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +130,8 @@ class Inspection:
     tokens_counted: int
     ids_seen: int
     """Different ids among the tokens counted."""
+    mask: MaskTotals | None = None
+    """None where the store has no masks."""
     document: DocumentView | None = None
 
     @property
@@ -156,8 +171,15 @@ def inspect_store(
         top_tokens=_most_frequent(counts, engine=engine),
         tokens_counted=int(counts.sum()),
         ids_seen=int(np.count_nonzero(counts)),
+        mask=_mask_totals(store),
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
     )
+
+
+def _mask_totals(store: Store) -> MaskTotals | None:
+    if not store.has_mask:
+        return None
+    return MaskTotals(tokens=store.num_tokens, counted=store.num_counted, silent=store.num_silent)
 
 
 def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView:
@@ -168,11 +190,15 @@ def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView
         )
     source = store.source(number)
     shard, _ = store.locate(number)
-    ids = store[number]
+    ids, mask = store[number], store.mask(number)
+    counts = [None] * len(ids) if mask is None else [bool(value) for value in mask]
     return DocumentView(
         number=number,
         split=store.shards[shard].split,
-        tokens=tuple(Token(id=int(one), text=token_text(engine, int(one))) for one in ids),
+        tokens=tuple(
+            Token(id=one, text=token_text(engine, one), counts=does_count)
+            for one, does_count in zip(ids.tolist(), counts, strict=True)
+        ),
         text=engine.decode(ids),
         path=source.path,
         row=source.row,

@@ -76,6 +76,8 @@ class TokenBatch:
     ids: NDArray[np.uint32]
     offsets: NDArray[np.int64]
     """n + 1 ascending positions in `ids`; the first is 0, the last is its length."""
+    mask: NDArray[np.uint8] | None = None
+    """For each id 1 if it counts for the loss, else 0; None where nobody says."""
 
     @classmethod
     def from_lists(cls, documents: Sequence[Sequence[int] | NDArray[np.uint32]]) -> TokenBatch:
@@ -113,6 +115,13 @@ class RejectReason(enum.StrEnum):
     TOO_LARGE = "too-large"
     SPECIAL_TOKEN = "special-token"
     MALFORMED_ROW = "malformed-row"
+    BAD_CONVERSATION = "bad-conversation"
+    UNKNOWN_ROLE = "unknown-role"
+    NO_ASSISTANT_TURN = "no-assistant-turn"
+    TEMPLATE_ERROR = "template-error"
+    NOT_A_PREFIX = "not-a-prefix"
+    TOO_LONG = "too-long"
+    NOTHING_TO_TRAIN = "nothing-to-train-on"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ PAGE = """before
 between
 <!-- flatness:begin -->
 <!-- flatness:end -->
+<!-- supervised:begin --><!-- supervised:end -->
 <!-- feed:begin --><!-- feed:end -->
 <!-- startup:begin --><!-- startup:end -->
 <!-- interop:begin --><!-- interop:end -->
@@ -85,6 +86,9 @@ between
 <!-- flatness:begin -->
 Not measured yet; run: python -m benchmarks.flatness
 <!-- flatness:end -->
+<!-- supervised:begin -->
+Not measured yet; run: make bench
+<!-- supervised:end -->
 <!-- feed:begin -->
 Not measured yet; run: make bench
 <!-- feed:end -->

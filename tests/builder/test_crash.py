@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -21,8 +22,12 @@ UNITS = 120
 COMMAND = """
 import sys, tokenmill
 workers, out = int(sys.argv[1]), sys.argv[2]
-tokenmill.build(["in", "more.jsonl.gz"], tokenizer="bytes", out=out, workers=workers, memory="4GB",
-                unit_bytes=4000, val=0.2, max_rejects=1.0)
+if out.startswith("masked"):
+    options = {"inputs": "answers.jsonl", "format": "prompt-completion"}
+else:
+    options = {"inputs": ["in", "more.jsonl.gz"]}
+tokenmill.build(tokenizer="bytes", out=out, workers=workers, memory="4GB", unit_bytes=4000, val=0.2,
+                max_rejects=1.0, **options)
 """
 
 
@@ -38,6 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_jsonl(root / "in" / f"{number}.jsonl", texts)
     data = write_jsonl(root / "raw", make_texts(900, seed=9)).read_bytes()
     (root / "more.jsonl.gz").write_bytes(gzip.compress(data))
+    answers = make_texts(1500, seed=5)
+    rows = [{"prompt": f"say {k}", "completion": text} for k, text in enumerate(answers)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (root / "answers.jsonl").write_text(lines)
     finish(root, workers=2, out="whole")
     whole = tree(root / "whole")
     assert sum(name.startswith("shards/") and name.endswith(".json") for name in whole) > UNITS
@@ -81,9 +90,11 @@ def kill_at_random(root: Path, dice: random.Random, *, workers: int, out: str) -
     return "worker"
 
 
-def kill_often(root: Path, *, workers: int, kills: int, seed: int) -> None:
+def kill_often(
+    root: Path, *, workers: int, kills: int, seed: int, out: str = "killed", whole: str = "whole"
+) -> None:
     dice = random.Random(seed)
-    out = f"killed-{workers}-{seed}"
+    out = f"{out}-{workers}-{seed}"
     victims: list[str] = []
     for _ in range(6 * kills):
         victims.append(kill_at_random(root, dice, workers=workers, out=out))
@@ -92,10 +103,10 @@ def kill_often(root: Path, *, workers: int, kills: int, seed: int) -> None:
         if (root / out / "tokenmill.json").exists() and dice.random() < 0.7:
             # It got through: compare, and begin again from nothing.
             finish(root, workers=workers, out=out)
-            assert tree(root / out) == tree(root / "whole")
+            assert tree(root / out) == tree(root / whole)
             out += "x"
     finish(root, workers=workers, out=out)
-    assert tree(root / out) == tree(root / "whole")
+    assert tree(root / out) == tree(root / whole)
     assert len(victims) - victims.count("nobody") == kills
     assert victims.count("driver") >= kills // 10
     assert victims.count("worker") >= kills // 10
@@ -106,6 +117,15 @@ def test_killed_at_random_moments_the_store_is_the_same_byte_for_byte(
     folder: Path, workers: int
 ) -> None:
     kill_often(folder, workers=workers, kills=9, seed=workers)
+
+
+def test_killed_at_random_moments_a_store_with_masks_is_the_same_byte_for_byte(
+    folder: Path,
+) -> None:
+    finish(folder, workers=1, out="masked-whole")
+    whole = tree(folder / "masked-whole")
+    assert sum(name.endswith(".mask") for name in whole) > 20
+    kill_often(folder, workers=2, kills=3, seed=3, out="masked", whole="masked-whole")
 
 
 @pytest.mark.slow

@@ -24,16 +24,31 @@ Shards = "Sequence[Sequence[Sequence[int]]]"
 
 
 def write_store(
-    root: Path, shards: Sequence[Sequence[Sequence[int]]], *, vocab_size: int = 60_000
+    root: Path,
+    shards: Sequence[Sequence[Sequence[int]]],
+    *,
+    vocab_size: int = 60_000,
+    masks: Sequence[Sequence[Sequence[int]]] | None = None,
 ) -> Store:
-    """A store with these shards, each a list of documents, each a list of ids (as they are)."""
+    """A store with these shards, each a list of documents, each a list of ids (as they are).
+
+    `masks` has the same shape: whether each of the ids counts.
+    """
     layout = StoreLayout(root)
     receipts = [
-        _write_shard(layout, documents, path=f"part-{number}.jsonl", vocab_size=vocab_size)
+        _write_shard(
+            layout,
+            documents,
+            mask=None
+            if masks is None
+            else [token for document in masks[number] for token in document],
+            path=f"part-{number}.jsonl",
+            vocab_size=vocab_size,
+        )
         for number, documents in enumerate(shards)
     ]
     names = [receipt.unit.name for receipt in receipts]
-    facts = identity(vocab_size=vocab_size)
+    facts = identity(vocab_size=vocab_size, mask=masks is not None)
     write_manifest(layout, assemble_manifest(layout, facts, units=names))
     return Store(root)
 
@@ -54,7 +69,12 @@ def numbered_store(
 
 
 def _write_shard(
-    layout: StoreLayout, documents: Sequence[Sequence[int]], *, path: str, vocab_size: int
+    layout: StoreLayout,
+    documents: Sequence[Sequence[int]],
+    *,
+    mask: Sequence[int] | None,
+    path: str,
+    vocab_size: int,
 ) -> Receipt:
     unit = UnitFacts.of(path, index=0, start=0, end=None)
     lengths = [len(document) for document in documents]
@@ -67,6 +87,7 @@ def _write_shard(
                 np.array([token for document in documents for token in document], np.uint32),
                 lengths=np.array(lengths),
                 rows=np.arange(len(documents)),
+                mask=None if mask is None else np.array(mask, np.uint8),
             )
         return writer.commit(
             source=SourceFacts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.format import TokenArray
     from tokenmill.store.receipt import Receipt
 
 EOS = 256
@@ -62,16 +63,20 @@ class SampleUnit:
 class SampleStore:
     units: Sequence[SampleUnit]
     vocab_size: int = 257
+    has_mask: bool = False
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
 
     def identity(self) -> StoreIdentity:
         files = {name: facts_of(data) for name, data in self.tokenizer_files.items()}
-        return identity(vocab_size=self.vocab_size, files=files)
+        return identity(vocab_size=self.vocab_size, files=files, mask=self.has_mask)
 
     def write(self, root: Path) -> StoreLayout:
         """Write units, tokenizer and manifest as a build would."""
         layout = StoreLayout(root)
-        receipts = [write_unit(layout, unit, vocab_size=self.vocab_size) for unit in self.units]
+        receipts = [
+            write_unit(layout, unit, vocab_size=self.vocab_size, has_mask=self.has_mask)
+            for unit in self.units
+        ]
         if self.tokenizer_files:
             layout.tokenizer.mkdir()
         for name, data in self.tokenizer_files.items():
@@ -81,7 +86,9 @@ class SampleStore:
         return layout
 
 
-def identity(*, vocab_size: int = 257, files: dict[str, FileFacts] | None = None) -> StoreIdentity:
+def identity(
+    *, vocab_size: int = 257, files: dict[str, FileFacts] | None = None, mask: bool = False
+) -> StoreIdentity:
     return StoreIdentity(
         created_by="tokenmill 0.1.0",
         tokenizer=TokenizerFacts(
@@ -92,11 +99,17 @@ def identity(*, vocab_size: int = 257, files: dict[str, FileFacts] | None = None
         special_tokens="text",
         config={"text_field": "text", "val": 0.25},
         fingerprint=CONFIG,
+        mask=mask,
     )
 
 
 def ids_of(text: str) -> NDArray[np.uint32]:
     return np.array([*text.encode(), EOS], np.uint32)
+
+
+def mask_of(ids: NDArray[np.uint32] | TokenArray) -> NDArray[np.uint8]:
+    """The masks of the tests: odd ids count."""
+    return (ids % 2).astype(np.uint8)
 
 
 def unit_facts(unit: SampleUnit) -> UnitFacts:
@@ -109,13 +122,15 @@ def new_writer(layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257) 
     return UnitWriter(layout, unit_facts(unit), dtype=dtype, vocab_size=vocab_size)
 
 
-def write_unit(layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257) -> Receipt:
+def write_unit(
+    layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257, has_mask: bool = False
+) -> Receipt:
     """Write a unit row by row and commit it."""
     with new_writer(layout, unit, vocab_size=vocab_size) as writer:
-        return fill_and_commit(writer, unit)
+        return fill_and_commit(writer, unit, has_mask=has_mask)
 
 
-def fill_and_commit(writer: UnitWriter, unit: SampleUnit) -> Receipt:
+def fill_and_commit(writer: UnitWriter, unit: SampleUnit, *, has_mask: bool = False) -> Receipt:
     texts = [text for split, text in unit.rows if split != "reject" and text]
     for row, (split, text) in enumerate(unit.rows):
         if split == "reject":
@@ -125,7 +140,9 @@ def fill_and_commit(writer: UnitWriter, unit: SampleUnit) -> Receipt:
             )
         elif text:
             ids = ids_of(text)
-            writer.append(split, ids, lengths=np.array([len(ids)]), rows=np.array([row]))
+            mask = mask_of(ids) if has_mask else None
+            lengths, rows = np.array([len(ids)]), np.array([row])
+            writer.append(split, ids, lengths=lengths, rows=rows, mask=mask)
     return writer.commit(**commit_facts(unit, texts=texts))  # type: ignore[arg-type]
 
 
@@ -187,3 +204,5 @@ GOLDEN = SampleStore(
     ]
 )
 """The store in tests/golden/v1: two splits, rejects, a unit without rows, one without train."""
+GOLDEN_MASKED = replace(GOLDEN, has_mask=True)
+"""The store in tests/golden/v2: the same with masks; of the document "x" nothing counts."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,20 +77,25 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked 
 
 
 @needs_fork
+@pytest.mark.parametrize("has_mask", [False, True], ids=["tokens", "tokens and masks"])
 @pytest.mark.parametrize("is_rebuilt", [False, True], ids=["a new unit", "a unit that is replaced"])
 def test_a_commit_killed_at_any_step_leaves_a_whole_unit_or_none(
-    tmp_path: Path, is_rebuilt: bool
+    tmp_path: Path, is_rebuilt: bool, has_mask: bool
 ) -> None:
     whole = StoreLayout(tmp_path / "whole")
-    write_unit(whole, OTHER)
-    write_unit(whole, NEW)
+    write_unit(whole, OTHER, has_mask=has_mask)
+    write_unit(whole, NEW, has_mask=has_mask)
+
+    def write_new(layout: StoreLayout) -> None:
+        write_unit(layout, NEW, has_mask=has_mask)
 
     at_event, outcomes = 0, set()
     while True:
         root = tmp_path / f"killed-{at_event}"
-        layout = SampleStore(units=[OTHER, OLD] if is_rebuilt else [OTHER]).write(root)
+        units = [OTHER, OLD] if is_rebuilt else [OTHER]
+        layout = SampleStore(units=units, has_mask=has_mask).write(root)
         old = find_receipt(layout, NAME)
-        killed = run_and_die(lambda: write_unit(layout, NEW), root=root, at_event=at_event)  # noqa: B023
+        killed = run_and_die(partial(write_new, layout), root=root, at_event=at_event)
         check_invariants(layout)
         found = find_receipt(layout, NAME)
         outcomes.add("none" if found is None else "old" if found == old else "new")
@@ -97,7 +103,7 @@ def test_a_commit_killed_at_any_step_leaves_a_whole_unit_or_none(
         # The next run: sweep, build what is missing.
         sweep(layout, receipts(layout))
         check_invariants(layout)
-        write_unit(layout, NEW)
+        write_new(layout)
         layout.manifest.unlink(missing_ok=True)
         assert tree(root) == tree(whole.root)
         if not killed:

@@ -1,7 +1,8 @@
-"""The store in tests/golden/v1 was written by the first version of the format and opens for ever.
+"""The stores in tests/golden were written by versions of the format, and open for ever.
 
-If this fails because the writer's bytes changed, the format changed: give it a new version, keep
-reading this one, and add a golden store for the new version beside it. `write_golden` made it.
+v1 is a store without masks, v2 one with masks. If this fails because the writer's bytes changed,
+the format changed: give it a new version, keep reading these, and add a golden store for the new
+version beside them. `write_golden` made them.
 """
 
 from __future__ import annotations
@@ -15,24 +16,30 @@ from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 from tokenmill.store.runs import append_run, read_runs
 
-from .samples import GOLDEN, tree
+from .samples import GOLDEN, GOLDEN_MASKED, SampleStore, tree
 
-GOLDEN_ROOT = Path(__file__).parents[1] / "golden" / "v1"
+GOLDEN_ROOTS = Path(__file__).parents[1] / "golden"
+STORES = {"v1": GOLDEN, "v2": GOLDEN_MASKED}
+versions = pytest.mark.parametrize("version", STORES)
 
 
-def write_golden(root: Path) -> StoreLayout:
-    """What made the golden store."""
-    layout = GOLDEN.write(root)
+def write_golden(root: Path, store: SampleStore) -> StoreLayout:
+    """What made the golden stores."""
+    layout = store.write(root)
     append_run(layout, {"date": "2024-01-01T00:00:00Z", "seconds": 0.5})
     return layout
 
 
-def test_the_golden_store_opens_and_is_sound() -> None:
-    report = check_store(GOLDEN_ROOT)
-    assert (report.findings, report.notes, report.files) == ((), (), 15)
-    assert len(read_runs(StoreLayout(GOLDEN_ROOT))) == 1
+@versions
+def test_a_golden_store_opens_and_is_sound(version: str) -> None:
+    root = GOLDEN_ROOTS / version
+    report = check_store(root)
+    assert (report.findings, report.notes) == ((), ())
+    assert report.files == {"v1": 15, "v2": 19}[version]
+    assert len(read_runs(StoreLayout(root))) == 1
 
 
+@versions
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
@@ -40,13 +47,25 @@ def test_the_golden_store_opens_and_is_sound() -> None:
         ("val", ["held out", "only held out"]),
     ],
 )
-def test_the_golden_store_still_says_the_same(split: str, expected: list[str]) -> None:
-    store = Store(GOLDEN_ROOT, split=split)
+def test_a_golden_store_still_says_the_same(version: str, split: str, expected: list[str]) -> None:
+    store = Store(GOLDEN_ROOTS / version, split=split)
     found = [bytes(document[:-1].astype("u1")).decode() for document in store]
     assert found == expected
     assert {int(document[-1]) for document in store} == {256}
 
 
-def test_the_writer_still_makes_the_golden_bytes(tmp_path: Path) -> None:
-    write_golden(tmp_path)
-    assert tree(tmp_path) == tree(GOLDEN_ROOT)
+def test_the_golden_masks_still_say_the_same() -> None:
+    assert not Store(GOLDEN_ROOTS / "v1").has_mask
+    store = Store(GOLDEN_ROOTS / "v2")
+    assert store.has_mask
+    for number, document in enumerate(store):
+        mask = store.mask(number)
+        assert mask is not None
+        assert mask.tolist() == (document % 2).tolist()
+    assert (store.num_counted, store.num_silent) == (21, 1)
+
+
+@versions
+def test_the_writer_still_makes_the_golden_bytes(tmp_path: Path, version: str) -> None:
+    write_golden(tmp_path, STORES[version])
+    assert tree(tmp_path) == tree(GOLDEN_ROOTS / version)

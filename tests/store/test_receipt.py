@@ -108,8 +108,8 @@ def test_a_newer_format_is_refused_with_the_way_to_read_it_and_is_not_built_over
 ) -> None:
     members = json.loads(receipt.to_bytes())
     del members["checksum"]
-    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 2}))
-    with pytest.raises(FormatVersionError, match=r"format version 2.*reads version 1") as caught:
+    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 3}))
+    with pytest.raises(FormatVersionError, match=r"format version 3.*reads.*1 and 2") as caught:
         find_receipt(layout, receipt.unit.name)
     assert "pip install --upgrade tokenmill" in str(caught.value.hint)
 

@@ -5,6 +5,7 @@ Here the arguments are checked and put together; `run` carries them out.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tokenmill.builder.recording import run_recorded
 from tokenmill.builder.run import BuildRun
-from tokenmill.config import BuildConfig, BuildResources, parse_size
+from tokenmill.config import BuildConfig, BuildResources, RowShape, parse_size
+from tokenmill.errors import UsageError
 from tokenmill.store.layout import StoreLayout
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from tokenmill.builder.progress import BuildResult, Progress
 
     PathInput = str | os.PathLike[str]
+
+
+_SHAPE_OPTIONS = tuple(each.name for each in dataclasses.fields(RowShape))
 
 
 def build(
@@ -38,6 +43,16 @@ def build(
     eos: str | bool | None = None,
     bos: str | bool = False,
     special_tokens: str = "text",
+    format: str = "text",  # noqa: A002 (the option's name)
+    template: str | None = None,
+    prompt_field: str = "prompt",
+    completion_field: str = "completion",
+    messages_field: str | None = None,
+    chat_template: PathInput | None = None,
+    chat_date: str | None = None,
+    train_on: str = "assistant",
+    max_length: int | None = None,
+    too_long: str = "split",
     engine: str = "auto",
     max_rejects: float = 0.01,
     unit_bytes: int | str | None = None,
@@ -55,6 +70,9 @@ def build(
     what files no longer among the inputs left in the store; `rebuild` drops what was built with
     another tokenizer or configuration. Without them such a store is refused. `monitor` names a file
     for the time line of the run (see `tokenmill.monitor`).
+
+    `template` makes a text of several fields. `format="chat"` and `format="prompt-completion"` make
+    stores with masks, which say what counts for the loss; docs/supervised.md tells all of it.
     """
     run = make_run(
         inputs,
@@ -70,6 +88,16 @@ def build(
         eos=eos,
         bos=bos,
         special_tokens=special_tokens,
+        format=format,
+        template=template,
+        prompt_field=prompt_field,
+        completion_field=completion_field,
+        messages_field=messages_field,
+        chat_template=chat_template,
+        chat_date=chat_date,
+        train_on=train_on,
+        max_length=max_length,
+        too_long=too_long,
         engine=engine,
         max_rejects=max_rejects,
         unit_bytes=unit_bytes,
@@ -96,6 +124,16 @@ class BuildOptions(TypedDict, total=False):
     eos: str | bool | None
     bos: str | bool
     special_tokens: str
+    format: str
+    template: str | None
+    prompt_field: str
+    completion_field: str
+    messages_field: str | None
+    chat_template: PathInput | None
+    chat_date: str | None
+    train_on: str
+    max_length: int | None
+    too_long: str
     engine: str
     max_rejects: float
     unit_bytes: int | str | None
@@ -128,6 +166,7 @@ def make_run(
         val_fraction=options.get("val", 0.0),
         limit=options.get("limit"),
         max_reject_fraction=options.get("max_rejects", 0.01),
+        shape=_shape(options),
     )
     resources = BuildResources(
         workers=options.get("workers"),
@@ -145,7 +184,26 @@ def make_run(
         prune=options.get("prune", False),
         rebuild=options.get("rebuild", False),
         on_progress=on_progress,
+        chat_template=_chat_template(options),
     )
+
+
+def _shape(options: BuildOptions) -> RowShape | None:
+    """How rows become documents; None where they are the text of one field."""
+    given = {name: options[name] for name in _SHAPE_OPTIONS if name in options}  # type: ignore[literal-required]
+    shape = RowShape(**given)
+    return None if shape == RowShape() else shape
+
+
+def _chat_template(options: BuildOptions) -> str | None:
+    given = options.get("chat_template")
+    if given is not None and options.get("format") != "chat":
+        raise UsageError(
+            f"chat_template={str(given)!r} has no meaning for the format "
+            f"{options.get('format', 'text')!r}",
+            hint="leave it out, or use --format chat",
+        )
+    return None if given is None else str(given)
 
 
 def _as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.builder.build import make_run
-from tokenmill.builder.identity import request_identity
 from tokenmill.builder.plan import PlanRules, plan_work
 from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
-from tokenmill.sources import discover, format_of
+from tokenmill.sources import format_of
 from tokenmill.store.format import index_bytes, token_dtype
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from tokenmill.builder.plan import WorkPlan
     from tokenmill.builder.run import BuildRun
     from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.records import RowBatch
     from tokenmill.sources import Discovery
     from tokenmill.sources.base import SourceFile, SourceOptions
+    from tokenmill.supervised.shaper import Shaper
 
 _SAMPLE_BYTES = 4 << 20
 _SAMPLE_FILES = 4
@@ -92,8 +94,8 @@ def plan(
 ) -> BuildPlan:
     """What `build` with the same arguments would do and cost; writes nothing."""
     run = make_run(inputs, tokenizer=tokenizer, out=out or _NO_STORE, **options)
-    discovery = discover(run.inputs, run.source_options())
-    request = request_identity(run.tokenizer, run.config, run.layout)
+    discovery = run.discover()
+    request = run.request()
     memory = run.memory_plan(request)
     source_options = run.source_options(batch_bytes=_SAMPLE_BYTES // 4)
     rules = PlanRules(
@@ -103,12 +105,14 @@ def plan(
         workers=memory.workers,
     )
     work = plan_work(run.layout, discovery.files, rules=rules)
+    policy = SpecialTokens(run.config.special_tokens)
     engine = load_engine(
-        run.tokenizer,
+        request.info or describe(request.files, policy=policy),
         choice=run.resources.engine,
-        special_tokens=SpecialTokens(run.config.special_tokens),
+        special_tokens=policy,
     )
-    sample = _encode_sample(discovery.files, source_options, engine)
+    encoder = _Encoder(engine, _shaper(run, engine))
+    sample = _encode_sample(discovery.files, source_options, encoder)
     return _plan(run, discovery, request, memory, work, engine, sample)
 
 
@@ -149,22 +153,56 @@ def _plan(
         sample_rejected=sample.rejected,
         estimated_documents=documents,
         estimated_tokens=tokens,
-        estimated_disk_bytes=tokens * dtype.itemsize + index_bytes(documents),
+        estimated_disk_bytes=tokens * (dtype.itemsize + identity.mask) + index_bytes(documents),
         estimated_seconds=sample.seconds * share / memory.workers,
         bytes_per_token=sample.text_bytes / max(sample.tokens, 1),
         skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
     )
 
 
+def _shaper(run: BuildRun, engine: CheckedEngine) -> Shaper | None:
+    if run.config.shape is None:
+        return None
+    from tokenmill.supervised.shaper import Shaper
+
+    # Tokens at the borders are counted by the plan itself.
+    return Shaper(run.config.shape, engine, reject_special=run.config.special_tokens == "reject")
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """What a build would make of a batch, in numbers."""
+
+    engine: CheckedEngine
+    shaper: Shaper | None
+
+    def add(self, batch: RowBatch, sample: _Sample) -> None:
+        sample.input_bytes += batch.num_bytes
+        sample.rejected += len(batch.rejects)
+        if self.shaper is None:
+            tokens = self.engine.encode(batch.texts)
+            sample.text_bytes += batch.texts.num_bytes
+            sample.documents += len(batch.texts)
+        else:
+            shaped = self.shaper.shape(batch.texts, batch.rows)
+            stretches = self.shaper.encode(shaped, self.engine.encode)
+            documents = self.shaper.assemble(shaped, stretches)
+            tokens = documents.tokens
+            sample.text_bytes += sum(len(text.encode()) for text in documents.texts)
+            sample.documents += len(documents.rows)
+            sample.rejected += len(shaped.rejects) + len(documents.rejects)
+        sample.tokens += len(tokens.ids)
+
+
 def _encode_sample(
-    files: Sequence[SourceFile], options: SourceOptions, engine: CheckedEngine
+    files: Sequence[SourceFile], options: SourceOptions, encoder: _Encoder
 ) -> _Sample:
     """Read and encode the first megabytes of a few files, spread over the input."""
     sample = _Sample()
     step = max(1, len(files) // _SAMPLE_FILES)
     chosen = files[::step][:_SAMPLE_FILES]
     for file in chosen:
-        _encode_some(sample, file, options, engine, most_bytes=_SAMPLE_BYTES // len(chosen))
+        _encode_some(sample, file, options, encoder, most_bytes=_SAMPLE_BYTES // len(chosen))
     return sample
 
 
@@ -172,7 +210,7 @@ def _encode_some(
     sample: _Sample,
     file: SourceFile,
     options: SourceOptions,
-    engine: CheckedEngine,
+    encoder: _Encoder,
     *,
     most_bytes: int,
 ) -> None:
@@ -183,13 +221,8 @@ def _encode_some(
     taken = 0
     with closing(format_of(file).open(file, options)) as source:
         for batch in source.read(unit):
-            tokens = engine.encode(batch.texts)
+            encoder.add(batch, sample)
             taken += batch.num_bytes
-            sample.input_bytes += batch.num_bytes
-            sample.text_bytes += batch.texts.num_bytes
-            sample.documents += len(batch.texts)
-            sample.rejected += len(batch.rejects)
-            sample.tokens += len(tokens.ids)
             if taken >= most_bytes:
                 break
     sample.seconds += time.perf_counter() - start

@@ -1,5 +1,9 @@
 """Puts documents back to back as a shard holds them: BOS, ids, EOS, in the shard's width.
 
+A mask goes the same way. A BOS that is put in front does not count: nothing comes before it that
+could predict it. An EOS that is put behind counts if the token in front of it does: it is the end
+of what the model is to say, or of what it is told.
+
 One pass over the ids narrows and places them. Copying slice by slice is fastest for documents of
 more than about a hundred tokens; shorter ones go through a mask, whose cost does not grow with
 their number.
@@ -45,61 +49,97 @@ def frame_documents(
 
     The ids are valid until the scratch is used again.
     """
-    lengths = tokens.lengths
-    if documents is not None and len(documents) == len(tokens):
-        documents = None
-    chosen = lengths if documents is None else lengths[documents]
-    extra = (bos_id is not None) + (eos_id is not None)
-    framed_lengths = chosen + extra
-    if extra == 0 and documents is None:
-        return tokens.ids.astype(dtype), framed_lengths
+    column = _Column(tokens.ids, tokens.offsets, documents)
+    return _frame(column, dtype=dtype, first=bos_id, last=eos_id, scratch=scratch)
+
+
+def frame_mask(
+    tokens: TokenBatch,
+    *,
+    documents: NDArray[np.int64] | None,
+    has_bos: bool,
+    has_eos: bool,
+    scratch: Scratch,
+) -> NDArray[np.uint8] | None:
+    """What of the chosen documents counts, framed as they are; none of them may be empty.
+
+    None where there is no mask. Valid until the scratch is used again.
+    """
+    if tokens.mask is None:
+        return None
+    framed, lengths = _frame(
+        _Column(tokens.mask, tokens.offsets, documents),
+        dtype=np.dtype(np.uint8),
+        first=0 if has_bos else None,
+        last=0 if has_eos else None,
+        scratch=scratch,
+    )
+    if has_eos:
+        ends = np.cumsum(lengths)
+        framed[ends - 1] = framed[ends - 2]
+    return framed
+
+
+class _Column:
+    """Values of documents back to back, and which of the documents are wanted."""
+
+    def __init__(
+        self,
+        values: NDArray[Any],
+        offsets: NDArray[np.int64],
+        documents: NDArray[np.int64] | None,
+    ) -> None:
+        self.values = values
+        self.offsets = offsets
+        self.lengths = np.diff(offsets)
+        self.documents = documents
+        if documents is not None and len(documents) == len(self.lengths):
+            self.documents = None
+        self.chosen = self.lengths if self.documents is None else self.lengths[self.documents]
+        """Lengths of those that are wanted."""
+
+
+def _frame(
+    column: _Column, *, dtype: np.dtype[Any], first: int | None, last: int | None, scratch: Scratch
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    extra = (first is not None) + (last is not None)
+    framed_lengths = column.chosen + extra
+    if extra == 0 and column.documents is None:
+        return column.values.astype(dtype), framed_lengths
     ends = np.cumsum(framed_lengths)
     framed = scratch.take(int(ends[-1]) if len(ends) else 0, dtype)
     starts = ends - framed_lengths
-    inner = starts + (bos_id is not None)
-    if len(chosen) and chosen.mean() < _SHORT_TOKENS:
-        _place_masked(framed, tokens, documents, inner=inner, chosen=chosen)
+    inner = starts + (first is not None)
+    if len(column.chosen) and column.chosen.mean() < _SHORT_TOKENS:
+        _place_masked(framed, column, inner=inner)
     else:
-        _place_slices(framed, tokens, documents, inner=inner, chosen=chosen)
-    if bos_id is not None:
-        framed[starts] = bos_id
-    if eos_id is not None:
-        framed[ends - 1] = eos_id
+        _place_slices(framed, column, inner=inner)
+    if first is not None:
+        framed[starts] = first
+    if last is not None:
+        framed[ends - 1] = last
     return framed, framed_lengths
 
 
-def _place_slices(
-    framed: NDArray[Any],
-    tokens: TokenBatch,
-    documents: NDArray[np.int64] | None,
-    *,
-    inner: NDArray[np.int64],
-    chosen: NDArray[np.int64],
-) -> None:
-    sources = tokens.offsets[:-1] if documents is None else tokens.offsets[documents]
-    ids = tokens.ids
+def _place_slices(framed: NDArray[Any], column: _Column, *, inner: NDArray[np.int64]) -> None:
+    documents, values = column.documents, column.values
+    sources = column.offsets[:-1] if documents is None else column.offsets[documents]
     for source, target, length in zip(
-        sources.tolist(), inner.tolist(), chosen.tolist(), strict=True
+        sources.tolist(), inner.tolist(), column.chosen.tolist(), strict=True
     ):
-        framed[target : target + length] = ids[source : source + length]
+        framed[target : target + length] = values[source : source + length]
 
 
-def _place_masked(
-    framed: NDArray[Any],
-    tokens: TokenBatch,
-    documents: NDArray[np.int64] | None,
-    *,
-    inner: NDArray[np.int64],
-    chosen: NDArray[np.int64],
-) -> None:
-    # +1 where a document's ids start, -1 behind them: the running sum is 1 on ids, 0 elsewhere.
+def _place_masked(framed: NDArray[Any], column: _Column, *, inner: NDArray[np.int64]) -> None:
+    # +1 where a document's values start, -1 behind them: the running sum is 1 on values, 0
+    # elsewhere.
     steps = np.zeros(len(framed) + 1, np.int8)
     np.add.at(steps, inner, 1)
-    np.add.at(steps, inner + chosen, -1)
-    holds_ids = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
-    if documents is None:
-        framed[holds_ids] = tokens.ids
+    np.add.at(steps, inner + column.chosen, -1)
+    holds_values = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
+    if column.documents is None:
+        framed[holds_values] = column.values
         return
-    kept = np.zeros(len(tokens), np.bool_)
-    kept[documents] = True
-    framed[holds_ids] = tokens.ids[np.repeat(kept, tokens.lengths)]
+    kept = np.zeros(len(column.lengths), np.bool_)
+    kept[column.documents] = True
+    framed[holds_values] = column.values[np.repeat(kept, column.lengths)]

@@ -24,6 +24,7 @@ from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
 from tokenmill.store.facts import facts_of
 from tokenmill.store.fields import FORMAT_VERSION
 from tokenmill.store.manifest import read_manifest
+from tokenmill.supervised.template_files import digest, read_sources, with_template
 
 if TYPE_CHECKING:
     import os
@@ -45,28 +46,39 @@ class Request:
 
 
 def request_identity(
-    tokenizer: str | os.PathLike[str], config: BuildConfig, layout: StoreLayout
+    tokenizer: str | os.PathLike[str],
+    config: BuildConfig,
+    layout: StoreLayout,
+    *,
+    chat_template: str | None = None,
 ) -> Request:
     """Resolve tokenizer and configuration; cheap if the store was built with the same ones."""
     files = find_tokenizer(tokenizer)
+    settings = config.identity()
+    shape = config.shape
+    is_chat = shape is not None and shape.format == "chat"
+    if is_chat:
+        files = with_template(files, chat_template)
+        settings["chat_template"] = digest(read_sources(files.files))
     facts = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
     known = _known_identity(layout)
     if (
         known is not None
         and known.tokenizer.files == facts
         and known.tokenizer.kind == str(files.kind)
-        and dict(known.config) == config.identity()
+        and dict(known.config) == settings
     ):
         return Request(files=files, identity=known, info=None)
     info = describe(files, policy=SpecialTokens(config.special_tokens))
-    eos = resolve_eos(info, config.eos) if config.add_eos else None
+    # A chat has the tokens that its template writes, and no others.
+    eos = resolve_eos(info, config.eos) if config.add_eos and not is_chat else None
     bos = resolve_bos(info, config.bos) if config.add_bos else None
     content = {
         "format_version": FORMAT_VERSION,
         "tokenizer": info.fingerprint,
         "eos": eos,
         "bos": bos,
-        "config": config.identity(),
+        "config": settings,
     }
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
     identity = StoreIdentity(
@@ -80,8 +92,9 @@ def request_identity(
         eos=None if eos is None else BoundaryToken(token=eos[0], id=eos[1], position="end"),
         bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
         special_tokens=config.special_tokens,
-        config=config.identity(),
+        config=settings,
         fingerprint=hashlib.sha256(canonical).hexdigest(),
+        mask=shape is not None and shape.has_mask,
     )
     return Request(files=files, identity=identity, info=info)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenmill.config import RowShape
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.sources.base import SourceOptions
     from tokenmill.store.facts import Counts, EngineFacts
@@ -34,6 +35,7 @@ class WorkerSettings:
     val_fraction: float
     max_reject_fraction: float
     memory_bytes: int
+    shape: RowShape | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from tokenmill.builder.progress import BuildResult
 from tokenmill.store.facts import Counts
 
 if TYPE_CHECKING:
+    from tokenmill.builder.lengths import RowLengths
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.monitor import Monitor
     from tokenmill.builder.plan import WorkPlan
@@ -28,6 +29,7 @@ def make_result(
     memory: MemoryPlan,
     monitor: Monitor | None,
     seconds: float,
+    lengths: RowLengths | None = None,
 ) -> BuildResult:
     """What a build did and what the store holds now; without a monitor, it did nothing."""
     reports = [] if monitor is None else list(monitor.units.values())
@@ -61,6 +63,7 @@ def make_result(
         dtype=manifest.identity.dtype.name,
         skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
         warnings=() if monitor is None else tuple(monitor.warnings),
+        lengths=lengths,
     )
 
 
@@ -68,7 +71,9 @@ def _limiting_stage(stages: dict[str, float]) -> str | None:
     """Where most of the workers' time went; writing counts as far as it was waited for."""
     if not stages:
         return None
-    held_up = {name: stages.get(name, 0.0) for name in ("read", "parse", "encode", "check")}
+    held_up = {
+        name: stages.get(name, 0.0) for name in ("read", "parse", "render", "encode", "check")
+    }
     held_up["write"] = stages.get("wait", 0.0)
     return max(held_up, key=lambda name: held_up[name])
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tokenmill.builder.lengths import RowLengths
     from tokenmill.store.entries import SplitTotals
     from tokenmill.store.facts import Counts
 
@@ -91,6 +92,8 @@ class BuildResult:
     skipped_files: tuple[tuple[str, str], ...] = ()
     """Files below the input folders that were not used, with the reason."""
     warnings: tuple[str, ...] = field(default=())
+    lengths: RowLengths | None = None
+    """Of a store with masks: how long its rows are, and what of them counts."""
 
     @property
     def working_seconds(self) -> float:

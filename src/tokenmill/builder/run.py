@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
+    from tokenmill.builder.lengths import RowLengths
     from tokenmill.builder.progress import BuildResult, Progress
-    from tokenmill.config import BuildConfig, BuildResources
+    from tokenmill.config import BuildConfig, BuildResources, RowShape
     from tokenmill.runners import Runner
     from tokenmill.sources import Discovery
     from tokenmill.store.manifest import Manifest
@@ -66,6 +67,15 @@ _WORKER_ENVIRONMENT = {
 }
 
 
+def fields_of(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
+    """The fields that rows are read for, and whether all must be there; none for plain text."""
+    if shape is None:
+        return (), True
+    from tokenmill.supervised.reading import needed_fields
+
+    return needed_fields(shape)
+
+
 @dataclass(kw_only=True)
 class BuildRun:
     """One call of `build`: what it was asked for, and the steps that carry it out."""
@@ -78,15 +88,17 @@ class BuildRun:
     prune: bool
     rebuild: bool
     on_progress: Callable[[Progress], None] | None
+    chat_template: str | None = None
+    """A file with the template for chats; None takes the tokenizer's own."""
 
     def run(self) -> BuildResult:
         """Carry out the build."""
         self.started = time.monotonic()
         self.profile: dict[str, object] = {}
-        discovery = discover(self.inputs, self.source_options())
+        discovery = self.discover()
         self._check_folder()
         with StoreLock(self.layout) as lock:
-            request = request_identity(self.tokenizer, self.config, self.layout)
+            request = self.request()
             memory = self.memory_plan(request)
             options = self.source_options(batch_bytes=memory.batch_bytes)
             rules = PlanRules(
@@ -102,11 +114,29 @@ class BuildRun:
             self.lock_token = lock.token
             return self._work(plan, request, memory, options, discovery)
 
+    def discover(self) -> Discovery:
+        """The input files, all of a kind that the rows can come from."""
+        discovery = discover(self.inputs, self.source_options())
+        if self.config.shape is not None:
+            from tokenmill.supervised.reading import refuse_plain_text
+
+            refuse_plain_text(discovery.files, self.config.shape)
+        return discovery
+
+    def request(self) -> Request:
+        """Tokenizer and configuration, resolved."""
+        return request_identity(
+            self.tokenizer, self.config, self.layout, chat_template=self.chat_template
+        )
+
     def source_options(self, *, batch_bytes: int = 8 * MEGABYTE) -> SourceOptions:
         """How the input is read; document sizes follow from the budget alone."""
         budget = self.resources.memory or default_budget()
+        fields, needs_all = fields_of(self.config.shape)
         return SourceOptions(
             text_field=self.config.text_field,
+            fields=fields,
+            needs_all_fields=needs_all,
             separator=self.config.separator,
             unit_bytes=self.config.unit_bytes,
             batch_bytes=batch_bytes,
@@ -233,6 +263,7 @@ class BuildRun:
             val_fraction=self.config.val_fraction,
             max_reject_fraction=self.config.max_reject_fraction,
             memory_bytes=memory.worker_bytes,
+            shape=self.config.shape,
         )
         job = Job(function="tokenmill.builder.worker:start_worker", payload=settings)
         try:
@@ -278,4 +309,13 @@ class BuildRun:
             memory=memory,
             monitor=monitor,
             seconds=time.monotonic() - self.started,
+            lengths=self._lengths(),
         )
+
+    def _lengths(self) -> RowLengths | None:
+        shape = self.config.shape
+        if shape is None or not shape.has_mask:
+            return None
+        from tokenmill.builder.lengths import measure_rows
+
+        return measure_rows(self.layout.root, shape)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.builder.framing import Scratch, frame_documents
+from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
 from tokenmill.builder.splits import VAL, in_validation
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.parity import CheckedEngine, SampleResult
     from tokenmill.sources.base import Source, Unit, UnitEnd
     from tokenmill.store.writer import UnitWriter
+    from tokenmill.supervised.shaper import Shaper
 
 
 REFERENCE_BYTES = 256 << 10
@@ -97,6 +98,9 @@ class UnitPass:
     large_turn: Callable[[], Any]
     """Makes a context that one worker at a time can hold, for large documents."""
     scratch: Scratch
+    mask_scratch: Scratch = field(default_factory=Scratch)
+    shaper: Shaper | None = None
+    """Makes documents of rows that are more than one text."""
     tally: UnitTally = field(default_factory=UnitTally)
 
     def run(self, source: Source, unit: Unit, *, row_limit: int | None) -> UnitEnd:
@@ -150,22 +154,48 @@ class UnitPass:
         tally.input_bytes += batch.num_bytes
         tally.largest_row_bytes = max(tally.largest_row_bytes, batch.largest_row_bytes)
         tally.skipped += batch.num_rows - len(rows) - len(rejects)
+        if self.shaper is not None:
+            self._take_shaped(self.shaper, texts, rows, rejects, behind)
+            return
         if self.rules.reject_special and len(texts):
             texts, rows, found = self._without_special(texts, rows)
             # By row, or the file of rejects would tell how the unit was cut into batches.
             rejects = tuple(sorted((*rejects, *found), key=lambda reject: reject.row))
-        self._count_rejects(rejects)
-        if rejects:
-            behind.submit(self.writer.rejects, rejects)
+        self._put_rejects(rejects, behind)
         if not len(texts):
             return
         tokens = self._encode(texts)
-        tally.text_bytes += texts.num_bytes
         behind.submit(self._write, texts, tokens, rows)
+
+    def _take_shaped(
+        self,
+        shaper: Shaper,
+        texts: TextBatch,
+        rows: NDArray[np.int64],
+        rejects: tuple[Reject, ...],
+        behind: WriteBehind,
+    ) -> None:
+        shaped = self.clock.timed("render", shaper.shape, texts, rows)
+        tokens = shaper.encode(shaped, self._encode)
+        documents = self.clock.timed("render", shaper.assemble, shaped, tokens)
+        found = (*rejects, *shaped.rejects, *documents.rejects)
+        self._put_rejects(tuple(sorted(found, key=lambda reject: reject.row)), behind)
+        if len(documents.rows):
+            identities = documents.texts if self.rules.val_fraction > 0 else ()
+            behind.submit(
+                self._write, TextBatch.from_texts(identities), documents.tokens, documents.rows
+            )
+
+    def _put_rejects(self, rejects: tuple[Reject, ...], behind: WriteBehind) -> None:
+        self._count_rejects(rejects)
+        if rejects:
+            behind.submit(self.writer.rejects, rejects)
 
     def _encode(self, texts: TextBatch) -> TokenBatch:
         if self.use_reference:
-            return self.clock.timed("encode", self.engine.reference.encode, texts)
+            tokens = self.clock.timed("encode", self.engine.reference.encode, texts)
+            self.tally.text_bytes += texts.num_bytes
+            return tokens
         routed = self.engine.routed_documents
         tokens = self.clock.timed("encode", self.engine.encode, texts)
         self.tally.routed_documents += self.engine.routed_documents - routed
@@ -174,6 +204,7 @@ class UnitPass:
         self.tally.mismatches += len(sample.mismatches)
         if sample.mismatches:
             raise EngineDisagreesError(self.tally.checked_documents)
+        self.tally.text_bytes += texts.num_bytes
         return tokens
 
     def _check(self, texts: TextBatch, tokens: TokenBatch) -> SampleResult:
@@ -203,7 +234,14 @@ class UnitPass:
                 eos_id=self.rules.eos_id,
                 scratch=self.scratch,
             )
-            self.writer.append(split, ids, lengths=lengths, rows=rows[documents])
+            counts = frame_mask(
+                tokens,
+                documents=documents,
+                has_bos=self.rules.bos_id is not None,
+                has_eos=self.rules.eos_id is not None,
+                scratch=self.mask_scratch,
+            )
+            self.writer.append(split, ids, lengths=lengths, rows=rows[documents], mask=counts)
             tally.documents += len(documents)
             tally.tokens += len(ids)
 
@@ -243,9 +281,12 @@ class UnitPass:
             f"{self.tally.rejected:,} of {used:,} rows of {unit.file.path!r} (unit {unit.index}) "
             f"were rejected, more than the threshold of {self.rules.max_reject_fraction:.2%}; so "
             f"many bad rows usually mean a wrong option or a damaged file; the first: {examples}",
-            hint="look at those rows, then correct --text-field or the input, or accept the loss "
-            "with --max-rejects 1.0",
+            hint=f"look at those rows, then correct {self._options_at_fault()} or the input, or "
+            "accept the loss with --max-rejects 1.0",
         )
+
+    def _options_at_fault(self) -> str:
+        return "--text-field" if self.shaper is None else "the options of --format"
 
 
 def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:

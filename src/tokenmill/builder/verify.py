@@ -11,12 +11,16 @@ import random
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tokenmill.api import load_reference
+from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import default_budget, max_document_bytes
+from tokenmill.builder.reshaping import reshaping
+from tokenmill.builder.run import fields_of
+from tokenmill.config import RowShape
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.paths import is_remote
 from tokenmill.records import TextBatch
@@ -30,10 +34,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from tokenmill.engines.base import Engine
+    from numpy.typing import NDArray
+
+    from tokenmill.records import TokenBatch
     from tokenmill.sources.base import SourceFile
     from tokenmill.store.receipt import Receipt
 
+Encode: TypeAlias = "Callable[[TextBatch], TokenBatch]"
+"""Text of rows, as the source gives it, to ids: with masks where the store has them."""
 _MOST_UNITS = 16
 """A document is found by reading its unit, so the sample is drawn from a few units."""
 
@@ -115,6 +123,7 @@ class _Reencoding:
 
 def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
     engine = load_reference(store)
+    encode = reshaping(store) or engine.encode
     result = _Reencoding()
     result.reference = f"{engine.name} {engine.version}"
     for unit_name, documents in _draw(store, sample=sample, seed=seed).items():
@@ -125,7 +134,7 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
             result.unavailable += len(documents)
             result.notes.append(Finding(receipt.unit.path, error.message))
             continue
-        _compare(store, engine, texts, result)
+        _compare(store, encode, texts, result)
     return result
 
 
@@ -155,8 +164,11 @@ def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, by
     _check_same(file, receipt)
     config = store.manifest.identity.config
     separator = config.get("separator")
+    fields, needs_all = fields_of(RowShape.of_identity(config))
     options = SourceOptions(
         text_field=str(config["text_field"]),
+        fields=fields,
+        needs_all_fields=needs_all,
         separator=None if separator is None else str(separator),
         max_document_bytes=max(
             max_document_bytes(default_budget()), receipt.bounds.largest_row_bytes
@@ -181,21 +193,59 @@ def _check_same(file: SourceFile, receipt: Receipt) -> None:
         raise SourceError(f"{file.path!r} is not the file that was built from: it has changed")
 
 
-def _compare(store: Store, engine: Engine, texts: dict[int, bytes], result: _Reencoding) -> None:
-    identity = store.manifest.identity
-    before = [] if identity.bos is None else [identity.bos.id]
-    after = [] if identity.eos is None else [identity.eos.id]
-    tokens = engine.encode(TextBatch.from_texts(texts.values()))
+def _compare(store: Store, encode: Encode, texts: dict[int, bytes], result: _Reencoding) -> None:
+    """Compare ids, and masks where encoding gives them, with those of the store."""
+    if not texts:
+        return
+    tokens = encode(TextBatch.from_texts(texts.values()))
+    ids, lengths, masks = _framed(store, tokens)
+    ends = np.cumsum(lengths).tolist()
     for place, document in enumerate(texts):
-        expected = np.concatenate([before, tokens[place], after])
+        own = slice(ends[place] - int(lengths[place]), ends[place])
         result.compared += 1
-        if not np.array_equal(store[document], expected):
-            result.mismatches += 1
-            shard = store.shards[store.locate(document)[0]]
-            result.findings.append(
-                Finding(
-                    f"shards/{shard.name}.bin",
-                    f"document {document} has {len(store[document])} ids that differ from the "
-                    f"{len(expected)} of {result.reference}",
-                )
+        shard = store.shards[store.locate(document)[0]]
+        problem = None
+        if not np.array_equal(store[document], ids[own]):
+            problem = Finding(
+                f"shards/{shard.name}.bin",
+                f"document {document} has {len(store[document])} ids that differ from the "
+                f"{len(ids[own])} of {result.reference}",
             )
+        elif masks is not None and not _has_mask(store, document, masks[own]):
+            problem = Finding(
+                f"shards/{shard.name}.mask",
+                f"document {document} counts other tokens than its source row says",
+            )
+        if problem is not None:
+            result.mismatches += 1
+            result.findings.append(problem)
+
+
+def _has_mask(store: Store, document: int, expected: NDArray[np.uint8]) -> bool:
+    mask = store.mask(document)
+    return mask is not None and np.array_equal(mask, expected)
+
+
+def _framed(
+    store: Store, tokens: TokenBatch
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8] | None]:
+    """Documents as a build puts them into a shard: ids, lengths, masks."""
+    identity = store.manifest.identity
+    # What has a mask is framed where the mask is made.
+    bos, eos = (None, None) if identity.mask else (identity.bos, identity.eos)
+    ids, lengths = frame_documents(
+        tokens,
+        documents=None,
+        dtype=np.dtype(np.int64),
+        bos_id=None if bos is None else bos.id,
+        eos_id=None if eos is None else eos.id,
+        scratch=Scratch(),
+    )
+    masks = frame_mask(
+        tokens,
+        documents=None,
+        has_bos=bos is not None,
+        has_eos=eos is not None,
+        scratch=Scratch(),
+    )
+    return ids, lengths, masks

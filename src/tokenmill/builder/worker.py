@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.runners import Report
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
+    from tokenmill.supervised.shaper import Shaper
 
 _REPORT_SECONDS = 0.2
 
@@ -44,6 +45,21 @@ _REPORT_SECONDS = 0.2
 def start_worker(settings: WorkerSettings) -> BuildWorker:
     """What the runner calls in each worker process."""
     return BuildWorker(settings)
+
+
+def make_shaper(settings: WorkerSettings, engine: CheckedEngine) -> Shaper | None:
+    """What makes documents of rows; None where a row is one text."""
+    if settings.shape is None:
+        return None
+    from tokenmill.supervised.shaper import Shaper
+
+    return Shaper(
+        settings.shape,
+        engine,
+        bos=settings.bos_id,
+        eos=settings.eos_id,
+        reject_special=settings.special_tokens == "reject",
+    )
 
 
 class BuildWorker:
@@ -59,11 +75,14 @@ class BuildWorker:
             choice=settings.engine,
             special_tokens=SpecialTokens(settings.special_tokens),
         )
+        self._shaper = make_shaper(settings, self._engine)
+        # What has a mask is framed where the mask is made.
+        is_framed = settings.shape is None or not settings.shape.has_mask
         self._rules = UnitRules(
             vocab_size=settings.vocab_size,
             dtype=token_dtype(settings.vocab_size),
-            bos_id=settings.bos_id,
-            eos_id=settings.eos_id,
+            bos_id=settings.bos_id if is_framed else None,
+            eos_id=settings.eos_id if is_framed else None,
             val_fraction=settings.val_fraction,
             reject_special=settings.special_tokens == "reject",
             max_reject_fraction=settings.max_reject_fraction,
@@ -167,6 +186,7 @@ class BuildWorker:
             on_batch=on_batch,
             large_turn=self._large_turn,
             scratch=self._scratch,
+            shaper=self._shaper,
         )
         try:
             end = unit_pass.run(source, unit, row_limit=row_limit)

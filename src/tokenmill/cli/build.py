@@ -12,6 +12,16 @@ def build(
     out: opt.Out,
     text_field: opt.TextField = "text",
     separator: opt.Separator = None,
+    format: opt.Format = opt.FormatChoice.TEXT,  # noqa: A002 (the option's name)
+    template: opt.Template = None,
+    prompt_field: opt.PromptField = "prompt",
+    completion_field: opt.CompletionField = "completion",
+    messages_field: opt.MessagesField = None,
+    chat_template: opt.ChatTemplate = None,
+    chat_date: opt.ChatDate = None,
+    train_on: opt.TrainOn = opt.TrainOnChoice.ASSISTANT,
+    max_length: opt.MaxLength = None,
+    too_long: opt.TooLong = opt.TooLongChoice.SPLIT,
     limit: opt.Limit = None,
     val: opt.Val = 0.0,
     max_rejects: opt.MaxRejects = 0.01,
@@ -42,6 +52,7 @@ def build(
       tokenmill build corpus/ -t tokenizer.json -o my-store
       tokenmill build 'data/*.jsonl.zst' -t llama/ -o my-store --val 0.01 --memory 4GB
       tokenmill build notes.txt -t bytes -o my-store --separator '\\n\\n'
+      tokenmill build chats.jsonl -t qwen/ -o my-store --format chat
     """
     import tokenmill
     from tokenmill.builder.build import BuildOptions
@@ -51,6 +62,16 @@ def build(
     options = BuildOptions(
         text_field=text_field,
         separator=opt.unescape(separator),
+        format=str(format),
+        template=opt.unescape(template, "--template"),
+        prompt_field=prompt_field,
+        completion_field=completion_field,
+        messages_field=messages_field,
+        chat_template=chat_template,
+        chat_date=chat_date,
+        train_on=str(train_on),
+        max_length=max_length,
+        too_long=str(too_long),
         limit=limit,
         val=val,
         max_rejects=max_rejects,

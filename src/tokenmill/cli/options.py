@@ -16,6 +16,7 @@ from tokenmill.errors import UsageError
 
 NEEDED = "Needed"
 TEXT = "What is read"
+SHAPE = "What a row is"
 TOKENS = "What becomes a token"
 SPEED = "What may be used"
 RERUN = "Running again"
@@ -25,6 +26,24 @@ OUTPUT = "What is shown"
 class SpecialTokensChoice(enum.StrEnum):
     TEXT = "text"
     PARSE = "parse"
+    REJECT = "reject"
+
+
+class FormatChoice(enum.StrEnum):
+    TEXT = "text"
+    CHAT = "chat"
+    PROMPT_COMPLETION = "prompt-completion"
+
+
+class TrainOnChoice(enum.StrEnum):
+    ASSISTANT = "assistant"
+    ALL = "all"
+    LAST = "last"
+
+
+class TooLongChoice(enum.StrEnum):
+    SPLIT = "split"
+    TRUNCATE = "truncate"
     REJECT = "reject"
 
 
@@ -86,6 +105,99 @@ TextField = Annotated[
         metavar="NAME",
         rich_help_panel=TEXT,
         help="JSON key or column that holds the text; dots reach into nested objects (data.text).",
+    ),
+]
+Format = Annotated[
+    FormatChoice,
+    typer.Option(
+        "--format",
+        metavar="text|chat|prompt-completion",
+        rich_help_panel=SHAPE,
+        help="What a row is: a text, a conversation, or a prompt with its completion. The last two "
+        "make a store with masks, which say what counts for the loss.",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="TEXT",
+        show_default=False,
+        rich_help_panel=SHAPE,
+        help="Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are "
+        "understood, {{ and }} are braces.",
+    ),
+]
+PromptField = Annotated[
+    str,
+    typer.Option("--prompt-field", metavar="NAME", rich_help_panel=SHAPE, help="The prompt."),
+]
+CompletionField = Annotated[
+    str,
+    typer.Option(
+        "--completion-field",
+        metavar="NAME",
+        rich_help_panel=SHAPE,
+        help="The completion; in a --template everything from it on counts for the loss.",
+    ),
+]
+MessagesField = Annotated[
+    str | None,
+    typer.Option(
+        "--messages-field",
+        metavar="NAME",
+        show_default="messages or conversations",
+        rich_help_panel=SHAPE,
+        help="The conversation: a list of messages with role and content, or from and value.",
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        show_default="the tokenizer's own",
+        rich_help_panel=SHAPE,
+        help="Jinja template that makes text of a conversation.",
+    ),
+]
+ChatDate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-date",
+        metavar="DAY",
+        show_default=False,
+        rich_help_panel=SHAPE,
+        help="What a chat template that writes today's date shall write, such as 2024-07-26.",
+    ),
+]
+TrainOn = Annotated[
+    TrainOnChoice,
+    typer.Option(
+        "--train-on",
+        metavar="assistant|all|last",
+        rich_help_panel=SHAPE,
+        help="What counts of a conversation: all that the assistant says, everything, or the "
+        "assistant's last message.",
+    ),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        metavar="TOKENS",
+        show_default="any",
+        rich_help_panel=SHAPE,
+        help="Longest row of a chat or a prompt with its completion.",
+    ),
+]
+TooLong = Annotated[
+    TooLongChoice,
+    typer.Option(
+        "--too-long",
+        metavar="split|truncate|reject",
+        rich_help_panel=SHAPE,
+        help="A longer row is kept whole, for the loader to split; is cut off; or is rejected.",
     ),
 ]
 Separator = Annotated[
@@ -272,8 +384,8 @@ def end_token(eos: str | None, *, no_eos: bool) -> str | bool | None:
     return False if no_eos else eos
 
 
-def unescape(separator: str | None) -> str | None:
-    """A separator as a shell passes it: backslash n, t, r and backslash itself are understood."""
+def unescape(separator: str | None, option: str = "--separator") -> str | None:
+    """A text as a shell passes it: backslash n, t, r and backslash itself are understood."""
     if separator is None:
         return None
     plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
@@ -285,7 +397,7 @@ def unescape(separator: str | None) -> str | None:
         escaped = next(characters, "")
         if escaped not in plain:
             raise UsageError(
-                f"--separator {separator!r} has the unknown escape \\{escaped}",
+                f"{option} {separator!r} has the unknown escape \\{escaped}",
                 hint="use \\n, \\t, \\r or \\\\ (for one backslash)",
             )
         out.append(plain[escaped])

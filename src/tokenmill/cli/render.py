@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from tokenmill.builder.lengths import RowLengths
     from tokenmill.builder.progress import BuildResult
     from tokenmill.store.entries import SplitTotals
     from tokenmill.store.entries import SplitTotals as StoreSplitTotals
@@ -91,6 +92,9 @@ def build_rows(result: BuildResult) -> list[Row]:
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
         ("tokens", f"{count(totals.tokens)} as {result.dtype}{_ratio(result)}"),
         ("splits", splits_text(result.splits)),
+        ("counted", _counted(result)),
+        ("lengths", _lengths(result)),
+        ("cut off", _cuts(result)),
         ("rejects", _rejects(result)),
         ("not read", first_of(result.skipped_files)),
         ("engine", _engine(result)),
@@ -144,6 +148,47 @@ def splits_text(splits: Mapping[str, SplitTotals] | Mapping[str, StoreSplitTotal
         f"{name}: {count(split.documents, 'document')}, {count(split.tokens, 'token')},"
         f" {count(split.shards, 'shard')}"
         for name, split in splits.items()
+    )
+
+
+def _counted(result: BuildResult) -> str:
+    if result.lengths is None:
+        return ""
+    tokens = result.lengths.counted_tokens
+    return f"{count(tokens)} tokens ({share(tokens, result.totals.tokens)}) count for the loss"
+
+
+def _lengths(result: BuildResult) -> str:
+    """Tokens per row, and what became of those that were too long."""
+    lengths = result.lengths
+    if lengths is None:
+        return ""
+    shown = ", ".join(f"{p}% {count(value)}" for p, value in lengths.percentiles.items())
+    extent = f"{count(lengths.shortest)} to {count(lengths.longest)} tokens a row"
+    lines = [f"{extent}, mean {lengths.mean:,.1f}; percentiles: {shown}"]
+    if lengths.max_length is not None:
+        lines.append(_too_long(lengths, lengths.max_length))
+    return "\n".join(lines)
+
+
+def _too_long(lengths: RowLengths, limit: int) -> str:
+    if lengths.too_long == "reject":
+        return f"{count(lengths.rejected_too_long, 'row')} over {count(limit)} tokens rejected"
+    if lengths.too_long == "truncate":
+        return f"{count(lengths.at_limit, 'row')} of {count(limit)} tokens: cut off, or as long"
+    longer = next((cut.rows for cut in lengths.cuts if cut.limit == limit), 0)
+    return f"{count(longer, 'row')} over {count(limit)} tokens kept whole; the loader splits them"
+
+
+def _cuts(result: BuildResult) -> str:
+    """What other limits would take away, one line for each."""
+    if result.lengths is None or not result.lengths.cuts:
+        return ""
+    rows, tokens = result.totals.documents, result.totals.tokens
+    return "\n".join(
+        f"at {count(cut.limit)} tokens: {count(cut.rows, 'row')} ({share(cut.rows, rows)}),"
+        f" {count(cut.tokens, 'token')} ({share(cut.tokens, tokens)})"
+        for cut in result.lengths.cuts
     )
 
 

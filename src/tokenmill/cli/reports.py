@@ -103,6 +103,8 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
         return
     split = "all splits" if report.split is None else f"split {report.split}"
     held = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
+    if report.counted is not None:
+        held += f", of which {count(report.counted)} count for the loss"
     facts([("store", f"{report.store}, {split}: {held}")])
     console = make_console()
     header, *lines = layout_table(report)

@@ -26,6 +26,10 @@ GROUP_OF_TEXTS = "text//"
 SHOWN_TOKENS = 2000
 """Of one document; --json gives all of them."""
 EVEN, ODD = "black on light_sky_blue1", "black on light_goldenrod1"
+PALE_EVEN, PALE_ODD = "grey42 on grey89", "grey42 on grey82"
+"""Of tokens that do not count for the loss."""
+OPEN, CLOSE = "[[", "]]"
+"""Around tokens that count, where there is no colour."""
 NEWLINE = "\u21b5"
 
 
@@ -66,6 +70,7 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
         ("store", f"{inspection.store}, written by {inspection.created_by}"),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
         ("tokens", f"{count(totals.tokens)} as {inspection.dtype}{per_token}"),
+        ("mask", mask_text(inspection)),
         ("splits", splits_text(inspection.splits)),
         ("rejects", f"{', '.join(reasons)}; every row: {where}" if reasons else ""),
         ("sources", sources_text(inspection)),
@@ -74,6 +79,19 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
         ("specials", SPECIAL_TOKENS[inspection.special_tokens]),
         ("engine", engines_text(inspection)),
     ]
+
+
+def mask_text(inspection: Inspection) -> str:
+    """The share of tokens that count; an empty string where there are no masks."""
+    mask = inspection.mask
+    if mask is None:
+        return ""
+    counting = f"{count(mask.counted)} of {count(mask.tokens)} tokens{of_split(inspection)} count"
+    text = f"{counting} for the loss ({share(mask.counted, mask.tokens)})"
+    if not mask.silent:
+        return text
+    silent = count(mask.silent, "document has", plural="documents have")
+    return f"{text}; {silent} no token that counts: nothing is learned there"
 
 
 SPECIAL_TOKENS = {
@@ -202,6 +220,8 @@ def document(view: DocumentView) -> None:
     line = "" if view.line is None else f", line {count(view.line)}"
     console.print(f"from {view.path}, row {count(view.row)}{line}\n", markup=False, soft_wrap=True)
     coloured = console.is_terminal and not console.no_color
+    if said := counting_line(view, coloured=coloured):
+        console.print(said + "\n", markup=False, soft_wrap=True)
     console.print(with_borders(shown, coloured=coloured), soft_wrap=True)
     console.print("\n[bold]ids[/]")
     console.print(" ".join(str(token.id) for token in shown), soft_wrap=True)
@@ -210,15 +230,35 @@ def document(view: DocumentView) -> None:
         console.print(f"... and {rest}; all of them: add --json")
 
 
+def counting_line(view: DocumentView, *, coloured: bool) -> str:
+    """How to tell the tokens that count; an empty string where there are no masks."""
+    if not view.tokens or view.tokens[0].counts is None:
+        return ""
+    counting = sum(token.counts is True for token in view.tokens)
+    how = "the grey ones do not" if coloured else f"those in {OPEN} {CLOSE}"
+    of_all = f"{count(counting)} of {count(len(view.tokens))}"
+    return f"{of_all} count for the loss ({share(counting, len(view.tokens))}): {how}"
+
+
 def with_borders(tokens: Sequence[Token], *, coloured: bool) -> Text:
-    """The text of the tokens, on two alternating backgrounds or with | between them."""
+    """The text of the tokens, on two alternating backgrounds or with | between them.
+
+    Tokens that do not count for the loss are grey; without colour, those that do stand in [[ ]].
+    """
     from rich.text import Text
 
     text = Text()
+    inside = False
     for number, token in enumerate(tokens):
         if coloured:
             shown = token.text.replace("\n", f"{NEWLINE}\n")
-            text.append(shown, style=ODD if number % 2 else EVEN)
-        else:
-            text.append(token.text if number == 0 else f"|{token.text}")
+            even, odd = (PALE_EVEN, PALE_ODD) if token.counts is False else (EVEN, ODD)
+            text.append(shown, style=odd if number % 2 else even)
+            continue
+        opens, closes = token.counts is True and not inside, inside and not token.counts
+        inside = token.counts is True
+        border = "|" if number else ""
+        text.append(f"{CLOSE if closes else ''}{border}{OPEN if opens else ''}{token.text}")
+    if inside:
+        text.append(CLOSE)
     return text

@@ -35,7 +35,7 @@ def describe(
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
     if files.main is None:
-        return _describe_bytes()
+        return _describe_bytes(files)
     if files.kind is TokenizerKind.HUGGINGFACE:
         return _describe_json(files, read_tokenizer_json(files.main), policy)
     if files.kind is TokenizerKind.SENTENCEPIECE:
@@ -78,10 +78,10 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _describe_bytes() -> TokenizerInfo:
+def _describe_bytes(files: TokenizerFiles) -> TokenizerInfo:
     return TokenizerInfo(
         kind=TokenizerKind.BYTES,
-        files={},
+        files=files.files,
         fingerprint=_sha256({"kind": "bytes", "eos": BYTES_EOS_ID}),
         vocab_size=BYTES_EOS_ID + 1,
         special_tokens={BYTES_EOS: BYTES_EOS_ID},

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenmill.engines.locate import METADATA_NAMES
+from tokenmill.engines.locate import CHAT_TEMPLATE, METADATA_NAMES
 from tokenmill.errors import MissingExtraError, TokenizerError
 
-_PATTERNS = ["tokenizer.json", *METADATA_NAMES, "*.model", "*.tiktoken", "vocab.json", "merges.txt"]
+_PATTERNS = [
+    "tokenizer.json",
+    *METADATA_NAMES,
+    CHAT_TEMPLATE,
+    "*.model",
+    "*.tiktoken",
+    "vocab.json",
+    "merges.txt",
+]
 
 
 def download_tokenizer(repo_id: str) -> Path:

@@ -35,7 +35,15 @@ class HuggingFaceEngine:
 
     name = "tokenizers"
 
-    def __init__(self, path: Path, *, special_tokens: SpecialTokens, threads: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        special_tokens: SpecialTokens,
+        threads: int = 1,
+        content: str | None = None,
+    ) -> None:
+        """`content` is the tokenizer.json itself, where it is not to be the one at `path`."""
         limit_threads(threads)
         import tokenizers
 
@@ -44,7 +52,10 @@ class HuggingFaceEngine:
         self._as_text = special_tokens is not SpecialTokens.PARSE
         self._content: dict[str, Any] | None = None
         try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
+            load = tokenizers.Tokenizer
+            self._tokenizer: Any = (
+                load.from_file(str(path)) if content is None else load.from_str(content)
+            )
             self._old_api = hasattr(self._tokenizer, "encode_special_tokens")
             self._prepare()
             self._encode_texts(["probe"])
@@ -85,6 +96,20 @@ class HuggingFaceEngine:
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         encodings = encode(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Characters that each token of the text stands for, as [start, end)."""
+        if self._old_api:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        else:
+            encoding = self._tokenizer.encode_batch(
+                [text],
+                add_special_tokens=False,
+                encode_special_tokens=self._as_text,
+                padding=None,
+                truncation=None,
+            )[0]
+        return [(int(start), int(end)) for start, end in encoding.offsets]
 
     def added_token_id(self, content: str) -> int | None:
         """The id that the package gives to an added token, which need not be the file's."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 METADATA_NAMES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 SIDECAR_SUFFIX = ".json"
+CHAT_TEMPLATE = "chat_template.jinja"
 TIKTOKEN_PREFIX = "tiktoken:"
 
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
@@ -38,15 +39,18 @@ class TokenizerFiles:
     """tokenizer.json, the SentencePiece model or the rank file; None for bytes."""
     metadata: tuple[Path, ...] = ()
     """What lies beside it and matters: special-token names, or a rank file's definition."""
+    chat_template: Path | None = None
+    """A chat template that is a file of its own, where one is asked for."""
 
     @property
     def files(self) -> dict[str, Path]:
         """File name inside a store's `tokenizer/` folder -> where it lies now."""
         if self.main is None:
-            return {}
+            return {} if self.chat_template is None else {CHAT_TEMPLATE: self.chat_template}
         # A tokenizer.json under another name would not be found again in the store's folder.
         name = "tokenizer.json" if self.kind is TokenizerKind.HUGGINGFACE else self.main.name
-        return {name: self.main} | {path.name: path for path in self.metadata}
+        template = {} if self.chat_template is None else {CHAT_TEMPLATE: self.chat_template}
+        return {name: self.main} | {path.name: path for path in self.metadata} | template
 
 
 def find_tokenizer(source: str | PathLike[str]) -> TokenizerFiles:

@@ -6,12 +6,15 @@ other meaning, which is why the policy `parse` does not exist here.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.pieces import spaced_piece_bytes
+from tokenmill.engines.sentencepiece_model import proto_fields
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
 from tokenmill.records import TokenBatch
 
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.records import TextBatch
+
+
+_PIECES, _BEGIN, _END = 2, 4, 5
+"""Fields of the message SentencePieceText, and of a piece in it."""
 
 
 class SentencePieceEngine:
@@ -50,6 +57,22 @@ class SentencePieceEngine:
     def encode(self, texts: TextBatch) -> TokenBatch:
         documents = self._processor.encode(texts.texts(), num_threads=self._threads)
         return TokenBatch.from_lists(documents)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Characters that each token of the text stands for, as [start, end)."""
+        # The package wants protobuf for anything but the bytes of its answer.
+        answer: bytes = self._processor.encode_as_serialized_proto(text)
+        starts = [0, *itertools.accumulate(len(character.encode()) for character in text)]
+        found = []
+        for number, piece in proto_fields(answer):
+            if number == _PIECES and isinstance(piece, bytes):
+                fields = dict(proto_fields(piece))
+                begin, end = fields[_BEGIN], fields[_END]
+                assert isinstance(begin, int)
+                assert isinstance(end, int)
+                first = bisect.bisect_right(starts, begin) - 1
+                found.append((first, bisect.bisect_left(starts, end)))
+        return found
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids; a control symbol is shown as its own name."""

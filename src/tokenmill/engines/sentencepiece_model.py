@@ -83,20 +83,20 @@ def _parse(data: bytes) -> SentencePieceModel:
     pieces: list[tuple[str, PieceType]] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
+    for number, value in proto_fields(data):
         if not isinstance(value, bytes):
             continue
         if number == _PIECES:
-            piece = dict(_fields(value))
+            piece = dict(proto_fields(value))
             text = piece.get(_PIECE_TEXT, b"")
             kind = piece.get(_PIECE_TYPE, PieceType.NORMAL)
             if not isinstance(text, bytes) or not isinstance(kind, int):
                 raise ValueError(f"piece {len(pieces)} is malformed")
             pieces.append((text.decode(), PieceType(kind)))
         elif number == _TRAINER:
-            trainer.update(_fields(value))
+            trainer.update(proto_fields(value))
         elif number == _NORMALIZER:
-            normalizer.update(_fields(value))
+            normalizer.update(proto_fields(value))
     if not pieces:
         raise ValueError("it holds no pieces")
     return SentencePieceModel(
@@ -127,7 +127,8 @@ def _text(message: dict[int, int | bytes], number: int, default: str) -> str:
     return value.decode()
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def proto_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a protobuf message."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)

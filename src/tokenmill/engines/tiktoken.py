@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import base64
+import bisect
 import json
 import os
 import unicodedata
@@ -83,6 +84,38 @@ class TiktokenEngine:
             documents = self._encoding.encode_ordinary_batch(texts, num_threads=self._threads)
         return documents
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Characters that each token of the text stands for, as [start, end)."""
+        normalized = text
+        if self._normalization:
+            normalized = unicodedata.normalize(self._normalization, text)
+        places = self._places(text)
+        found, position = [], 0
+        for token in self._encode_text(normalized):
+            end = position + len(self.token_bytes(token))
+            first = bisect.bisect_right(places, position) - 1
+            found.append((first, bisect.bisect_left(places, end)))
+            position = end
+        return found
+
+    def _places(self, text: str) -> list[int]:
+        """Where each character, and the end, stands in the bytes of the normalized text.
+
+        A character and the marks behind it are normalized together and share one place.
+        """
+        places: list[int] = []
+        position, start = 0, 0
+        for index in range(1, len(text) + 1):
+            if index < len(text) and _joins(text[index]):
+                continue
+            places += [position] * (index - start)
+            cluster = text[start:index]
+            if self._normalization:
+                cluster = unicodedata.normalize(self._normalization, cluster)
+            position += len(cluster.encode())
+            start = index
+        return [*places, position]
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         return str(self._encoding.decode(np.asarray(ids).tolist(), errors="replace"))
 
@@ -94,6 +127,11 @@ class TiktokenEngine:
 
     def recycle(self) -> bool:
         return False
+
+
+def _joins(character: str) -> bool:
+    """Whether the character may become one with the character in front of it."""
+    return unicodedata.category(character)[0] == "M" or 0x1160 <= ord(character) <= 0x11FF
 
 
 def export_encoding(name: str) -> Path:

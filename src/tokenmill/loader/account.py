@@ -1,4 +1,4 @@
-"""Where the tokens of a store go under `concat` and `pad`, counted from the lengths alone.
+"""Where the tokens of a store go under `concat` and `pad`, counted from lengths and masks.
 
 A document is *split* if what there is to learn from it (the labels whose input is of the same
 document) stands in more than one row: from the second row on it is read without what came before.
@@ -15,6 +15,8 @@ from tokenmill.loader.layouts.base import Account
 from tokenmill.loader.layouts.packing import length_blocks
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tokenmill.store.reader import Store
 
 
@@ -48,15 +50,14 @@ def concat_account(store: Store, *, seq_len: int) -> Account:
         padding=rows * (seq_len + 1) - tokens - repeated,
         split_documents=split,
         cut_documents=0,
-        targets=tokens - nonempty,
+        targets=masked_targets(store) if store.has_mask else tokens - nonempty,
     )
 
 
 def pad_account(store: Store, *, seq_len: int) -> Account:
     """Where the tokens go if each document has a row of its own, cut off or padded."""
-    used = nonempty = cut = 0
+    used, nonempty, cut = pad_used(store, seq_len=seq_len), 0, 0
     for lengths in length_blocks(store):
-        used += int(np.minimum(lengths, seq_len + 1).sum(dtype=np.int64))
         nonempty += int(np.count_nonzero(lengths))
         cut += int(np.count_nonzero(lengths > seq_len + 1))
     return Account(
@@ -71,5 +72,39 @@ def pad_account(store: Store, *, seq_len: int) -> Account:
         padding=store.num_documents * (seq_len + 1) - used,
         split_documents=0,
         cut_documents=cut,
-        targets=used - nonempty,
+        targets=(
+            masked_targets(store, row_tokens=seq_len + 1) if store.has_mask else used - nonempty
+        ),
     )
+
+
+def pad_used(store: Store, *, seq_len: int) -> int:
+    """Tokens that stand in a row if each document has a row of its own."""
+    blocks = length_blocks(store)
+    return sum(int(np.minimum(lengths, seq_len + 1).sum(dtype=np.int64)) for lengths in blocks)
+
+
+def masked_targets(store: Store, *, row_tokens: int | None = None) -> int:
+    """Tokens that count, by the masks, without the first of every document: it is no label.
+
+    With `row_tokens`, those that documents have beyond so many are left out.
+    """
+    total = 0
+    for position in range(len(store.shards)):
+        for mask, lengths in store.map_shard(position).mask_runs():
+            total += _count_targets(mask, lengths, row_tokens=row_tokens)
+    return total
+
+
+def _count_targets(
+    mask: NDArray[np.uint8], lengths: NDArray[np.int64], *, row_tokens: int | None
+) -> int:
+    starts = np.cumsum(lengths) - lengths
+    kept = lengths if row_tokens is None else np.minimum(lengths, row_tokens)
+    bounds = np.stack((starts + 1, starts + kept), axis=1)[kept > 1].ravel()
+    if not len(bounds):
+        return 0
+    # Sums between bounds: every second one is of labels. One more value, so that a document may
+    # end with the mask.
+    sums = np.add.reduceat(np.append(mask, np.uint8(0)), bounds, dtype=np.int64)
+    return int(sums[::2].sum())

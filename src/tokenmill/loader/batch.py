@@ -2,7 +2,7 @@
 
     rows of L + 1 tokens     t0 t1 t2 | u0 u1 . .      | a new document begins   . padding
     input_ids                t0 t1 t2   u0 u1 .
-    labels                   t1 t2 u0   u1 -  -        - ignored: -100
+    labels                   t1 t2 u0   u1 -  -        - ignored: -100, as what a mask leaves out
     position_ids              0  1  2    0  1 0
     doc_ids                   0  0  0    1  1 -1
     cu_seqlens                0 3 5 6 6 6              ends, over all rows; the last one repeated
@@ -124,12 +124,22 @@ class Batch:
     With ids in their stored width there is no room for -100: `loss_mask` alone says what counts.
     """
 
-    def __init__(self, found: FoundSteps, place: int, step: int, tokens: TokenArray) -> None:
+    def __init__(
+        self,
+        found: FoundSteps,
+        place: int,
+        step: int,
+        tokens: TokenArray,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
         self._found = found
         self._place = place
         self.step = step
         self.tokens = tokens
         """(rows, seq_len + 1), in the stored width."""
+        self.mask = mask
+        """(rows, seq_len + 1): which tokens count by the masks of their stores, padding not; None
+        where no store has a mask."""
 
     def keep_views(self, input_ids: TokenArray, labels: TokenArray) -> Self:
         """Views that were made for many batches at once: making them for one costs 2 us."""
@@ -185,16 +195,24 @@ class Batch:
     @property
     def all_count(self) -> bool:
         """Whether nothing is masked for sure; told without looking at any border."""
-        return not (self._found.is_padded(self._place) or self._found.format.mask_borders)
+        is_padded = self._found.is_padded(self._place)
+        return self.mask is None and not (is_padded or self.masks_borders)
+
+    @property
+    def masks_borders(self) -> bool:
+        """Whether the label at the end of a document does not count if it is of the next one."""
+        return self._found.format.mask_borders
 
     @lazy
     def loss_mask(self) -> NDArray[np.bool_]:
         """(rows, seq_len): whether each label counts."""
         if self.all_count:
             return np.ones(self._shape, np.bool_)
+        if self.mask is not None and not self.masks_borders:
+            return np.ascontiguousarray(self.mask[:, 1:])
         _, lengths, is_padding = self._found.token_borders(self._place)
-        counts = np.repeat(~is_padding, lengths)
-        if self._found.format.mask_borders:
+        counts = np.repeat(~is_padding, lengths) if self.mask is None else self.mask.flatten()
+        if self.masks_borders:
             counts[np.cumsum(lengths[:-1])] = False
         return np.ascontiguousarray(counts.reshape(self.tokens.shape)[:, 1:])
 

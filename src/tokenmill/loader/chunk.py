@@ -15,6 +15,9 @@ from tokenmill.loader.batch import Batch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tokenmill.loader.batch import BatchFormat, Draw, FoundSteps, Tiling
     from tokenmill.store.format import TokenArray
 
@@ -22,18 +25,26 @@ if TYPE_CHECKING:
 class Chunk:
     """The tokens of some consecutive steps of a window."""
 
-    def __init__(self, window: FoundSteps, first: int, tokens: TokenArray) -> None:
+    def __init__(
+        self,
+        window: FoundSteps,
+        first: int,
+        tokens: TokenArray,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
         self._window = window
         self._first = first
         self.tokens = tokens
         """(steps, rows, seq_len + 1), in the stored width."""
+        self.mask = mask
+        """Which of the tokens count; None where no store says so. Padding does not."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def num_bytes(self) -> int:
-        return self.tokens.nbytes
+        return self.tokens.nbytes + (0 if self.mask is None else self.mask.nbytes)
 
     @property
     def step_tokens(self) -> int:
@@ -53,7 +64,8 @@ class Chunk:
     def batches(self) -> Iterator[Batch]:
         """The batch of each step."""
         window, places = self._window, range(self._first, self._first + len(self))
-        batches = map(Batch, repeat(window), places, self.steps, self.tokens)
+        masks = repeat(None) if self.mask is None else self.mask
+        batches = map(Batch, repeat(window), places, self.steps, self.tokens, masks)
         if window.format.dtype is not None:
             return batches
         return map(Batch.keep_views, batches, self.tokens[..., :-1], self.tokens[..., 1:])

@@ -3,7 +3,7 @@
     Store -> one Account per packing -> LayoutReport -> the command line draws it
 
 Only `best-fit` needs more than a pass over the lengths: its plan is made if there is none yet, and
-kept for the training to come.
+kept for the training to come. Where a store has masks, they are read too: to count targets.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class LayoutReport:
     seq_len: int
     documents: int
     tokens: int
+    counted: int | None
+    """Tokens that count by their masks; None where the store has none."""
     accounts: tuple[Account, ...]
     batch_size: int | None = None
     """Rows of a global batch: those of all ranks together."""
@@ -71,6 +73,7 @@ def layout(
         seq_len=seq_len,
         documents=opened.num_documents,
         tokens=opened.num_tokens,
+        counted=opened.num_counted if opened.has_mask else None,
         accounts=tuple(
             _account(packing, stream, seq_len=seq_len, on_progress=on_progress)
             for packing in chosen

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.batch import BatchFormat, Draw
     from tokenmill.loader.layouts.base import Layout
     from tokenmill.store.format import TokenArray
+    from tokenmill.store.spans import Spans
 
 
 class Window:
@@ -49,12 +50,14 @@ class Window:
             self._rows: SourceRows | None = SourceRows(layouts[only], rows, pad_id=pad_id)
             self._places: list[tuple[NDArray[np.int64], SourceRows]] = []
             padded = self._rows.padded
+            self._has_mask = layouts[only].stream.has_mask
         else:
             self._rows = None
             self._places = [
                 (places, SourceRows(layouts[source], rows[places], pad_id=pad_id))
                 for source, places in _by_source(draw)
             ]
+            self._has_mask = any(found.has_mask for _, found in self._places)
             padded = rows == NO_ROW
             for places, found in self._places:
                 if found.padded is not None:
@@ -69,20 +72,38 @@ class Window:
     def chunk(self, first: int, last: int) -> Chunk:
         """Read the steps from the `first` to before the `last`, by their places here."""
         width = self.draw.rows.shape[1]
-        tokens = self._read(first * width, last * width)
-        return Chunk(self, first, tokens.reshape(last - first, width, self.draw.seq_len + 1))
+        shape = last - first, width, self.draw.seq_len + 1
+        tokens = self._read(first * width, last * width).reshape(shape)
+        if not self._has_mask:
+            return Chunk(self, first, tokens)
+        mask = self._read_mask(first * width, last * width).reshape(shape)
+        return Chunk(self, first, tokens, mask)
 
     def _read(self, first: int, last: int) -> TokenArray:
         if self._rows is not None:
             return self._rows.read(first, last)
         shape = (last - first, self.draw.seq_len + 1)
         tokens: TokenArray = np.full(shape, self._pad_id, self._layouts[0].stream.dtype)
+        for here, found, begin, end in self._within(first, last):
+            tokens[here] = found.read(begin, end).reshape(end - begin, -1)
+        return tokens
+
+    def _read_mask(self, first: int, last: int) -> NDArray[np.bool_]:
+        if self._rows is not None:
+            return self._rows.read_mask(first, last)
+        mask = np.zeros((last - first, self.draw.seq_len + 1), np.bool_)
+        for here, found, begin, end in self._within(first, last):
+            mask[here] = found.read_mask(begin, end).reshape(end - begin, -1)
+        return mask
+
+    def _within(
+        self, first: int, last: int
+    ) -> Iterator[tuple[NDArray[np.int64], SourceRows, int, int]]:
+        """Each source with rows among these: their places, it, and which of its rows they are."""
         for places, found in self._places:
             begin, end = places.searchsorted((first, last)).tolist()
             if begin < end:
-                read = found.read(begin, end)
-                tokens[places[begin:end] - first] = read.reshape(end - begin, -1)
-        return tokens
+                yield places[begin:end] - first, found, begin, end
 
     def read_ahead(self, first: int, last: int) -> None:
         """Have the rows of some steps brought, where they are far away."""
@@ -90,8 +111,7 @@ class Window:
         first, last = first * width, last * width
         if self._rows is not None:
             self._rows.read_ahead(first, last)
-        for places, found in self._places:
-            begin, end = places.searchsorted((first, last)).tolist()
+        for _, found, begin, end in self._within(first, last):
             found.read_ahead(begin, end)
 
     def is_padded(self, place: int) -> bool:
@@ -144,6 +164,7 @@ class SourceRows:
 
     def __init__(self, layout: Layout, rows: NDArray[np.int64], *, pad_id: int) -> None:
         self._stream = layout.stream
+        self.has_mask: bool = layout.stream.has_mask
         self._pad_id = pad_id
         self._row_tokens = layout.seq_len + 1
         pieces = layout.pieces(rows)
@@ -163,11 +184,20 @@ class SourceRows:
 
     def read(self, first: int, last: int) -> TokenArray:
         """The tokens of the rows from the `first` to before the `last`."""
+        pad = self._pad_id if self._has_padding(first, last) else None
+        return self._stream.read_spans(self._part(first, last), pad=pad)
+
+    def _has_padding(self, first: int, last: int) -> bool:
+        return self.padded is not None and bool(self.padded[first:last].any())
+
+    def read_mask(self, first: int, last: int) -> NDArray[np.bool_]:
+        """Which tokens of these rows count."""
+        return self._stream.read_mask(self._part(first, last))
+
+    def _part(self, first: int, last: int) -> Spans:
         begin, end = self._places(first, last)
-        has_padding = self.padded is not None and bool(self.padded[first:last].any())
-        is_one_each = end - begin == last - first and not has_padding
-        spans = self._spans.part(begin, end, self._row_tokens if is_one_each else None)
-        return self._stream.read_spans(spans, pad=self._pad_id if has_padding else None)
+        is_one_each = end - begin == last - first and not self._has_padding(first, last)
+        return self._spans.part(begin, end, self._row_tokens if is_one_each else None)
 
     def read_ahead(self, first: int, last: int) -> None:
         """Have rows brought, where they are far away."""

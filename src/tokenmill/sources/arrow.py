@@ -16,6 +16,7 @@ from tokenmill.sources.base import Unit
 from tokenmill.sources.column_source import ColumnSource, damaged
 from tokenmill.sources.columns import column_at, field_path
 from tokenmill.sources.compression import open_native
+from tokenmill.sources.row_json import columns_for, json_rows
 from tokenmill.sources.units import unit_bytes_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ArrowFormat:
             schema, count = _facts(file.path)
         except (pa.ArrowException, OSError, EOFError) as error:
             raise damaged(file.path, error) from error
-        field_path(schema, options.text_field, path=file.path)
+        _check_columns(schema, options, path=file.path)
         step = max(1, count * unit_bytes_of(file, options) // max(1, file.size))
         for index, start in enumerate(range(0, max(1, count), step)):
             yield Unit(file=file, index=index, start=start, end=min(start + step, count))
@@ -57,7 +58,7 @@ class ArrowSource(ColumnSource):
         try:
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
-            self._names = field_path(self._reader.schema, options.text_field, path=file.path)
+            self._columns = _check_columns(self._reader.schema, options, path=file.path)
             self._count: int = _facts(file.path)[1]
         except (pa.ArrowException, OSError, EOFError) as error:
             raise damaged(file.path, error) from error
@@ -80,7 +81,10 @@ class ArrowSource(ColumnSource):
             batch = self._batch(index)
             index += 1
             if index > unit.start:
-                yield column_at(batch, self._names)
+                if self._options.fields:
+                    yield json_rows(batch, self._columns)
+                else:
+                    yield column_at(batch, self._columns)
 
     def _batch(self, index: int) -> Any:
         if self._is_file:
@@ -90,6 +94,13 @@ class ArrowSource(ColumnSource):
 
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or unit.end >= self._count
+
+
+def _check_columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
+    """Names of the columns of all fields, or those that lead to the one of the text."""
+    if options.fields:
+        return columns_for(schema.names, options, path=path)
+    return field_path(schema, options.text_field, path=path)
 
 
 def _facts(path: str) -> tuple[Any, int]:

@@ -29,6 +29,11 @@ class SourceOptions:
 
     text_field: str = "text"
     """Column or JSON key that holds the text; dots reach into nested objects (`data.text`)."""
+    fields: tuple[str, ...] = ()
+    """Fields of a row that has several: its text is then a JSON object that holds them. Empty
+    where a row is one text."""
+    needs_all_fields: bool = True
+    """Whether a table must have all of them, or one at least."""
     separator: str | None = None
     """Splits a text file into documents; None makes each text file one document."""
     unit_bytes: int | None = None

@@ -19,6 +19,7 @@ from tokenmill.sources.base import Unit, UnitEnd
 from tokenmill.sources.column_source import damaged
 from tokenmill.sources.columns import rows_of
 from tokenmill.sources.compression import open_decompressed
+from tokenmill.sources.row_json import columns_for, json_rows
 from tokenmill.sources.units import check_unchanged
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class CsvFormat:
     def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """The whole file, once its header is known to have the column."""
         if file.size:
-            with _HashingReader(open_decompressed(file)) as reader:
-                _check_header(_open_csv(reader, file, options, columns=None), file, options)
+            _columns(file, options)
         yield Unit(file=file, index=0, start=0, end=None)
 
     def open(self, file: SourceFile, options: SourceOptions) -> Source:
@@ -99,18 +99,23 @@ class CsvSource:
 
     def _batches(self, reader: _HashingReader) -> Iterator[RowBatch]:
         malformed: deque[Reject] = deque()
-        field = self._options.text_field
         row = done = 0
         try:
+            columns: tuple[str, ...] = (self._options.text_field,)
+            if self._options.fields:
+                # Only the header tells which of them are there.
+                columns = _columns(self._file, self._options)
             for batch in _open_csv(
-                reader, self._file, self._options, columns=field, malformed=malformed
+                reader, self._file, self._options, columns=columns, malformed=malformed
             ):
-                array, rejects = _with_gaps(batch.column(0), malformed, first_row=row)
+                texts = json_rows(batch, columns) if self._options.fields else batch.column(0)
+                array, rejects = _with_gaps(texts, malformed, first_row=row)
                 yield self._rows(array, rejects, first_row=row, num_bytes=reader.size - done)
                 row, done = row + len(array), reader.size
         except (pa.ArrowException, OSError) as error:
             raise _unreadable_rows(self._file.path, error) from error
-        array, rejects = _with_gaps(pa.array([], pa.large_binary()), malformed, first_row=row)
+        kind = pa.large_string() if self._options.fields else pa.large_binary()
+        array, rejects = _with_gaps(pa.array([], kind), malformed, first_row=row)
         yield self._rows(array, rejects, first_row=row, num_bytes=reader.size - done)
 
     def _rows(
@@ -130,7 +135,7 @@ def _open_csv(
     file: SourceFile,
     options: SourceOptions,
     *,
-    columns: str | None,
+    columns: tuple[str, ...] | None,
     malformed: deque[Reject] | None = None,
 ) -> Any:
     def note(row: Any) -> str:
@@ -151,8 +156,10 @@ def _open_csv(
                 invalid_row_handler=note,
             ),
             convert_options=pv.ConvertOptions(
-                include_columns=[columns] if columns else None,
-                column_types={options.text_field: pa.large_binary()},
+                include_columns=list(columns) if columns else None,
+                column_types=dict.fromkeys(
+                    columns or options.fields or (options.text_field,), pa.large_binary()
+                ),
                 strings_can_be_null=False,
             ),
         )
@@ -160,13 +167,19 @@ def _open_csv(
         raise _unreadable_rows(file.path, error) from error
 
 
-def _check_header(reader: Any, file: SourceFile, options: SourceOptions) -> None:
-    if options.text_field not in reader.schema.names:
-        names = ", ".join(reader.schema.names)
+def _columns(file: SourceFile, options: SourceOptions) -> tuple[str, ...]:
+    """The columns to read, once the header is known to have them."""
+    with _HashingReader(open_decompressed(file)) as reader:
+        names = _open_csv(reader, file, options, columns=None).schema.names
+    if options.fields:
+        return columns_for(names, options, path=file.path)
+    if options.text_field not in names:
         raise SourceError(
-            f"{file.path!r} has no column {options.text_field!r}; its columns are: {names}",
+            f"{file.path!r} has no column {options.text_field!r}; its columns are: "
+            f"{', '.join(names)}",
             hint="name the one that holds the text with: --text-field NAME",
         )
+    return (options.text_field,)
 
 
 def _with_gaps(

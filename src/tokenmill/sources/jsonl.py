@@ -44,6 +44,7 @@ class JsonlParser:
 
     def __init__(self, options: SourceOptions) -> None:
         self._field = options.text_field
+        self._whole = bool(options.fields)
         self._limit = record_limit(options)
         self._options = pj.ParseOptions(
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
@@ -53,6 +54,8 @@ class JsonlParser:
         """Rows of the block and its number of lines."""
         lines = _Lines(block, limit=self._limit)
         rejects: dict[int, Reject] = {}
+        if self._whole:
+            return self._whole_lines(lines, block, first_row), lines.total
         arrays = [
             self._decide(lines, first, first_row, rejects)
             if lines.odd[first]
@@ -72,6 +75,28 @@ class JsonlParser:
             sizes=lines.ends - lines.starts,
         )
         return batch, lines.total
+
+    def _whole_lines(self, lines: _Lines, block: Block, first_row: int) -> RowBatch:
+        """Rows that are their lines, to be parsed by whoever needs several fields of them."""
+        rejects: dict[int, Reject] = {}
+        texts: list[bytes | None] = []
+        for index, size in enumerate(lines.sizes.tolist()):
+            if size > self._limit:
+                offset = int(lines.starts[index]) + lines.offset
+                detail = too_large(size, self._limit)
+                rejects[index] = Reject(
+                    first_row + index, RejectReason.TOO_LARGE, detail, offset, size=size
+                )
+            texts.append(None if size > self._limit else lines.at(index))
+        return rows_of(
+            pa.array(texts, pa.large_binary()),
+            first_row=first_row,
+            num_bytes=block.num_bytes,
+            max_document_bytes=self._limit,
+            rejects=rejects,
+            offsets=lines.starts + lines.offset,
+            sizes=lines.ends - lines.starts,
+        )
 
     def count(self, block: Block) -> int:
         """Lines of the block that are not blank."""

@@ -1,4 +1,4 @@
-"""Parquet: units are runs of row groups, and only the text column is read.
+"""Parquet: units are runs of row groups, and only the columns that are needed are read.
 
 Planning reads the footer, so a missing column or one of another type is found before the build
 starts.
@@ -15,6 +15,7 @@ from tokenmill.sources.base import MEGABYTE, Unit
 from tokenmill.sources.column_source import ColumnSource, damaged
 from tokenmill.sources.columns import column_at, field_path
 from tokenmill.sources.compression import open_native
+from tokenmill.sources.row_json import columns_for, json_rows
 from tokenmill.sources.units import unit_bytes_for
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class ParquetFormat:
     def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of row groups whose text is about `unit_bytes` in all."""
         with _open(file.path) as parquet:
-            names = field_path(parquet.schema_arrow, options.text_field, path=file.path)
-            sizes = _text_sizes(parquet.metadata, names)
+            columns = _columns(parquet.schema_arrow, options, path=file.path)
+            sizes = _text_sizes(parquet.metadata, columns)
         target = options.unit_bytes or unit_bytes_for(sum(sizes))
         start = held = index = 0
         for group, size in enumerate(sizes):
@@ -56,8 +57,12 @@ class ParquetSource(ColumnSource):
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         super().__init__(file, options)
         self._parquet = _open(file.path)
-        self._names = field_path(self._parquet.schema_arrow, options.text_field, path=file.path)
-        self._sizes = _text_sizes(self._parquet.metadata, self._names)
+        schema = self._parquet.schema_arrow
+        self._columns = _columns(schema, options, path=file.path)
+        self._names = (
+            () if options.fields else field_path(schema, options.text_field, path=file.path)
+        )
+        self._sizes = _text_sizes(self._parquet.metadata, self._columns)
 
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, as the footer says."""
@@ -75,9 +80,13 @@ class ParquetSource(ColumnSource):
             # Half of what is asked for: the size in the footer may be that of a dictionary.
             size = min(max(1, self._options.batch_bytes // (2 * mean)), _LARGEST_BATCH_ROWS)
             batches = self._parquet.iter_batches(
-                size, row_groups=[group], columns=[".".join(self._names)], use_threads=False
+                size, row_groups=[group], columns=list(self._columns), use_threads=False
             )
-            yield from (column_at(batch, self._names) for batch in batches)
+            for batch in batches:
+                if self._names:
+                    yield column_at(batch, self._names)
+                else:
+                    yield json_rows(batch, self._columns)
 
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or unit.end >= len(self._sizes)
@@ -96,12 +105,18 @@ def _open(path: str) -> Any:
         raise damaged(path, error) from error
 
 
-def _text_sizes(metadata: Any, names: tuple[str, ...]) -> list[int]:
-    """Uncompressed bytes of the text column in each row group."""
-    wanted = ".".join(names)
-    column = next(
-        (i for i in range(metadata.num_columns) if metadata.schema.column(i).path == wanted), None
-    )
-    assert column is not None, f"{wanted} is in the schema but not among the columns"
-    groups = range(metadata.num_row_groups)
-    return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]
+def _columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
+    """The columns to read: the one of the text, or those of all fields."""
+    if options.fields:
+        return columns_for(schema.names, options, path=path)
+    return (".".join(field_path(schema, options.text_field, path=path)),)
+
+
+def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
+    """Uncompressed bytes of the columns in each row group, those below them counted."""
+    below = tuple(f"{column}." for column in columns)
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    wanted = [i for i, name in enumerate(paths) if name in columns or name.startswith(below)]
+    assert wanted, f"{columns} are in the schema but not among the columns"
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return [sum(group.column(i).total_uncompressed_size for i in wanted) for group in groups]

@@ -26,6 +26,7 @@ from tokenmill.store.receipt import Receipt, read_receipt_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tokenmill.store.facts import ShardFacts
     from tokenmill.store.layout import StoreLayout
 
 
@@ -54,16 +55,7 @@ class ManifestAssembler:
             receipt_bytes=file.bytes,
             receipt=file.checksum,
             rejects=None if rejects is None else RejectsEntry(*astuple(rejects)),
-            shards=tuple(
-                ShardEntry(
-                    split=shard.split,
-                    documents=shard.documents,
-                    tokens=shard.tokens,
-                    bin=shard.bin.checksum,
-                    idx=shard.idx.checksum,
-                )
-                for shard in receipt.shards
-            ),
+            shards=tuple(map(_shard_entry, receipt.shards)),
         )
         self._units.append(unit)
         return unit
@@ -95,6 +87,12 @@ class ManifestAssembler:
                     f" under {identity.tokenizer.vocab_size}",
                     hint="run the build again with the same command",
                 )
+            if (shard.mask is not None) != identity.mask:
+                has, wants = ("a mask", "none") if shard.mask else ("no mask", "one")
+                raise StoreError(
+                    f"shard {shard.name!r} has {has}, the store has {wants} for every shard",
+                    hint="build into a new folder",
+                )
 
     def _add_source(self, receipt: Receipt) -> None:
         unit, facts = receipt.unit, receipt.source
@@ -123,6 +121,19 @@ class ManifestAssembler:
             reference_version=engine.reference_version,
         )
         self._engines[key] = self._engines.get(key, empty).plus(engine)
+
+
+def _shard_entry(shard: ShardFacts) -> ShardEntry:
+    entry = ShardEntry(
+        split=shard.split,
+        documents=shard.documents,
+        tokens=shard.tokens,
+        bin=shard.bin.checksum,
+        idx=shard.idx.checksum,
+    )
+    if (mask := shard.mask) is None:
+        return entry
+    return entry._replace(mask=mask.checksum, counted=mask.counted, silent=mask.silent)
 
 
 def _new_source(receipt: Receipt) -> SourceEntry:

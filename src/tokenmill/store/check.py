@@ -1,7 +1,7 @@
 """Looks at every byte of a store: checksums, seals, indexes, ids, and that it all adds up.
 
-    manifest -> per unit, in threads: receipt, .bin, .idx, rejects -> manifest made anew and
-    compared -> plans
+    manifest -> per unit, in threads: receipt, .bin, .idx, .mask, rejects -> manifest made anew
+    and compared -> plans
 
 Files are read in blocks, so memory does not grow with the store. Problems are collected, not
 raised: a person who has a damaged store wants the list.

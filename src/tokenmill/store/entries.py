@@ -64,6 +64,8 @@ class StoreIdentity:
     """Everything that decides the bytes."""
     fingerprint: str
     """Of `config`; every receipt names it."""
+    mask: bool = False
+    """Every shard has a mask, which says which tokens count for the loss."""
 
     def __post_init__(self) -> None:
         for token in (self.eos, self.bos):
@@ -104,6 +106,12 @@ class ShardEntry(NamedTuple):
     tokens: int
     bin: Checksum
     idx: Checksum
+    mask: Checksum | None = None
+    """None where the store has no masks."""
+    counted: int = 0
+    """Tokens that count, by the mask."""
+    silent: int = 0
+    """Documents of which no token counts, by the mask."""
 
     @property
     def idx_bytes(self) -> int:
@@ -111,6 +119,9 @@ class ShardEntry(NamedTuple):
 
     def bin_bytes(self, dtype: TokenDtype) -> int:
         return self.tokens * dtype.itemsize
+
+    def to_json(self) -> list[Json]:
+        return [*self[: len(COLUMNS["shard"])]] if self.mask is None else [*self]
 
 
 class RejectsEntry(NamedTuple):
@@ -137,7 +148,7 @@ class UnitEntry(NamedTuple):
     def to_json(self) -> Json:
         rejects: Json = None if self.rejects is None else [*self.rejects]
         facts: list[Json] = [self.rows, self.lines, self.receipt_bytes, self.receipt]
-        return [*facts, rejects, [[*shard] for shard in self.shards]]
+        return [*facts, rejects, [shard.to_json() for shard in self.shards]]
 
 
 COLUMNS: dict[str, list[str]] = {
@@ -146,13 +157,16 @@ COLUMNS: dict[str, list[str]] = {
     "shard": ["split", "documents", "tokens", "bin", "idx"],
 }
 """What the numbers in the arrays are; a manifest says it too."""
+MASK_COLUMNS = COLUMNS | {"shard": [*COLUMNS["shard"], "mask", "counted", "silent"]}
+"""The same where the store has masks."""
 
 
 _TYPES: dict[str, tuple[set[type], ...]] = {
     "unit": ({int}, {int}, {int}, {str}, {NoneType, list}, {list}),
     "rejects": ({int}, {int}, {str}),
-    "shard": ({str}, {int}, {int}, {str}, {str}),
+    "shard": ({str}, {int}, {int}, {str}, {str}, {str}, {int}, {int}),
 }
+"""Without masks there are fewer columns."""
 
 
 _SOURCE_TYPES: dict[str, set[type]] = {
@@ -177,13 +191,15 @@ def source_entries(items: list[Any]) -> tuple[SourceEntry, ...]:
     return tuple([SourceEntry(**item) for item in items])
 
 
-def unit_entries(sources: Sequence[SourceEntry], items: list[Json]) -> Iterator[UnitEntry]:
+def unit_entries(
+    sources: Sequence[SourceEntry], items: list[Json], *, columns: Mapping[str, list[str]]
+) -> Iterator[UnitEntry]:
     """The units of all sources, file by file, from their arrays."""
     if len(items) != sum(source.units for source in sources):
         raise ValueError(f"there are {len(items)} units, not those that the sources say")
-    units = _table(items, "unit")
-    _table([unit[4] for unit in units if unit[4] is not None], "rejects")
-    _table([shard for unit in units for shard in unit[5]], "shard")
+    units = _table(items, "unit", columns)
+    _table([unit[4] for unit in units if unit[4] is not None], "rejects", columns)
+    _table([shard for unit in units for shard in unit[5]], "shard", columns)
     rest = iter(units)
     for number, source in enumerate(sources):
         for index, unit in enumerate(islice(rest, source.units)):
@@ -196,19 +212,19 @@ def unit_entries(sources: Sequence[SourceEntry], items: list[Json]) -> Iterator[
                 receipt_bytes=size,
                 receipt=receipt,
                 rejects=None if rejects is None else RejectsEntry._make(rejects),
-                shards=tuple([ShardEntry._make(shard) for shard in shards]),
+                shards=tuple([ShardEntry(*shard) for shard in shards]),
             )
 
 
-def _table(rows: list[Any], kind: str) -> list[list[Any]]:
+def _table(rows: list[Any], kind: str, columns: Mapping[str, list[str]]) -> list[list[Any]]:
     """Rows whose columns have the right types and no negative numbers.
 
     Checked column by column, which takes a tenth of the time that checking row by row would.
     """
-    types = _TYPES[kind]
-    if rows and (set(map(type, rows)) != {list} or set(map(len, rows)) != {len(types)}):
+    names = columns[kind]
+    if rows and (set(map(type, rows)) != {list} or set(map(len, rows)) != {len(names)}):
         raise ValueError(f"a {kind} does not have the columns of this format version")
-    _check_columns(rows, dict(zip(COLUMNS[kind], types, strict=True)), kind=kind)
+    _check_columns(rows, dict(zip(names, _TYPES[kind], strict=False)), kind=kind)
     return rows
 
 

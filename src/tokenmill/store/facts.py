@@ -128,6 +128,22 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MaskFacts:
+    """The file that says which tokens of a shard count for the loss."""
+
+    bytes: int
+    checksum: Checksum
+    counted: int
+    """Tokens that count."""
+    silent: int
+    """Documents of which no token counts."""
+
+    @property
+    def file(self) -> FileFacts:
+        return FileFacts(bytes=self.bytes, checksum=self.checksum)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardFacts:
     """The documents of a unit that belong to one split."""
 
@@ -140,13 +156,28 @@ class ShardFacts:
     """Run lengths over the unit's rows; see rows.py."""
     bin: FileFacts
     idx: FileFacts
+    mask: MaskFacts | None = None
+
+    def __post_init__(self) -> None:
+        mask = self.mask
+        if mask is None:
+            return
+        if mask.bytes != self.tokens or mask.counted > self.tokens or mask.silent > self.documents:
+            raise ValueError(
+                f"a mask of {mask.bytes} bytes, {mask.counted} tokens that count and {mask.silent}"
+                f" silent documents is not of {self.tokens} tokens in {self.documents} documents"
+            )
 
     @property
     def files(self) -> dict[str, FileFacts]:
         """File name -> facts."""
-        return {f"{self.name}.bin": self.bin, f"{self.name}.idx": self.idx}
+        files = {f"{self.name}.bin": self.bin, f"{self.name}.idx": self.idx}
+        return files if self.mask is None else {**files, f"{self.name}.mask": self.mask.file}
 
     def to_json(self) -> Json:
+        files: dict[str, Json] = {"bin": asdict(self.bin), "idx": asdict(self.idx)}
+        if self.mask is not None:
+            files["mask"] = asdict(self.mask)
         return {
             "name": self.name,
             "split": self.split,
@@ -154,11 +185,11 @@ class ShardFacts:
             "tokens": self.tokens,
             "max_id": self.max_id,
             "rows": list(self.rows),
-            "files": {"bin": asdict(self.bin), "idx": asdict(self.idx)},
+            "files": files,
         }
 
     @classmethod
-    def from_json(cls, source: Fields) -> ShardFacts:
+    def from_json(cls, source: Fields, *, has_mask: bool) -> ShardFacts:
         files = source.child("files")
         rows = source.items("rows")
         if not all(type(length) is int for length in rows):
@@ -172,6 +203,7 @@ class ShardFacts:
             rows=tuple(length for length in rows if isinstance(length, int)),
             bin=files.child("bin").into(FileFacts),
             idx=files.child("idx").into(FileFacts),
+            mask=files.child("mask").into(MaskFacts) if has_mask else None,
         )
         files.finish()
         source.finish()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tokenmill.store.sealed import Json
 
 FORMAT_VERSION = 1
+MASK_VERSION = 2
+"""Of files that speak of masks; all others stay what an older tokenmill reads."""
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 
 Checksum: TypeAlias = str
@@ -149,16 +151,16 @@ def _readers(cls: type[DataclassInstance]) -> list[tuple[str, str]]:
 
 
 def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
-    """Raise FormatVersionError, which names the tokenmill to use, unless the version is ours."""
+    """Raise FormatVersionError, which names the tokenmill to use, unless we read the version."""
     version = members.get("format_version")
-    if version == FORMAT_VERSION and type(version) is int:
+    if type(version) is int and version in (FORMAT_VERSION, MASK_VERSION):
         return
     writer = members.get("created_by")
-    newer = type(version) is int and version > FORMAT_VERSION
+    newer = type(version) is int and version > MASK_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {version!r}"
         + (f", written by {writer!r}" if isinstance(writer, str) else "")
-        + f"; this tokenmill reads version {FORMAT_VERSION}",
+        + f"; this tokenmill reads the versions {FORMAT_VERSION} and {MASK_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
         else "build the store again with this tokenmill",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tokenmill.store.format import map_file, read_index, view_tokens
+from tokenmill.store.format import MASK_DTYPE, map_file, read_index, view_tokens, view_values
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import read_manifest
 from tokenmill.store.presence import require_files
@@ -22,18 +22,22 @@ from tokenmill.store.receipt import read_receipt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tokenmill.store.format import Index, TokenArray, TokenDtype
     from tokenmill.store.manifest import Manifest
     from tokenmill.store.receipt import Receipt
     from tokenmill.store.remote import RemoteTokens
+    from tokenmill.store.spans import Track
 
 
-class TokenFile(NamedTuple):
-    """Where the tokens of a shard lie on a local disk."""
+class TrackFile(NamedTuple):
+    """Where the tokens of a shard, or its mask, lie on a local disk."""
 
     path: Path
     offset: int
-    """Byte of its first token: 0 in a store's own files."""
+    """Byte of its first value: 0 in a store's own files."""
     size: int
     """Bytes that the whole file must have."""
 
@@ -60,11 +64,14 @@ class StoreFiles(Protocol):
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         """The ids of a shard; where they cannot be mapped, they are read when it is sliced."""
 
-    def token_file(self, shard: str, *, size: int) -> TokenFile:
-        """Where the ids of a local shard, of `size` bytes, lie; StoreError for a remote one."""
+    def mask(self, shard: str) -> NDArray[np.uint8]:
+        """Which tokens of a shard count; a remote one is read when it is sliced."""
 
-    def token_offset(self, shard: str) -> int:
-        """Byte of the first token in a local file, without looking at it: asked of all shards."""
+    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
+        """Where the values of a local shard, `size` bytes, lie; StoreError for a remote one."""
+
+    def track_offset(self, shard: str, track: Track) -> int:
+        """Byte of the first value in a local file, without looking at it: asked of all shards."""
 
     def open_tokens(self, shards: Sequence[str]) -> RemoteTokens | None:
         """How to read pieces of many shards at once; None where they are mapped."""
@@ -104,10 +111,13 @@ class LocalFiles:
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         return view_tokens(map_file(self.layout.shard_file(shard, "bin")), dtype=dtype)
 
-    def token_file(self, shard: str, *, size: int) -> TokenFile:
-        return TokenFile(self.layout.shard_file(shard, "bin"), 0, size)
+    def mask(self, shard: str) -> NDArray[np.uint8]:
+        return view_values(map_file(self.layout.shard_file(shard, "mask")), dtype=MASK_DTYPE)
 
-    def token_offset(self, shard: str) -> int:  # noqa: ARG002
+    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
+        return TrackFile(self.layout.shard_file(shard, track), 0, size)
+
+    def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
         return 0
 
     def open_tokens(self, shards: Sequence[str]) -> None:  # noqa: ARG002

@@ -16,7 +16,7 @@ import os
 import struct
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,9 @@ UINT16_VOCAB_LIMIT = 65_500
 MAX_DOCUMENT_TOKENS = 2**31 - 1
 BLOCK_DOCUMENTS = 1 << 16
 
+MaskDtype: TypeAlias = np.dtype[np.uint8]
+MASK_DTYPE: MaskDtype = np.dtype("u1")
+"""One byte for a token: 1 where it counts for the loss, else 0."""
 TokenDtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.int32]
 TokenArray: TypeAlias = "NDArray[np.uint16] | NDArray[np.int32]"
 DTYPE_CODES: dict[TokenDtype, int] = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
@@ -161,6 +164,23 @@ def view_tokens(
     if dtype == np.dtype("<u2"):
         return np.frombuffer(data, np.dtype("<u2"))
     return np.frombuffer(data, np.dtype("<i4"))
+
+
+def view_values(
+    data: mmap.mmap | bytes | bytearray | memoryview, *, dtype: TokenDtype | MaskDtype
+) -> NDArray[Any]:
+    """The values in the bytes of a file that has one for every token, or of a part of one."""
+    return np.frombuffer(data, dtype)
+
+
+def counted_by_document(mask: NDArray[np.uint8], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Tokens that count, of each document; masks lie back to back."""
+    counts = np.zeros(len(lengths), np.int64)
+    filled = np.flatnonzero(lengths)
+    if len(filled):
+        ends = np.cumsum(lengths[filled], dtype=np.int64)
+        counts[filled] = np.add.reduceat(mask, ends - lengths[filled], dtype=np.int64)
+    return counts
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:

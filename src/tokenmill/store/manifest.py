@@ -17,6 +17,7 @@ from tokenmill.errors import StoreError
 from tokenmill.store.durable import replace_file
 from tokenmill.store.entries import (
     COLUMNS,
+    MASK_COLUMNS,
     BoundaryToken,
     EngineEntry,
     ShardEntry,
@@ -30,7 +31,7 @@ from tokenmill.store.entries import (
     unit_entries,
 )
 from tokenmill.store.facts import Counts, FileFacts
-from tokenmill.store.fields import FORMAT_VERSION, Fields, check_version
+from tokenmill.store.fields import FORMAT_VERSION, MASK_VERSION, Fields, check_version
 from tokenmill.store.layout import SPLIT_NAME, StoreLayout
 from tokenmill.store.sealed import Json, seal, unseal
 
@@ -71,21 +72,24 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The manifest's file."""
         identity = self.identity
+        mask: dict[str, Json] = {"mask": True} if identity.mask else {}
+        columns = MASK_COLUMNS if identity.mask else COLUMNS
         members: dict[str, Json] = {
-            "format_version": FORMAT_VERSION,
+            "format_version": MASK_VERSION if identity.mask else FORMAT_VERSION,
             "created_by": identity.created_by,
             "dtype": identity.dtype.name,
             "tokenizer": asdict(identity.tokenizer),
             "eos": None if identity.eos is None else asdict(identity.eos),
             "bos": None if identity.bos is None else asdict(identity.bos),
             "special_tokens": identity.special_tokens,
+            **mask,
             "config": dict(identity.config),
             "fingerprint": identity.fingerprint,
             "totals": asdict(self.totals),
             "splits": {name: asdict(self.splits[name]) for name in sorted(self.splits)},
             "engines": [asdict(engine) for engine in self.engines],
             "sources": [asdict(source) for source in self.sources],
-            "columns": {kind: [*names] for kind, names in COLUMNS.items()},
+            "columns": {kind: [*names] for kind, names in columns.items()},
             "units": [unit.to_json() for unit in self.units],
         }
         return seal(members)
@@ -153,13 +157,16 @@ def _no_manifest(root: Path) -> StoreError:
 
 
 def _manifest(source: Fields) -> Manifest:
-    source.take("format_version")
+    has_mask = source.integer("format_version") == MASK_VERSION
+    if has_mask and not source.boolean("mask"):
+        raise ValueError(f"mask is false in version {MASK_VERSION}, which is for masks")
     dtype = source.text("dtype")
-    if source.mapping("columns") != COLUMNS:
+    columns = MASK_COLUMNS if has_mask else COLUMNS
+    if source.mapping("columns") != columns:
         raise ValueError("columns are not those of this format version")
     sources = source_entries(source.items("sources"))
     manifest = Manifest(
-        identity=_identity(source),
+        identity=_identity(source, has_mask=has_mask),
         totals=source.child("totals").into(Counts),
         splits={
             name: Fields(item, where=name).into(SplitTotals)
@@ -167,7 +174,7 @@ def _manifest(source: Fields) -> Manifest:
         },
         engines=tuple(item.into(EngineEntry) for item in source.children("engines")),
         sources=sources,
-        units=tuple(unit_entries(sources, source.items("units"))),
+        units=tuple(unit_entries(sources, source.items("units"), columns=columns)),
     )
     source.finish()
     if dtype != manifest.identity.dtype.name:
@@ -175,7 +182,7 @@ def _manifest(source: Fields) -> Manifest:
     return manifest
 
 
-def _identity(source: Fields) -> StoreIdentity:
+def _identity(source: Fields, *, has_mask: bool) -> StoreIdentity:
     eos, bos = source.optional_child("eos"), source.optional_child("bos")
     return StoreIdentity(
         created_by=source.text("created_by"),
@@ -185,6 +192,7 @@ def _identity(source: Fields) -> StoreIdentity:
         special_tokens=source.text("special_tokens"),
         config=source.mapping("config"),
         fingerprint=source.text("fingerprint"),
+        mask=has_mask,
     )
 
 

@@ -14,19 +14,20 @@ from __future__ import annotations
 import mmap
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.store.format import view_tokens
+from tokenmill.store.format import view_values
 from tokenmill.store.spans import NO_SHARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tokenmill.store.format import TokenArray
+    from numpy.typing import NDArray
+
     from tokenmill.store.reader import Store
-    from tokenmill.store.spans import Spans
+    from tokenmill.store.spans import Spans, Track
 
 SLOW_SECONDS_PER_PIECE = 30e-6
 SLOW_SECONDS_PER_BYTE = 2e-9
@@ -35,15 +36,17 @@ PAGE_BYTES = mmap.PAGESIZE
 
 
 class MappedTokens:
-    """Pieces of the shards of a local store."""
+    """Pieces of the shards of a local store: of their tokens, or of their masks."""
 
-    def __init__(self, store: Store, *, scattered: bool) -> None:
+    def __init__(self, store: Store, *, scattered: bool, track: Track = "bin") -> None:
         self._store = store
-        self._views = Views(partial(_view, store, scattered), limit=store.max_mapped)
+        self._track: Track = track
+        self._dtype = store.track_dtype(track)
+        self._views = Views(partial(_view, store, track, scattered), limit=store.max_mapped)
         self._is_slow = False
 
-    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
-        """The tokens of all spans, back to back."""
+    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
+        """The values of all spans, back to back."""
         pieces = list(zip(*(column.tolist() for column in spans[:3]), strict=True))
         views = {shard: self._views[shard] for shard, _, _ in pieces if shard != NO_SHARD}
         views[NO_SHARD] = padding
@@ -52,21 +55,21 @@ class MappedTokens:
             self._bring([piece for piece in pieces if piece[0] != NO_SHARD])
         joined = bytearray().join([views[shard][first:last] for shard, first, last in pieces])
         self._is_slow = is_slow(perf_counter() - started, len(pieces), len(joined))
-        return view_tokens(joined, dtype=self._store.dtype)
+        return view_values(joined, dtype=self._dtype)
 
     def _bring(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         """Have the pages of all pieces read, many at a time."""
         for shard, first, last in pieces:
-            tokens = self._store.map_shard(shard).tokens
-            _advise(tokens, "MADV_WILLNEED", first * tokens.itemsize, last * tokens.itemsize)
+            values = self._store.map_shard(shard).track(self._track)
+            _advise(values, "MADV_WILLNEED", first * values.itemsize, last * values.itemsize)
         for shard, first, last in pieces:
-            touch(self._store.map_shard(shard).tokens, first, last)
+            touch(self._store.map_shard(shard).track(self._track), first, last)
 
 
-def touch(tokens: TokenArray, first: int, last: int) -> None:
+def touch(values: NDArray[Any], first: int, last: int) -> None:
     """Wait until a piece is in memory, without the interpreter's lock, which take() gives up."""
-    step = PAGE_BYTES // tokens.itemsize  # any token of a page brings it
-    tokens.take(np.append(np.arange(first, last, step), last - 1))
+    step = PAGE_BYTES // values.itemsize  # any value of a page brings it
+    values.take(np.append(np.arange(first, last, step), last - 1))
 
 
 def is_slow(seconds: float, num_pieces: int, num_bytes: int) -> bool:
@@ -93,16 +96,16 @@ class Views(dict[int, memoryview]):
         return view
 
 
-def _view(store: Store, scattered: bool, shard: int) -> memoryview:
-    tokens = store.map_shard(shard).tokens
+def _view(store: Store, track: Track, scattered: bool, shard: int) -> memoryview:
+    values = store.map_shard(shard).track(track)
     if scattered:
-        _advise(tokens, "MADV_RANDOM", 0, tokens.nbytes)
-    return tokens.data
+        _advise(values, "MADV_RANDOM", 0, values.nbytes)
+    return values.data
 
 
-def _advise(tokens: TokenArray, advice: str, first: int, last: int) -> None:
+def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
     """Tell the system how bytes of a map will be used, where it has such advice."""
-    base = tokens.base
+    base = values.base
     owner: object = base.obj if isinstance(base, memoryview) else base
     if isinstance(owner, mmap.mmap) and hasattr(mmap, advice) and first < last:
         start = first - first % PAGE_BYTES

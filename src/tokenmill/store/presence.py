@@ -86,6 +86,8 @@ def expected_sizes(manifest: Manifest) -> dict[str, dict[str, int]]:
             name = shard_name(unit.name, split=shard.split)
             shards[f"{name}.bin"] = shard.bin_bytes(dtype)
             shards[f"{name}.idx"] = shard.idx_bytes
+            if shard.mask is not None:
+                shards[f"{name}.mask"] = shard.tokens
     tokenizer = {name: facts.bytes for name, facts in manifest.identity.tokenizer.files.items()}
     return {"shards": shards, "rejects": rejects, "tokenizer": tokenizer}
 

@@ -15,13 +15,14 @@ import operator
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, SupportsIndex
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.lazy import lazy
 from tokenmill.store.files import StoreFiles, open_files
+from tokenmill.store.format import MASK_DTYPE
 from tokenmill.store.layout import shard_name
 from tokenmill.store.rows import row_of
 from tokenmill.store.sealed import checksum_of
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.format import Index, TokenArray, TokenDtype
+    from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.manifest import Manifest
     from tokenmill.store.remote import RemoteTokens
+    from tokenmill.store.spans import Track
 
 MAX_MAPPED_SHARDS = 8192
-"""Two maps each; Linux allows a process 65,530 maps unless told otherwise."""
+"""Two or three maps each; Linux allows a process 65,530 maps unless told otherwise."""
 CACHED_RECEIPTS = 64
 RUN_BYTES = 8 << 20
 """Documents are iterated over in runs of about this size: remote ones come a run at a time."""
@@ -71,6 +73,22 @@ class MappedShard:
     tokens: TokenArray
     """Of a remote store: an array as far as its length and slices go, which are read then."""
     index: Index
+    mask: NDArray[np.uint8] | None = None
+    """1 for each token that counts for the loss, else 0; None where the store has no masks."""
+
+    def track(self, track: Track) -> NDArray[Any]:
+        """The values of a file that has one for every token."""
+        if track == "bin":
+            return self.tokens
+        assert self.mask is not None
+        return self.mask
+
+    def document_mask(self, number: int) -> NDArray[np.uint8] | None:
+        """Which tokens of one document count; None where the store has no masks."""
+        if self.mask is None:
+            return None
+        first = int(self.index.offsets[number]) // self.index.dtype.itemsize
+        return self.mask[first : first + int(self.index.lengths[number])]
 
     def document(self, number: int) -> TokenArray:
         """The tokens of one document."""
@@ -80,15 +98,27 @@ class MappedShard:
     def documents(self) -> Iterator[TokenArray]:
         """The tokens of every document, in order."""
         size, offsets, lengths = self.index.dtype.itemsize, self.index.offsets, self.index.lengths
+        for first, last, begin, end in self._runs():
+            run = self.tokens[begin:end]
+            for number in range(first, last):
+                start = int(offsets[number]) // size - begin
+                yield run[start : start + int(lengths[number])]
+
+    def mask_runs(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+        """The masks of some documents back to back, and their lengths; until all were there."""
+        assert self.mask is not None
+        for first, last, begin, end in self._runs():
+            yield self.mask[begin:end], self.index.lengths[first:last].astype(np.int64)
+
+    def _runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """Documents some at a time: the first, the one after the last, and so of their tokens."""
+        size, offsets, lengths = self.index.dtype.itemsize, self.index.offsets, self.index.lengths
         first = 0
         while first < len(offsets):
             base = int(offsets[first])
             last = max(first + 1, bisect_left(offsets, base + RUN_BYTES, first))
             end = int(offsets[last - 1]) + int(lengths[last - 1]) * size
-            run = self.tokens[base // size : end // size]
-            for number in range(first, last):
-                start = (int(offsets[number]) - base) // size
-                yield run[start : start + int(lengths[number])]
+            yield first, last, base // size, end // size
             first = last
 
 
@@ -166,7 +196,7 @@ class Store:
         self.remote: RemoteTokens | None = files.open_tokens([shard.name for shard in self.shards])
         # Caches of this store, not of the class, and without a reference to it: they go with it.
         self._map = functools.lru_cache(self.max_mapped)(
-            functools.partial(_map_shard, files, self.shards, self.dtype)
+            functools.partial(_map_shard, files, self.shards, self.dtype, self.has_mask)
         )
         self._receipt = functools.lru_cache(CACHED_RECEIPTS)(files.receipt)
 
@@ -206,11 +236,32 @@ class Store:
     @property
     def max_mapped(self) -> int:
         """Shards that may stay mapped; none of a remote store, whose files bound their memory."""
-        return 0 if self.is_remote else max_mapped_shards()
+        return 0 if self.is_remote else max_mapped_shards(files=3 if self.has_mask else 2)
 
     @property
     def dtype(self) -> TokenDtype:
         return self.manifest.identity.dtype
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether every document has a mask, which says which of its tokens count for the loss."""
+        return self.manifest.identity.mask
+
+    @property
+    def num_counted(self) -> int:
+        """Tokens of this split that count for the loss: all of them where there is no mask."""
+        if not self.has_mask:
+            return self.num_tokens
+        return sum(shard.counted for _, shard in self.manifest.shards(split=self.split))
+
+    @property
+    def num_silent(self) -> int:
+        """Documents of this split of which no token counts, by their masks."""
+        return sum(shard.silent for _, shard in self.manifest.shards(split=self.split))
+
+    def track_dtype(self, track: Track) -> TokenDtype | MaskDtype:
+        """Of the values in a file that has one for every token."""
+        return self.dtype if track == "bin" else MASK_DTYPE
 
     @property
     def vocab_size(self) -> int:
@@ -235,7 +286,7 @@ class Store:
 
     @lazy
     def content(self) -> str:
-        """Fingerprint of the documents of this split, in their order; equal for equal tokens."""
+        """Fingerprint of the documents of this split, in their order, and of their masks."""
         return content_fingerprint(self.manifest, split=self.split)
 
     def __len__(self) -> int:
@@ -248,6 +299,11 @@ class Store:
     def __iter__(self) -> Iterator[TokenArray]:
         for shard in range(len(self.shards)):
             yield from self.map_shard(shard).documents()
+
+    def mask(self, number: SupportsIndex) -> NDArray[np.uint8] | None:
+        """1 for each token of a document that counts, else 0; None where there are no masks."""
+        shard, local = self.locate(number)
+        return self.map_shard(shard).document_mask(local)
 
     def locate(self, number: SupportsIndex) -> tuple[int, int]:
         """Position of the shard that holds a document, and the document's place in it."""
@@ -356,14 +412,15 @@ class Store:
 def content_fingerprint(manifest: Manifest, *, split: str | None) -> str:
     """Checksum of the counts and checksums of a split's shards (None: of all), in order."""
     lines = [
-        f"{shard.documents},{shard.tokens},{shard.bin},{shard.idx}\n"
+        f"{shard.documents},{shard.tokens},{shard.bin},{shard.idx}"
+        + ("\n" if shard.mask is None else f",{shard.mask}\n")
         for _, shard in manifest.shards(split=split)
     ]
     return checksum_of("".join(lines).encode("ascii"))
 
 
 def _map_shard(
-    files: StoreFiles, shards: Sequence[Shard], dtype: TokenDtype, position: int
+    files: StoreFiles, shards: Sequence[Shard], dtype: TokenDtype, has_mask: bool, position: int
 ) -> MappedShard:
     shard = shards[position]
     index = files.index(shard.name)
@@ -374,17 +431,20 @@ def _map_shard(
             hint=f"see what is damaged with: tokenmill verify {files.path}",
         )
     tokens = files.tokens(shard.name, dtype=dtype)
-    if len(tokens) != shard.tokens:
-        raise StoreError(
-            f"'{shard.name}.bin' of {str(files.path)!r} has {len(tokens) * dtype.itemsize:,} bytes"
-            f" instead of {shard.tokens * dtype.itemsize:,}: it was changed after it was opened",
-            hint="copy the file again, or run the build again: it rewrites what is missing",
-        )
-    return MappedShard(tokens=tokens, index=index)
+    mask = files.mask(shard.name) if has_mask else None
+    for kind, values in (("bin", tokens), ("mask", mask)):
+        if values is not None and len(values) != shard.tokens:
+            size = values.dtype.itemsize
+            raise StoreError(
+                f"'{shard.name}.{kind}' of {str(files.path)!r} has {len(values) * size:,} bytes"
+                f" instead of {shard.tokens * size:,}: it was changed after it was opened",
+                hint="copy the file again, or run the build again: it rewrites what is missing",
+            )
+    return MappedShard(tokens=tokens, index=index, mask=mask)
 
 
-def max_mapped_shards() -> int:
-    """Local shards that a process may keep mapped."""
+def max_mapped_shards(*, files: int = 2) -> int:
+    """Local shards, of so many files each, that a process may keep mapped."""
     if sys.version_info >= (3, 13) or sys.platform == "win32":
         return MAX_MAPPED_SHARDS
     import resource
@@ -392,5 +452,5 @@ def max_mapped_shards() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_MAPPED_SHARDS
-    # Two descriptors to a shard, and half of the limit is left to the rest of the process.
-    return max(8, min(MAX_MAPPED_SHARDS, soft // 4))
+    # A descriptor to a file, and half of the limit is left to the rest of the process.
+    return max(8, min(MAX_MAPPED_SHARDS, soft // (2 * files)))

@@ -22,7 +22,13 @@ from tokenmill.store.facts import (
     SourceFacts,
     UnitFacts,
 )
-from tokenmill.store.fields import FORMAT_VERSION, Fields, FormatVersionError, check_version
+from tokenmill.store.fields import (
+    FORMAT_VERSION,
+    MASK_VERSION,
+    Fields,
+    FormatVersionError,
+    check_version,
+)
 from tokenmill.store.layout import SPLIT_NAME, StoreLayout, shard_name
 from tokenmill.store.rows import check_runs
 from tokenmill.store.sealed import seal, unseal
@@ -56,6 +62,8 @@ class Receipt:
             raise ValueError(f"{self.counts.rows} rows of {len(self.unit.members)} grouped files")
         if len({shard.split for shard in self.shards}) != len(self.shards):
             raise ValueError("two shards of one unit have the same split")
+        if len({shard.mask is None for shard in self.shards}) > 1:
+            raise ValueError("some shards of one unit have a mask, others have none")
         self._check_totals()
 
     def _check_totals(self) -> None:
@@ -69,6 +77,11 @@ class Receipt:
                 raise ValueError(f"the unit's files have {files} {name}, its counts say {counted}")
 
     @property
+    def has_mask(self) -> bool:
+        """Whether its shards have masks; a unit without shards has none."""
+        return any(shard.mask is not None for shard in self.shards)
+
+    @property
     def files(self) -> dict[str, FileFacts]:
         """Files in `shards/` that this receipt claims, itself left out."""
         return {name: facts for shard in self.shards for name, facts in shard.files.items()}
@@ -77,7 +90,7 @@ class Receipt:
         """The receipt's file."""
         return seal(
             {
-                "format_version": FORMAT_VERSION,
+                "format_version": MASK_VERSION if self.has_mask else FORMAT_VERSION,
                 "unit": asdict(self.unit),
                 "source": asdict(self.source),
                 "config": self.config,
@@ -149,7 +162,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _receipt(source: Fields) -> Receipt:
-    source.take("format_version")
+    has_mask = source.integer("format_version") == MASK_VERSION
     rejects = source.optional_child("rejects")
     receipt = Receipt(
         unit=source.child("unit").into(UnitFacts),
@@ -158,7 +171,9 @@ def _receipt(source: Fields) -> Receipt:
         counts=source.child("counts").into(Counts),
         bounds=source.child("bounds").into(Bounds),
         engine=source.child("engine").into(EngineFacts),
-        shards=tuple(map(ShardFacts.from_json, source.children("shards"))),
+        shards=tuple(
+            ShardFacts.from_json(shard, has_mask=has_mask) for shard in source.children("shards")
+        ),
         rejects=None if rejects is None else rejects.into(RejectsFacts),
     )
     source.finish()

@@ -2,12 +2,13 @@
 
     RemoteFiles   manifest, receipts, rejects, tokenizer: whole
                   indexes: the lengths alone, a fifth of the file; the rest follows from them
-    RemoteTokens  pieces of the shards' tokens, in batches, and ahead of their use
-    ShardTokens   the tokens of one shard, as an array that is read when it is sliced
+    RemoteTokens  pieces of the shards' tokens and masks, in batches, and ahead of their use
+    ShardTokens   the tokens (or the mask) of one shard, as an array that is read when it is sliced
 
 Sizes and checksums come from the manifest: opening takes one request, and a listing of each folder
-where the server lists them, and no file is ever asked for its size. Everything but tokens is
-compared with its checksum; a range of tokens is known to have the length that was asked for.
+where the server lists them, and no file is ever asked for its size. Everything but tokens and
+masks is compared with its checksum; a range of those is known to have the length that was asked
+for.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from tokenmill.remote import Failure, RemoteError, join, shown
 from tokenmill.store.ahead import ReadAhead
 from tokenmill.store.block_folder import BlockFolder
 from tokenmill.store.blocks import BLOCK_BYTES, BlockFile, BlockReader, RecentlyUsed, store_error
-from tokenmill.store.format import HEADER, index_blocks, index_bytes, parse_index, view_tokens
+from tokenmill.store.format import (
+    HEADER,
+    MASK_DTYPE,
+    index_blocks,
+    index_bytes,
+    parse_index,
+    view_values,
+)
 from tokenmill.store.layout import shard_name
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.presence import expected_sizes, incomplete, size_problem
@@ -42,17 +50,18 @@ if TYPE_CHECKING:
 
     from tokenmill.store.blocks import Piece
     from tokenmill.store.entries import UnitEntry
-    from tokenmill.store.files import TokenFile
-    from tokenmill.store.format import Index, TokenArray, TokenDtype
+    from tokenmill.store.files import TrackFile
+    from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.spans import Track
 
 CACHE_BYTES = 10 * 10**9
 INDEX_BYTES = 256 << 20
 """Of the indexes that were used last, at 20 bytes to a document."""
 RANGE_BYTES = 8 << 20
 """Files that are read whole come in ranges of this size, at once."""
-Kind: TypeAlias = Literal["bin", "idx"]
-"""Files of a shard that are read by blocks; masks will be a third."""
+Kind: TypeAlias = Literal["bin", "idx", "mask"]
+"""Files of a shard that are read by blocks."""
 
 
 class _CacheFolder(NamedTuple):
@@ -97,10 +106,10 @@ class RemoteFiles:
     def layout(self) -> StoreLayout:
         raise self._not_local()
 
-    def token_file(self, shard: str, *, size: int) -> TokenFile:  # noqa: ARG002
+    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:  # noqa: ARG002
         raise self._not_local()
 
-    def token_offset(self, shard: str) -> int:  # noqa: ARG002
+    def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
         raise self._not_local()
 
     def _not_local(self) -> StoreError:
@@ -199,6 +208,10 @@ class RemoteFiles:
         tokens = ShardTokens(self.blocks, self.file(shard, "bin"), dtype=dtype)
         return cast("TokenArray", tokens)  # as far as len() and slices go
 
+    def mask(self, shard: str) -> NDArray[np.uint8]:
+        mask = ShardTokens(self.blocks, self.file(shard, "mask"), dtype=MASK_DTYPE)
+        return cast("NDArray[np.uint8]", mask)
+
     def open_tokens(self, shards: Sequence[str]) -> RemoteTokens:
         return RemoteTokens(self, shards)
 
@@ -291,10 +304,12 @@ def _block_files(manifest: Manifest) -> dict[tuple[str, Kind], BlockFile]:
     dtype, block = manifest.identity.dtype, 0
     for unit, shard in manifest.shards():
         name = shard_name(unit.name, split=shard.split)
-        found: tuple[tuple[Kind, int, str], ...] = (
+        found: list[tuple[Kind, int, str]] = [
             ("bin", shard.bin_bytes(dtype), shard.bin),
             ("idx", HEADER.size + 4 * shard.documents, shard.idx),
-        )
+        ]
+        if shard.mask is not None:
+            found.append(("mask", shard.tokens, shard.mask))
         for kind, size, checksum in found:
             file = files[name, kind] = BlockFile(
                 name=f"shards/{name}.{kind}", size=size, content=checksum, first_block=block
@@ -363,11 +378,13 @@ class RemoteTokens:
 
 
 class ShardTokens:
-    """The ids of a remote shard: an array as far as its length and its slices go."""
+    """The ids or the mask of a remote shard: an array as far as its length and slices go."""
 
     ndim = 1
 
-    def __init__(self, blocks: BlockReader, file: BlockFile, *, dtype: TokenDtype) -> None:
+    def __init__(
+        self, blocks: BlockReader, file: BlockFile, *, dtype: TokenDtype | MaskDtype
+    ) -> None:
         self._blocks = blocks
         self._file = file
         self.dtype = dtype
@@ -387,7 +404,7 @@ class ShardTokens:
         width = self.dtype.itemsize
         last = max(first, last)
         (data,) = self._blocks.read([(self._file, first * width, last * width)])
-        return view_tokens(data.toreadonly(), dtype=self.dtype)
+        return view_values(data.toreadonly(), dtype=self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self[:], dtype=dtype, copy=copy)

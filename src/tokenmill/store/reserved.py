@@ -26,17 +26,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.store.format import view_tokens
 from tokenmill.store.mapped import PAGE_BYTES, is_slow, touch
 from tokenmill.store.spans import NO_SHARD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tokenmill.store.files import TokenFile
-    from tokenmill.store.format import TokenArray
+    from tokenmill.store.files import TrackFile
     from tokenmill.store.reader import Store
-    from tokenmill.store.spans import Spans
+    from tokenmill.store.spans import Spans, Track
 
 MAX_SHARDS = 25_000
 """Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told."""
@@ -49,32 +47,37 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class ReservedTokens:
-    """Pieces of the shards of a local store; OSError where the system does not allow it."""
+    """Pieces of the shards of a local store: of their tokens, or of their masks.
 
-    def __init__(self, store: Store, *, scattered: bool) -> None:
+    OSError where the system does not allow it.
+    """
+
+    def __init__(self, store: Store, *, scattered: bool, track: Track = "bin") -> None:
         if sys.platform != "linux" or _num_reserved + len(store.shards) > MAX_SHARDS:
             raise OSError("no range of addresses is reserved here")
         self._store = store
         self._scattered = scattered
-        sizes = np.array([shard.tokens for shard in store.shards], np.int64) * store.dtype.itemsize
-        # A map begins on a page of the file: in front of tokens that a header precedes.
-        offset = store.files.token_offset
-        leads = np.array([offset(shard.name) for shard in store.shards], np.int64) % PAGE_BYTES
-        if np.any(leads % store.dtype.itemsize):
-            raise OSError("tokens that begin at an odd byte cannot be part of one array")
+        self._track: Track = track
+        dtype = store.track_dtype(track)
+        sizes = np.array([shard.tokens for shard in store.shards], np.int64) * dtype.itemsize
+        # A map begins on a page of the file: in front of values that a header precedes.
+        offsets = [store.files.track_offset(shard.name, track) for shard in store.shards]
+        leads = np.array(offsets, np.int64) % PAGE_BYTES
+        if np.any(leads % dtype.itemsize):
+            raise OSError("values that begin at an odd byte cannot be part of one array")
         room = -(-(leads + sizes) // PAGE_BYTES) * PAGE_BYTES
         places = np.cumsum(room) - room + leads
-        self._range = _Range(int(room.sum()), dtype=store.dtype, num_shards=len(sizes))
-        self._tokens: TokenArray = np.asarray(self._range)
+        self._range = _Range(int(room.sum()), dtype=dtype, num_shards=len(sizes))
+        self._tokens: NDArray[Any] = np.asarray(self._range)
         # The last entry is that of shard -1, which is padding.
-        self._bases = np.append(places // store.dtype.itemsize, 0)
+        self._bases = np.append(places // dtype.itemsize, 0)
         self._is_mapped = np.append(sizes == 0, True)
         self._num_unmapped = int(np.count_nonzero(sizes))
         self._rows: dict[int, NDArray[Any]] = {}
         self._is_slow = False
 
-    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
-        """The tokens of all spans, back to back."""
+    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
+        """The values of all spans, back to back."""
         shards = spans.shards
         if self._num_unmapped and not self._is_mapped[shards].all():
             self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
@@ -89,7 +92,7 @@ class ReservedTokens:
         self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
         return found
 
-    def _join(self, spans: Spans, starts: NDArray[np.int64], padding: memoryview) -> TokenArray:
+    def _join(self, spans: Spans, starts: NDArray[np.int64], padding: memoryview) -> NDArray[Any]:
         """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
         lengths = spans.lasts - spans.firsts
         places = map(slice, starts.tolist(), (starts + lengths).tolist())
@@ -97,7 +100,7 @@ class ReservedTokens:
         if padding:
             for place in np.flatnonzero(spans.shards == NO_SHARD).tolist():
                 pieces[place] = padding[: int(lengths[place])]
-        return view_tokens(bytearray().join(pieces), dtype=self._store.dtype)
+        return np.frombuffer(bytearray().join(pieces), self._tokens.dtype)
 
     def _bring(self, spans: Spans, starts: NDArray[np.int64]) -> None:
         """Have the pages of all pieces read, many at a time."""
@@ -117,15 +120,11 @@ class ReservedTokens:
             self._rows = {length: stretches}
         return self._rows[length]
 
-    def _file(self, number: int) -> TokenFile:
-        shard = self._store.shards[number]
-        size = shard.tokens * self._store.dtype.itemsize
-        return self._store.files.token_file(shard.name, size=size)
-
     def _map(self, shards: list[int]) -> None:
         for number in shards:
-            file = self._file(number)
-            size = self._store.shards[number].tokens * self._store.dtype.itemsize
+            shard = self._store.shards[number]
+            size = shard.tokens * self._tokens.itemsize
+            file = self._store.files.track_file(shard.name, self._track, size=size)
             try:
                 self._range.map(
                     file, at=int(self._bases[number]), size=size, random=self._scattered
@@ -163,7 +162,7 @@ class _Range:
             "typestr": dtype.str,
         }
 
-    def map(self, file: TokenFile, *, at: int, size: int, random: bool) -> None:
+    def map(self, file: TrackFile, *, at: int, size: int, random: bool) -> None:
         """Put the tokens of a file, which must have its size, at a place counted in tokens."""
         lead = file.offset % PAGE_BYTES
         address, size = self._address + at * self._itemsize - lead, lead + size

@@ -14,7 +14,13 @@ import xxhash
 
 from tokenmill.errors import StoreError
 from tokenmill.store.facts import FileFacts, facts_of
-from tokenmill.store.format import check_index, read_index
+from tokenmill.store.format import (
+    BLOCK_DOCUMENTS,
+    check_index,
+    counted_by_document,
+    map_file,
+    read_index,
+)
 from tokenmill.store.layout import shard_name
 from tokenmill.store.receipt import Receipt, read_receipt_bytes
 
@@ -50,6 +56,7 @@ def scan_unit(layout: StoreLayout, unit: UnitEntry, *, identity: StoreIdentity) 
     for entry in unit.shards:
         problems += _scan_shard(layout, unit, entry, receipt=receipt, identity=identity)
         size += entry.bin_bytes(identity.dtype) + entry.idx_bytes
+        size += 0 if entry.mask is None else entry.tokens
     if unit.rejects is not None:
         path, size = layout.rejects_file(unit.name), size + unit.rejects.bytes
         problems += [(path, problem) for problem in _scan_rejects(path, unit)]
@@ -107,6 +114,10 @@ def _scan_shard(
     identity: StoreIdentity,
 ) -> Iterator[tuple[Path, str]]:
     name = shard_name(unit.name, split=entry.split)
+    if entry.mask is not None:
+        mask_path = layout.shard_file(name, "mask")
+        idx_path = layout.shard_file(name, "idx")
+        yield from ((mask_path, problem) for problem in _scan_mask(mask_path, entry, idx_path))
     bin_path, idx_path = layout.shard_file(name, "bin"), layout.shard_file(name, "idx")
     ids = _LargestId(itemsize=identity.dtype.itemsize)
     bin_facts = FileFacts(bytes=entry.bin_bytes(identity.dtype), checksum=entry.bin)
@@ -138,6 +149,46 @@ def _scan_index(path: Path, *, bin_bytes: int, identity: StoreIdentity) -> Itera
         return
     if index.dtype != identity.dtype or index.bin_bytes != bin_bytes:
         yield f"is for {index.bin_bytes:,} bytes of {index.dtype.name}, not for its .bin"
+
+
+def _scan_mask(path: Path, entry: ShardEntry, idx_path: Path) -> Iterator[str]:
+    assert entry.mask is not None
+    largest = 0
+
+    def see(block: memoryview) -> None:
+        nonlocal largest
+        largest = max(largest, int(np.frombuffer(block, np.uint8).max(initial=0)))
+
+    facts = FileFacts(bytes=entry.tokens, checksum=entry.mask)
+    problems = list(scan_file(path, expected=facts, on_block=see))
+    yield from problems
+    if largest > 1:
+        yield f"holds {largest}: a mask holds 0 and 1"
+    elif not problems:
+        yield from _scan_counted(path, entry, idx_path)
+
+
+def _scan_counted(path: Path, entry: ShardEntry, idx_path: Path) -> Iterator[str]:
+    """Whether a sound mask is of documents as the manifest says."""
+    mask = np.frombuffer(map_file(path), np.uint8)
+    try:
+        lengths = read_index(idx_path).lengths
+    except StoreError:
+        return  # told by whoever reads the index
+    if lengths.sum(dtype=np.int64) != len(mask):
+        return
+    counted = silent = first = 0
+    for begin in range(0, len(lengths), BLOCK_DOCUMENTS):
+        block = lengths[begin : begin + BLOCK_DOCUMENTS]
+        last = first + int(block.sum(dtype=np.int64))
+        counts = counted_by_document(mask[first:last], block)
+        counted, silent = counted + int(counts.sum()), silent + int(np.count_nonzero(counts == 0))
+        first = last
+    if (counted, silent) != (entry.counted, entry.silent):
+        yield (
+            f"has {counted:,} tokens that count and {silent:,} silent documents, the manifest says"
+            f" {entry.counted:,} and {entry.silent:,}"
+        )
 
 
 def _scan_rejects(path: Path, unit: UnitEntry) -> Iterator[str]:

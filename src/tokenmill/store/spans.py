@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+Track: TypeAlias = Literal["bin", "mask"]
+"""A file of a shard that has one value for every token, and so is read by the same pieces."""
 
 NO_SHARD = -1
 """Shard of a piece that is padding."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tokenmill.errors import StoreError
 from tokenmill.lazy import lazy
-from tokenmill.store.format import view_tokens
+from tokenmill.store.format import MASK_DTYPE, view_values
 from tokenmill.store.mapped import MappedTokens, Views
 from tokenmill.store.reserved import ReservedTokens
 from tokenmill.store.spans import NO_SHARD, Spans
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.format import TokenArray, TokenDtype
+    from tokenmill.store.format import MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.reader import Store
+    from tokenmill.store.spans import Track
 
 NO_PADDING = memoryview(b"")
 _ENDLESS = 1 << 62
@@ -60,8 +61,11 @@ class TokenStream:
         self._sizes = np.append(counts, _ENDLESS)  # [NO_SHARD] is the size of padding
         self._first_positions: list[int] = self._starts.tolist()
         self._scattered = scattered
-        self._source = _open_source(store, scattered=scattered)
+        self.has_mask = store.has_mask
+        """Whether there are masks to be read with the tokens."""
+        self._source = _open_source(store, "bin", scattered=scattered)
         self._kept_padding = 0, NO_PADDING
+        self._kept_zeros = NO_PADDING
         # They know the store, not this stream: so it goes, and its maps, when nobody uses it.
         self._offsets = Views(partial(_view_offsets, store), limit=store.max_mapped)
         self._begins = _Begins(partial(_copy_begins, store, self._first_positions))
@@ -87,6 +91,25 @@ class TokenStream:
         longest = int((spans.lasts - spans.firsts).max(initial=0))
         return self._source.read(spans, padding=self._padding(pad, longest))
 
+    def read_mask(self, spans: Spans) -> NDArray[np.bool_]:
+        """Which tokens of all that was located count, back to back; padding does not.
+
+        All others do where the store has no masks.
+        """
+        if not self.has_mask:
+            return np.repeat(spans.shards != NO_SHARD, spans.lasts - spans.firsts)
+        padding = NO_PADDING
+        if spans.length is None and spans.shards.min(initial=0) == NO_SHARD:
+            longest = int((spans.lasts - spans.firsts).max())
+            if len(self._kept_zeros) < longest:
+                self._kept_zeros = memoryview(bytes(longest))
+            padding = self._kept_zeros
+        return self._mask_source.read(spans, padding=padding).view(np.bool_)
+
+    @lazy
+    def _mask_source(self) -> _Source:
+        return _open_source(self.store, "mask", scattered=self._scattered)
+
     def _padding(self, pad: int, at_least: int) -> memoryview:
         """Padding to cut pieces from: made once, since most rows have some where any have."""
         kept_pad, kept = self._kept_padding
@@ -101,6 +124,8 @@ class TokenStream:
             real = spans.shards != NO_SHARD
             wanted = Spans(spans.shards[real], spans.firsts[real], spans.lasts[real])
             self.store.remote.read_ahead(*_byte_ranges(wanted, self.dtype), kind="bin")
+            if self.has_mask:
+                self.store.remote.read_ahead(*_byte_ranges(wanted, MASK_DTYPE), kind="mask")
 
     def cut_at_documents(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -216,38 +241,41 @@ def _view_offsets(store: Store, shard: int) -> memoryview:
 class _Source(Protocol):
     """Reads pieces of shards."""
 
-    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray: ...
+    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]: ...
 
 
-def _open_source(store: Store, *, scattered: bool) -> _Source:
+def _open_source(store: Store, track: Track, *, scattered: bool) -> _Source:
     if store.remote is not None:
-        return _RemoteSource(store)
+        return _RemoteSource(store, track)
     try:
-        return ReservedTokens(store, scattered=scattered)
+        return ReservedTokens(store, scattered=scattered, track=track)
     except OSError:
-        return MappedTokens(store, scattered=scattered)
+        return MappedTokens(store, scattered=scattered, track=track)
 
 
 class _RemoteSource:
     """Pieces of the shards of a store behind a URL."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, track: Track) -> None:
         self._store = store
+        self._track: Track = track
 
-    def read(self, spans: Spans, *, padding: memoryview) -> TokenArray:
+    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
         assert self._store.remote is not None
-        dtype = self._store.dtype
+        dtype = self._store.track_dtype(self._track)
         real = np.flatnonzero(spans.shards != NO_SHARD)
         wanted = Spans(spans.shards[real], spans.firsts[real], spans.lasts[real])
-        found = self._store.remote.read(*_byte_ranges(wanted, dtype), kind="bin")
+        found = self._store.remote.read(*_byte_ranges(wanted, dtype), kind=self._track)
         pieces = [padding[:length] for length in (spans.lasts - spans.firsts).tolist()]
         for place, piece in zip(real.tolist(), found, strict=True):
             pieces[place] = piece
         # A bytearray, so that the array is writable: torch warns of one that is not.
-        return view_tokens(bytearray().join(pieces), dtype=dtype)
+        return view_values(bytearray().join(pieces), dtype=dtype)
 
 
-def _byte_ranges(spans: Spans, dtype: TokenDtype) -> tuple[list[int], list[int], list[int]]:
+def _byte_ranges(
+    spans: Spans, dtype: TokenDtype | MaskDtype
+) -> tuple[list[int], list[int], list[int]]:
     """Shards, first bytes and bytes after the last, as a remote store takes them."""
     size = dtype.itemsize
     return spans.shards.tolist(), (spans.firsts * size).tolist(), (spans.lasts * size).tolist()

@@ -21,8 +21,13 @@ import xxhash
 
 from tokenmill.store.commit import publish
 from tokenmill.store.durable import write_error
-from tokenmill.store.facts import FileFacts, RejectsFacts, ShardFacts
-from tokenmill.store.format import MAX_DOCUMENT_TOKENS, index_blocks, token_dtype
+from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts
+from tokenmill.store.format import (
+    MAX_DOCUMENT_TOKENS,
+    counted_by_document,
+    index_blocks,
+    token_dtype,
+)
 from tokenmill.store.layout import SPLIT_NAME, shard_name
 from tokenmill.store.receipt import Receipt
 from tokenmill.store.rows import RowRuns
@@ -70,8 +75,13 @@ class UnitWriter:
         *,
         lengths: NDArray[np.integer],
         rows: NDArray[np.int64],
+        mask: NDArray[np.uint8 | np.bool] | None = None,
     ) -> None:
-        """Add whole documents to a split: their ids back to back, lengths, and rows in the unit."""
+        """Add whole documents to a split: their ids back to back, lengths, and rows in the unit.
+
+        `mask` says for every token whether it counts for the loss (1) or not (0). Documents of one
+        store have masks all of them, or none.
+        """
         if len(lengths) != len(rows) or int(lengths.sum()) != len(ids):
             raise ValueError(
                 f"{len(lengths)} lengths over {int(lengths.sum())} tokens do not describe"
@@ -79,9 +89,11 @@ class UnitWriter:
             )
         if len(lengths) == 0:
             return
+        if mask is not None:
+            mask = _checked_mask(mask, num_tokens=len(ids))
         with self._guarded():
-            shard = self._shards.get(split) or self._start(split)
-            shard.append(ids, lengths=lengths, rows=rows, vocab_size=self._vocab_size)
+            shard = self._shards.get(split) or self._start(split, has_mask=mask is not None)
+            shard.append(ids, lengths=lengths, rows=rows, mask=mask, vocab_size=self._vocab_size)
 
     def reject(self, reject: Reject) -> None:
         """Write down one row that could not be used."""
@@ -133,11 +145,13 @@ class UnitWriter:
     def __exit__(self, *_: object) -> None:
         self.abort()
 
-    def _start(self, split: str) -> _Shard:
+    def _start(self, split: str, *, has_mask: bool) -> _Shard:
         if not SPLIT_NAME.fullmatch(split):
             raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
         name = shard_name(self._unit.name, split=split)
-        self._shards[split] = _Shard(self._staging, name=name, split=split, dtype=self._dtype)
+        self._shards[split] = _Shard(
+            self._staging, name=name, split=split, dtype=self._dtype, has_mask=has_mask
+        )
         return self._shards[split]
 
     @contextlib.contextmanager
@@ -183,12 +197,15 @@ class _HashedFile:
 class _Shard:
     """The documents of a unit that belong to one split, as they come in."""
 
-    def __init__(self, folder: Path, *, name: str, split: str, dtype: TokenDtype) -> None:
+    def __init__(
+        self, folder: Path, *, name: str, split: str, dtype: TokenDtype, has_mask: bool
+    ) -> None:
         self._folder = folder
         self._name = name
         self._split = split
         self._dtype = dtype
         self._bin = _HashedFile(folder / f"{name}.bin")
+        self._mask = _Mask(folder / f"{name}.mask") if has_mask else None
         self._block = np.empty(BLOCK_TOKENS, dtype)
         self._filled = 0
         self._lengths: list[NDArray[np.int32]] = []
@@ -202,10 +219,15 @@ class _Shard:
         *,
         lengths: NDArray[np.integer],
         rows: NDArray[np.int64],
+        mask: NDArray[np.uint8] | None,
         vocab_size: int,
     ) -> None:
         if lengths.min() < 0 or lengths.max() > MAX_DOCUMENT_TOKENS:
             raise ValueError(f"a document of {lengths.max()} tokens does not fit the index")
+        if (mask is None) != (self._mask is None):
+            raise ValueError("some documents of one shard have a mask, others have none")
+        if mask is not None and self._mask is not None:
+            self._mask.append(mask, lengths=lengths)
         self._rows.add(rows)
         self._lengths.append(lengths.astype(np.int32))
         self._tokens += len(ids)
@@ -258,12 +280,57 @@ class _Shard:
                 rows=self._rows.lengths(),
                 bin=self._bin.finish(),
                 idx=index.finish(),
+                mask=None if self._mask is None else self._mask.finish(),
             )
         finally:
             index.close()
 
     def close(self) -> None:
         self._bin.close()
+        if self._mask is not None:
+            self._mask.close()
+
+
+class _Mask:
+    """The file that says which tokens of a shard count, one byte each."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _HashedFile(path)
+        self._pending = bytearray()
+        self._counted = 0
+        self._silent = 0
+
+    def append(self, mask: NDArray[np.uint8], *, lengths: NDArray[np.integer]) -> None:
+        counts = counted_by_document(mask, lengths)
+        self._counted += int(counts.sum())
+        self._silent += int(np.count_nonzero(counts == 0))
+        self._pending += mask.data
+        if len(self._pending) >= BLOCK_TOKENS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(self._pending)
+        self._pending = bytearray()
+
+    def finish(self) -> MaskFacts:
+        self._flush()
+        facts = self._file.finish()
+        return MaskFacts(
+            bytes=facts.bytes, checksum=facts.checksum, counted=self._counted, silent=self._silent
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _checked_mask(mask: NDArray[np.uint8 | np.bool], *, num_tokens: int) -> NDArray[np.uint8]:
+    """The mask as bytes of 0 and 1; ValueError where it is none, or not of so many tokens."""
+    if mask.dtype not in (np.uint8, np.bool_) or len(mask) != num_tokens:
+        raise ValueError(f"{len(mask)} entries of {mask.dtype} are no mask of {num_tokens} tokens")
+    values = np.ascontiguousarray(mask).view(np.uint8)
+    if values.max(initial=0) > 1:
+        raise ValueError(f"a mask holds 0 and 1, this one {values.max()}")
+    return values
 
 
 class _Rejects:

@@ -30,11 +30,16 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def make_store(folder: Path) -> Path:
-    """Ids count up from 50,000: they fit in uint16 and not in int16."""
-    path = folder / "store"
+def make_store(folder: Path, *, has_mask: bool = False) -> Path:
+    """Ids count up from 50,000: they fit in uint16 and not in int16.
+
+    By the mask, those count that are divided by 3 or 7; that are nearly half of them.
+    """
+    path = folder / ("masked" if has_mask else "store")
     ids = count(50_000)
-    write_store(path, [[list(islice(ids, n)) for n in lengths] for lengths in LENGTHS])
+    shards = [[list(islice(ids, n)) for n in lengths] for lengths in LENGTHS]
+    masks = [[[int(i % 3 == 0 or i % 7 == 0) for i in one] for one in shard] for shard in shards]
+    write_store(path, shards, masks=masks if has_mask else None)
     return path
 
 

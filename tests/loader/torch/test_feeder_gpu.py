@@ -49,9 +49,9 @@ def nothing_stays() -> Iterator[None]:
     assert not tokenmill_threads()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return make_store(tmp_path)
+@pytest.fixture(params=[False, True], ids=["plain", "masked"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    return make_store(tmp_path, has_mask=request.param)
 
 
 def sleep_on(stream: torch.cuda.Stream) -> None:

@@ -21,7 +21,7 @@ def gather(pool: TokenPool, *pieces: tuple[int, int]) -> list[int]:
     lengths = torch.tensor([length for _, length in pieces])
     ends = lengths.cumsum(0)
     shifts = torch.tensor([first for first, _ in pieces]) - (ends - lengths)
-    found: list[int] = pool.gather(ends, shifts, num_places=int(ends[-1])).tolist()
+    found: list[int] = pool.gather(pool.find(ends, shifts, num_places=int(ends[-1]))).tolist()
     return found
 
 
@@ -39,7 +39,7 @@ def test_a_pool_holds_streams_back_to_back_in_their_own_width(
     assert pool.padding == 8
     assert gather(pool, (0, 8)) == [1, 2, largest, 4, 5, 6, 7, 8]
     assert gather(pool, (6, 2), (pool.padding, 3), (2, 1)) == [7, 8, *[40_000] * 3, largest]
-    assert pool.gather(torch.tensor([1]), torch.tensor([0]), num_places=1).dtype == dtype
+    assert pool.gather(torch.tensor([1])).dtype == dtype
 
 
 def test_tokens_that_do_not_fit_are_refused_with_numbers() -> None:

@@ -57,7 +57,8 @@ class Account:
     cut_documents: int
     """Documents of which tokens were dropped."""
     targets: int
-    """Labels that are tokens of the same document as their input: what there is to learn from."""
+    """Labels that are tokens of the same document as their input, and that count where the store
+    has masks: what there is to learn from."""
 
 
 class Layout(Protocol):
@@ -72,6 +73,11 @@ class Layout(Protocol):
         """Equal for two layouts only if their rows are equal."""
         ...
 
+    @property
+    def used(self) -> int:
+        """Tokens of the store that stand in a row; may read the whole index."""
+        ...
+
     def pieces(self, rows: NDArray[np.int64]) -> Pieces:
         """What to read for these rows, as few pieces as possible."""
         ...
@@ -81,5 +87,5 @@ class Layout(Protocol):
         ...
 
     def account(self) -> Account:
-        """Where the tokens go; may read the whole index."""
+        """Where the tokens go; may read the whole index, and all masks."""
         ...

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.loader.account import masked_targets
 from tokenmill.loader.layouts.base import PADDING, Account, Pieces
 from tokenmill.loader.layouts.packing import length_blocks, pack
 from tokenmill.store.plans import (
@@ -96,10 +97,20 @@ class BestFitLayout:
         """The same: a piece is of one document."""
         return self.pieces(rows)
 
+    @property
+    def used(self) -> int:
+        """Tokens of the store that stand in a row: all."""
+        return self._plan.facts.used
+
     def account(self) -> Account:
-        """Where the tokens go, as it was counted when the rows were planned."""
+        """Where the tokens go, as it was counted when the rows were planned; reads all masks."""
         facts = self._plan.facts
-        return Account(**{field.name: getattr(facts, field.name) for field in fields(Account)})
+        counted = {field.name: getattr(facts, field.name) for field in fields(Account)}
+        if self.stream.has_mask:
+            # The plan knows of lengths alone. No document is cut off: all its tokens but the first
+            # are labels somewhere.
+            counted["targets"] = masked_targets(self.stream.store)
+        return Account(**counted)
 
     def _damaged(self) -> StoreError:
         return StoreError(

@@ -55,6 +55,11 @@ class ConcatLayout:
         pieces = self.pieces(rows)
         return Pieces(*self.stream.cut_at_documents(pieces.starts, pieces.lengths))
 
+    @property
+    def used(self) -> int:
+        """Tokens of the store that stand in a row: all."""
+        return self.stream.num_tokens
+
     def account(self) -> Account:
-        """Where the tokens go; reads the whole index."""
+        """Where the tokens go; reads the whole index, and all masks."""
         return concat_account(self.stream.store, seq_len=self.seq_len)

@@ -58,7 +58,7 @@ class LayoutSet:
         layouts = self(seq_len)
         if self._packing is Packing.CONCAT or len(layouts) == 1:
             return [Extent(rows=layout.num_rows) for layout in layouts]
-        return [Extent(rows=layout.num_rows, tokens=layout.account().used) for layout in layouts]
+        return [Extent(rows=layout.num_rows, tokens=layout.used) for layout in layouts]
 
 
 def make_layout(packing: Packing, stream: TokenStream, *, seq_len: int) -> Layout:

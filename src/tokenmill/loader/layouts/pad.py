@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.loader.account import pad_account
+from tokenmill.loader.account import pad_account, pad_used
 from tokenmill.loader.layouts.base import PADDING, Pieces
 from tokenmill.store.sealed import checksum_of
 
@@ -52,6 +52,11 @@ class PadLayout:
         """The same: a piece is of one document."""
         return self.pieces(rows)
 
+    @property
+    def used(self) -> int:
+        """Tokens of the store that stand in a row; reads the whole index."""
+        return pad_used(self.stream.store, seq_len=self.seq_len)
+
     def account(self) -> Account:
-        """Where the tokens go; reads the whole index."""
+        """Where the tokens go; reads the whole index, and all masks."""
         return pad_account(self.stream.store, seq_len=self.seq_len)

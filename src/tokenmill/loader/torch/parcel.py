@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    import torch
-
     from tokenmill.loader.chunk import Chunk
     from tokenmill.loader.layouts.base import Layout
     from tokenmill.loader.loader import Loader
@@ -45,12 +43,16 @@ class Tokens(Protocol):
         """What the host reads rows of a length with; None is the loader's own."""
         ...
 
-    def arrays(self, chunk: Chunk, *, first: int, last: int) -> Arrays:
-        """What travels for the tokens of some steps of a chunk."""
+    def has_mask(self, chunk: Chunk) -> bool:
+        """Whether it is known on the device which tokens of a chunk count."""
         ...
 
-    def on_device(self, sent: Tensors, shape: tuple[int, int, int]) -> torch.Tensor:
-        """(steps, rows, seq_len + 1) tokens, of what was sent."""
+    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
+        """What travels for the tokens of some steps of a chunk, and for their masks."""
+        ...
+
+    def on_device(self, sent: Tensors, shape: tuple[int, int, int], *, form: Form) -> Tensors:
+        """`tokens` and `mask`, (steps, rows, seq_len + 1), as far as they are wanted."""
         ...
 
 
@@ -59,15 +61,25 @@ class StreamedTokens:
 
     layouts = None
 
-    def arrays(self, chunk: Chunk, *, first: int, last: int) -> Arrays:
-        return {"tokens": chunk.tokens[first:last]}
+    def has_mask(self, chunk: Chunk) -> bool:
+        return chunk.mask is not None
+
+    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
+        arrays: Arrays = {}
+        if form.has_ids:
+            arrays["tokens"] = chunk.tokens[first:last]
+        if form.has_labels and chunk.mask is not None:
+            arrays["mask"] = chunk.mask[first:last]
+        return arrays
 
     def on_device(
         self,
-        sent: Tensors,
+        sent: Tensors,  # noqa: ARG002 (they are in it)
         shape: tuple[int, int, int],  # noqa: ARG002 (they have it)
-    ) -> torch.Tensor:
-        return sent["tokens"]
+        *,
+        form: Form,  # noqa: ARG002
+    ) -> Tensors:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +93,17 @@ class Feed:
     def parcels(self, first: int) -> Generator[Parcel]:
         """From a step on, until the steps end."""
         for chunk in self.loader.chunks(first, layouts=self.tokens.layouts):
+            has_mask = self.tokens.has_mask(chunk)
             place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.step_tokens)))
             for batches in self.form.alike(chunk.batches(), most=most):
                 end = place + len(batches)
-                arrays = self.form.stacked(batches)
-                if self.form.has_ids:
-                    arrays |= self.tokens.arrays(chunk, first=place, last=end)
+                arrays = self.form.stacked(batches, has_mask=has_mask)
+                arrays |= self.tokens.arrays(chunk, first=place, last=end, form=self.form)
                 shape = (len(batches), len(batches[0].tokens), batches[0].seq_len)
                 yield Parcel(chunk.steps[place:end], shape, arrays)
                 place = end
 
     def tensors(self, sent: Tensors, shape: tuple[int, int, int]) -> Tensors:
         """The fields of all steps of a parcel, of what was sent."""
-        if self.form.has_ids:
-            sent["tokens"] = self.tokens.on_device(sent, shape)
+        sent |= self.tokens.on_device(sent, shape, form=self.form)
         return self.form.tensors(sent)

@@ -1,4 +1,4 @@
-"""All tokens of some streams on one device, and how rows are gathered from them there.
+"""All tokens of some streams on one device, with their masks, and how rows are gathered there.
 
     stream 0 | stream 1 | ... | padding
 
@@ -47,8 +47,14 @@ class TokenPool:
         # Many operators do not know uint16; int16 holds the same bits.
         dtype = torch.int16 if self._is_uint16 else torch.int32
         num_tokens = self.padding + pad_tokens
-        require_memory(num_tokens * dtype.itemsize, device)
+        self.has_mask = any(stream.has_mask for stream in streams)
+        require_memory(num_tokens * (dtype.itemsize + self.has_mask), device)
         self._tokens = torch.empty(num_tokens, dtype=dtype, device=device)
+        # What has no mask counts; padding never does.
+        self._mask: torch.Tensor | None = None
+        if self.has_mask:
+            self._mask = torch.ones(num_tokens, dtype=torch.bool, device=device)
+            self._mask[self.padding :] = False
         for base, stream in zip(self.bases.tolist(), streams, strict=True):
             self._fill(base, stream)
         pad = np.full(1, pad_id, np.uint16 if self._is_uint16 else np.int32)
@@ -57,23 +63,35 @@ class TokenPool:
     def _fill(self, base: int, stream: TokenStream) -> None:
         for first in range(0, stream.num_tokens, CHUNK_TOKENS):
             size = min(CHUNK_TOKENS, stream.num_tokens - first)
-            chunk = stream.read(np.array([first]), np.array([size]), pad=0)
-            place = self._tokens[base + first : base + first + size]
-            place.copy_(torch.from_numpy(self._bits(chunk)))
+            spans = stream.locate(np.array([first]), np.array([size]))
+            place = slice(base + first, base + first + size)
+            chunk = stream.read_spans(spans, pad=0)
+            self._tokens[place].copy_(torch.from_numpy(self._bits(chunk)))
+            if self._mask is not None and stream.has_mask:
+                self._mask[place].copy_(torch.from_numpy(stream.read_mask(spans)))
 
     def _bits(self, tokens: NDArray[np.generic]) -> NDArray[np.generic]:
         return tokens.view(np.int16) if self._is_uint16 else tokens.astype(np.int32, copy=False)
 
-    def gather(self, ends: torch.Tensor, shifts: torch.Tensor, *, num_places: int) -> torch.Tensor:
-        """The token at each place of the rows.
+    def find(self, ends: torch.Tensor, shifts: torch.Tensor, *, num_places: int) -> torch.Tensor:
+        """Where in the pool the token at each place of the rows is.
 
         Place p lies in the first piece whose end is above p, and is token `p + shift` of the pool.
         Searching needs no size from the device, as `repeat_interleave` does in some versions.
         """
         places = torch.arange(num_places, device=ends.device)
         piece = torch.searchsorted(ends, places, right=True, out_int32=True)
-        found = self._tokens.index_select(0, places.add_(shifts.index_select(0, piece)))
-        return found.view(torch.uint16) if self._is_uint16 else found
+        return places.add_(shifts.index_select(0, piece))
+
+    def gather(self, found: torch.Tensor) -> torch.Tensor:
+        """The tokens at places of the pool."""
+        tokens = self._tokens.index_select(0, found)
+        return tokens.view(torch.uint16) if self._is_uint16 else tokens
+
+    def gather_mask(self, found: torch.Tensor) -> torch.Tensor:
+        """Whether the tokens at places of the pool count."""
+        assert self._mask is not None
+        return self._mask.index_select(0, found)
 
 
 def require_memory(num_bytes: int, device: torch.device) -> None:

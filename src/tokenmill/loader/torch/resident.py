@@ -6,6 +6,7 @@ for tokens that travel, so that the tensors of both are the same.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,24 @@ if TYPE_CHECKING:
     from tokenmill.loader.chunk import Chunk
     from tokenmill.loader.layouts.base import Layout
     from tokenmill.loader.loader import Loader
-    from tokenmill.loader.torch.tensors import Arrays, Tensors
+    from tokenmill.loader.torch.tensors import Arrays, Form, Tensors
     from tokenmill.store.format import TokenArray
+    from tokenmill.store.reader import Store
     from tokenmill.store.spans import Spans
 
 
 class _UnreadStream(TokenStream):
-    """Knows where documents are; its tokens are on the device, and nobody looks at them here."""
+    """Knows where documents are; its tokens are on the device, and nobody looks at them here.
+
+    Nor at its masks: here it has none.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.has_mask = False
+
+    def read_ahead(self, spans: Spans) -> None:
+        """Nothing is to be brought."""
 
     def read_spans(self, spans: Spans, *, pad: int | None) -> TokenArray:  # noqa: ARG002
         return np.empty(int((spans.lasts - spans.firsts).sum()), self.dtype)
@@ -62,8 +74,13 @@ class ResidentTokens:
             for store in self._loader.mixture.stores
         )
 
-    def arrays(self, chunk: Chunk, *, first: int, last: int) -> Arrays:
-        """For `TokenPool.gather`, at a length that changes at most a few times in a run."""
+    def has_mask(self, chunk: Chunk) -> bool:  # noqa: ARG002 (all of them, or none)
+        return self._pool.has_mask
+
+    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
+        """For `TokenPool.find`, at a length that changes at most a few times in a run."""
+        if not (form.has_ids or (form.has_labels and self._pool.has_mask)):
+            return {}
         draw = chunk.draw.part(first, last)
         pieces, sources = cut_rows(draw, self.layouts(draw.seq_len))
         while self._capacity < len(pieces.lengths):
@@ -78,12 +95,18 @@ class ResidentTokens:
         np.subtract(starts, found - pieces.lengths, out=shifts[: len(found)])
         return {"ends": ends, "shifts": shifts}
 
-    def on_device(self, sent: Tensors, shape: tuple[int, int, int]) -> torch.Tensor:
+    def on_device(self, sent: Tensors, shape: tuple[int, int, int], *, form: Form) -> Tensors:
+        if "ends" not in sent:
+            return {}
         steps, rows, seq_len = shape
-        tokens = self._pool.gather(
-            sent["ends"], sent["shifts"], num_places=steps * rows * (seq_len + 1)
-        )
-        return tokens.view(steps, rows, seq_len + 1)
+        shape = steps, rows, seq_len + 1
+        found = self._pool.find(sent["ends"], sent["shifts"], num_places=math.prod(shape))
+        made: Tensors = {}
+        if form.has_ids:
+            made["tokens"] = self._pool.gather(found).view(shape)
+        if form.has_labels and self._pool.has_mask:
+            made["mask"] = self._pool.gather_mask(found).view(shape)
+        return made
 
 
 def cut_rows(draw: Draw, layouts: Sequence[Layout]) -> tuple[Pieces, NDArray[np.int64]]:

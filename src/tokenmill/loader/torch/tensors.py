@@ -3,8 +3,9 @@
     batches --Form.stacked--> narrow arrays --(the bus)--> narrow tensors --Form.tensors--> fields
 
 Several steps travel together, (steps, ...) of each field. Tokens travel once, `seq_len + 1` of them
-in their stored width; inputs and labels are made of them where they are used. The mask travels only
-if there is something to mask.
+in their stored width; inputs and labels are made of them where they are used. Masks of stores
+travel with the tokens, a byte each. What the host alone knows to mask (padding, borders of
+documents) travels as `loss_mask`, and only if there is any.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ def to_tensors(
     >>> to_tensors(loader.batch(0), fields=("input_ids", "labels", "position_ids"))
     """
     form = Form.of(fields, dtype=dtype)
-    arrays = form.stacked([batch])
+    arrays = form.stacked([batch], has_mask=batch.mask is not None)
     if form.has_ids:
         arrays["tokens"] = batch.tokens[None]
+    if form.has_labels and batch.mask is not None:
+        arrays["mask"] = batch.mask[None]
     (tensors,) = unstacked(form.tensors(share(arrays)))
     return TensorBatch(tensors, step=batch.step, max_seqlen=batch.max_seqlen)
 
@@ -129,6 +132,11 @@ class Form:
     def has_ids(self) -> bool:
         return "input_ids" in self.fields or "labels" in self.fields
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether it matters which labels count."""
+        return "labels" in self.fields or "loss_mask" in self.fields
+
     def alike(self, batches: Iterable[Batch], *, most: int) -> Iterator[list[Batch]]:
         """Batches in runs of at most `most` whose arrays have the same shapes."""
         for _, run in groupby(batches, key=self._varying_size):
@@ -139,30 +147,49 @@ class Form:
         """Of the one field whose size depends on the documents."""
         return len(batch.cu_seqlens) if "cu_seqlens" in self.fields else 0
 
-    def stacked(self, batches: Sequence[Batch]) -> Arrays:
+    def stacked(self, batches: Sequence[Batch], *, has_mask: bool) -> Arrays:
         """All that is needed of batches beside the tokens: (batches, ...), as narrow as it can be.
 
-        There is a mask if any of them masks a label.
+        There is a `loss_mask` if any of them masks a label; where the tokens have a mask
+        (`has_mask`), which knows of padding too, only if borders of documents are masked besides.
         """
         names = [name for name in _COPIED_FIELDS if name in self.fields]
-        if "loss_mask" in self.fields or ("labels" in self.fields and any(map(_masks, batches))):
+        if self._sends_loss_mask(batches, has_mask=has_mask):
             names.append("loss_mask")
         return {name: np.stack([getattr(batch, name) for batch in batches]) for name in names}
 
+    def _sends_loss_mask(self, batches: Sequence[Batch], *, has_mask: bool) -> bool:
+        if has_mask:
+            return self.has_labels and any(batch.masks_borders for batch in batches)
+        return "loss_mask" in self.fields or ("labels" in self.fields and any(map(_masks, batches)))
+
     def tensors(self, sent: Tensors) -> Tensors:
         """The fields, of what was sent for some batches."""
-        made = {name: self._field(name, sent) for name in self.fields}
-        if "labels" in made and (mask := sent.get("loss_mask")) is not None:
-            made["labels"].masked_fill_(mask.logical_not(), IGNORED)
+        counts = _loss_mask(sent) if self.has_labels else None
+        made = {name: self._field(name, sent, counts) for name in self.fields}
+        if "labels" in made and counts is not None:
+            made["labels"].masked_fill_(counts.logical_not(), IGNORED)
         return made
 
-    def _field(self, name: str, sent: Tensors) -> torch.Tensor:
+    def _field(self, name: str, sent: Tensors, counts: torch.Tensor | None) -> torch.Tensor:
+        if name == "loss_mask":
+            assert counts is not None
+            return counts.contiguous()
         if name not in DEFAULT_FIELDS:
             return sent[name]
         tokens = sent["tokens"]
         part = tokens.narrow(-1, 1 if name == "labels" else 0, tokens.shape[-1] - 1)
         # One call for memory and copy. Without `copy` a view of the same dtype would stay a view.
         return part.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _loss_mask(sent: Tensors) -> torch.Tensor | None:
+    """Which labels count; None where all do."""
+    counts, mask = sent.get("loss_mask"), sent.get("mask")
+    if mask is None:
+        return counts
+    labels = mask.narrow(-1, 1, mask.shape[-1] - 1)
+    return labels if counts is None else counts.logical_and(labels)
 
 
 def _masks(batch: Batch) -> bool:

@@ -1,0 +1,186 @@
+"""Measures how fast chats become ids and masks, beside the usual way: `make bench`.
+
+    python -m benchmarks.supervised            three rounds; writes results/supervised.json
+    python -m benchmarks.supervised --quick    a trial with few rows; prints its table
+
+The chats are made of the paragraphs of a corpus: one to three questions, each with an answer of one
+to three paragraphs, so that lengths and code in them are those of real texts. The template marks
+answers by generation blocks, since the usual way has masks only then. tokenmill gets more rows, for
+a run that is long enough to time; the first ones are those of the others, and ids and masks of
+these are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from benchmarks import RESULTS, WORK, corpora, machine, measure, render, vocabularies
+from benchmarks.supervised_table import OWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOLDER = WORK / "supervised"
+SHORTEST_PARAGRAPH, LONGEST_PARAGRAPH = 20, 2000
+TEMPLATE = """
+{%- for message in messages %}
+{{- '<|im_start|>' ~ message.role ~ '\\n' }}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{ message.content ~ '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ message.content ~ '<|im_end|>' }}{% endif %}
+{{- '\\n' }}
+{%- endfor %}
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    rows: int
+    """For the usual way."""
+    own_rows: int
+
+
+FULL = Size(rounds=3, rows=4000, own_rows=40_000)
+QUICK = Size(rounds=1, rows=200, own_rows=2000)
+
+
+def make_chats(count: int) -> Iterator[dict[str, Any]]:
+    """Conversations made of a corpus; always the same ones."""
+    dice = random.Random(0)
+    paragraphs = itertools.chain.from_iterable(_paragraphs() for _ in itertools.count())
+    for _ in range(count):
+        messages = []
+        for _ in range(dice.choice((1, 1, 2, 3))):
+            messages.append({"role": "user", "content": next(paragraphs)})
+            answer = "\n\n".join(itertools.islice(paragraphs, dice.choice((1, 2, 3))))
+            messages.append({"role": "assistant", "content": answer})
+        yield {"messages": messages}
+
+
+def _paragraphs() -> Iterator[str]:
+    for line in corpora.base_lines(corpora.available()[0]):
+        for paragraph in json.loads(line)["text"].split("\n\n"):
+            if len(paragraph) >= SHORTEST_PARAGRAPH:
+                yield paragraph[:LONGEST_PARAGRAPH]
+
+
+def write_chats(path: Path, count: int) -> int:
+    """Write so many chats; returns the bytes of their messages."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    num_bytes = 0
+    with path.open("w") as file:
+        for row in make_chats(count):
+            num_bytes += sum(len(message["content"].encode()) for message in row["messages"])
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return num_bytes
+
+
+def chat_tokenizer() -> tuple[str, Path]:
+    """A tokenizer that has the special tokens of the template."""
+    name, folder = next(reversed(vocabularies.prepare().items()))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    known = {token["content"] for token in content["added_tokens"]}
+    if {"<|im_start|>", "<|im_end|>"} <= known:
+        return name, folder
+    target = WORK / "tokenizers" / f"{name}-chat"
+    target.mkdir(parents=True, exist_ok=True)
+    last = max([*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])])
+    for number, token in enumerate(("<|im_start|>", "<|im_end|>"), start=last + 1):
+        content["added_tokens"].append(
+            {"id": number, "content": token, "special": True, "normalized": False}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        )
+    (target / "tokenizer.json").write_text(json.dumps(content))
+    shutil.copy(folder / "tokenizer_config.json", target)
+    return f"{name}-chat", target
+
+
+def measure_all(size: Size) -> list[dict[str, Any]]:
+    """All contenders in turns, round by round, so that a slow minute hits them alike."""
+    name, tokenizer = chat_tokenizer()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    few, many = FOLDER / "few.jsonl", FOLDER / "many.jsonl"
+    text_bytes = {few: write_chats(few, size.rows), many: write_chats(many, size.own_rows)}
+    cores = psutil.cpu_count(logical=False) or 1
+    usual = "apply_chat_template, row by row"
+    contenders = {
+        usual: ("chat_template_rows", few, 1),
+        f"{usual}, {cores} processes": ("chat_template_rows", few, cores),
+        OWN: ("chat_tokenmill", many, cores),
+    }
+    rows: dict[str, dict[str, Any]] = {}
+    for number in range(size.rounds):
+        for contender, (module, file, workers) in contenders.items():
+            _say(f"round {number + 1}: {contender}")
+            job = {
+                "file": str(file),
+                "tokenizer": str(tokenizer),
+                "template": TEMPLATE,
+                "workers": workers,
+                "out": str(FOLDER / f"store-{number}"),
+                "compared_rows": size.rows,
+            }
+            report = measure.run(module, job)
+            row = rows.setdefault(
+                contender,
+                {
+                    "contender": contender,
+                    "tokenizer": name,
+                    "workers": workers,
+                    "rows": report["rows"],
+                    "tokens": report["tokens"],
+                    "rejected": report.get("rejected", 0),
+                    "text_bytes": text_bytes[file],
+                    "digest": report["digest"],
+                    "seconds": [],
+                    "whole_seconds": [],
+                },
+            )
+            row["seconds"].append(round(report["seconds"], 4))
+            row["whole_seconds"].append(round(report.get("whole_seconds", report["seconds"]), 4))
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    return list(rows.values())
+
+
+def run(size: Size) -> dict[str, Any]:
+    """The measurements and everything a reader needs to judge them."""
+    return machine.origin() | {
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "rounds": size.rounds,
+        "compared_rows": size.rows,
+        "corpus": corpora.available()[0],
+        "measurements": measure_all(size),
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a trial with few rows")
+    quick = parser.parse_args().quick
+    results = run(QUICK if quick else FULL)
+    target = WORK / "supervised-quick.json" if quick else RESULTS / "supervised.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    print(render.supervised_section(results))
+
+
+if __name__ == "__main__":
+    main()

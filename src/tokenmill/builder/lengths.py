@@ -1,0 +1,87 @@
+"""How long the rows of a supervised store are, what of them counts, and what a limit would cost.
+
+Everything is read from the store, so a resumed build tells the same as one in a single run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenmill.records import RejectReason
+from tokenmill.store.reader import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tokenmill.config import RowShape
+
+PERCENTILES = (1, 10, 50, 90, 99)
+LIMITS = tuple(2**power for power in range(9, 18))
+"""Sequence lengths that people train with: 512 to 131,072."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """What a longest length would take away."""
+
+    limit: int
+    rows: int
+    """Longer than it."""
+    tokens: int
+    """Behind it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowLengths:
+    """Tokens per row."""
+
+    shortest: int
+    longest: int
+    mean: float
+    percentiles: Mapping[int, int]
+    counted_tokens: int
+    """Tokens that count for the loss."""
+    cuts: tuple[Cut, ...]
+    """For the limits that some row is longer than, the build's own among them."""
+    max_length: int | None
+    too_long: str
+    at_limit: int
+    """Rows of exactly `max_length` tokens: those cut off, and any that have just this length."""
+    rejected_too_long: int
+
+
+def measure_rows(root: Path, shape: RowShape) -> RowLengths | None:
+    """Lengths of all rows of a store; None where it has none."""
+    with Store(root, split=None) as store:
+        if not len(store):
+            return None
+        shards = range(len(store.shards))
+        lengths = np.concatenate([store.map_shard(shard).index.lengths for shard in shards])
+        counted = sum(shard.counted for unit in store.manifest.units for shard in unit.shards)
+        reasons = (row.reason for row in store.rejects()) if shape.too_long == "reject" else ()
+        rejected = sum(reason == RejectReason.TOO_LONG for reason in reasons)
+    lengths = np.sort(lengths.astype(np.int64))
+    ranks = {p: min(len(lengths) * p // 100, len(lengths) - 1) for p in PERCENTILES}
+    limit = shape.max_length
+    limits = sorted({*LIMITS, *([] if limit is None else [limit])})
+    return RowLengths(
+        shortest=int(lengths[0]),
+        longest=int(lengths[-1]),
+        mean=float(lengths.mean()),
+        percentiles={p: int(lengths[rank]) for p, rank in ranks.items()},
+        counted_tokens=counted,
+        cuts=tuple(_cut(lengths, each) for each in limits if each < lengths[-1]),
+        max_length=limit,
+        too_long=shape.too_long,
+        at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
+        rejected_too_long=rejected,
+    )
+
+
+def _cut(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int) -> Cut:
+    longer = lengths[lengths > limit]
+    return Cut(limit=limit, rows=len(longer), tokens=int((longer - limit).sum()))

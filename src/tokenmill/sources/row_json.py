@@ -1,0 +1,70 @@
+"""Rows of several fields as JSON: what is handed on where a row is more than one text.
+
+A JSON line is its own. Rows of tables become one here. Where a table's nested value has a member
+that the row never had, Arrow says null; such members are left out again, except for the two that
+every message of a chat has.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tokenmill.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tokenmill.sources.base import SourceOptions
+
+_ALWAYS = frozenset(("role", "content"))
+
+
+def columns_for(names: Sequence[str], options: SourceOptions, *, path: str) -> tuple[str, ...]:
+    """Columns of a table that hold the fields; SourceError where they are not there."""
+    found: list[str] = []
+    missing: list[str] = []
+    for field in options.fields:
+        column = field if field in names else field.split(".")[0]
+        (found if column in names else missing).append(column if column in names else field)
+    if (missing and options.needs_all_fields) or not found:
+        lacking = ", ".join(map(repr, missing))
+        raise SourceError(
+            f"{path!r} has no column {lacking}; its columns are: {', '.join(names)}",
+            hint="name the columns that it has, in --template or with the options of the format",
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def json_rows(batch: Any, columns: Sequence[str]) -> Any:
+    """One JSON object for each row of a record batch, as a flat array of text."""
+    names = batch.schema.names
+    lists = [batch.column(names.index(column)).to_pylist() for column in columns]
+    return pa.array(_written(zip(*lists, strict=True), columns), pa.large_string())
+
+
+def _written(rows: Iterable[tuple[Any, ...]], columns: Sequence[str]) -> list[str]:
+    return [
+        json.dumps(_filled(dict(zip(columns, row, strict=True))), default=_plain) for row in rows
+    ]
+
+
+def _filled(value: Any) -> Any:
+    """The value without members that are null."""
+    if isinstance(value, dict):
+        return {
+            key: _filled(entry)
+            for key, entry in value.items()
+            if entry is not None or key in _ALWAYS
+        }
+    if isinstance(value, list):
+        # A map's entries are pairs.
+        return [_filled(entry) for entry in value]
+    return value
+
+
+def _plain(value: Any) -> str:
+    # Bytes that are no UTF-8 become halves of characters, for which the row is rejected later.
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)

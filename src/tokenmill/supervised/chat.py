@@ -1,0 +1,131 @@
+"""A conversation as text, with the special tokens that its template wrote and what counts of it.
+
+What counts is what the assistant said, its end token included. A template that marks it with
+generation blocks is taken at its word. For the others the conversation is rendered up to each
+answer with the header of an answer behind it, and again up to the end of that answer: what lies
+between is the answer. That holds only if both texts are beginnings of the whole, which is checked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.records import RejectReason
+from tokenmill.supervised.conversation import Conversation, read_conversation
+from tokenmill.supervised.pieces import RowText
+from tokenmill.supervised.provenance import Provenance
+from tokenmill.supervised.rows import RowError
+
+if TYPE_CHECKING:
+    from tokenmill.supervised.jinja import ChatTemplate
+    from tokenmill.supervised.pieces import Range
+    from tokenmill.supervised.specials import Found, SpecialTokens
+    from tokenmill.supervised.template_files import ChatTemplates
+
+ALL, ASSISTANT, LAST = "all", "assistant", "last"
+
+
+class ChatMaker:
+    """Makes texts of conversations."""
+
+    def __init__(
+        self,
+        templates: ChatTemplates,
+        specials: SpecialTokens,
+        *,
+        train_on: str,
+        messages_field: str | None,
+    ) -> None:
+        self._templates = templates
+        self._specials = specials
+        self._train_on = train_on
+        self._field = messages_field
+        self._provenance = {
+            name: Provenance(template, specials.tokens)
+            for name, template in templates.by_name.items()
+        }
+
+    def __call__(self, row: dict[str, Any]) -> RowText:
+        """The text of a row's conversation."""
+        conversation = read_conversation(row, self._field)
+        turns = conversation.assistant_turns
+        if not turns:
+            raise RowError(RejectReason.NO_ASSISTANT_TURN, "no message has the role assistant")
+        name = self._templates.name_for(conversation)
+        template = self._templates.by_name[name]
+        tracked = template.has_generation and self._train_on != ALL
+        if tracked:
+            rendering = template.render_tracked(conversation)
+            text, generated = rendering.text, rendering.generated
+        else:
+            text, generated = template.render(conversation), []
+        checked = self._provenance[name].without_doubt(conversation, text)
+        found = self._specials.find(checked)
+        if self._train_on == ALL:
+            ranges = [(0, len(text))]
+        elif tracked:
+            ranges = self._generated(template, conversation, generated)
+        else:
+            ranges = self._answers(template, conversation, text, found)
+        return RowText(text, ranges, found)
+
+    def _generated(
+        self, template: ChatTemplate, conversation: Conversation, generated: list[Range]
+    ) -> list[Range]:
+        if self._train_on != LAST or len(generated) < 2:
+            return generated
+        turns = conversation.assistant_turns
+        if len(generated) == len(turns):
+            return generated[-1:]
+        before = _head(conversation, turns[-1])
+        return generated[len(template.render_tracked(before).generated) :]
+
+    def _answers(
+        self, template: ChatTemplate, conversation: Conversation, text: str, found: list[Found]
+    ) -> list[Range]:
+        """Ranges of the answers, by rendering what comes before and up to each of them."""
+        turns = conversation.assistant_turns
+        ranges = []
+        for turn in turns[-1:] if self._train_on == LAST else turns:
+            start = _place(template, _head(conversation, turn), text, prompt=True, turn=turn)
+            if turn + 1 == len(conversation.messages):
+                end = len(text)
+            else:
+                head = _head(conversation, turn + 1)
+                end = _place(template, head, text, prompt=False, turn=turn)
+            if start < end:
+                ranges.append((start, _without_tail(text, start, end, found)))
+        return ranges
+
+
+def _head(conversation: Conversation, turns: int) -> Conversation:
+    return Conversation(conversation.messages[:turns], conversation.tools)
+
+
+def _place(
+    template: ChatTemplate, head: Conversation, text: str, *, prompt: bool, turn: int
+) -> int:
+    """Where a beginning of the conversation ends in the text of the whole."""
+    if not head.messages and not prompt:
+        return 0
+    beginning = template.render(head, prompt=prompt)
+    if not text.startswith(beginning):
+        what = (
+            "the messages before it and the header of an answer" if prompt else "what is up to it"
+        )
+        raise RowError(
+            RejectReason.NOT_A_PREFIX,
+            f"the answer in message {turn} cannot be found: rendered alone, {what} are not the "
+            "beginning of the whole text",
+        )
+    return len(beginning)
+
+
+def _without_tail(text: str, start: int, end: int, found: list[Found]) -> int:
+    """The end of an answer, without the white space that follows its end token."""
+    for special in reversed(found):
+        if special.own_start < start:
+            return end
+        if special.own_end <= end:
+            return end if text[special.own_end : end].strip() else special.own_end
+    return end

@@ -1,0 +1,145 @@
+"""The special tokens of a tokenizer as a chat needs them: where they stand, and what they swallow.
+
+`tokenizers` looks for added tokens from the left and takes the longest one at each place, before
+anything else is done with a text; some of them take the white space beside them too. The text
+between two of them is then normalized, split and encoded by itself. That is why a text can be cut
+at its special tokens without a seam.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenmill.engines.base import TokenizerKind
+from tokenmill.engines.json_text import find_added_tokens
+from tokenmill.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tokenmill.engines.base import TokenizerInfo
+
+# Unicode's White_Space, which is not quite Python's \s.
+_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_LEFT = re.compile(f"[{_SPACE}]*\\Z")
+_RIGHT = re.compile(f"[{_SPACE}]*")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A special token's id, and whether it takes the white space beside it."""
+
+    id: int
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class Found(NamedTuple):
+    """A special token in a text: its own string, and all that it takes with it."""
+
+    start: int
+    end: int
+    id: int
+    own_start: int
+    own_end: int
+
+
+class SpecialTokens:
+    """Finds special tokens in a text as the tokenizer itself would."""
+
+    def __init__(self, tokens: Mapping[str, SpecialToken], others: tuple[str, ...] = ()) -> None:
+        self.tokens = dict(tokens)
+        self._pattern = re.compile(_any_of(sorted({*self.tokens, *others})) or "(?!)")
+        self._strips = any(token.lstrip or token.rstrip for token in self.tokens.values())
+
+    def find(self, text: str) -> list[Found]:
+        """The special tokens of the text, from left to right."""
+        found: list[Found] = []
+        tokens = self.tokens
+        for match in self._pattern.finditer(text):
+            token = tokens.get(match[0])
+            if token is None:
+                continue
+            start, end = match.span()
+            if self._strips:
+                start, end = self._widened(text, start, end, token, found)
+                if start >= end:
+                    continue
+            found.append(Found(start, end, token.id, *match.span()))
+        return found
+
+    def _widened(
+        self, text: str, start: int, end: int, token: SpecialToken, found: list[Found]
+    ) -> tuple[int, int]:
+        floor = found[-1].end if found else 0
+        if token.lstrip:
+            space = _LEFT.search(text, floor, start)
+            start = space.start() if space else start
+        if token.rstrip:
+            space = _RIGHT.match(text, end)
+            end = space.end() if space else end
+        return max(start, floor), end
+
+
+def _any_of(names: list[str]) -> str:
+    """A pattern for any of the names, the longest that fits first: shared beginnings once.
+
+    The names are sorted. One by one they would all be tried at every `<` of a text.
+    """
+    branches = []
+    for first, group in itertools.groupby(filter(None, names), key=lambda name: name[0]):
+        rest = [name[1:] for name in group]
+        inner = _any_of(rest)
+        if inner:
+            # A name that ends here is taken only where none that goes on does.
+            inner = f"(?:{inner})?" if "" in rest else f"(?:{inner})"
+        branches.append(re.escape(first) + inner)
+    return "|".join(branches)
+
+
+def special_tokens_of(info: TokenizerInfo) -> SpecialTokens:
+    """The special tokens of a tokenizer; refused where a text cannot be cut at them."""
+    if info.kind is not TokenizerKind.HUGGINGFACE:
+        return SpecialTokens({name: SpecialToken(id_) for name, id_ in info.special_tokens.items()})
+    path = info.files["tokenizer.json"]
+    added = find_added_tokens(path.read_text(encoding="utf-8-sig")).tokens
+    for token in added:
+        if token.get("special"):
+            _check(token, path)
+    special = {
+        token["content"]: SpecialToken(
+            int(token["id"]), bool(token.get("lstrip")), bool(token.get("rstrip"))
+        )
+        for token in added
+        if token.get("special") and token["content"]
+    }
+    others = tuple(
+        token["content"]
+        for token in added
+        if not token.get("special") and not token.get("normalized") and token["content"]
+    )
+    return SpecialTokens(special, others)
+
+
+def _check(token: dict[str, Any], path: Path) -> None:
+    refused = None
+    if token.get("single_word"):
+        refused = "is matched as a single word only"
+    elif token.get("normalized") and _has_normalizer(path):
+        refused = "is looked for in normalized text"
+    if refused:
+        raise TokenizerError(
+            f"the special token {token['content']!r} of this tokenizer {refused}; a chat is cut at "
+            "its special tokens before it is normalized",
+            hint='set "normalized" and "single_word" to false for it in tokenizer.json',
+        )
+
+
+def _has_normalizer(path: Path) -> bool:
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    return bool(content.get("normalizer"))

@@ -1,0 +1,210 @@
+"""Conversations: their forms, what counts of them, and why some are rejected."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.supervised.families import CHATML
+from tests.supervised.shaping import Press, chat
+
+from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Folder = Callable[[str], Path]
+
+
+def test_sharegpt_is_the_same_conversation(family_dir: Folder) -> None:
+    press = Press(family_dir("chatml"))
+    row = {
+        "conversations": [
+            {"from": "human", "value": "hi"},
+            {"from": "gpt", "value": "hello"},
+        ],
+        "system": "be kind",
+    }
+    found = press(row, chat("hi", "hello", system="be kind"))
+    assert found.rejects == []
+    assert found.ids[0] == found.ids[1]
+    assert found.masks[0] == found.masks[1]
+
+
+def test_a_conversation_may_be_the_text_of_one_in_any_field(family_dir: Folder) -> None:
+    press = Press(family_dir("chatml"), messages_field="data.talk")
+    talk = '[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]'
+    found = press({"data": {"talk": talk}})
+    assert found.texts == ["<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (b"{", "invalid-json"),
+        (b"[1]", "not-an-object"),
+        ({"text": "x"}, "missing-field"),
+        ({"messages": []}, "bad-conversation"),
+        ({"messages": "nonsense"}, "bad-conversation"),
+        ({"messages": {"role": "user"}}, "bad-conversation"),
+        ({"messages": [1]}, "bad-conversation"),
+        ({"messages": [{"role": "user", "content": 5}]}, "bad-conversation"),
+        (
+            {"messages": [{"role": "user"}, {"role": "assistant", "content": ""}]},
+            "bad-conversation",
+        ),
+        (chat("only a question"), "no-assistant-turn"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown-role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "unknown-role"),
+        ({"conversations": [{"from": "wizard", "value": "x"}]}, "unknown-role"),
+        (
+            b'{"messages": [{"role": "assistant", "content": "\\ud800"}]}',
+            "lone-surrogate",
+        ),
+        (chat("x", "y") | {"tools": 5}, "bad-conversation"),
+    ],
+)
+def test_a_bad_conversation_is_a_rejected_row_and_leaves_its_neighbours_alone(
+    row: object, reason: str, family_dir: Folder
+) -> None:
+    good = chat("hi", "hello")
+    found = Press(family_dir("chatml"))(good, row, good)
+    assert [(reject.row, str(reject.reason)) for reject in found.rejects] == [(1, reason)]
+    assert len(found.ids) == 2
+    assert found.ids[0] == found.ids[1]
+
+
+def test_a_template_may_refuse_a_conversation(family_dir: Folder) -> None:
+    messages = [{"role": "assistant", "content": "I begin"}, {"role": "user", "content": "no"}]
+    found = Press(family_dir("mistral-v1"))({"messages": messages})
+    assert [str(reject.reason) for reject in found.rejects] == ["template-error"]
+    assert "roles must take turns" in found.rejects[0].detail
+
+
+_LOSING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+    "{{ m.content if loop.last or m.role != 'assistant' else m.content.split('!')[-1] }}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_answers_that_change_when_more_is_said_are_rejected_unless_only_the_last_counts(
+    family_dir: Folder, tmp_path: Path
+) -> None:
+    template = tmp_path / "losing.jinja"
+    template.write_text(_LOSING)
+    row = chat("a", "thought!b", "c", "thought!d")
+    found = Press(family_dir("chatml"), chat_template=template)(row)
+    assert [str(reject.reason) for reject in found.rejects] == ["not-a-prefix"]
+    press = Press(family_dir("chatml"), chat_template=template, train_on="last")
+    found = press(row)
+    assert press.said(found) == "thought!d<|im_end|>"
+
+
+@pytest.mark.parametrize("name", ["chatml", "chatml-generation"])
+def test_what_counts_can_be_chosen(name: str, family_dir: Folder) -> None:
+    row = chat("one", "two", "three", "four")
+    for train_on, said in (
+        ("assistant", "two<|im_end|>four<|im_end|>"),
+        ("last", "four<|im_end|>"),
+    ):
+        press = Press(family_dir(name), train_on=train_on)
+        assert press.said(press(row)) == said
+    press = Press(family_dir(name), train_on="all")
+    found = press(row)
+    assert set(found.masks[0]) == {1}
+    assert press.said(found) == found.texts[0]
+
+
+def test_prefixes_and_generation_blocks_agree(family_dir: Folder) -> None:
+    rows = [chat("a", " b ", "c", "\n\nd\U0001f600"), chat("x", "y", system="z")]
+    by_prefix = Press(family_dir("chatml"))(*rows)
+    by_blocks = Press(family_dir("chatml-generation"))(*rows)
+    assert by_prefix.ids == by_blocks.ids
+    assert by_prefix.masks == by_blocks.masks
+
+
+def test_a_store_never_depends_on_the_day_it_is_made(family_dir: Folder, tmp_path: Path) -> None:
+    template = tmp_path / "dated.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}" + CHATML)
+    with pytest.raises(UsageError, match="today's date"):
+        Press(family_dir("chatml"), chat_template=template)
+    press = Press(family_dir("chatml"), chat_template=template, chat_date="2024-07-26")
+    assert press(chat("a", "b")).texts[0].startswith("26 Jul 2024<|im_start|>")
+    template.write_text("{{ strftime_now('%Y') if strftime_now is defined else 'once' }}" + CHATML)
+    press = Press(family_dir("chatml"), chat_template=template)
+    assert press(chat("a", "b")).texts[0].startswith("once<|im_start|>")
+
+
+def test_a_template_cannot_leave_its_sandbox(family_dir: Folder, tmp_path: Path) -> None:
+    template = tmp_path / "bad.jinja"
+    for attempt in (
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+    ):
+        template.write_text(attempt + CHATML)
+        found = Press(family_dir("chatml"), chat_template=template)(chat("a", "b"))
+        assert [str(reject.reason) for reject in found.rejects] == ["template-error"]
+
+
+def test_a_template_that_is_no_jinja_is_refused_at_once(family_dir: Folder, tmp_path: Path) -> None:
+    template = tmp_path / "bad.jinja"
+    template.write_text("{% for %}")
+    with pytest.raises(TokenizerError, match="no valid Jinja"):
+        Press(family_dir("chatml"), chat_template=template)
+
+
+def test_a_tokenizer_without_a_template_is_refused_with_the_way_out(
+    bpe_tokenizer_dir: Path,
+) -> None:
+    with pytest.raises(TokenizerError, match="no chat template") as caught:
+        Press(bpe_tokenizer_dir)
+    assert "--chat-template FILE" in str(caught.value)
+
+
+def test_without_jinja_one_sentence_says_what_to_install(
+    family_dir: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtraError, match=r"tokenmill\[chat\]"):
+        Press(family_dir("chatml"))
+
+
+def test_a_list_of_templates_has_one_for_tools(family_dir: Folder, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    folder = shutil.copytree(family_dir("chatml"), tmp_path / "named")
+    path = folder / "tokenizer_config.json"
+    config: dict[str, Any] = json.loads(path.read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": CHATML},
+        {"name": "tool_use", "template": "{{ tools | length }} tools" + CHATML},
+    ]
+    path.write_text(json.dumps(config))
+    found = Press(folder)(chat("a", "b"), chat("a", "b") | {"tools": [{"name": "t"}]})
+    assert found.texts[1] == "1 tools" + found.texts[0]
+
+
+def test_a_chat_works_with_every_kind_of_tokenizer(
+    tmp_path: Path, sentencepiece_bpe_model: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role + ': ' + m.content }}"
+        "{{ '</s>' if kind == 'spm' else '<|endoftext|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    press = Press("bytes", chat_template=template)
+    found = press(chat("hi <|endoftext|>", "yo"))
+    assert found.ids[0] == [*b"user: hi <|endoftext|>", 256, *b"assistant: yo", 256]
+    assert press.said(found) == "yo<|endoftext|>"
+    template.write_text(template.read_text().replace("kind == 'spm'", "true"))
+    press = Press(sentencepiece_bpe_model, chat_template=template)
+    found = press(chat("hi </s> you", "yo"))
+    assert found.ids[0].count(press.engine.info.special_tokens["</s>"]) == 2
+    assert press.said(found).endswith("yo</s>")

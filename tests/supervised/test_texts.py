@@ -1,0 +1,195 @@
+"""Prompts with completions, and texts of several fields."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.supervised.shaping import Press
+
+from tokenmill.config import BuildConfig, RowShape
+from tokenmill.engines.load import load_engine
+from tokenmill.engines.rank_files import R50K_PATTERN, RankDefinition
+from tokenmill.errors import UsageError
+from tokenmill.records import TextBatch
+from tokenmill.supervised.fields import parse_template
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EOS = 0
+PROMPT: dict[str, Any] = {"format": "prompt-completion"}
+pieces = st.text(
+    st.one_of(st.sampled_from(" \n\tabcdef.,('_0123"), st.characters(exclude_categories=["Cs"])),
+    min_size=1,
+    max_size=20,
+)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        "bytes",
+        "bpe_tokenizer_dir",
+        "unigram_tokenizer_dir",
+        "wordpiece_tokenizer_dir",
+        "sentencepiece_bpe_model",
+        "sentencepiece_unigram_model",
+    ],
+)
+def test_ids_are_those_of_the_joined_text_and_the_border_is_that_of_the_offsets(
+    tokenizer: str, request: pytest.FixtureRequest
+) -> None:
+    path: Any = tokenizer if tokenizer == "bytes" else request.getfixturevalue(tokenizer)
+    press = Press(path, eos=EOS, **PROMPT)
+    reference = load_engine(path).reference
+
+    @settings(max_examples=40, deadline=None)
+    @given(pieces, pieces)
+    def check(prompt: str, completion: str) -> None:
+        text = prompt + completion
+        found = press({"prompt": prompt, "completion": completion})
+        whole = reference.encode(TextBatch.from_texts([text])).ids.tolist()
+        if not whole or found.rejects:
+            return
+        assert found.ids == [[*whole, EOS]]
+        offsets = getattr(reference, "offsets", _byte_offsets)(text)
+        # By the rules: a token counts if it begins in the completion, or has only spaces before it.
+        border = len(prompt) if hasattr(reference, "offsets") else len(prompt.encode())
+        expected = [
+            int(start >= border or (end > border and not text[start:border].strip(" ")))
+            for start, end in offsets
+        ]
+        assert found.masks[0][-1] == 1
+        assert sorted(found.masks[0]) == found.masks[0], "prompt first, completion behind it"
+        if all(start < end for start, end in offsets):
+            # Else a token has no character of its own, and may lie on either side.
+            assert found.masks[0][:-1] == expected
+
+    check()
+
+
+def _byte_offsets(text: str) -> list[tuple[int, int]]:
+    return [(i, i + 1) for i in range(len(text.encode()))]
+
+
+def test_a_token_of_both_belongs_to_the_prompt(bpe_tokenizer_dir: Path) -> None:
+    press = Press(bpe_tokenizer_dir, eos=EOS, **PROMPT)
+    # " return" is one token of this tokenizer, and the border lies inside of it.
+    found = press({"prompt": "x re", "completion": "turn y"})
+    assert press.said(found) == " y<|endoftext|>"
+    assert press.engine.decode(found.ids[0]) == "x return y<|endoftext|>"
+
+
+def test_everything_from_the_completion_on_counts(bpe_tokenizer_dir: Path) -> None:
+    press = Press(
+        bpe_tokenizer_dir,
+        eos=EOS,
+        template="Q: {q}\nA: {a.text} ({n})",
+        completion_field="a.text",
+        **PROMPT,
+    )
+    found = press({"q": "why?", "a": {"text": "so"}, "n": 7})
+    assert found.texts == ["Q: why?\nA: so (7)"]
+    # The space before the answer is a part of its first token.
+    assert press.said(found) == " so (7)<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "a"}, "missing-field"),
+        ({"prompt": "a", "completion": None}, "null-text"),
+        ({"prompt": "a", "completion": ["b"]}, "not-a-string"),
+        ({"prompt": "a", "completion": True}, "not-a-string"),
+    ],
+)
+def test_a_row_without_its_texts_is_rejected(row: object, reason: str) -> None:
+    found = Press("bytes", eos=256, **PROMPT)(row)
+    assert [str(reject.reason) for reject in found.rejects] == [reason]
+
+
+def test_a_row_that_is_too_long_is_split_later_cut_off_or_rejected() -> None:
+    rows = [
+        {"prompt": "ab", "completion": "cd"},
+        {"prompt": "ab", "completion": "cdef"},
+        {"prompt": "abcdef", "completion": "g"},
+    ]
+    whole = Press("bytes", eos=256, max_length=5, **PROMPT)(*rows)
+    assert [len(ids) for ids in whole.ids] == [5, 7, 8]
+    cut = Press("bytes", eos=256, max_length=5, too_long="truncate", **PROMPT)(*rows)
+    assert cut.ids == [[*b"abcd", 256], [*b"abcde"]]
+    assert cut.masks == [[0, 0, 1, 1, 1], [0, 0, 1, 1, 1]]
+    assert [(one.row, str(one.reason)) for one in cut.rejects] == [(2, "nothing-to-train-on")]
+    refused = Press("bytes", eos=256, max_length=5, too_long="reject", **PROMPT)(*rows)
+    assert refused.ids == [[*b"abcd", 256]]
+    assert [(one.row, str(one.reason)) for one in refused.rejects] == [
+        (1, "too-long"),
+        (2, "too-long"),
+    ]
+
+
+def test_fields_make_one_text() -> None:
+    press = Press("bytes", format="text", template="{title}\n\n{body} {{x}}")
+    found = press({"title": "T", "body": "B"}, {"title": "", "body": ""})
+    assert found.texts == ["T\n\nB {x}", "\n\n {x}"]
+    assert found.ids[0] == [*b"T\n\nB {x}"]
+
+
+@pytest.mark.parametrize("template", ["", "no field", "{", "a}b", "{}", "{ }", "{a{b}}"])
+def test_a_template_that_cannot_be_meant_is_refused(template: str) -> None:
+    with pytest.raises(UsageError):
+        parse_template(template)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "poem"},
+        {"format": "chat", "template": "{x}"},
+        {"format": "chat", "train_on": "user"},
+        {"format": "chat", "too_long": "truncate"},
+        {"format": "chat", "max_length": 1},
+        {"format": "prompt-completion", "train_on": "last"},
+        {"template": "{x}", "max_length": 5},
+        {"prompt_field": "q"},
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        BuildConfig(shape=RowShape(**options))
+
+
+def test_a_completion_that_the_template_does_not_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="completion-field answer"):
+        Press("bytes", template="{question} {answer}", **PROMPT)
+
+
+def test_the_border_is_found_in_text_that_a_rank_file_normalizes(tmp_path: Path) -> None:
+    merges = [b"ca", b"caf", "caf\u00e9".encode(), b" x"]
+    tokens = [bytes([byte]) for byte in range(256)] + merges
+    ranks = tmp_path / "small.tiktoken"
+    ranks.write_bytes(
+        b"".join(base64.b64encode(token) + b" %d\n" % i for i, token in enumerate(tokens))
+    )
+    definition = RankDefinition(
+        pattern=R50K_PATTERN,
+        special_tokens={"<|end|>": 300},
+        eos_token="<|end|>",
+        normalization="NFC",
+    )
+    (tmp_path / "small.tiktoken.json").write_text(json.dumps(definition.canonical()))
+    press = Press(ranks, eos=300, **PROMPT)
+    # "e" and the accent become one character; the border lies behind it in both spellings.
+    found = press(
+        {"prompt": "cafe\u0301", "completion": " x"}, {"prompt": "caf\u00e9", "completion": " x"}
+    )
+    assert found.ids[0] == found.ids[1]
+    assert found.masks == [[0] * (len(found.ids[0]) - 2) + [1, 1]] * 2
+    # Here it lies inside, so the token belongs to the prompt.
+    found = press({"prompt": "cafe", "completion": "\u0301 x"})
+    assert press.said(found) == " x<|end|>"
