@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.interop.parts import PartFiles
-    from tokenmill.store.reader import MappedShard, Store
+    from tokenmill.store.reader import Store
     from tokenmill.store.sealed import Json
 
 BLOCK_BYTES = 8 << 20
@@ -265,20 +265,6 @@ class Format(ABC):
     def open(self, path: Path, options: ImportOptions) -> Foreign:
         """Open files for import; SourceError where they are not what they should be."""
         raise UsageError(f"{self.about.name} can be written, not read", hint="import another")
-
-
-def mask_of(shard: MappedShard) -> NDArray[np.uint8] | None:
-    """The loss mask of a mapped shard; None where the store has none."""
-    mask: NDArray[np.uint8] | None = getattr(shard, "mask", None)
-    return mask
-
-
-def has_mask(store: Store) -> bool:
-    """Whether the documents of a store have loss masks."""
-    known: bool | None = getattr(store, "has_mask", None)
-    if known is not None:
-        return known
-    return bool(store.shards) and mask_of(store.map_shard(0)) is not None
 
 
 def damaged(path: Path | str, problem: str, *, hint: str | None = None) -> SourceError:

@@ -20,7 +20,6 @@ from tokenmill.interop.base import (
     Part,
     Sure,
     damaged,
-    has_mask,
 )
 from tokenmill.interop.raw import (
     Borders,
@@ -67,7 +66,7 @@ class Datatrove(RawFormat):
             for number, shard in enumerate(store.shards):
                 name = f"{split}/{number:05d}_unshuffled.ds"
                 kinds = ["", ".index", ".metadata"]
-                if has_mask(store):
+                if store.has_mask:
                     kinds.append(".loss")
                 parts.append(
                     Part(

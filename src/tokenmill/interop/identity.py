@@ -71,14 +71,18 @@ def unknown_tokenizer(vocab_size: int, *, eos_id: int | None = None) -> NamedTok
     return NamedTokenizer(facts=facts, files={}, eos=eos)
 
 
-def import_identity(tokenizer: NamedTokenizer, config: Mapping[str, Json]) -> StoreIdentity:
+def import_identity(
+    tokenizer: NamedTokenizer, config: Mapping[str, Json], *, mask: bool
+) -> StoreIdentity:
     """The identity of an imported store, before its end-of-text is found."""
-    content = {
+    content: dict[str, Json] = {
         "format_version": FORMAT_VERSION,
         "tokenizer": tokenizer.facts.fingerprint,
         "vocab_size": tokenizer.facts.vocab_size,
         "config": dict(config),
     }
+    if mask:
+        content["mask"] = True
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
     return StoreIdentity(
         created_by=f"tokenmill {__version__}",
@@ -88,6 +92,7 @@ def import_identity(tokenizer: NamedTokenizer, config: Mapping[str, Json]) -> St
         special_tokens=str(SpecialTokens.TEXT),
         config=config,
         fingerprint=hashlib.sha256(canonical).hexdigest(),
+        mask=mask,
     )
 
 

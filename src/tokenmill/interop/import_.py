@@ -29,7 +29,6 @@ from tokenmill.interop.identity import (
     with_eos,
 )
 from tokenmill.interop.import_worker import (
-    TAKES_MASK,
     WorkerSettings,
     source_version,
     tally_receipt,
@@ -179,7 +178,7 @@ class ImportRun:
             foreign.close()
 
     def _run_locked(self, foreign: Foreign, token: str) -> ImportResult:
-        identity = import_identity(self.tokenizer, self._config())
+        identity = import_identity(self.tokenizer, self._config(), mask=foreign.has_mask)
         units = [unit_of(part) for part in foreign.parts]
         if len({unit.name for unit in units}) != len(units):
             raise SourceError(
@@ -361,18 +360,13 @@ class ImportRun:
             has_borders=foreign.has_borders,
             has_mask=foreign.has_mask,
             eos=place or known,
-            notes=tuple(text for text in (foreign.note, note, _mask_note(foreign)) if text),
+            notes=tuple(text for text in (foreign.note, note) if text),
             parts=len(foreign.parts),
             parts_resumed=resumed,
             bytes=sum(part.bytes for part in foreign.parts),
             workers=workers,
             seconds=time.monotonic() - self._started,
         )
-
-
-def _mask_note(foreign: Foreign) -> str | None:
-    lost = foreign.has_mask and not TAKES_MASK
-    return "the loss masks were left out: this store format has no place for them" if lost else None
 
 
 def _run_record(result: ImportResult) -> dict[str, Json]:

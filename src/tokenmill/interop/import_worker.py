@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -88,14 +87,14 @@ class ImportWorker:
         self, writer: UnitWriter, task: ForeignPart, block: Block, *, first_row: int
     ) -> None:
         rows = np.arange(first_row, first_row + len(block.lengths), dtype=np.int64)
-        more: dict[str, Any] = {}
-        if block.mask is not None and TAKES_MASK:
-            more["mask"] = block.mask
+        mask = block.mask
+        if mask is None and self._foreign.has_mask:
+            mask = np.ones(len(block.ids), np.uint8)  # a store has masks for all or for none
         ids = block.ids
         if ids.dtype == np.dtype("<u4"):
             ids = ids.view("<i4")  # the bytes of a store; what is too large becomes negative
         try:
-            writer.append(task.split, ids, lengths=block.lengths, rows=rows, **more)
+            writer.append(task.split, ids, lengths=block.lengths, rows=rows, mask=mask)
         except ValueError:
             vocab_size = self._settings.vocab_size
             check_ids(block, vocab_size=vocab_size, path=task.path, first=task.start + first_row)
@@ -140,10 +139,6 @@ def source_version(foreign: Foreign, path: str) -> tuple[int, str]:
 
 def unit_of(part: ForeignPart) -> UnitFacts:
     return UnitFacts.of(part.path, index=part.index, start=part.start, end=part.end)
-
-
-TAKES_MASK = "mask" in inspect.signature(UnitWriter.append).parameters
-"""Whether stores can hold loss masks."""
 
 
 def _engine(format_name: str) -> EngineFacts:

@@ -41,7 +41,7 @@ from tokenmill.store.entries import (
     split_totals,
 )
 from tokenmill.store.facts import Counts
-from tokenmill.store.files import TokenFile
+from tokenmill.store.files import TrackFile
 from tokenmill.store.format import Index
 from tokenmill.store.layout import shard_name, unit_name, unit_prefix
 from tokenmill.store.manifest import Manifest
@@ -51,9 +51,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from tokenmill.store.format import TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.receipt import Receipt
+    from tokenmill.store.spans import Track
 
 SAMPLE_BYTES = 4096
 SAMPLES = 4096
@@ -115,11 +118,17 @@ class ForeignFiles:
         tokens: TokenArray = self.shards[shard].map_tokens().view(dtype)
         return tokens
 
-    def token_file(self, shard: str, *, size: int) -> TokenFile:
-        raw = self.shards[shard]
-        return TokenFile(raw.path, raw.offset, raw.size)
+    def mask(self, shard: str) -> NDArray[np.uint8]:
+        raise StoreError(
+            f"the loss mask of {shard!r} is not read where it lies",
+            hint="make a store of it with: tokenmill import",
+        )
 
-    def token_offset(self, shard: str) -> int:
+    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
+        raw = self.shards[shard]
+        return TrackFile(raw.path, raw.offset, raw.size)
+
+    def track_offset(self, shard: str, track: Track) -> int:
         return self.shards[shard].offset
 
     def open_tokens(self, shards: Sequence[str]) -> None:

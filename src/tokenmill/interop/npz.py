@@ -207,7 +207,10 @@ class NumpyFiles(Foreign):
             for name, file in read
         )
         self.note = note_of(options)
-        self.has_mask = False
+        # The array `mask` is there for padding as well; only what is read says whether it is more.
+        self.has_mask = any(
+            block.mask is not None for part in self.parts for block in self.blocks(part)
+        )
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The rows of a file."""

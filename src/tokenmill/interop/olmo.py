@@ -22,7 +22,6 @@ from tokenmill.interop.base import (
     Setting,
     Sure,
     damaged,
-    has_mask,
 )
 from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
@@ -72,7 +71,7 @@ class Olmo(RawFormat):
             for number, shard in enumerate(store.shards):
                 stem = f"{split}/part-{number:05d}"
                 names = [f"{stem}.npy", f"{stem}.csv.gz"]
-                if has_mask(store):
+                if store.has_mask:
                     names.append(stem + MASK)
                 parts.append(
                     Part(

@@ -228,6 +228,9 @@ class PtFiles(Foreign):
             for name, file in found
         )
         self.note = note_of(options)
+        self.has_mask = any(
+            choose_columns([*_tensors(file)], options, path=file).has_mask for _, file in found
+        )
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The rows of a file."""

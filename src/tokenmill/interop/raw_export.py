@@ -82,7 +82,8 @@ def local_tokens(store: Store, number: int) -> Path | None:
     if store.is_remote:
         return None
     shard = store.shards[number]
-    file = store.files.token_file(shard.name, size=shard.tokens * store.dtype.itemsize)
+    size = shard.tokens * store.dtype.itemsize
+    file = store.files.track_file(shard.name, "bin", size=size)
     return file.path if file.offset == 0 else None
 
 

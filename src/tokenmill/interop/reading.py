@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.interop.base import BLOCK_BYTES, Block, mask_of
+from tokenmill.interop.base import BLOCK_BYTES, Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def shard_blocks(
 ) -> Iterator[Block]:
     """Documents `first` to `last` of one shard."""
     mapped = store.map_shard(shard)
-    index, mask = mapped.index, mask_of(mapped)
+    index, mask = mapped.index, mapped.mask
     size = index.dtype.itemsize
     end = len(index.lengths) if last is None else last
     while first < end:

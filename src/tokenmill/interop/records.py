@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.interop.base import Part, Setting, mask_of
+from tokenmill.interop.base import Part, Setting
 from tokenmill.interop.reading import document_blocks
 from tokenmill.loader.batch import IGNORED
 from tokenmill.loader.layouts.base import PADDING
@@ -108,11 +108,6 @@ def open_records(store: Store, options: ExportOptions, *, overlap: int = 0) -> R
     )
 
 
-def has_mask(store: Store) -> bool:
-    """Whether a store says which tokens count for the loss."""
-    return bool(store.shards) and mask_of(store.map_shard(0)) is not None
-
-
 class DocumentRecords:
     """The documents of a store."""
 
@@ -120,7 +115,7 @@ class DocumentRecords:
 
     def __init__(self, store: Store) -> None:
         self.count = store.num_documents
-        self.has_mask = has_mask(store)
+        self.has_mask = store.has_mask
         self._store = store
 
     def batches(self, first: int, last: int, *, tokens: int = BATCH_TOKENS) -> Iterator[Batch]:
@@ -195,7 +190,7 @@ class RowRecords:
         self._store = store
         self.length: int | None = length
         self._length = length
-        self.has_mask = has_mask(store)
+        self.has_mask = store.has_mask
         self.pad_id = check_pad_id(store, None)
         self._step = length - overlap
         self._stream = TokenStream(store)
@@ -267,7 +262,7 @@ class RowRecords:
             mapped = self._store.map_shard(shard)
             tokens.append(mapped.tokens[first:last])
             if self.has_mask:
-                masks.append(_mask_slice(mask_of(mapped), first, last))
+                masks.append(_mask_slice(mapped.mask, first, last))
         joined: NDArray[Any] = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
         return joined, np.concatenate(masks) if masks else None
 
@@ -318,7 +313,7 @@ def extra_columns(stores: Mapping[str, Store], options: ExportOptions) -> tuple[
     if text == "auto":
         pads = options.seq_len is not None and options.packing != Packing.CONCAT
         wanted = {"attention_mask"} if pads else set()
-        wanted |= {"loss_mask"} if any(map(has_mask, stores.values())) else set()
+        wanted |= {"loss_mask"} if any(store.has_mask for store in stores.values()) else set()
     else:
         wanted = {name.strip() for name in text.split(",")} - {"none", ""}
     if unknown := wanted - {*EXTRA_COLUMNS}:
