@@ -179,7 +179,7 @@ def test_short_steps_are_not_all_measured_but_those_that_are_tell_the_share(
         assert gap.steps == steps - 1
     else:
         events = 3 * gap.steps * device.call_seconds
-        assert 0.8 * 0.0005 < events / (steps * 2 * work) < 1.5 * 0.0005
+        assert 0.8 * 0.0003 < events / (steps * 2 * work) < 2 * 0.0003
 
 
 def test_a_failing_device_does_not_make_the_meter_fail(clock: Clock, device: Device) -> None:

@@ -20,8 +20,8 @@ for the batch, is not seen at all, and the gap is then as long as the wait.
 
 Nothing here waits: an event is read when `query` says that it is done, steps later if need be. But
 calls of CUDA are not free: some tens of microseconds for a step. So, after the first steps, a step
-is measured only while all such calls together took less than a twentieth of a percent of the time:
-every step where steps are long, one of some where they are short.
+is measured only while all such calls together took less than 0.03% of the time: every step where
+steps are long, one of some where they are short.
 
 torch is never imported, only used where the program has it, with CUDA already in use.
 """
@@ -46,7 +46,7 @@ _MOST_UNREAD = 64
 _READ_AT_ONCE = 4
 _FREE_EVENTS = 128
 """The first 64 steps are measured whatever it costs: a short run must have numbers too."""
-_MOST_SHARE = 0.0005
+_MOST_SHARE = 0.0003
 """Of the time, that events may take after them."""
 _KEPT = 256
 
