@@ -12,6 +12,7 @@ import numpy as np
 from tokenmill.loader.batch import NO_ROW, Draw
 from tokenmill.loader.options import Last
 from tokenmill.loader.order import Order
+from tokenmill.store.spans import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,7 @@ class Drawer:
         if len(self._names) == 1:
             return (sources, *self._order(run, 0).rows(indices))
         rows, epochs = np.empty_like(indices), np.empty_like(indices)
-        for source in np.unique(sources).tolist():
+        for source in distinct(sources):
             here = sources == source
             rows[here], epochs[here] = self._order(run, source).rows(indices[here])
         return sources, rows, epochs

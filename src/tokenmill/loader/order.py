@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.errors import UsageError
+from tokenmill.store.spans import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,7 +134,7 @@ class Order:
             return self._epoch_rows(places, epoch), np.full_like(places, epoch)
         epochs, places = np.divmod(indices, self.num_rows)
         rows = np.empty_like(places)
-        for epoch in np.unique(epochs).tolist():
+        for epoch in distinct(epochs):
             here = epochs == epoch
             rows[here] = self._epoch_rows(places[here], epoch)
         return rows, epochs
@@ -164,7 +165,7 @@ class Order:
         window = self.window_runs * run
         moved = places + np.where(places >= end_of_short, lacking, 0)
         rows = np.empty_like(places)
-        for number in np.unique(moved // window).tolist():
+        for number in distinct(moved // window):
             here = moved // window == number
             first = number * window
             holds_short = first <= short * run < first + window

@@ -149,5 +149,6 @@ def _close(channel: _Channel[T], thread: threading.Thread, process: int) -> None
     if os.getpid() != process:
         return
     channel.stop()
-    if thread is not threading.current_thread():
+    # A program may end just before the thread begins, which then finds that it is stopped.
+    if thread is not threading.current_thread() and thread.ident is not None:
         thread.join(JOIN_SECONDS)

@@ -17,6 +17,7 @@ from tokenmill.lazy import lazy
 from tokenmill.loader.batch import NO_ROW, Tiling
 from tokenmill.loader.chunk import Chunk, OneStep
 from tokenmill.loader.layouts.base import PADDING, Pieces
+from tokenmill.store.spans import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -255,7 +256,7 @@ def _only_source(draw: Draw) -> int | None:
 def _by_source(draw: Draw) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Each source that has rows, with the places of its rows."""
     sources = np.where(draw.rows == NO_ROW, NO_ROW, draw.sources).ravel()
-    for source in np.unique(sources).tolist():
+    for source in distinct(sources):
         if source != NO_ROW:
             yield source, np.flatnonzero(sources == source)
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from tokenmill.errors import StoreError
 from tokenmill.store.mapped import PAGE_BYTES, is_slow, touch
-from tokenmill.store.spans import NO_SHARD
+from tokenmill.store.spans import NO_SHARD, distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class ReservedTokens:
         """The values of all spans, back to back."""
         shards = spans.shards
         if self._num_unmapped and not self._is_mapped[shards].all():
-            self._map(np.unique(shards[~self._is_mapped[shards]]).tolist())
+            self._map(distinct(shards[~self._is_mapped[shards]]))
         started = perf_counter()
         starts = self._bases[shards] + spans.firsts
         if self._is_slow:

@@ -15,6 +15,15 @@ NO_SHARD = -1
 """Shard of a piece that is padding."""
 
 
+def distinct(values: NDArray[np.integer]) -> list[int]:
+    """The values that occur, in order.
+
+    numpy's own `unique` gives up the interpreter's lock inside C++ code. Before Python 3.14 a
+    program that ends stops its other threads where they wait for the lock, and there it aborts.
+    """
+    return sorted(set(values.tolist()))
+
+
 class Spans(NamedTuple):
     """Tokens from `firsts` to `lasts` of shards, each within one shard or padding."""
 

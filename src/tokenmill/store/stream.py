@@ -22,7 +22,7 @@ from tokenmill.lazy import lazy
 from tokenmill.store.format import MASK_DTYPE, view_values
 from tokenmill.store.mapped import MappedTokens, Views
 from tokenmill.store.reserved import ReservedTokens
-from tokenmill.store.spans import NO_SHARD, Spans
+from tokenmill.store.spans import NO_SHARD, Spans, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,7 +147,7 @@ class TokenStream:
             places = np.flatnonzero(shards != NO_SHARD)
             yield _within(self._all_begins, places, starts, ends)
             return
-        touched = np.unique(shards[shards != NO_SHARD]).tolist()
+        touched = distinct(shards[shards != NO_SHARD])
         if self.store.remote is not None:
             self.store.remote.prepare_indexes(touched)
         for shard in touched:

@@ -16,6 +16,7 @@ from tokenmill.loader.batch import NO_ROW
 from tokenmill.loader.layouts.base import PADDING, Pieces
 from tokenmill.loader.layouts.packings import make_layout
 from tokenmill.loader.torch.pool import TokenPool
+from tokenmill.store.spans import distinct
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def cut_rows(draw: Draw, layouts: Sequence[Layout]) -> tuple[Pieces, NDArray[np.
     """The pieces of all rows, in the order of the rows, and the source of each piece."""
     rows, sources = draw.rows.ravel(), draw.sources.ravel()
     is_empty = rows == NO_ROW
-    present = np.unique(sources[~is_empty]).tolist()
+    present = distinct(sources[~is_empty])
     if len(present) == 1 and not is_empty.any():
         pieces = layouts[present[0]].pieces(rows)
         return pieces, np.full(len(pieces.starts), present[0])
