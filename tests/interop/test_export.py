@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from tests.interop.stores import BOOKS, EOS, bytes_store, random_shards, tree, write_store
 
@@ -231,29 +233,27 @@ tokenmill.export_store("store", to=to, out=out, workers=2, **more)
 """
 
 
-@pytest.mark.parametrize("merge", ["", "merge"])
-def test_killed_in_the_middle_it_resumes(tmp_path: Path, merge: str) -> None:
-    # Shards large enough for the kill to come in time.
+@pytest.mark.parametrize(
+    ("merge", "end"),
+    [("", signal.SIGKILL), ("merge", signal.SIGKILL), ("", signal.SIGINT)],
+)
+def test_ended_in_the_middle_it_resumes(tmp_path: Path, merge: str, end: signal.Signals) -> None:
+    # Shards large enough for the end to come in time.
     body = np.random.default_rng(1).integers(0, 250, 300_000).tolist()
     write_store(tmp_path / "store", [[[number, *body]] for number in range(16)])
-
-    def start(out: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", COMMAND, "megatron", out, merge]
-        return subprocess.Popen(command, cwd=tmp_path)
-
     tokenmill.export_store(
         tmp_path / "store", to="megatron", out=tmp_path / "whole", merge=bool(merge)
     )
     whole = tree(tmp_path / "whole")
     receipts = tmp_path / "out" / BOOKS / "parts"
-    process = start("out")
-    while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
-        time.sleep(0.001)
-    for worker in psutil.Process(process.pid).children():
-        worker.kill()
-    process.kill()
-    process.wait(10)
+    command = [sys.executable, "-c", COMMAND, "megatron", "out", merge]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
+            time.sleep(0.001)
+        process.send_signal(end)
+        process.wait(10)
     kept = len([*receipts.glob("*.json")])
+    assert end is signal.SIGKILL or not (tmp_path / "out" / BOOKS / "tmp").exists()
     assert not (receipts / "index.json").exists(), "the export was over before it was killed"
     # Whatever has its name is whole.
     for name, data in tree(tmp_path / "out").items():
@@ -273,3 +273,36 @@ def test_killed_in_the_middle_it_resumes(tmp_path: Path, merge: str) -> None:
         "export.json",
         "parts",
     ]
+
+
+def _note(amounts: list[int], done: int, total: int) -> None:
+    assert total == 12_000_000
+    amounts.append(done)
+
+
+def test_progress_tells_of_parts_in_the_middle(tmp_path: Path) -> None:
+    body = np.random.default_rng(1).integers(0, 250, 6_000_000).tolist()
+    write_store(tmp_path / "store", [[body], [body]])
+    for to, workers in (("megatron", 1), ("arrow", 2)):
+        amounts: list[int] = []
+        result = tokenmill.export_store(
+            tmp_path / "store",
+            to=to,
+            out=tmp_path / to,
+            workers=workers,
+            on_progress=partial(_note, amounts),
+        )
+        assert amounts[-1] == result.tokens == 12_000_000
+        assert any(amount % 6_000_000 for amount in amounts)
+        assert amounts == sorted(amounts)
+
+
+def test_an_error_in_one_part_ends_the_others(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_shards(40, documents=9))
+    victim = sorted((tmp_path / "store" / "shards").glob("*.bin"))[3]
+    victim.write_bytes(bytes(victim.stat().st_size))
+    with pytest.raises(StoreError, match="was changed"):
+        tokenmill.export_store(tmp_path / "store", to="megatron", out=tmp_path / "out", workers=2)
+    assert not (tmp_path / "out" / BOOKS / "tmp").exists()
+    assert len([*(tmp_path / "out").glob("*.bin")]) < 39
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("part")]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import signal
 import struct
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -328,3 +332,38 @@ def test_documents_of_several_sequences_and_of_none(tmp_path: Path) -> None:
     # Ids of 8 bytes can be imported, which narrows them, and not be mapped as they are.
     with pytest.raises(UsageError, match="int64"):
         tokenmill.Store.open_foreign(tmp_path / "x")
+
+
+IMPORT = """
+import sys, tokenmill
+tokenmill.import_store("pairs", tokenizer="bytes", out="out", format="megatron", workers=2)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_an_import_ended_in_the_middle_resumes(tmp_path: Path, end: signal.Signals) -> None:
+    # Shards large enough for the end to come in time.
+    body = np.random.default_rng(1).integers(0, 250, 300_000).tolist()
+    write_store(tmp_path / "store", [[[number, *body]] for number in range(16)])
+    tokenmill.export_store(tmp_path / "store", to="megatron", out=tmp_path / "pairs")
+    whole = tokenmill.import_store(
+        tmp_path / "pairs", tokenizer="bytes", out=tmp_path / "whole", format="megatron"
+    )
+    receipts = tmp_path / "out" / "shards"
+    command = [sys.executable, "-c", IMPORT]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
+            time.sleep(0.001)
+        process.send_signal(end)
+        process.wait(10)
+    kept = len([*receipts.glob("*.json")])
+    assert not (tmp_path / "out" / "tokenmill.json").exists(), "it was over before it was ended"
+    result = tokenmill.import_store(
+        tmp_path / "pairs", tokenizer="bytes", out=tmp_path / "out", format="megatron"
+    )
+    assert 3 <= result.parts_resumed == kept < result.parts == whole.parts
+    for suffix in ("bin", "idx"):
+        files = {path.name: path.read_bytes() for path in receipts.glob(f"*.{suffix}")}
+        expected = (tmp_path / "whole" / "shards").glob(f"*.{suffix}")
+        assert files == {path.name: path.read_bytes() for path in expected}
+    assert tokenmill.verify(tmp_path / "out").ok

@@ -26,12 +26,19 @@ if TYPE_CHECKING:
 
 BYTES_EOS = "<|endoftext|>"
 BYTES_EOS_ID = 256
+_UNASKED = Coverage(engine=None, refusal="nothing is encoded, so nobody asked")
 
 
 def describe(
-    files: TokenizerFiles | str | PathLike[str], *, policy: SpecialTokens = SpecialTokens.TEXT
+    files: TokenizerFiles | str | PathLike[str],
+    *,
+    policy: SpecialTokens | None = SpecialTokens.TEXT,
 ) -> TokenizerInfo:
-    """Describe a tokenizer; the coverage in it is that of the policy for special tokens."""
+    """Describe a tokenizer; the coverage in it is that of the policy for special tokens.
+
+    Without a policy nothing is found out about engines, which takes longest: for who encodes
+    nothing.
+    """
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
     if files.main is None:
@@ -93,7 +100,7 @@ def _describe_bytes(files: TokenizerFiles) -> TokenizerInfo:
 
 
 def _describe_json(
-    files: TokenizerFiles, content: dict[str, Any], policy: SpecialTokens
+    files: TokenizerFiles, content: dict[str, Any], policy: SpecialTokens | None
 ) -> TokenizerInfo:
     if content["model"].get("dropout"):
         raise TokenizerError(
@@ -111,7 +118,7 @@ def _describe_json(
     tokenizer = {
         key: value for key, value in content.items() if key not in ("padding", "truncation")
     }
-    coverage = cover_json(content, policy)
+    coverage = _UNASKED if policy is None else cover_json(content, policy)
     return TokenizerInfo(
         kind=files.kind,
         files=files.files,
@@ -126,7 +133,7 @@ def _describe_json(
 
 
 def _describe_sentencepiece(
-    files: TokenizerFiles, model: SentencePieceModel, policy: SpecialTokens
+    files: TokenizerFiles, model: SentencePieceModel, policy: SpecialTokens | None
 ) -> TokenizerInfo:
     assert files.main is not None
     control = model.control_pieces
@@ -139,11 +146,13 @@ def _describe_sentencepiece(
         # As the sentencepiece package has it: the named piece, if it is a control symbol.
         eos_token=model.eos_piece if model.eos_piece in control else None,
         bos_token=model.bos_piece if model.bos_piece in control else None,
-        **_coverage_fields(cover_sentencepiece(model), policy),
+        **_coverage_fields(_UNASKED if policy is None else cover_sentencepiece(model), policy),
     )
 
 
-def _describe_ranks(files: TokenizerFiles, ranks: RankFile, policy: SpecialTokens) -> TokenizerInfo:
+def _describe_ranks(
+    files: TokenizerFiles, ranks: RankFile, policy: SpecialTokens | None
+) -> TokenizerInfo:
     definition = ranks.definition
     for token in (definition.eos_token, definition.bos_token):
         if token is not None and token not in definition.special_tokens:
@@ -160,7 +169,7 @@ def _describe_ranks(files: TokenizerFiles, ranks: RankFile, policy: SpecialToken
         special_tokens=dict(definition.special_tokens),
         eos_token=definition.eos_token,
         bos_token=definition.bos_token,
-        **_coverage_fields(cover_ranks(ranks, policy), policy),
+        **_coverage_fields(_UNASKED if policy is None else cover_ranks(ranks, policy), policy),
     )
 
 
@@ -194,13 +203,13 @@ def _named_token(metadata: tuple[Path, ...], name: str, ids: Mapping[str, int]) 
     return None
 
 
-def _coverage_fields(coverage: Coverage, policy: SpecialTokens) -> dict[str, Any]:
-    return {
+def _coverage_fields(coverage: Coverage, policy: SpecialTokens | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "fast_engine": coverage.engine,
         "fast_engine_refusal": coverage.refusal,
         "coverage": coverage,
-        "policy": policy,
     }
+    return fields if policy is None else {**fields, "policy": policy}
 
 
 def _sha256(content: dict[str, Any]) -> str:

@@ -20,8 +20,8 @@ that names it. Nothing that could execute (a pickle) is ever loaded.
     Foreign.blocks(part)          -> Block (ids, lengths, mask) after Block, in bounded memory
 
 A format is a class without state, an instance of which stands in `registry`; what it is told comes
-in as arguments, since runs happen in other processes. Options that one format alone has are its
-`settings`: `--set name=value` on the command line, keyword arguments in Python.
+in as arguments. Options that one format alone has are its `settings`: `--set name=value` on the
+command line, keyword arguments in Python.
 """
 
 from __future__ import annotations
@@ -208,10 +208,7 @@ class Block(NamedTuple):
 
 
 class Foreign(ABC):
-    """Foreign files that were opened: cut into parts, and read part by part.
-
-    Objects are not sent between processes: a worker opens the files again.
-    """
+    """Foreign files that were opened: cut into parts, and read part by part, by several threads."""
 
     parts: tuple[ForeignPart, ...]
     """In the order of the documents; those of one file follow each other."""

@@ -46,9 +46,10 @@ class TokenSequence:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.zeros(0, np.uint16)])
 
     def _map(self, number: int) -> NDArray[np.integer[Any]]:
-        if self._mapped is None or self._mapped[0] != number:
-            self._mapped = number, self.shards[number].map_tokens()
-        return self._mapped[1]
+        kept = self._mapped  # another thread may put another file there
+        if kept is None or kept[0] != number:
+            kept = self._mapped = number, self.shards[number].map_tokens()
+        return kept[1]
 
     def begins(self, first: int, last: int, *, eos_id: int, lead: int) -> NDArray[np.int64]:
         """Where documents begin in a stretch; `lead` is 0 for an id in front of each, 1 behind."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.interop.base import ExportOptions, ExportPlan, Link, Part, PartDone
-from tokenmill.interop.export_worker import WorkerSettings
+from tokenmill.interop.export_worker import ExportWorker
 from tokenmill.interop.parts import (
     BOOKS,
     ExportFolder,
@@ -26,7 +26,7 @@ from tokenmill.interop.parts import (
     find_done,
     make_shared,
 )
-from tokenmill.interop.pool import run_tasks
+from tokenmill.interop.pool import Progress, run_tasks
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
 from tokenmill.loader.layouts.packings import Packing
@@ -37,13 +37,13 @@ from tokenmill.store.reader import Store
 from tokenmill.store.sealed import checksum_of, seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tokenmill.interop.base import Format
+    from tokenmill.interop.pool import OnProgress
     from tokenmill.store.sealed import Json
 
     PathInput = str | os.PathLike[str]
-    OnProgress = Callable[[int, int], None]
 
 INDEX = "index"
 """Name of the part that `finish` makes."""
@@ -169,7 +169,7 @@ class ExportRun:
         plan = self.format.plan(self.stores, self.options)
         _check_plan(plan)
         self._check_folder(plan)
-        with StoreLock(self.folder.books) as lock:
+        with StoreLock(self.folder.books):
             title = self._title()
             self._refuse_another(title)
             self.folder.create()
@@ -178,12 +178,11 @@ class ExportRun:
             if not self.folder.title.exists():
                 replace_file(self.folder.books, self.folder.title, seal(title))
             try:
-                return self._work(plan, export, lock.token)
+                return self._work(plan, export)
             finally:
-                # The workers are gone; what one that was killed had begun is of no use to anyone.
                 shutil.rmtree(self.folder.tmp, ignore_errors=True)
 
-    def _work(self, plan: ExportPlan, export: str, token: str) -> ExportResult:
+    def _work(self, plan: ExportPlan, export: str) -> ExportResult:
         shared = {file.name: file for file in plan.shared}
         index = Part(
             name=INDEX,
@@ -202,7 +201,7 @@ class ExportRun:
         for file in plan.shared:
             make_shared(self.folder, file)
         left = [part for part, done in zip(plan.parts, found, strict=True) if done is None]
-        workers = self._run_parts(plan, left, export, token)
+        workers = self._run_parts(plan, left, export)
         done = [self._require_done(part, export, shared) for part in plan.parts]
         with PartFiles(self.folder, index) as out:
             lines = tuple(self.format.finish(self.stores, self.options, done, out))
@@ -210,32 +209,26 @@ class ExportRun:
         shutil.rmtree(self.folder.shared, ignore_errors=True)
         return self._result(plan, resumed, notes=lines, workers=workers, nothing_to_do=False)
 
-    def _run_parts(self, plan: ExportPlan, left: Sequence[Part], export: str, token: str) -> int:
+    def _run_parts(self, plan: ExportPlan, left: Sequence[Part], export: str) -> int:
         total = sum(part.tokens for part in plan.parts)
-        done = total - sum(part.tokens for part in left)
-
-        def on_done(part: Part, _: None) -> None:
-            nonlocal done
-            done += part.tokens
-            if self.on_progress is not None:
-                self.on_progress(done, total)
-
-        width = next(iter(self.stores.values())).dtype.itemsize
-        settings = WorkerSettings(
+        progress = Progress(
+            total=total,
+            done=total - sum(part.tokens for part in left),
+            on_progress=self.on_progress,
+        )
+        worker = ExportWorker(
             stores=self.stores,
-            format=self.format.about.name,
+            format=self.format,
             options=self.options,
-            out=str(self.folder.root),
+            folder=self.folder,
             export=export,
-            lock_token=token,
         )
         return run_tasks(
-            "tokenmill.interop.export_worker:start_worker",
-            settings,
+            worker.work,
             left,
             workers=self.workers,
-            total_bytes=0 if self._links else sum(part.tokens for part in left) * width,
-            on_done=on_done,
+            on_report=lambda part, tokens: progress.report(part.name, tokens),
+            on_done=lambda part, _: progress.finish(part.name, part.tokens),
         )
 
     @property

@@ -1,58 +1,53 @@
-"""The worker of an export: makes the files of one part after the other."""
+"""The worker of an export: makes the files of one part after the other, on several threads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.interop.parts import ExportFolder, PartFiles
-from tokenmill.interop.registry import get_format
-from tokenmill.store.lock import WorkerLock
+from tokenmill.interop.parts import PartFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from tokenmill.interop.base import ExportOptions, Part
-    from tokenmill.runners import Report
+    from tokenmill.interop.base import ExportOptions, Format, Part
+    from tokenmill.interop.parts import ExportFolder
+    from tokenmill.interop.pool import Report
     from tokenmill.store.reader import Store
+
+REPORT_BYTES = 4 << 20
+WIDE_ID = 4
+"""Bytes of an id where a format does not hold the store's own bytes, about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSettings:
-    """All that a worker of an export must know."""
+class ExportWorker:
+    """What all parts of an export have in common."""
 
     stores: Mapping[str, Store]
-    format: str
+    format: Format
     options: ExportOptions
-    out: str
+    folder: ExportFolder
     export: str
-    lock_token: str
+    """Which export the receipts are of."""
 
+    def work(self, part: Part, report: Report) -> None:
+        """Make and commit the files of a part."""
+        store = self.stores[part.split]
+        on_bytes = self._meter(part, store, report)
+        with PartFiles(self.folder, part, self.options.link, on_bytes=on_bytes) as out:
+            out.commit(self.export, self.format.write(store, part, self.options, out))
 
-def start_worker(settings: WorkerSettings) -> ExportWorker:
-    """What the runner calls in each worker process."""
-    return ExportWorker(settings)
+    def _meter(self, part: Part, store: Store, report: Report) -> Callable[[int], None]:
+        """Turns bytes that are written into reports of tokens, as far as bytes tell it."""
+        width = store.dtype.itemsize if self.format.about.linkable else WIDE_ID
+        written = reported = 0
 
+        def on_bytes(count: int) -> None:
+            nonlocal written, reported
+            written += count
+            if written - reported >= REPORT_BYTES:
+                reported = written
+                report(min(part.tokens, written // width))
 
-class ExportWorker:
-    """Makes parts until there are no more tasks."""
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._format = get_format(settings.format)
-        self._folder = ExportFolder(Path(settings.out))
-        self._lock = WorkerLock(self._folder.books, token=settings.lock_token)
-        self._lock.acquire()
-
-    def ready(self) -> None:
-        return None
-
-    def work(self, task: Part, report: Report) -> None:
-        settings = self._settings
-        with PartFiles(self._folder, task, settings.options.link) as out:
-            store = settings.stores[task.split]
-            out.commit(settings.export, self._format.write(store, task, settings.options, out))
-
-    def close(self) -> None:
-        self._lock.release()
+        return on_bytes

@@ -50,7 +50,7 @@ class NamedTokenizer:
 def name_tokenizer(source: str | os.PathLike[str], *, eos: str | None = None) -> NamedTokenizer:
     """The tokenizer of a name; its end-of-text as asked for, or as its metadata say, or none."""
     files = find_tokenizer(source)
-    info = describe(files, policy=SpecialTokens.TEXT)
+    info = describe(files, policy=None)
     named = info.eos_token is not None or eos is not None
     return NamedTokenizer(
         facts=TokenizerFacts(

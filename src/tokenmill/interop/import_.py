@@ -29,12 +29,12 @@ from tokenmill.interop.identity import (
     with_eos,
 )
 from tokenmill.interop.import_worker import (
-    WorkerSettings,
+    ImportWorker,
     source_version,
     tally_receipt,
     unit_of,
 )
-from tokenmill.interop.pool import run_tasks
+from tokenmill.interop.pool import Progress, run_tasks
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
 from tokenmill.store.assemble import assemble_manifest
@@ -47,9 +47,10 @@ from tokenmill.store.runs import append_run
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tokenmill.interop.base import Foreign, ForeignPart, Format
+    from tokenmill.interop.pool import OnProgress
     from tokenmill.store.entries import SplitTotals, StoreIdentity
     from tokenmill.store.facts import UnitFacts
     from tokenmill.store.manifest import Manifest
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from tokenmill.store.sealed import Json
 
     PathInput = str | os.PathLike[str]
-    OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,15 +169,15 @@ class ImportRun:
             self._check_folder()
             was_there = self.layout.root.exists()
             try:
-                with StoreLock(self.layout) as lock:
-                    return self._run_locked(foreign, lock.token)
+                with StoreLock(self.layout):
+                    return self._run_locked(foreign)
             except BaseException:
                 self._leave_nothing(was_there)
                 raise
         finally:
             foreign.close()
 
-    def _run_locked(self, foreign: Foreign, token: str) -> ImportResult:
+    def _run_locked(self, foreign: Foreign) -> ImportResult:
         identity = import_identity(self.tokenizer, self._config(), mask=foreign.has_mask)
         units = [unit_of(part) for part in foreign.parts]
         if len({unit.name for unit in units}) != len(units):
@@ -196,7 +196,7 @@ class ImportRun:
             part for part, unit in zip(foreign.parts, units, strict=True) if unit.name not in done
         ]
         tallies: dict[str, EosTally] = {}
-        workers = self._run_parts(foreign, left, identity, token, tallies)
+        workers = self._run_parts(foreign, left, identity, tallies)
         for name, receipt in done.items():
             tallies[name] = tally_receipt(self.layout, receipt, self.options.eos_id)
         tally = sum(tallies.values(), EosTally())
@@ -216,36 +216,34 @@ class ImportRun:
         foreign: Foreign,
         left: Sequence[ForeignPart],
         identity: StoreIdentity,
-        token: str,
         tallies: dict[str, EosTally],
     ) -> int:
         total = sum(part.bytes for part in foreign.parts)
-        to_do = sum(part.bytes for part in left)
-        done = total - to_do
+        progress = Progress(
+            total=total,
+            done=total - sum(part.bytes for part in left),
+            on_progress=self.on_progress,
+        )
 
         def on_done(part: ForeignPart, tally: EosTally) -> None:
-            nonlocal done
-            done += part.bytes
-            tallies[unit_of(part).name] = tally
-            if self.on_progress is not None:
-                self.on_progress(done, total)
+            name = unit_of(part).name
+            tallies[name] = tally
+            progress.finish(name, part.bytes)
 
-        settings = WorkerSettings(
-            path=self.path,
+        worker = ImportWorker(
+            foreign=foreign,
             format=self.format.about.name,
             options=self.options,
-            store=str(self.layout.root),
+            layout=self.layout,
             config=identity.fingerprint,
             vocab_size=identity.tokenizer.vocab_size,
-            lock_token=token,
         )
         try:
             return run_tasks(
-                "tokenmill.interop.import_worker:start_worker",
-                settings,
+                worker.work,
                 left,
                 workers=self.workers,
-                total_bytes=to_do,
+                on_report=lambda part, count: progress.report(unit_of(part).name, count),
                 on_done=on_done,
             )
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,63 +10,43 @@ import numpy as np
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError
 from tokenmill.interop.identity import EosTally, tally_eos
-from tokenmill.interop.registry import get_format
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.format import map_file, read_index, token_dtype, view_tokens
-from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import WorkerLock
 from tokenmill.store.reader import MappedShard
 from tokenmill.store.writer import UnitWriter
 
 if TYPE_CHECKING:
     from tokenmill.interop.base import Block, Foreign, ForeignPart, ImportOptions
-    from tokenmill.runners import Report
+    from tokenmill.interop.pool import Report
+    from tokenmill.store.layout import StoreLayout
     from tokenmill.store.receipt import Receipt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSettings:
-    """All that a worker of an import must know."""
+class ImportWorker:
+    """What all parts of an import have in common; each becomes a unit, on any thread."""
 
-    path: Path
+    foreign: Foreign
     format: str
     options: ImportOptions
-    store: str
+    layout: StoreLayout
     config: str
     vocab_size: int
-    lock_token: str
-
-
-def start_worker(settings: WorkerSettings) -> ImportWorker:
-    """What the runner calls in each worker process."""
-    return ImportWorker(settings)
-
-
-class ImportWorker:
-    """Turns parts into units until there are no more tasks."""
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._layout = StoreLayout(Path(settings.store))
-        self._lock = WorkerLock(self._layout, token=settings.lock_token)
-        self._lock.acquire()
-        self._foreign = get_format(settings.format).open(settings.path, settings.options)
-
-    def ready(self) -> None:
-        return None
 
     def work(self, task: ForeignPart, report: Report) -> EosTally:
-        unit, vocab_size = unit_of(task), self._settings.vocab_size
+        unit, vocab_size = unit_of(task), self.vocab_size
         with UnitWriter(
-            self._layout, unit, dtype=token_dtype(vocab_size), vocab_size=vocab_size
+            self.layout, unit, dtype=token_dtype(vocab_size), vocab_size=vocab_size
         ) as writer:
-            rows = tokens = largest = 0
-            for block in self._foreign.blocks(task):
+            rows = tokens = largest = read = 0
+            for block in self.foreign.blocks(task):
                 self._append(writer, task, block, first_row=rows)
                 rows += len(block.lengths)
                 tokens += len(block.ids)
                 largest = max(largest, int(block.lengths.max(initial=0)))
-            size, version = source_version(self._foreign, task.path)
+                read += block.ids.nbytes
+                report(min(read, task.bytes))
+            size, version = source_version(self.foreign, task.path)
             receipt = writer.commit(
                 source=SourceFacts(
                     size=size,
@@ -76,19 +55,19 @@ class ImportWorker:
                     is_last=False,
                     num_lines=0,
                 ),
-                config=self._settings.config,
+                config=self.config,
                 counts=Counts(rows=rows, documents=rows, input_bytes=task.bytes, tokens=tokens),
                 bounds=Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
-                engine=_engine(self._settings.format),
+                engine=_engine(self.format),
             )
-        return tally_receipt(self._layout, receipt, self._settings.options.eos_id)
+        return tally_receipt(self.layout, receipt, self.options.eos_id)
 
     def _append(
         self, writer: UnitWriter, task: ForeignPart, block: Block, *, first_row: int
     ) -> None:
         rows = np.arange(first_row, first_row + len(block.lengths), dtype=np.int64)
         mask = block.mask
-        if mask is None and self._foreign.has_mask:
+        if mask is None and self.foreign.has_mask:
             mask = np.ones(len(block.ids), np.uint8)  # a store has masks for all or for none
         ids = block.ids
         if ids.dtype == np.dtype("<u4"):
@@ -96,13 +75,9 @@ class ImportWorker:
         try:
             writer.append(task.split, ids, lengths=block.lengths, rows=rows, mask=mask)
         except ValueError:
-            vocab_size = self._settings.vocab_size
+            vocab_size = self.vocab_size
             check_ids(block, vocab_size=vocab_size, path=task.path, first=task.start + first_row)
             raise
-
-    def close(self) -> None:
-        self._foreign.close()
-        self._lock.release()
 
 
 def check_ids(block: Block, *, vocab_size: int, path: str, first: int) -> None:

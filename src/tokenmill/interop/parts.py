@@ -23,20 +23,22 @@ import xxhash
 from tokenmill.errors import BuildError, StoreError, UsageError
 from tokenmill.interop.base import Link, Part, PartDone
 from tokenmill.store.durable import replace_file, sync_folder, write_error
+from tokenmill.store.hashed import HashedFile
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
     from tokenmill.interop.base import SharedFile
     from tokenmill.store.sealed import Json
 
+    OnBytes = Callable[[int], None]
+
 BOOKS = ".tokenmill-export"
 RECEIPT_VERSION = 1
-WRITE_BYTES = 1 << 19
 COPY_BYTES = 4 << 20
 
 
@@ -73,41 +75,22 @@ class ExportFolder:
         sync_folder(self.root)
 
 
-class OutFile:
-    """A file of a part, or a stretch of a shared one; its checksum is known at the end."""
+class OutFile(HashedFile):
+    """A file of a part, or a stretch of a shared one, by its name in the export."""
 
-    def __init__(self, path: Path, *, name: str, offset: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, name: str, on_bytes: OnBytes, offset: int | None = None
+    ) -> None:
+        super().__init__(path, offset=offset)
         self.name = name
-        self.bytes = 0
         self.offset = offset
-        self._hash = xxhash.xxh3_128()
-        # Unbuffered: blocks are large. A shared file is there already.
-        self._file = open(path, "xb" if offset is None else "r+b", buffering=0)  # noqa: SIM115
-        if offset is not None:
-            self._file.seek(offset)
+        self._on_bytes = on_bytes
 
     def write(self, block: bytes | bytearray | memoryview) -> None:
         """Write all of a block, of any contiguous kind."""
-        left = memoryview(block).cast("B")
-        self.bytes += len(left)
-        while left:
-            # A write may be cut short, most often when the disk is nearly full.
-            piece = left[:WRITE_BYTES]
-            piece = piece[: self._file.write(piece)]
-            self._hash.update(piece)
-            left = left[len(piece) :]
-
-    @property
-    def checksum(self) -> str:
-        """xxh3-128 of what was written so far."""
-        return self._hash.hexdigest()
-
-    def finish(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def close(self) -> None:
-        self._file.close()
+        before = self.bytes
+        super().write(block)
+        self._on_bytes(self.bytes - before)
 
 
 @dataclass(slots=True)
@@ -117,6 +100,8 @@ class PartFiles:
     folder: ExportFolder
     part: Part
     link_mode: Link = Link.NEVER
+    on_bytes: OnBytes = lambda _: None
+    """Told of all that is written."""
     _staging: Path = field(init=False)
     _open: list[OutFile] = field(default_factory=list)
     _linked: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -132,7 +117,7 @@ class PartFiles:
     def create(self, name: str) -> OutFile:
         """A new file of the part, to be written from its beginning to its end."""
         self._expect(name)
-        file = OutFile(self._staged(name), name=name)
+        file = OutFile(self._staged(name), name=name, on_bytes=self.on_bytes)
         self._open.append(file)
         return file
 
@@ -142,7 +127,8 @@ class PartFiles:
 
     def stretch(self, name: str, *, offset: int) -> OutFile:
         """A stretch of a shared file, from a byte on."""
-        file = OutFile(self.folder.shared / _flat(name), name=name, offset=offset)
+        path = self.folder.shared / _flat(name)
+        file = OutFile(path, name=name, on_bytes=self.on_bytes, offset=offset)
         self._open.append(file)
         return file
 

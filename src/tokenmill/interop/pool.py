@@ -1,46 +1,98 @@
-"""Runs the parts of an export or import in worker processes, or here where that is faster."""
+"""Runs the parts of an export or import on threads: numpy, Arrow and the disk do the work.
+
+They all let other threads run, so that threads fill the cores as processes would, and none has to
+start. A thread cannot be stopped from outside: after an error, and when the program is interrupted,
+the others end where they next report.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from tokenmill.errors import UsageError
-from tokenmill.runners import Job, LocalRunner, SerialRunner
-from tokenmill.runners.base import TaskDone
 from tokenmill.runners.cores import physical_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tokenmill.runners import Event
+    OnProgress = Callable[[int, int], None]
+    """Told how much is done, of how much; by any thread, one at a time."""
+    Report = Callable[[int], None]
+    """Told by a task, now and then, how much of it is done."""
 
-WORTH_BYTES = 64 << 20
-"""A worker takes a third of a second to start: less than this is done sooner without one."""
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Stopped(BaseException):
+    """Ends a task whose result nobody waits for."""
 
 
 def run_tasks(
-    function: str,
-    settings: Any,
-    tasks: Sequence[Any],
+    work: Callable[[T, Report], R],
+    tasks: Sequence[T],
     *,
     workers: int | None,
-    total_bytes: int,
-    on_done: Callable[[Any, Any], None],
+    on_report: Callable[[T, int], None],
+    on_done: Callable[[T, R], None],
 ) -> int:
-    """Carry out all tasks; returns how many processes worked. `workers=1` is this one alone."""
+    """Carry out all tasks; returns how many were worked on at a time.
+
+    The first error is raised when nothing runs any more. `on_done` is called on this thread.
+    """
     if workers is not None and (type(workers) is not int or workers < 1):
         raise UsageError(f"workers={workers!r} is not a whole number of 1 or more")
-    if not tasks:
+    count = min(workers or physical_cores(), len(tasks))
+    if not count:
         return 0
-    if workers is None:
-        workers = physical_cores() if total_bytes >= WORTH_BYTES else 1
-    workers = min(workers, len(tasks))
+    stop = threading.Event()
 
-    def on_event(event: Event) -> None:
-        if isinstance(event, TaskDone):
-            on_done(event.task, event.result)
+    def run_one(task: T) -> R:
+        def report(amount: int) -> None:
+            if stop.is_set():
+                raise _Stopped
+            on_report(task, amount)
 
-    runner = SerialRunner() if workers == 1 else LocalRunner(workers, environment=_ENVIRONMENT)
-    runner.run(Job(function=function, payload=settings), tasks, on_event=on_event)
-    return workers
+        return work(task, report)
+
+    with ThreadPoolExecutor(count, thread_name_prefix="part") as pool:
+        try:
+            futures = {pool.submit(run_one, task): task for task in tasks}
+            for future in as_completed(futures):
+                on_done(futures[future], future.result())
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return count
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How much is done of many parts, those included that are being worked on."""
+
+    total: int
+    done: int
+    on_progress: OnProgress | None
+    _running: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def report(self, name: str, amount: int) -> None:
+        """So much of a part is done."""
+        with self._lock:
+            self._running[name] = amount
+            self._show()
+
+    def finish(self, name: str, amount: int) -> None:
+        """A part is done, and was so much."""
+        with self._lock:
+            self._running.pop(name, None)
+            self.done += amount
+            self._show()
+
+    def _show(self) -> None:
+        if self.on_progress is not None:
+            self.on_progress(min(self.total, self.done + sum(self._running.values())), self.total)

@@ -178,14 +178,15 @@ class RawForeign(Foreign):
 
     @lazy
     def parts(self) -> tuple[ForeignPart, ...]:
-        """In order; workers, who are given theirs, do not read all borders for it."""
+        """In order."""
         return tuple(part for shard in self._shards.values() for part in self._cut(shard))
 
     def _borders_of(self, shard: RawShard) -> Borders:
         """Those of the shard that was read last are kept: parts of one file come together."""
-        if self._borders is None or self._borders[0] != shard.name:
-            self._borders = shard.name, self._format.borders(shard, self._options)
-        return self._borders[1]
+        kept = self._borders  # another thread may put others there
+        if kept is None or kept[0] != shard.name:
+            kept = self._borders = shard.name, self._format.borders(shard, self._options)
+        return kept[1]
 
     def _cut(self, shard: RawShard) -> Iterator[ForeignPart]:
         """Parts of a file, each of whole documents and about the same size."""

@@ -17,17 +17,17 @@ import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 from tokenmill.store.commit import publish
 from tokenmill.store.durable import write_error
-from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts
+from tokenmill.store.facts import MaskFacts, RejectsFacts, ShardFacts
 from tokenmill.store.format import (
     MAX_DOCUMENT_TOKENS,
     counted_by_document,
     index_blocks,
     token_dtype,
 )
+from tokenmill.store.hashed import HashedFile
 from tokenmill.store.layout import SPLIT_NAME, shard_name
 from tokenmill.store.receipt import Receipt
 from tokenmill.store.rows import RowRuns
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS = 1 << 18
 """512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
-WRITE_BYTES = 1 << 19
-"""Larger writes cost Linux more time per byte, since it allocates large pages for them."""
 REJECT_BLOCK_BYTES = 1 << 20
 
 
@@ -167,33 +165,6 @@ class UnitWriter:
             raise
 
 
-class _HashedFile:
-    """A new file whose checksum is known when its last byte is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by finish or close
-        self._hash = xxhash.xxh3_128()
-        self._bytes = 0
-
-    def write(self, block: bytes | bytearray | memoryview) -> None:
-        left = memoryview(block)
-        self._bytes += len(left)
-        while left:
-            piece = left[:WRITE_BYTES]
-            # A write may be cut short, most often when the disk is nearly full.
-            piece = piece[: self._file.write(piece)]
-            self._hash.update(piece)
-            left = left[len(piece) :]
-
-    def finish(self) -> FileFacts:
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return FileFacts(bytes=self._bytes, checksum=self._hash.hexdigest())
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class _Shard:
     """The documents of a unit that belong to one split, as they come in."""
 
@@ -204,7 +175,7 @@ class _Shard:
         self._name = name
         self._split = split
         self._dtype = dtype
-        self._bin = _HashedFile(folder / f"{name}.bin")
+        self._bin = HashedFile(folder / f"{name}.bin")
         self._mask = _Mask(folder / f"{name}.mask") if has_mask else None
         self._block = np.empty(BLOCK_TOKENS, dtype)
         self._filled = 0
@@ -255,9 +226,12 @@ class _Shard:
     def _check(
         self, ids: NDArray[np.unsignedinteger | np.signedinteger], *, vocab_size: int
     ) -> None:
-        largest = int(ids.max())
-        if largest >= vocab_size or (ids.dtype.kind == "i" and ids.min() < 0):
-            raise ValueError(f"ids from {ids.min()} to {largest} leave the {vocab_size} known ones")
+        # Seen as unsigned, a negative id is larger than any vocabulary: one pass finds both.
+        largest = int(ids.view(f"u{ids.itemsize}").max())
+        if largest >= vocab_size:
+            raise ValueError(
+                f"ids from {ids.min()} to {ids.max()} leave the {vocab_size} known ones"
+            )
         self._max_id = max(self._max_id, largest)
 
     def _flush(self) -> None:
@@ -267,7 +241,7 @@ class _Shard:
 
     def finish(self) -> ShardFacts:
         self._flush()
-        index = _HashedFile(self._folder / f"{self._name}.idx")
+        index = HashedFile(self._folder / f"{self._name}.idx")
         try:
             for block in index_blocks(self._lengths, dtype=self._dtype):
                 index.write(block)
@@ -295,7 +269,7 @@ class _Mask:
     """The file that says which tokens of a shard count, one byte each."""
 
     def __init__(self, path: Path) -> None:
-        self._file = _HashedFile(path)
+        self._file = HashedFile(path)
         self._pending = bytearray()
         self._counted = 0
         self._silent = 0
@@ -337,7 +311,7 @@ class _Rejects:
     """The file of rejected rows, one JSON object to a line."""
 
     def __init__(self, path: Path) -> None:
-        self._file = _HashedFile(path)
+        self._file = HashedFile(path)
         self._pending = bytearray()
         self._rows = 0
 
