@@ -6,11 +6,14 @@ import json
 import os
 import pickle
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.interop.rows import (
     LENGTHS,
     back,
@@ -22,8 +25,11 @@ from tests.interop.rows import (
 )
 from tests.store.samples import EOS
 
+import tokenmill
 from tokenmill.errors import SourceError, UsageError
+from tokenmill.interop import npz, npz_files
 from tokenmill.interop.export import export_store
+from tokenmill.interop.stored_zip import join_checksums
 from tokenmill.loader.loader import Loader
 
 if TYPE_CHECKING:
@@ -174,17 +180,76 @@ def test_a_truncated_file_is_an_error_that_leaves_nothing(
     assert not (tmp_path / "back").exists()
 
 
-def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path, packed: bool) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
     export_store(store.path, to="npz", out=tmp_path / "ours", seq_len=64)
     path = tmp_path / "ours" / "train.npz"
+    if packed:
+        np.savez_compressed(path, **np.load(path))
     data = bytearray(path.read_bytes())
-    data[50_000] ^= 1
+    data[len(data) // 4] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(SourceError, match="CRC"):
+    with pytest.raises(SourceError, match=r"checksum|CRC|decompressing"):
         import_bytes(path, tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+def test_parts_make_the_same_arrays_and_are_read_side_by_side(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = small_store(tmp_path / "store", LENGTHS)
+    whole = export_store(store.path, to="npz", out=tmp_path / "one", seq_len=64, kind=kind)
+    monkeypatch.setattr(npz, "PART_TOKENS", 300)
+    cut = export_store(store.path, to="npz", out=tmp_path / "two", seq_len=64, kind=kind, workers=3)
+    assert whole.parts == 1
+    assert cut.parts > 5
+    for path in sorted((tmp_path / "one").glob("*.np?")):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+        assert kind == "npy" or zipfile.ZipFile(path).testzip() is None
+
+    expected = back(tmp_path / "one", tmp_path / "back-one")
+    monkeypatch.setattr(npz_files, "IMPORT_PART_BYTES", 10_000)
+    result = import_bytes(tmp_path / "two", tmp_path / "back-two", workers=3)
+    assert result.parts > 5
+    assert documents(tokenmill.Store(tmp_path / "back-two")) == expected
+
+
+def test_a_part_that_is_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "PART_TOKENS", 300)
+    store = small_store(tmp_path / "store", LENGTHS)
+    export_store(store.path, to="npz", out=tmp_path / "out", seq_len=64)
+    path = tmp_path / "out" / "train.npz"
+    data = path.read_bytes()
+    receipts = tmp_path / "out" / ".tokenmill-export" / "parts"
+    (receipts / "train-000002.json").unlink()
+    (receipts / "index.json").unlink()
+    again = export_store(store.path, to="npz", out=tmp_path / "out", seq_len=64)
+    assert again.parts_resumed == again.parts - 1
+    assert path.read_bytes() == data
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6))
+def test_checksums_of_stretches_join(stretches: list[bytes]) -> None:
+    parts = [(zlib.crc32(stretch), len(stretch)) for stretch in stretches]
+    assert join_checksums(parts) == zlib.crc32(b"".join(stretches))
+
+
+def test_targets_that_are_other_texts_are_refused(tmp_path: Path) -> None:
+    rows = np.arange(40).reshape(4, 10)
+    inputs, targets = rows[:, :-1], rows[:, 1:] * 2
+    everything = np.ones((4, 9), np.bool_)
+    np.savez(tmp_path / "a.npz", input=inputs, target=targets, mask=everything)
+    with pytest.raises(SourceError, match="not its 'input' shifted by one"):
+        import_bytes(tmp_path / "a.npz", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    alone = back(tmp_path / "a.npz", tmp_path / "back", column="input")
+    assert alone == rows[:, :-1].tolist()
+    # Targets that do not count may be anything.
+    np.savez(tmp_path / "b.npz", input=inputs, target=targets, mask=~everything)
+    assert len(back(tmp_path / "b.npz", tmp_path / "back-b")) == 4
 
 
 def test_the_same_rows_make_the_same_archive(tmp_path: Path) -> None:
