@@ -10,6 +10,7 @@ from tests.interop.stores import import_ids, random_shards
 from tests.loader.stores import write_store
 
 import tokenmill
+from tokenmill.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,3 +87,40 @@ def test_files_without_a_mask_among_others_count_as_a_whole(
     _, mask = stream(back)
     assert mask[:begin].all()
     assert np.array_equal(mask[begin:], stream(store)[1][begin:])
+
+
+@pytest.mark.parametrize("to", ["datatrove", "olmo"])
+def test_masks_are_read_in_place(store: tokenmill.Store, tmp_path: Path, to: str) -> None:
+    tokenmill.export_store(store.path, to=to, out=tmp_path / to, workers=1)
+    foreign = tokenmill.Store.open_foreign(tmp_path / to)
+    assert foreign.has_mask
+    assert (foreign.num_counted, foreign.num_silent) == (store.num_counted, store.num_silent)
+    for found, expected in zip(stream(foreign), stream(store), strict=True):
+        assert np.array_equal(found, expected)
+    for packing in ("concat", "best-fit", "pad"):
+        batches, wanted = (
+            tokenmill.Loader(source, seq_len=SEQ_LEN, batch_size=3, packing=packing, pad_id=0)
+            for source in (foreign, store)
+        )
+        for _, batch, other in zip(range(12), batches, wanted, strict=False):
+            assert np.array_equal(batch.loss_mask, other.loss_mask)
+            assert np.array_equal(batch.labels, other.labels)
+
+
+def test_masks_that_cannot_be_read_in_place_are_named(
+    store: tokenmill.Store, tmp_path: Path
+) -> None:
+    tokenmill.export_store(store.path, to="datatrove", out=tmp_path / "out", workers=1)
+    first, second = sorted((tmp_path / "out").rglob("*.loss"))
+    data = first.read_bytes()
+    first.write_bytes(b"\x02" + data[1:])
+    with pytest.raises(SourceError, match="holds 2, and a mask holds 0 and 1"):
+        tokenmill.Store.open_foreign(tmp_path / "out")
+    first.write_bytes(data[1:])
+    with pytest.raises(SourceError, match="bytes for"):
+        tokenmill.Store.open_foreign(tmp_path / "out")
+    first.unlink()
+    with pytest.raises(UsageError, match="has no loss mask, and other files have one"):
+        tokenmill.Store.open_foreign(tmp_path / "out")
+    second.unlink()
+    assert not tokenmill.Store.open_foreign(tmp_path / "out").has_mask

@@ -34,6 +34,7 @@ from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, lengths_of
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
 from tokenmill.store.entries import (
+    UNCOUNTED,
     ShardEntry,
     SourceEntry,
     StoreIdentity,
@@ -119,17 +120,19 @@ class ForeignFiles:
         return tokens
 
     def mask(self, shard: str) -> NDArray[np.uint8]:
-        raise StoreError(
-            f"the loss mask of {shard!r} is not read where it lies",
-            hint="make a store of it with: tokenmill import",
-        )
+        mask = self.shards[shard].map_mask()
+        assert mask is not None, "asked for only where all shards have one"
+        return mask
 
     def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
         raw = self.shards[shard]
+        if track == "mask":
+            assert raw.mask is not None
+            return TrackFile(raw.mask, 0, raw.tokens)
         return TrackFile(raw.path, raw.offset, raw.size)
 
     def track_offset(self, shard: str, track: Track) -> int:
-        return self.shards[shard].offset
+        return 0 if track == "mask" else self.shards[shard].offset
 
     def open_tokens(self, shards: Sequence[str]) -> None:
         return None
@@ -183,6 +186,7 @@ def open_in_place(
     )
     shards = format_.shards(root, options)
     stored = _stored_dtype(shards, root)
+    _check_masks(shards)
     named = named or unknown_tokenizer(1 << 16 if stored.itemsize == 2 else (1 << 31) - 1)
     manifest, by_name = _describe(format_, shards, options, named, stored)
     return ForeignFiles(
@@ -221,6 +225,16 @@ def _stored_dtype(shards: Sequence[RawShard], path: Path) -> TokenDtype:
         " reads uint16, int32 or uint32, and one of them at a time",
         hint="import the files: tokenmill import",
     )
+
+
+def _check_masks(shards: Sequence[RawShard]) -> None:
+    """All shards have a mask, or none has."""
+    lacking = [shard for shard in shards if shard.mask is None]
+    if lacking and len(lacking) < len(shards):
+        raise UsageError(
+            f"{str(lacking[0].path)!r} has no loss mask, and other files have one",
+            hint="import the files: where there is no mask, everything counts",
+        )
 
 
 def _describe(
@@ -271,6 +285,10 @@ def _unit(shard: RawShard, number: int, documents: int, sampler: _Sampler) -> Un
         bin=sampler.checksum(shard.path, shard.name),
         idx="" if shard.index is None else sampler.checksum(shard.index, shard.index.name),
     )
+    if shard.mask is not None:
+        sampler.check_mask(shard)
+        checksum = sampler.checksum(shard.mask, shard.mask.name)
+        entry = entry._replace(mask=checksum, counted=UNCOUNTED, silent=UNCOUNTED)
     return UnitEntry(
         name=unit_name(shard.name, index=0),
         source=number,
@@ -298,6 +316,7 @@ def _identity(
         special_tokens="text",
         config={"in_place": format_.about.name},
         fingerprint="",
+        mask=any(shard.mask is not None for shard in shards),
         stored=stored,
     )
     if named.eos is None:
@@ -347,6 +366,17 @@ class _Sampler:
     def _starts(self, size: int) -> list[int]:
         last = max(0, size - SAMPLE_BYTES)
         return sorted({last * k // (self._blocks - 1) for k in range(self._blocks)})
+
+    def check_mask(self, shard: RawShard) -> None:
+        mask = shard.map_mask()
+        assert mask is not None
+        for start in self._starts(mask.nbytes):
+            highest = int(mask[start:][:SAMPLE_BYTES].max(initial=0))
+            if highest > 1:
+                raise SourceError(
+                    f"{str(shard.mask)!r} holds {highest}, and a mask holds 0 and 1 for each token",
+                    hint="see which file it is; take it away to read the tokens without a mask",
+                )
 
     def check_ids(self, shard: RawShard) -> None:
         tokens = shard.map_tokens()

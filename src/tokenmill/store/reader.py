@@ -21,8 +21,9 @@ import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.lazy import lazy
+from tokenmill.store.entries import UNCOUNTED
 from tokenmill.store.files import StoreFiles, open_files
-from tokenmill.store.format import MASK_DTYPE
+from tokenmill.store.format import MASK_DTYPE, counted_by_document
 from tokenmill.store.layout import shard_name
 from tokenmill.store.rows import row_of
 from tokenmill.store.sealed import checksum_of
@@ -252,12 +253,26 @@ class Store:
         """Tokens of this split that count for the loss: all of them where there is no mask."""
         if not self.has_mask:
             return self.num_tokens
-        return sum(shard.counted for _, shard in self.manifest.shards(split=self.split))
+        return self._mask_counts[0]
 
     @property
     def num_silent(self) -> int:
         """Documents of this split of which no token counts, by their masks."""
-        return sum(shard.silent for _, shard in self.manifest.shards(split=self.split))
+        return self._mask_counts[1] if self.has_mask else 0
+
+    @lazy
+    def _mask_counts(self) -> tuple[int, int]:
+        """Tokens that count, and documents of which none does; read where no build counted them."""
+        counted = silent = 0
+        for position, (_, entry) in enumerate(self.manifest.shards(split=self.split)):
+            if entry.counted != UNCOUNTED:
+                counted, silent = counted + entry.counted, silent + entry.silent
+                continue
+            for mask, lengths in self.map_shard(position).mask_runs():
+                counts = counted_by_document(mask, lengths)
+                counted += int(counts.sum())
+                silent += int(np.count_nonzero(counts == 0))
+        return counted, silent
 
     def track_dtype(self, track: Track) -> TokenDtype | MaskDtype:
         """Of the values in a file that has one for every token."""
