@@ -99,6 +99,16 @@ class RowShape:
         return (*found, "tools", "system")
 
     @property
+    def has_fields(self) -> bool:
+        """Whether a row is more than the text of one field."""
+        return self.format != "text" or self.template is not None
+
+    @property
+    def piece_tokens(self) -> int | None:
+        """The most tokens of a document, where longer rows become several."""
+        return self.max_length if self.too_long == "split" else None
+
+    @property
     def has_mask(self) -> bool:
         """Whether a store of it says of each token whether it counts."""
         return self.format != "text"
@@ -110,6 +120,11 @@ class RowShape:
             for name, formats in _OPTION_FORMATS.items()
             if self.format in formats
         }
+        if self.format == "text" and self.max_length is None:
+            del values["max_length"], values["too_long"]
+        if self.piece_tokens is not None:
+            # Once, such rows were left whole; a store of that kind is another one.
+            values["pieces"] = True
         return {"format": self.format, **values}
 
     @classmethod
@@ -118,6 +133,8 @@ class RowShape:
         if "format" not in config:
             return None
         known: dict[str, Any] = {name: config[name] for name in _OPTION_FORMATS if name in config}
+        if known.get("too_long") == "split" and "pieces" not in config:
+            known["max_length"] = None
         return cls(format=str(config["format"]), **known)
 
 
@@ -128,8 +145,8 @@ _OPTION_FORMATS = {
     "messages_field": ("chat",),
     "train_on": ("chat",),
     "chat_date": ("chat",),
-    "max_length": ("chat", "prompt-completion"),
-    "too_long": ("chat", "prompt-completion"),
+    "max_length": ("text", "chat", "prompt-completion"),
+    "too_long": ("text", "chat", "prompt-completion"),
 }
 _SHAPE_DEFAULTS: dict[str, object] = {
     each.name: each.default for each in fields(RowShape) if each.name in _OPTION_FORMATS
@@ -160,7 +177,7 @@ class BuildConfig:
     max_reject_fraction: float = 0.01
     """A unit that rejects a larger share of its rows fails the build."""
     shape: RowShape | None = None
-    """None: a row is the text of `text_field`."""
+    """None: a row is the text of `text_field`, whatever its length."""
 
     def __post_init__(self) -> None:
         if self.special_tokens not in ("text", "parse", "reject"):
@@ -191,13 +208,11 @@ class BuildConfig:
             self._check_shape(self.shape)
 
     def _check_shape(self, shape: RowShape) -> None:
-        if self.text_field != "text":
+        if shape.has_fields and self.text_field != "text":
             raise UsageError(
                 f"text_field={self.text_field!r} has no meaning where a row has several fields",
                 hint="name the fields in --template, or with the options of the format",
             )
-        if shape.format == "text" and shape.template is None:
-            raise UsageError("the format text needs no other option", hint="leave --format out")
         if shape.format == "chat" and (self.eos is not None or self.add_bos):
             raise UsageError(
                 "a chat has the special tokens of its template and no others",

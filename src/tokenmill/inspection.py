@@ -100,6 +100,9 @@ class DocumentView:
     row: int
     """Of its file, counted from 0."""
     line: int | None
+    piece: int
+    """Which document of that row, counted from 0, where the row became several."""
+    pieces: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +206,8 @@ def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView
         path=source.path,
         row=source.row,
         line=source.line,
+        piece=source.piece,
+        pieces=source.pieces,
     )
 
 

@@ -157,3 +157,5 @@ class RowBatch:
     largest_row_bytes: int
     """Size of the largest row that was within the limit, in what the limit counts: bytes of a
     JSON line, of a record or of a text. A smaller limit would have rejected it."""
+    places: NDArray[np.int64] | None = None
+    """Byte position of each usable row in the (decompressed) file, where the format has one."""

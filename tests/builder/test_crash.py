@@ -23,7 +23,7 @@ COMMAND = """
 import sys, tokenmill
 workers, out = int(sys.argv[1]), sys.argv[2]
 if out.startswith("masked"):
-    options = {"inputs": "answers.jsonl", "format": "prompt-completion"}
+    options = {"inputs": "answers.jsonl", "format": "prompt-completion", "max_length": 200}
 else:
     options = {"inputs": ["in", "more.jsonl.gz"]}
 tokenmill.build(tokenizer="bytes", out=out, workers=workers, memory="4GB", unit_bytes=4000, val=0.2,
@@ -125,6 +125,7 @@ def test_killed_at_random_moments_a_store_with_masks_is_the_same_byte_for_byte(
     finish(folder, workers=1, out="masked-whole")
     whole = tree(folder / "masked-whole")
     assert sum(name.endswith(".mask") for name in whole) > 20
+    assert json.loads(whole["tokenmill.json"])["totals"]["pieces"] > 500
     kill_often(folder, workers=2, kills=3, seed=3, out="masked", whole="masked-whole")
 
 

@@ -64,6 +64,8 @@ class SampleStore:
     units: Sequence[SampleUnit]
     vocab_size: int = 257
     has_mask: bool = False
+    piece_tokens: int | None = None
+    """Longer rows become several documents."""
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
 
     def identity(self) -> StoreIdentity:
@@ -74,7 +76,13 @@ class SampleStore:
         """Write units, tokenizer and manifest as a build would."""
         layout = StoreLayout(root)
         receipts = [
-            write_unit(layout, unit, vocab_size=self.vocab_size, has_mask=self.has_mask)
+            write_unit(
+                layout,
+                unit,
+                vocab_size=self.vocab_size,
+                has_mask=self.has_mask,
+                piece_tokens=self.piece_tokens,
+            )
             for unit in self.units
         ]
         if self.tokenizer_files:
@@ -123,14 +131,25 @@ def new_writer(layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257) 
 
 
 def write_unit(
-    layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257, has_mask: bool = False
+    layout: StoreLayout,
+    unit: SampleUnit,
+    *,
+    vocab_size: int = 257,
+    has_mask: bool = False,
+    piece_tokens: int | None = None,
 ) -> Receipt:
     """Write a unit row by row and commit it."""
     with new_writer(layout, unit, vocab_size=vocab_size) as writer:
-        return fill_and_commit(writer, unit, has_mask=has_mask)
+        return fill_and_commit(writer, unit, has_mask=has_mask, piece_tokens=piece_tokens)
 
 
-def fill_and_commit(writer: UnitWriter, unit: SampleUnit, *, has_mask: bool = False) -> Receipt:
+def fill_and_commit(
+    writer: UnitWriter,
+    unit: SampleUnit,
+    *,
+    has_mask: bool = False,
+    piece_tokens: int | None = None,
+) -> Receipt:
     texts = [text for split, text in unit.rows if split != "reject" and text]
     for row, (split, text) in enumerate(unit.rows):
         if split == "reject":
@@ -141,12 +160,23 @@ def fill_and_commit(writer: UnitWriter, unit: SampleUnit, *, has_mask: bool = Fa
         elif text:
             ids = ids_of(text)
             mask = mask_of(ids) if has_mask else None
-            lengths, rows = np.array([len(ids)]), np.array([row])
+            lengths = np.array(lengths_of(len(ids), piece_tokens))
+            rows = np.full(len(lengths), row)
             writer.append(split, ids, lengths=lengths, rows=rows, mask=mask)
-    return writer.commit(**commit_facts(unit, texts=texts))  # type: ignore[arg-type]
+    facts = commit_facts(unit, texts=texts, piece_tokens=piece_tokens)
+    return writer.commit(**facts)  # type: ignore[arg-type]
 
 
-def commit_facts(unit: SampleUnit, *, texts: Sequence[str]) -> dict[str, object]:
+def lengths_of(tokens: int, piece_tokens: int | None) -> list[int]:
+    """Lengths of the documents of a row."""
+    step = piece_tokens or tokens
+    return [min(step, tokens - first) for first in range(0, tokens, step)]
+
+
+def commit_facts(
+    unit: SampleUnit, *, texts: Sequence[str], piece_tokens: int | None = None
+) -> dict[str, object]:
+    pieces = [len(lengths_of(len(text.encode()) + 1, piece_tokens)) for text in texts]
     rejected = sum(split == "reject" for split, _ in unit.rows)
     sizes = [len(text.encode()) for text in texts]
     return {
@@ -160,12 +190,14 @@ def commit_facts(unit: SampleUnit, *, texts: Sequence[str]) -> dict[str, object]
         "config": CONFIG,
         "counts": Counts(
             rows=len(unit.rows),
-            documents=len(texts),
+            documents=sum(pieces),
             empty=len(unit.rows) - len(texts) - rejected,
             rejected=rejected,
             input_bytes=20 * len(unit.rows),
             text_bytes=sum(sizes),
             tokens=sum(sizes) + len(texts),
+            split_rows=sum(count > 1 for count in pieces),
+            pieces=sum(count for count in pieces if count > 1),
         ),
         "bounds": Bounds(largest_row_bytes=max(sizes, default=0), smallest_too_large_bytes=None),
         "engine": BYTES_ENGINE,
@@ -206,3 +238,5 @@ GOLDEN = SampleStore(
 """The store in tests/golden/v1: two splits, rejects, a unit without rows, one without train."""
 GOLDEN_MASKED = replace(GOLDEN, has_mask=True)
 """The store in tests/golden/v2: the same with masks; of the document "x" nothing counts."""
+GOLDEN_PIECES = replace(GOLDEN_MASKED, piece_tokens=10)
+"""The store in tests/golden/v3: the same with rows of over 10 tokens in pieces."""

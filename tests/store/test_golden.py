@@ -1,8 +1,8 @@
 """The stores in tests/golden were written by versions of the format, and open for ever.
 
-v1 is a store without masks, v2 one with masks. If this fails because the writer's bytes changed,
-the format changed: give it a new version, keep reading these, and add a golden store for the new
-version beside them. `write_golden` made them.
+v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces. If this fails
+because the writer's bytes changed, the format changed: give it a new version, keep reading these,
+and add a golden store for the new version beside them. `write_golden` made them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 from tokenmill.store.runs import append_run, read_runs
 
-from .samples import GOLDEN, GOLDEN_MASKED, SampleStore, tree
+from .samples import GOLDEN, GOLDEN_MASKED, GOLDEN_PIECES, SampleStore, tree
 
 GOLDEN_ROOTS = Path(__file__).parents[1] / "golden"
-STORES = {"v1": GOLDEN, "v2": GOLDEN_MASKED}
+STORES = {"v1": GOLDEN, "v2": GOLDEN_MASKED, "v3": GOLDEN_PIECES}
 versions = pytest.mark.parametrize("version", STORES)
 
 
@@ -35,7 +35,7 @@ def test_a_golden_store_opens_and_is_sound(version: str) -> None:
     root = GOLDEN_ROOTS / version
     report = check_store(root)
     assert (report.findings, report.notes) == ((), ())
-    assert report.files == {"v1": 15, "v2": 19}[version]
+    assert report.files == {"v1": 15, "v2": 19, "v3": 19}[version]
     assert len(read_runs(StoreLayout(root))) == 1
 
 
@@ -49,14 +49,34 @@ def test_a_golden_store_opens_and_is_sound(version: str) -> None:
 )
 def test_a_golden_store_still_says_the_same(version: str, split: str, expected: list[str]) -> None:
     store = Store(GOLDEN_ROOTS / version, split=split)
-    found = [bytes(document[:-1].astype("u1")).decode() for document in store]
-    assert found == expected
-    assert {int(document[-1]) for document in store} == {256}
+    rows: dict[tuple[str, int], list[int]] = {}
+    for number, document in enumerate(store):
+        source = store.source(number)
+        assert len(document) <= (STORES[version].piece_tokens or len(document))
+        rows.setdefault((source.path, source.row), []).extend(document.tolist())
+    assert [bytes(row[:-1]).decode() for row in rows.values()] == expected
+    assert {row[-1] for row in rows.values()} == {256}
+
+
+def test_the_golden_pieces_still_say_the_same() -> None:
+    store = Store(GOLDEN_ROOTS / "v3")
+    places = [store.source(number) for number in range(len(store))]
+    assert [(place.row, place.piece, place.pieces) for place in places] == [
+        *((0, piece, 3) for piece in range(3)),
+        *((2, piece, 2) for piece in range(2)),
+        *((5, 0, 1), (0, 0, 1)),
+    ]
+    totals = store.manifest.totals
+    assert (totals.rows, totals.documents, totals.split_rows, totals.pieces) == (10, 10, 3, 7)
 
 
 def test_the_golden_masks_still_say_the_same() -> None:
     assert not Store(GOLDEN_ROOTS / "v1").has_mask
-    store = Store(GOLDEN_ROOTS / "v2")
+    for version in ("v2", "v3"):
+        _check_masks(Store(GOLDEN_ROOTS / version))
+
+
+def _check_masks(store: Store) -> None:
     assert store.has_mask
     for number, document in enumerate(store):
         mask = store.mask(number)

@@ -69,7 +69,7 @@ CHANGES: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("shards", 1, "split"), "train", "not named after its unit"),
     (("shards", 1, "split"), "../val", "is not lower-case"),
     (("shards", 0, "rows"), [0, 3], "row runs"),
-    (("shards", 0, "rows"), ["x"], "not numbers"),
+    (("shards", 0, "rows"), ["x"], "list of numbers"),
     (("shards", 0, "files", "bin", "checksum"), "XYZ", "hexadecimal"),
     (("shards",), {}, "not a list"),
     (("rejects",), None, "0 rejected, its counts say 1"),
@@ -108,8 +108,8 @@ def test_a_newer_format_is_refused_with_the_way_to_read_it_and_is_not_built_over
 ) -> None:
     members = json.loads(receipt.to_bytes())
     del members["checksum"]
-    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 3}))
-    with pytest.raises(FormatVersionError, match=r"format version 3.*reads.*1 and 2") as caught:
+    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 4}))
+    with pytest.raises(FormatVersionError, match=r"format version 4.*reads.*1 to 3") as caught:
         find_receipt(layout, receipt.unit.name)
     assert "pip install --upgrade tokenmill" in str(caught.value.hint)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.store.rows import RowRuns, check_runs, row_of
+from tokenmill.store.rows import RowRuns, check_runs, place_of, row_lengths, split_counts
 
 
 @given(
@@ -19,8 +19,39 @@ def test_runs_give_back_every_row_however_the_rows_were_batched(
     for first, last in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         runs.add(np.array(rows[first:last], np.int64))
     lengths = runs.lengths()
-    assert [row_of(lengths, document=k) for k in range(len(rows))] == rows
+    assert [place_of(lengths, (), document=k).row for k in range(len(rows))] == rows
+    assert runs.pieces() == ()
     check_runs(lengths, documents=len(rows), rows=61)
+
+
+@given(
+    pieces=st.dictionaries(st.integers(0, 40), st.integers(1, 4), max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=4).map(sorted),
+)
+def test_pieces_give_back_the_row_of_every_document(
+    pieces: dict[int, int], cuts: list[int]
+) -> None:
+    rows = sorted(pieces)
+    runs = RowRuns()
+    for first, last in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        some = [row for row in rows[first:last] for _ in range(pieces[row])]
+        runs.add(np.array(some, np.int64))
+    expected = [(row, k, pieces[row]) for row in rows for k in range(pieces[row])]
+    places = range(len(expected))
+    assert [place_of(runs.lengths(), runs.pieces(), document=k) for k in places] == expected
+    several = [count for count in pieces.values() if count > 1]
+    assert split_counts(runs.pieces()) == (len(several), sum(several))
+    check_runs(runs.lengths(), documents=len(expected), rows=41, pieces=runs.pieces())
+    lengths = np.arange(1, len(expected) + 1)
+    joined = [sum(n + 1 for n, e in enumerate(expected) if e[0] == row) for row in rows]
+    assert row_lengths(lengths, runs.pieces()).tolist() == joined
+
+
+@pytest.mark.parametrize("pieces", [(1,), (0, 1), (-1, 2), (0, 4), (2, 2), (0, 2, 0, 2)])
+def test_pieces_that_do_not_fit_their_documents_are_refused(pieces: tuple[int, ...]) -> None:
+    check_runs((0, 2), documents=3, rows=2, pieces=(1, 2))
+    with pytest.raises(ValueError, match=r"pieces|row runs"):
+        check_runs((0, 2), documents=3, rows=2, pieces=pieces)
 
 
 def test_a_shard_of_all_rows_is_one_run_over_many_batches() -> None:
@@ -36,7 +67,7 @@ def test_the_numbers_alternate_between_rows_passed_over_and_rows_taken() -> None
     assert runs.lengths() == (2, 3, 1, 4)
 
 
-@pytest.mark.parametrize("rows", [[3, 2], [1, 1], [0]])
+@pytest.mark.parametrize("rows", [[3, 2], [0, 0], [0]])
 def test_rows_out_of_order_are_our_own_bug(rows: list[int]) -> None:
     runs = RowRuns()
     runs.add(np.array([0]))

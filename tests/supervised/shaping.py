@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.supervised.families import FAMILIES
 
+from tokenmill.builder.fitting import Fitting
 from tokenmill.config import RowShape
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
@@ -49,22 +50,26 @@ class Press:
         if options.get("format", "chat") == "chat":
             files = with_template(files, None if chat_template is None else str(chat_template))
         self.engine: CheckedEngine = load_engine(describe(files))
-        self.shaper = Shaper(RowShape(**{"format": "chat"} | options), self.engine, eos=eos)
+        shape = RowShape(**{"format": "chat"} | options)
+        self.shaper = Shaper(shape, self.engine, eos=eos)
+        self.fitting = Fitting(shape=shape, bos_id=None, eos_id=eos)
 
     def __call__(self, *rows: object) -> Shaping:
         batch = TextBatch.from_texts(
             row if isinstance(row, bytes) else json.dumps(row) for row in rows
         )
         shaped = self.shaper.shape(batch, np.arange(len(batch), dtype=np.int64))
-        made = self.shaper.assemble(shaped, self.shaper.encode(shaped, self.engine.encode))
-        tokens = made.tokens
+        whole = self.shaper.assemble(shaped, self.shaper.encode(shaped, self.engine.encode))
+        fitted = self.fitting.fit(whole)
+        tokens = fitted.tokens
+        rejects = [Reject(int(shaped.rows[place]), *why) for place, why in fitted.reasons.items()]
         mask = np.ones(len(tokens.ids), np.uint8) if tokens.mask is None else tokens.mask
         bounds = tokens.offsets.tolist()
         return Shaping(
             ids=[tokens[i].tolist() for i in range(len(tokens))],
             masks=[mask[a:b].tolist() for a, b in itertools.pairwise(bounds)],
-            texts=made.texts,
-            rejects=sorted([*shaped.rejects, *made.rejects], key=lambda reject: reject.row),
+            texts=[shaped.texts[place] for place in fitted.kept.tolist()],
+            rejects=sorted([*shaped.rejects, *rejects], key=lambda reject: reject.row),
         )
 
     def said(self, shaping: Shaping, row: int = 0) -> str:

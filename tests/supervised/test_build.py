@@ -134,6 +134,9 @@ def test_every_bad_row_is_listed_with_its_reason(family_dir: Folder, tmp_path: P
         (43, "unknown-role"),
     ]
     assert store.source(3).row == 6
+    lines = source.read_bytes().split(b"\n")
+    offsets = [len(b"\n".join(lines[:row])) + 1 for row in (3, 4, 5, 43)]
+    assert [row.offset for row in store.rejects()] == offsets
 
 
 def test_the_same_command_resumes_and_another_one_is_refused(
@@ -197,13 +200,12 @@ def test_a_mask_that_is_not_that_of_its_row_is_found(family_dir: Folder, tmp_pat
     # The same ids with another rule: the store says assistant, its masks are those of all.
     tokenmill.build(source, out=tmp_path / "all", train_on="all", **options)
     assert shard_bytes(tmp_path / "all") != shard_bytes(tmp_path / "s")
-    from tokenmill.builder.reshaping import reshaping
+    from tokenmill.builder.reshaping import Remaker
     from tokenmill.records import TextBatch
     from tokenmill.store.reader import Store
 
-    encode = reshaping(Store(tmp_path / "s"))
-    assert encode is not None
-    tokens = encode(TextBatch.from_texts([json.dumps(rows_of_chats(1)[0])]))
+    remaker = Remaker(Store(tmp_path / "s"))
+    tokens = remaker.remake(TextBatch.from_texts([json.dumps(rows_of_chats(1)[0])]))
     wrong = tokenmill.Store(tmp_path / "all").mask(0)
     right = tokenmill.Store(tmp_path / "s").mask(0)
     assert tokens.mask is not None

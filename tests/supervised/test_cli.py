@@ -36,11 +36,14 @@ def test_a_build_of_chats_tells_lengths_and_what_a_limit_would_cut(
     for fact in (
         r"counted +[\d,]+ tokens \([\d.]+%\) count for the loss",
         r"lengths +\d+ to [\d,]+ tokens a row, mean [\d.,]+; percentiles:\s+1% \d+",
-        r"\d+ rows over 300 tokens kept whole; the loader splits them",
+        r"documents +\d+ of 60 rows \(\d+ split into \d+\)",
+        r"\d+ rows over 300 tokens split into \d+ documents",
         r"cut off +at 300 tokens: \d+ rows \([\d.]+%\), [\d,]+ tokens \([\d.]+%\)",
         r"at 512 tokens: \d+ rows",
     ):
         assert re.search(fact, done.stdout), fact
+    shown = tokenmill("inspect", "store", "--doc", "12", folder=tmp_path)
+    assert re.search(r"row \d+, line \d+, piece [12] of 2", shown.stdout)
     short = (*args, "-o", "short", "--max-length", "300", "--too-long", "reject")
     done = tokenmill(*short, "--max-rejects", "1", "--json", folder=tmp_path)
     found = json.loads(done.stdout)

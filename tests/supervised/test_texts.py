@@ -113,7 +113,7 @@ def test_a_row_without_its_texts_is_rejected(row: object, reason: str) -> None:
     assert [str(reject.reason) for reject in found.rejects] == [reason]
 
 
-def test_a_row_that_is_too_long_is_split_later_cut_off_or_rejected() -> None:
+def test_a_row_that_is_too_long_is_whole_until_it_is_cut_up_or_is_cut_off_or_rejected() -> None:
     rows = [
         {"prompt": "ab", "completion": "cd"},
         {"prompt": "ab", "completion": "cdef"},
@@ -155,7 +155,6 @@ def test_a_template_that_cannot_be_meant_is_refused(template: str) -> None:
         {"format": "chat", "too_long": "truncate"},
         {"format": "chat", "max_length": 1},
         {"format": "prompt-completion", "train_on": "last"},
-        {"template": "{x}", "max_length": 5},
         {"prompt_field": "q"},
     ],
 )

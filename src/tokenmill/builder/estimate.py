@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.builder.build import make_run
+from tokenmill.builder.fitting import Fitting, cut_lengths
 from tokenmill.builder.plan import PlanRules, plan_work
+from tokenmill.config import RowShape
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
@@ -111,7 +113,7 @@ def plan(
         choice=run.resources.engine,
         special_tokens=policy,
     )
-    encoder = _Encoder(engine, _shaper(run, engine))
+    encoder = _Encoder(engine, _shaper(run, request, engine), _fitting(run, request))
     sample = _encode_sample(discovery.files, source_options, encoder)
     return _plan(run, discovery, request, memory, work, engine, sample)
 
@@ -127,9 +129,8 @@ def _plan(
 ) -> BuildPlan:
     identity = request.identity
     share = work.bytes_to_do / max(sample.input_bytes, 1)
-    extra = (identity.eos is not None) + (identity.bos is not None)
     documents = round(sample.documents * share)
-    tokens = round((sample.tokens + extra * sample.documents) * share)
+    tokens = round(sample.tokens * share)
     dtype = token_dtype(identity.tokenizer.vocab_size)
     return BuildPlan(
         store=str(run.layout.root),
@@ -160,13 +161,21 @@ def _plan(
     )
 
 
-def _shaper(run: BuildRun, engine: CheckedEngine) -> Shaper | None:
-    if run.config.shape is None:
+def _shaper(run: BuildRun, request: Request, engine: CheckedEngine) -> Shaper | None:
+    shape = run.config.shape
+    if shape is None or not shape.has_fields:
         return None
     from tokenmill.supervised.shaper import Shaper
 
-    # Tokens at the borders are counted by the plan itself.
-    return Shaper(run.config.shape, engine, reject_special=run.config.special_tokens == "reject")
+    bos, eos = request.identity.bos_id, request.identity.eos_id
+    return Shaper(
+        shape, engine, bos=bos, eos=eos, reject_special=run.config.special_tokens == "reject"
+    )
+
+
+def _fitting(run: BuildRun, request: Request) -> Fitting:
+    bos_id, eos_id = request.identity.bos_id, request.identity.eos_id
+    return Fitting(shape=run.config.shape or RowShape(), bos_id=bos_id, eos_id=eos_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +184,7 @@ class _Encoder:
 
     engine: CheckedEngine
     shaper: Shaper | None
+    fitting: Fitting
 
     def add(self, batch: RowBatch, sample: _Sample) -> None:
         sample.input_bytes += batch.num_bytes
@@ -182,16 +192,17 @@ class _Encoder:
         if self.shaper is None:
             tokens = self.engine.encode(batch.texts)
             sample.text_bytes += batch.texts.num_bytes
-            sample.documents += len(batch.texts)
         else:
             shaped = self.shaper.shape(batch.texts, batch.rows)
-            stretches = self.shaper.encode(shaped, self.engine.encode)
-            documents = self.shaper.assemble(shaped, stretches)
-            tokens = documents.tokens
-            sample.text_bytes += sum(len(text.encode()) for text in documents.texts)
-            sample.documents += len(documents.rows)
-            sample.rejected += len(shaped.rejects) + len(documents.rejects)
-        sample.tokens += len(tokens.ids)
+            tokens = self.shaper.assemble(shaped, self.shaper.encode(shaped, self.engine.encode))
+            sample.text_bytes += sum(len(text.encode()) for text in shaped.texts)
+            sample.rejected += len(shaped.rejects)
+        fitted = self.fitting.fit(tokens)
+        lengths = fitted.tokens.lengths[fitted.tokens.lengths > 0]
+        limit = self.fitting.shape.piece_tokens
+        sample.documents += len(lengths if limit is None else cut_lengths(lengths, limit)[0])
+        sample.rejected += len(fitted.reasons)
+        sample.tokens += len(fitted.tokens.ids)
 
 
 def _encode_sample(

@@ -1,4 +1,4 @@
-"""How long the rows of a supervised store are, what of them counts, and what a limit would cost.
+"""How long the rows of a store are, what of them counts, and what a limit would cost.
 
 Everything is read from the store, so a resumed build tells the same as one in a single run.
 """
@@ -37,14 +37,14 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLengths:
-    """Tokens per row."""
+    """Tokens per row; one that was cut into several documents is one row."""
 
     shortest: int
     longest: int
     mean: float
     percentiles: Mapping[int, int]
-    counted_tokens: int
-    """Tokens that count for the loss."""
+    counted_tokens: int | None
+    """Tokens that count for the loss; None where there are no masks."""
     cuts: tuple[Cut, ...]
     """For the limits that some row is longer than, the build's own among them."""
     max_length: int | None
@@ -52,6 +52,12 @@ class RowLengths:
     at_limit: int
     """Rows of exactly `max_length` tokens: those cut off, and any that have just this length."""
     rejected_too_long: int
+    split_rows: int
+    """Rows that were cut into several documents."""
+    pieces: int
+    """Documents that those became."""
+    silent_documents: int
+    """Documents of which no token counts: pieces of rows, if anything."""
 
 
 def measure_rows(root: Path, shape: RowShape) -> RowLengths | None:
@@ -59,12 +65,12 @@ def measure_rows(root: Path, shape: RowShape) -> RowLengths | None:
     with Store(root, split=None) as store:
         if not len(store):
             return None
-        shards = range(len(store.shards))
-        lengths = np.concatenate([store.map_shard(shard).index.lengths for shard in shards])
-        counted = sum(shard.counted for unit in store.manifest.units for shard in unit.shards)
+        lengths = np.concatenate([store.row_lengths(shard) for shard in range(len(store.shards))])
+        counted, silent = (store.num_counted, store.num_silent) if store.has_mask else (None, 0)
+        totals = store.manifest.totals
         reasons = (row.reason for row in store.rejects()) if shape.too_long == "reject" else ()
         rejected = sum(reason == RejectReason.TOO_LONG for reason in reasons)
-    lengths = np.sort(lengths.astype(np.int64))
+    lengths = np.sort(lengths)
     ranks = {p: min(len(lengths) * p // 100, len(lengths) - 1) for p in PERCENTILES}
     limit = shape.max_length
     limits = sorted({*LIMITS, *([] if limit is None else [limit])})
@@ -79,6 +85,9 @@ def measure_rows(root: Path, shape: RowShape) -> RowLengths | None:
         too_long=shape.too_long,
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
         rejected_too_long=rejected,
+        split_rows=totals.split_rows,
+        pieces=totals.pieces,
+        silent_documents=silent,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of a store made anew: what its shape makes of their JSON, by the reference engine alone."""
+"""Rows of a store made anew, from what their source gives, by the reference engine alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenmill.api import load_reference
+from tokenmill.builder.fitting import Fitting
 from tokenmill.config import RowShape
 from tokenmill.engines.base import SpecialTokens, TokenizerKind
 from tokenmill.engines.describe import describe
@@ -19,15 +21,28 @@ if TYPE_CHECKING:
     from tokenmill.store.reader import Store
 
 
-def reshaping(store: Store) -> Callable[[TextBatch], TokenBatch] | None:
-    """Rows as the source gives them to documents; None where a row is one text."""
-    identity = store.manifest.identity
-    shape = RowShape.of_identity(identity.config)
-    if shape is None:
-        return None
+class Remaker:
+    """Makes rows as the store's build made them, before any of them was cut up."""
+
+    def __init__(self, store: Store) -> None:
+        identity = store.manifest.identity
+        self.shape = RowShape.of_identity(identity.config) or RowShape()
+        reference = load_reference(store)
+        self.reference = f"{reference.name} {reference.version}"
+        self._encode = _shaping(store, self.shape) if self.shape.has_fields else reference.encode
+        self._fitting = Fitting(shape=self.shape, bos_id=identity.bos_id, eos_id=identity.eos_id)
+
+    def remake(self, texts: TextBatch) -> TokenBatch:
+        """The rows, framed, with masks where the store has them; without tokens if rejected."""
+        fitted = self._fitting.fit(self._encode(texts))
+        return _with_gaps(fitted.tokens, fitted.kept, count=len(texts))
+
+
+def _shaping(store: Store, shape: RowShape) -> Callable[[TextBatch], TokenBatch]:
     from tokenmill.supervised.shaper import Shaper
     from tokenmill.supervised.template_files import with_template
 
+    identity = store.manifest.identity
     kind = TokenizerKind(identity.tokenizer.kind)
     files = find_tokenizer(kind if kind is TokenizerKind.BYTES else str(store.tokenizer_dir))
     kept = store.tokenizer_dir / CHAT_TEMPLATE
@@ -37,21 +52,18 @@ def reshaping(store: Store) -> Callable[[TextBatch], TokenBatch] | None:
     engine = load_engine(
         describe(files, policy=policy), choice=REFERENCES[kind], special_tokens=policy
     )
-    framing = (identity.bos, identity.eos) if shape.has_mask else (None, None)
-    bos, eos = (None if token is None else token.id for token in framing)
-    shaper = Shaper(shape, engine, bos=bos, eos=eos)
+    shaper = Shaper(shape, engine, bos=identity.bos_id, eos=identity.eos_id)
 
     def encode(texts: TextBatch) -> TokenBatch:
-        rows = np.arange(len(texts), dtype=np.int64)
-        shaped = shaper.shape(texts, rows)
-        documents = shaper.assemble(shaped, shaper.encode(shaped, engine.encode))
-        return _with_gaps(documents.tokens, documents.rows, count=len(texts))
+        shaped = shaper.shape(texts, np.arange(len(texts), dtype=np.int64))
+        tokens = shaper.assemble(shaped, shaper.encode(shaped, engine.encode))
+        return _with_gaps(tokens, shaped.rows, count=len(texts))
 
     return encode
 
 
 def _with_gaps(tokens: TokenBatch, rows: np.ndarray, *, count: int) -> TokenBatch:
-    """The documents in the places of their rows; a row without one has no tokens."""
+    """The rows in their places; one that is not there has no tokens."""
     lengths = np.zeros(count, np.int64)
     lengths[rows] = tokens.lengths
     return TokenBatch(tokens.ids, np.concatenate(([0], np.cumsum(lengths))), tokens.mask)

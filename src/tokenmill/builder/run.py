@@ -258,8 +258,8 @@ class BuildRun:
             special_tokens=self.config.special_tokens,
             engine=self.resources.engine,
             vocab_size=identity.tokenizer.vocab_size,
-            bos_id=None if identity.bos is None else identity.bos.id,
-            eos_id=None if identity.eos is None else identity.eos.id,
+            bos_id=identity.bos_id,
+            eos_id=identity.eos_id,
             val_fraction=self.config.val_fraction,
             max_reject_fraction=self.config.max_reject_fraction,
             memory_bytes=memory.worker_bytes,
@@ -314,7 +314,7 @@ class BuildRun:
 
     def _lengths(self) -> RowLengths | None:
         shape = self.config.shape
-        if shape is None or not shape.has_mask:
+        if shape is None or not (shape.has_mask or shape.max_length):
             return None
         from tokenmill.builder.lengths import measure_rows
 

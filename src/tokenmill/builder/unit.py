@@ -10,12 +10,14 @@ reference engine the whole unit is read and encoded again by the reference.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tokenmill.builder.fitting import cut_lengths
 from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.builder.fitting import Fitting
     from tokenmill.engines.parity import CheckedEngine, SampleResult
     from tokenmill.sources.base import Source, Unit, UnitEnd
     from tokenmill.store.writer import UnitWriter
@@ -48,6 +51,9 @@ class UnitRules:
     dtype: np.dtype[Any]
     bos_id: int | None
     eos_id: int | None
+    """Both are None where `fitting` frames rows, or where their masks are made."""
+    fitting: Fitting | None = None
+    """What becomes of rows by their length; None takes them as they are."""
     val_fraction: float
     reject_special: bool
     max_reject_fraction: float
@@ -67,6 +73,8 @@ class UnitTally:
     input_bytes: int = 0
     text_bytes: int = 0
     tokens: int = 0
+    split_rows: int = 0
+    pieces: int = 0
     checked_documents: int = 0
     mismatches: int = 0
     routed_documents: int = 0
@@ -82,6 +90,16 @@ class EngineDisagreesError(Exception):
         super().__init__(checked_documents)
         self.checked_documents = checked_documents
         """Up to and including the one that differs."""
+
+
+class _Made(NamedTuple):
+    """What rows became."""
+
+    tokens: TokenBatch
+    rows: NDArray[np.int64]
+    texts: TextBatch
+    """What their split follows from; none where there is only one."""
+    rejects: tuple[Reject, ...]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,9 +131,9 @@ class UnitPass:
                 for batch in self._portions(batches):
                     if batch.texts.num_bytes > self._most_bytes():
                         with self.large_turn():
-                            self._take(batch, row_limit, behind)
+                            self._take(batch, unit, row_limit, behind)
                     else:
-                        self._take(batch, row_limit, behind)
+                        self._take(batch, unit, row_limit, behind)
                     self.on_batch(self.tally)
         finally:
             batches.close()
@@ -147,46 +165,53 @@ class UnitPass:
                 return
             yield batch
 
-    def _take(self, batch: RowBatch, row_limit: int | None, behind: WriteBehind) -> None:
+    def _take(
+        self, batch: RowBatch, unit: Unit, row_limit: int | None, behind: WriteBehind
+    ) -> None:
         tally = self.tally
         texts, rows, rejects = _within_limit(batch, first_row=tally.rows, row_limit=row_limit)
         tally.rows += batch.num_rows
         tally.input_bytes += batch.num_bytes
         tally.largest_row_bytes = max(tally.largest_row_bytes, batch.largest_row_bytes)
         tally.skipped += batch.num_rows - len(rows) - len(rejects)
-        if self.shaper is not None:
-            self._take_shaped(self.shaper, texts, rows, rejects, behind)
-            return
+        if self.shaper is None:
+            made = self._plain(texts, rows)
+        else:
+            made = self._shaped(self.shaper, texts, rows)
+        if self.rules.fitting is not None:
+            made = self._fitted(self.rules.fitting, made)
+        found = (_placed(reject, batch, unit) for reject in made.rejects)
+        self._put_rejects((*rejects, *found), behind)
+        if len(made.rows):
+            behind.submit(self._write, made.texts, made.tokens, made.rows)
+
+    def _plain(self, texts: TextBatch, rows: NDArray[np.int64]) -> _Made:
+        found: tuple[Reject, ...] = ()
         if self.rules.reject_special and len(texts):
             texts, rows, found = self._without_special(texts, rows)
-            # By row, or the file of rejects would tell how the unit was cut into batches.
-            rejects = tuple(sorted((*rejects, *found), key=lambda reject: reject.row))
-        self._put_rejects(rejects, behind)
-        if not len(texts):
-            return
-        tokens = self._encode(texts)
-        behind.submit(self._write, texts, tokens, rows)
+        tokens = self._encode(texts) if len(texts) else TokenBatch.from_lists([])
+        return _Made(tokens, rows, texts, found)
 
-    def _take_shaped(
-        self,
-        shaper: Shaper,
-        texts: TextBatch,
-        rows: NDArray[np.int64],
-        rejects: tuple[Reject, ...],
-        behind: WriteBehind,
-    ) -> None:
+    def _shaped(self, shaper: Shaper, texts: TextBatch, rows: NDArray[np.int64]) -> _Made:
         shaped = self.clock.timed("render", shaper.shape, texts, rows)
         tokens = shaper.encode(shaped, self._encode)
-        documents = self.clock.timed("render", shaper.assemble, shaped, tokens)
-        found = (*rejects, *shaped.rejects, *documents.rejects)
-        self._put_rejects(tuple(sorted(found, key=lambda reject: reject.row)), behind)
-        if len(documents.rows):
-            identities = documents.texts if self.rules.val_fraction > 0 else ()
-            behind.submit(
-                self._write, TextBatch.from_texts(identities), documents.tokens, documents.rows
-            )
+        joined = self.clock.timed("render", shaper.assemble, shaped, tokens)
+        identities = shaped.texts if self.rules.val_fraction > 0 else ()
+        return _Made(joined, shaped.rows, TextBatch.from_texts(identities), shaped.rejects)
+
+    def _fitted(self, fitting: Fitting, made: _Made) -> _Made:
+        fitted = fitting.fit(made.tokens)
+        rejects = tuple(
+            Reject(int(made.rows[place]), reason, detail)
+            for place, (reason, detail) in fitted.reasons.items()
+        )
+        texts = made.texts.take(fitted.kept) if rejects and len(made.texts) else made.texts
+        rows = made.rows[fitted.kept]
+        return _Made(fitted.tokens, rows, texts, (*made.rejects, *rejects))
 
     def _put_rejects(self, rejects: tuple[Reject, ...], behind: WriteBehind) -> None:
+        # By row, or the file of rejects would tell how the unit was cut into batches.
+        rejects = tuple(sorted(rejects, key=lambda reject: reject.row))
         self._count_rejects(rejects)
         if rejects:
             behind.submit(self.writer.rejects, rejects)
@@ -241,9 +266,23 @@ class UnitPass:
                 has_eos=self.rules.eos_id is not None,
                 scratch=self.mask_scratch,
             )
-            self.writer.append(split, ids, lengths=lengths, rows=rows[documents], mask=counts)
-            tally.documents += len(documents)
+            lengths, of_rows = self._cut(lengths, rows[documents])
+            self.writer.append(split, ids, lengths=lengths, rows=of_rows, mask=counts)
+            tally.documents += len(lengths)
             tally.tokens += len(ids)
+
+    def _cut(
+        self, lengths: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lengths of documents and the rows that they are of, those too long in pieces."""
+        fitting = self.rules.fitting
+        limit = None if fitting is None else fitting.shape.piece_tokens
+        if limit is None or lengths.max() <= limit:
+            return lengths, rows
+        lengths, counts = cut_lengths(lengths, limit)
+        self.tally.split_rows += int(np.count_nonzero(counts > 1))
+        self.tally.pieces += int(counts[counts > 1].sum())
+        return lengths, np.repeat(rows, counts)
 
     def _without_special(
         self, texts: TextBatch, rows: NDArray[np.int64]
@@ -313,6 +352,7 @@ def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
             num_rows=len(texts) + len(rejects),
             num_bytes=num_bytes,
             largest_row_bytes=batch.largest_row_bytes,
+            places=None if batch.places is None else batch.places[first:last],
         )
         left -= num_bytes
         first, lowest = last, -1 if highest is None else highest
@@ -330,6 +370,16 @@ def _within_limit(
     texts = TextBatch(batch.texts.data, batch.texts.offsets[: kept + 1])
     rejects = tuple(reject for reject in batch.rejects if reject.row < row_limit)
     return texts, batch.rows[:kept], rejects
+
+
+def _placed(reject: Reject, batch: RowBatch, unit: Unit) -> Reject:
+    """The reject with the place of its row in its file."""
+    members = unit.file.members
+    offset = None
+    if batch.places is not None:
+        offset = int(batch.places[np.searchsorted(batch.rows, reject.row)])
+    path = members[reject.row].path if members else None
+    return dataclasses.replace(reject, offset=offset, path=path)
 
 
 def _describe(reject: Reject) -> str:

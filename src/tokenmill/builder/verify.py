@@ -7,18 +7,17 @@ that is gone or has changed cannot answer; its documents are counted as unavaila
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.api import load_reference
-from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import default_budget, max_document_bytes
-from tokenmill.builder.reshaping import reshaping
+from tokenmill.builder.reshaping import Remaker
 from tokenmill.builder.run import fields_of
 from tokenmill.config import RowShape
 from tokenmill.errors import SourceError, UsageError
@@ -36,12 +35,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.records import TokenBatch
     from tokenmill.sources.base import SourceFile
     from tokenmill.store.receipt import Receipt
 
-Encode: TypeAlias = "Callable[[TextBatch], TokenBatch]"
-"""Text of rows, as the source gives it, to ids: with masks where the store has them."""
 _MOST_UNITS = 16
 """A document is found by reading its unit, so the sample is drawn from a few units."""
 
@@ -122,10 +118,9 @@ class _Reencoding:
 
 
 def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
-    engine = load_reference(store)
-    encode = reshaping(store) or engine.encode
+    remaker = Remaker(store)
     result = _Reencoding()
-    result.reference = f"{engine.name} {engine.version}"
+    result.reference = remaker.reference
     for unit_name, documents in _draw(store, sample=sample, seed=seed).items():
         receipt = read_receipt(store.layout, unit_name)
         try:
@@ -134,7 +129,7 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
             result.unavailable += len(documents)
             result.notes.append(Finding(receipt.unit.path, error.message))
             continue
-        _compare(store, encode, texts, result)
+        _compare(store, remaker, texts, result)
     return result
 
 
@@ -174,15 +169,17 @@ def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, by
             max_document_bytes(default_budget()), receipt.bounds.largest_row_bytes
         ),
     )
-    wanted = {store.source(document).row_in_unit: document for document in documents}
+    wanted: dict[int, list[int]] = defaultdict(list)
+    for document in documents:
+        wanted[store.source(document).row_in_unit].append(document)
     unit = Unit(file=file, index=receipt.unit.index, start=receipt.unit.start, end=receipt.unit.end)
     texts: dict[int, bytes] = {}
     with closing(format_of(file).open(file, options)) as source:
         for batch in source.read(unit):
             for row in sorted(wanted.keys() & set(batch.rows.tolist())):
                 place = int(np.searchsorted(batch.rows, row))
-                texts[wanted[row]] = batch.texts.bytes_at(place)
-            if len(texts) == len(wanted):
+                texts |= dict.fromkeys(wanted[row], batch.texts.bytes_at(place))
+            if len(texts) == len(documents):
                 break
     return texts
 
@@ -193,59 +190,51 @@ def _check_same(file: SourceFile, receipt: Receipt) -> None:
         raise SourceError(f"{file.path!r} is not the file that was built from: it has changed")
 
 
-def _compare(store: Store, encode: Encode, texts: dict[int, bytes], result: _Reencoding) -> None:
-    """Compare ids, and masks where encoding gives them, with those of the store."""
+def _compare(store: Store, remaker: Remaker, texts: dict[int, bytes], result: _Reencoding) -> None:
+    """Compare ids, and masks where there are any, with those of the store."""
     if not texts:
         return
-    tokens = encode(TextBatch.from_texts(texts.values()))
-    ids, lengths, masks = _framed(store, tokens)
-    ends = np.cumsum(lengths).tolist()
-    for place, document in enumerate(texts):
-        own = slice(ends[place] - int(lengths[place]), ends[place])
+    tokens = remaker.remake(TextBatch.from_texts(texts.values()))
+    bounds = tokens.offsets.tolist()
+    for document, row in zip(texts, itertools.pairwise(bounds), strict=True):
+        own, pieces = _own_piece(store, document, row, limit=remaker.shape.piece_tokens)
+        mask = None if tokens.mask is None else tokens.mask[own]
+        what = _difference(store, document, tokens.ids[own], mask, remaker.reference)
+        if what is None and pieces != store.source(document).pieces:
+            what = "bin", f"document {document} is one of other pieces than its source row has"
         result.compared += 1
-        shard = store.shards[store.locate(document)[0]]
-        problem = None
-        if not np.array_equal(store[document], ids[own]):
-            problem = Finding(
-                f"shards/{shard.name}.bin",
-                f"document {document} has {len(store[document])} ids that differ from the "
-                f"{len(ids[own])} of {result.reference}",
-            )
-        elif masks is not None and not _has_mask(store, document, masks[own]):
-            problem = Finding(
-                f"shards/{shard.name}.mask",
-                f"document {document} counts other tokens than its source row says",
-            )
-        if problem is not None:
+        if what is not None:
+            name = store.shards[store.locate(document)[0]].name
             result.mismatches += 1
-            result.findings.append(problem)
+            result.findings.append(Finding(f"shards/{name}.{what[0]}", what[1]))
 
 
-def _has_mask(store: Store, document: int, expected: NDArray[np.uint8]) -> bool:
+def _own_piece(
+    store: Store, document: int, row: tuple[int, int], *, limit: int | None
+) -> tuple[slice, int]:
+    """Where the tokens of a document stand in those of its row, and how many such pieces it has."""
+    first, last = row
+    if limit is None:
+        return slice(first, last), 1
+    begin = first + store.source(document).piece * limit
+    return slice(begin, min(begin + limit, last)), -((first - last) // limit)
+
+
+def _difference(
+    store: Store,
+    document: int,
+    ids: NDArray[np.uint32],
+    expected: NDArray[np.uint8] | None,
+    reference: str,
+) -> tuple[str, str] | None:
+    """Which file of its shard a document differs in, and how."""
+    found = store[document]
+    if not np.array_equal(found, ids):
+        return "bin", (
+            f"document {document} has {len(found)} ids that differ from the {len(ids)} of"
+            f" {reference}"
+        )
     mask = store.mask(document)
-    return mask is not None and np.array_equal(mask, expected)
-
-
-def _framed(
-    store: Store, tokens: TokenBatch
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8] | None]:
-    """Documents as a build puts them into a shard: ids, lengths, masks."""
-    identity = store.manifest.identity
-    # What has a mask is framed where the mask is made.
-    bos, eos = (None, None) if identity.mask else (identity.bos, identity.eos)
-    ids, lengths = frame_documents(
-        tokens,
-        documents=None,
-        dtype=np.dtype(np.int64),
-        bos_id=None if bos is None else bos.id,
-        eos_id=None if eos is None else eos.id,
-        scratch=Scratch(),
-    )
-    masks = frame_mask(
-        tokens,
-        documents=None,
-        has_bos=bos is not None,
-        has_eos=eos is not None,
-        scratch=Scratch(),
-    )
-    return ids, lengths, masks
+    if expected is not None and (mask is None or not np.array_equal(mask, expected)):
+        return "mask", f"document {document} counts other tokens than its source row says"
+    return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.builder.fitting import Fitting
 from tokenmill.builder.framing import Scratch
 from tokenmill.builder.memory import MemoryGuard, release_free_memory
 from tokenmill.builder.messages import EngineReport, ProgressReport, UnitReport
@@ -49,7 +50,7 @@ def start_worker(settings: WorkerSettings) -> BuildWorker:
 
 def make_shaper(settings: WorkerSettings, engine: CheckedEngine) -> Shaper | None:
     """What makes documents of rows; None where a row is one text."""
-    if settings.shape is None:
+    if settings.shape is None or not settings.shape.has_fields:
         return None
     from tokenmill.supervised.shaper import Shaper
 
@@ -76,13 +77,13 @@ class BuildWorker:
             special_tokens=SpecialTokens(settings.special_tokens),
         )
         self._shaper = make_shaper(settings, self._engine)
-        # What has a mask is framed where the mask is made.
-        is_framed = settings.shape is None or not settings.shape.has_mask
+        fitting = Fitting.of(settings.shape, bos_id=settings.bos_id, eos_id=settings.eos_id)
         self._rules = UnitRules(
             vocab_size=settings.vocab_size,
             dtype=token_dtype(settings.vocab_size),
-            bos_id=settings.bos_id if is_framed else None,
-            eos_id=settings.eos_id if is_framed else None,
+            bos_id=settings.bos_id if fitting is None else None,
+            eos_id=settings.eos_id if fitting is None else None,
+            fitting=fitting,
             val_fraction=settings.val_fraction,
             reject_special=settings.special_tokens == "reject",
             max_reject_fraction=settings.max_reject_fraction,
@@ -207,6 +208,8 @@ class BuildWorker:
             input_bytes=tally.input_bytes,
             text_bytes=tally.text_bytes,
             tokens=tally.tokens,
+            split_rows=tally.split_rows,
+            pieces=tally.pieces,
         )
         engine = _engine_facts(self._engine, tally, was_redone=draft.was_redone)
         try:

@@ -188,7 +188,7 @@ MaxLength = Annotated[
         metavar="TOKENS",
         show_default="any",
         rich_help_panel=SHAPE,
-        help="Longest row of a chat or a prompt with its completion.",
+        help="Most tokens of a document, end token counted.",
     ),
 ]
 TooLong = Annotated[
@@ -197,7 +197,7 @@ TooLong = Annotated[
         "--too-long",
         metavar="split|truncate|reject",
         rich_help_panel=SHAPE,
-        help="A longer row is kept whole, for the loader to split; is cut off; or is rejected.",
+        help="A longer row becomes several documents, is cut off, or is rejected.",
     ),
 ]
 Separator = Annotated[

@@ -129,7 +129,7 @@ def _per_second(number: int, result: BuildResult) -> float | None:
 
 
 def left_out(totals: Counts | StoreCounts) -> str:
-    """' of 12 rows (1 empty, 2 rejected)'; an empty string where every row is a document."""
+    """' of 12 rows (1 empty, 2 rejected)'; an empty string where each row is one document."""
     parts = [
         f"{count(number)} {word}"
         for number, word in (
@@ -139,6 +139,8 @@ def left_out(totals: Counts | StoreCounts) -> str:
         )
         if number
     ]
+    if totals.split_rows:
+        parts.append(f"{count(totals.split_rows)} split into {count(totals.pieces)}")
     return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""
 
 
@@ -152,9 +154,9 @@ def splits_text(splits: Mapping[str, SplitTotals] | Mapping[str, StoreSplitTotal
 
 
 def _counted(result: BuildResult) -> str:
-    if result.lengths is None:
+    tokens = None if result.lengths is None else result.lengths.counted_tokens
+    if tokens is None:
         return ""
-    tokens = result.lengths.counted_tokens
     return f"{count(tokens)} tokens ({share(tokens, result.totals.tokens)}) count for the loss"
 
 
@@ -176,15 +178,20 @@ def _too_long(lengths: RowLengths, limit: int) -> str:
         return f"{count(lengths.rejected_too_long, 'row')} over {count(limit)} tokens rejected"
     if lengths.too_long == "truncate":
         return f"{count(lengths.at_limit, 'row')} of {count(limit)} tokens: cut off, or as long"
-    longer = next((cut.rows for cut in lengths.cuts if cut.limit == limit), 0)
-    return f"{count(longer, 'row')} over {count(limit)} tokens kept whole; the loader splits them"
+    over = f"{count(lengths.split_rows, 'row')} over {count(limit)} tokens"
+    if not lengths.split_rows:
+        return over
+    silent = lengths.silent_documents
+    note = f", in {count(silent)} of which nothing counts" if silent else ""
+    return f"{over} split into {count(lengths.pieces, 'document')}{note}"
 
 
 def _cuts(result: BuildResult) -> str:
     """What other limits would take away, one line for each."""
     if result.lengths is None or not result.lengths.cuts:
         return ""
-    rows, tokens = result.totals.documents, result.totals.tokens
+    totals = result.totals
+    rows, tokens = totals.documents - totals.pieces + totals.split_rows, totals.tokens
     return "\n".join(
         f"at {count(cut.limit)} tokens: {count(cut.rows, 'row')} ({share(cut.rows, rows)}),"
         f" {count(cut.tokens, 'token')} ({share(cut.tokens, tokens)})"

@@ -124,8 +124,11 @@ def tokenizer_text(inspection: Inspection) -> str:
 
 
 def borders_text(inspection: Inspection) -> str:
+    what = "row" if inspection.totals.pieces else "document"
+    if inspection.config.get("too_long") == "truncate":
+        what += " that was not cut off"
     parts = [
-        f"{border.token} ({border.id}) at the {border.position} of every document"
+        f"{border.token} ({border.id}) at the {border.position} of every {what}"
         for border in (inspection.bos, inspection.eos)
         if border is not None
     ]
@@ -218,7 +221,9 @@ def document(view: DocumentView) -> None:
     tokens = count(len(view.tokens), "token")
     console.print(f"[bold]document {count(view.number)} of {view.split}[/]: {tokens}")
     line = "" if view.line is None else f", line {count(view.line)}"
-    console.print(f"from {view.path}, row {count(view.row)}{line}\n", markup=False, soft_wrap=True)
+    piece = "" if view.pieces == 1 else f", piece {view.piece + 1} of {view.pieces}"
+    place = f"from {view.path}, row {count(view.row)}{line}{piece}\n"
+    console.print(place, markup=False, soft_wrap=True)
     coloured = console.is_terminal and not console.no_color
     if said := counting_line(view, coloured=coloured):
         console.print(said + "\n", markup=False, soft_wrap=True)

@@ -156,6 +156,7 @@ def rows_of(
         num_rows=len(array),
         num_bytes=num_bytes,
         largest_row_bytes=int(sizes[sizes <= max_document_bytes].max(initial=0)),
+        places=offsets[kept] if found and offsets is not None else offsets,
     )
 
 

@@ -76,6 +76,14 @@ class StoreIdentity:
     def dtype(self) -> TokenDtype:
         return token_dtype(self.tokenizer.vocab_size)
 
+    @property
+    def eos_id(self) -> int | None:
+        return None if self.eos is None else self.eos.id
+
+    @property
+    def bos_id(self) -> int | None:
+        return None if self.bos is None else self.bos.id
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceEntry:

@@ -88,14 +88,36 @@ class Counts:
     text_bytes: int = 0
     """UTF-8 of the documents written."""
     tokens: int = 0
+    split_rows: int = 0
+    """Rows that became several documents."""
+    pieces: int = 0
+    """Documents that those became."""
 
     def __post_init__(self) -> None:
         used = self.documents + self.empty + self.rejected + self.skipped
-        if self.rows != used:
+        if self.rows != used - self.pieces + self.split_rows:
+            pieces = f", {self.pieces} of them of {self.split_rows} rows," if self.pieces else ""
             raise ValueError(
-                f"{self.rows} rows are not {self.documents} documents + {self.empty} empty"
+                f"{self.rows} rows are not {self.documents} documents{pieces} + {self.empty} empty"
                 f" + {self.rejected} rejected + {self.skipped} skipped"
             )
+
+    def to_json(self) -> dict[str, Json]:
+        """Its members; those that speak of pieces only where there are any."""
+        members: dict[str, Json] = asdict(self)
+        if not self.pieces:
+            del members["split_rows"], members["pieces"]
+        return members
+
+    @classmethod
+    def from_json(cls, source: Fields) -> Counts:
+        """What `to_json` wrote."""
+        names = [field.name for field in fields(cls)]
+        if not source.has("pieces"):
+            names = names[:-2]
+        counts = cls(**{name: source.integer(name) for name in names})
+        source.finish()
+        return counts
 
     def __add__(self, other: Counts) -> Counts:
         names = [field.name for field in fields(self)]
@@ -154,6 +176,8 @@ class ShardFacts:
     max_id: int
     rows: tuple[int, ...]
     """Run lengths over the unit's rows; see rows.py."""
+    pieces: tuple[int, ...] = ()
+    """Which of its rows became several documents; see rows.py."""
     bin: FileFacts
     idx: FileFacts
     mask: MaskFacts | None = None
@@ -185,25 +209,24 @@ class ShardFacts:
             "tokens": self.tokens,
             "max_id": self.max_id,
             "rows": list(self.rows),
+            **({"pieces": list(self.pieces)} if self.pieces else {}),
             "files": files,
         }
 
     @classmethod
-    def from_json(cls, source: Fields, *, has_mask: bool) -> ShardFacts:
+    def from_json(cls, source: Fields) -> ShardFacts:
         files = source.child("files")
-        rows = source.items("rows")
-        if not all(type(length) is int for length in rows):
-            raise ValueError("rows of a shard are not numbers")
         shard = cls(
             name=source.text("name"),
             split=source.text("split"),
             documents=source.integer("documents"),
             tokens=source.integer("tokens"),
             max_id=source.integer("max_id"),
-            rows=tuple(length for length in rows if isinstance(length, int)),
+            rows=source.integers("rows"),
+            pieces=source.integers("pieces") if source.has("pieces") else (),
             bin=files.child("bin").into(FileFacts),
             idx=files.child("idx").into(FileFacts),
-            mask=files.child("mask").into(MaskFacts) if has_mask else None,
+            mask=files.child("mask").into(MaskFacts) if files.has("mask") else None,
         )
         files.finish()
         source.finish()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MASK_VERSION = 2
 """Of files that speak of masks; all others stay what an older tokenmill reads."""
+PIECES_VERSION = 3
+"""Of files that speak of rows in several pieces."""
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 
 Checksum: TypeAlias = str
@@ -53,6 +55,10 @@ class Fields:
             return self._left.pop(name)
         except KeyError:
             raise ValueError(f"{self._where} has no member {name!r}") from None
+
+    def has(self, name: str) -> bool:
+        """Whether the member is there."""
+        return name in self._left
 
     def integer(self, name: str) -> int:
         """A whole number of 0 or more: a store counts, and counts nothing below 0."""
@@ -103,6 +109,12 @@ class Fields:
             raise self._wrong(name, value, "a list")
         return value
 
+    def integers(self, name: str) -> tuple[int, ...]:
+        values = self.items(name)
+        if not all(type(value) is int for value in values):
+            raise self._wrong(name, values, "a list of numbers")
+        return tuple(value for value in values if isinstance(value, int))
+
     def mapping(self, name: str) -> dict[str, Json]:
         value = self.take(name)
         if not isinstance(value, dict):
@@ -150,17 +162,24 @@ def _readers(cls: type[DataclassInstance]) -> list[tuple[str, str]]:
     return [(field.name, _READERS[str(field.type)]) for field in dataclasses.fields(cls)]
 
 
+def version_of(*, masks: bool, pieces: bool) -> int:
+    """The format version of a file: the lowest that can say what it has to say."""
+    if pieces:
+        return PIECES_VERSION
+    return MASK_VERSION if masks else FORMAT_VERSION
+
+
 def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
     """Raise FormatVersionError, which names the tokenmill to use, unless we read the version."""
     version = members.get("format_version")
-    if type(version) is int and version in (FORMAT_VERSION, MASK_VERSION):
+    if type(version) is int and FORMAT_VERSION <= version <= PIECES_VERSION:
         return
     writer = members.get("created_by")
-    newer = type(version) is int and version > MASK_VERSION
+    newer = type(version) is int and version > PIECES_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {version!r}"
         + (f", written by {writer!r}" if isinstance(writer, str) else "")
-        + f"; this tokenmill reads the versions {FORMAT_VERSION} and {MASK_VERSION}",
+        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {PIECES_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
         else "build the store again with this tokenmill",

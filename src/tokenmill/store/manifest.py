@@ -31,7 +31,7 @@ from tokenmill.store.entries import (
     unit_entries,
 )
 from tokenmill.store.facts import Counts, FileFacts
-from tokenmill.store.fields import FORMAT_VERSION, MASK_VERSION, Fields, check_version
+from tokenmill.store.fields import Fields, check_version, version_of
 from tokenmill.store.layout import SPLIT_NAME, StoreLayout
 from tokenmill.store.sealed import Json, seal, unseal
 
@@ -62,6 +62,11 @@ class Manifest:
         if sum(split.tokens for split in self.splits.values()) != self.totals.tokens:
             raise ValueError("the totals are not those of the shards")
 
+    @property
+    def version(self) -> int:
+        """Its format version."""
+        return version_of(masks=self.identity.mask, pieces=self.totals.pieces > 0)
+
     def shards(self, *, split: str | None = None) -> Iterator[tuple[UnitEntry, ShardEntry]]:
         """The shards of a split (None: of all), in order, with their units."""
         for unit in self.units:
@@ -75,7 +80,7 @@ class Manifest:
         mask: dict[str, Json] = {"mask": True} if identity.mask else {}
         columns = MASK_COLUMNS if identity.mask else COLUMNS
         members: dict[str, Json] = {
-            "format_version": MASK_VERSION if identity.mask else FORMAT_VERSION,
+            "format_version": self.version,
             "created_by": identity.created_by,
             "dtype": identity.dtype.name,
             "tokenizer": asdict(identity.tokenizer),
@@ -85,7 +90,7 @@ class Manifest:
             **mask,
             "config": dict(identity.config),
             "fingerprint": identity.fingerprint,
-            "totals": asdict(self.totals),
+            "totals": self.totals.to_json(),
             "splits": {name: asdict(self.splits[name]) for name in sorted(self.splits)},
             "engines": [asdict(engine) for engine in self.engines],
             "sources": [asdict(source) for source in self.sources],
@@ -157,9 +162,10 @@ def _no_manifest(root: Path) -> StoreError:
 
 
 def _manifest(source: Fields) -> Manifest:
-    has_mask = source.integer("format_version") == MASK_VERSION
+    version = source.integer("format_version")
+    has_mask = source.has("mask")
     if has_mask and not source.boolean("mask"):
-        raise ValueError(f"mask is false in version {MASK_VERSION}, which is for masks")
+        raise ValueError("mask is false; a store without masks says nothing of them")
     dtype = source.text("dtype")
     columns = MASK_COLUMNS if has_mask else COLUMNS
     if source.mapping("columns") != columns:
@@ -167,7 +173,7 @@ def _manifest(source: Fields) -> Manifest:
     sources = source_entries(source.items("sources"))
     manifest = Manifest(
         identity=_identity(source, has_mask=has_mask),
-        totals=source.child("totals").into(Counts),
+        totals=Counts.from_json(source.child("totals")),
         splits={
             name: Fields(item, where=name).into(SplitTotals)
             for name, item in source.mapping("splits").items()
@@ -177,6 +183,8 @@ def _manifest(source: Fields) -> Manifest:
         units=tuple(unit_entries(sources, source.items("units"), columns=columns)),
     )
     source.finish()
+    if version != manifest.version:
+        raise ValueError(f"its format version is {version}, and its members are another's")
     if dtype != manifest.identity.dtype.name:
         raise ValueError(f"dtype {dtype!r} is not that of the vocabulary")
     return manifest

@@ -25,7 +25,7 @@ from tokenmill.store.entries import UNCOUNTED
 from tokenmill.store.files import StoreFiles, open_files
 from tokenmill.store.format import MASK_DTYPE, counted_by_document
 from tokenmill.store.layout import shard_name
-from tokenmill.store.rows import row_of
+from tokenmill.store.rows import place_of, row_lengths
 from tokenmill.store.sealed import checksum_of
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.facts import ShardFacts
     from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.manifest import Manifest
@@ -135,6 +136,10 @@ class SourceRow:
     """Position in the file, counted from 0."""
     line: int | None
     """Line of the file, counted from 1; None where blank lines hide it."""
+    piece: int = 0
+    """Which of the row's documents it is, where the row was too long for one."""
+    pieces: int = 1
+    """How many documents the row became."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,14 +290,12 @@ class Store:
     @property
     def eos_id(self) -> int | None:
         """Id that ends every document, where the build put one."""
-        eos = self.manifest.identity.eos
-        return None if eos is None else eos.id
+        return self.manifest.identity.eos_id
 
     @property
     def bos_id(self) -> int | None:
         """Id that begins every document, where the build put one."""
-        bos = self.manifest.identity.bos
-        return None if bos is None else bos.id
+        return self.manifest.identity.bos_id
 
     @property
     def tokenizer_dir(self) -> Path:
@@ -345,19 +348,34 @@ class Store:
             lengths[shard.first_document : last] = self.map_shard(position).index.lengths
         return lengths
 
+    def row_lengths(self, shard: int) -> NDArray[np.int64]:
+        """Tokens of every row of a shard, by its position: rows in several pieces are joined."""
+        lengths = self.map_shard(shard).index.lengths
+        has_pieces = self.manifest.totals.pieces > 0
+        return row_lengths(lengths, self._facts(self.shards[shard]).pieces if has_pieces else ())
+
+    def _facts(self, shard: Shard) -> ShardFacts:
+        receipt = self._receipt(shard.unit)
+        return next(facts for facts in receipt.shards if facts.split == shard.split)
+
     def source(self, number: SupportsIndex) -> SourceRow:
         """Where a document comes from."""
         position, local = self.locate(number)
         shard = self.shards[position]
-        receipt = self._receipt(shard.unit)
-        runs = next(facts.rows for facts in receipt.shards if facts.split == shard.split)
-        row = row_of(runs, document=local)
+        receipt, facts = self._receipt(shard.unit), self._facts(shard)
+        row, piece, pieces = place_of(facts.rows, facts.pieces, document=local)
         rows_before, lines_before = self._before[shard.unit]
         has_blank_lines = receipt.source.num_lines != receipt.counts.rows
         members = receipt.unit.members
         if members:
             return SourceRow(
-                path=members[row], unit=receipt.unit.index, row_in_unit=row, row=0, line=1
+                path=members[row],
+                unit=receipt.unit.index,
+                row_in_unit=row,
+                row=0,
+                line=1,
+                piece=piece,
+                pieces=pieces,
             )
         return SourceRow(
             path=receipt.unit.path,
@@ -365,6 +383,8 @@ class Store:
             row_in_unit=row,
             row=rows_before + row,
             line=None if has_blank_lines else lines_before + row + 1,
+            piece=piece,
+            pieces=pieces,
         )
 
     @lazy
@@ -394,9 +414,13 @@ class Store:
                     hint="open it with: tokenmill.Store(path)",
                 )
             self._decoder = self._make_decoder(self)
-        first = 0 if self.bos_id is None else 1
-        last = None if self.eos_id is None else -1
-        return self._decoder.decode(self[number][first:last])
+        ids = self[number]
+        # A piece of a row, or what is left of one, has not both of its ends.
+        if self.bos_id is not None and len(ids) and ids[0] == self.bos_id:
+            ids = ids[1:]
+        if self.eos_id is not None and len(ids) and ids[-1] == self.eos_id:
+            ids = ids[:-1]
+        return self._decoder.decode(ids)
 
     def close(self) -> None:
         """Unmap all shards and end background reads; views that were handed out stay valid."""

@@ -22,15 +22,9 @@ from tokenmill.store.facts import (
     SourceFacts,
     UnitFacts,
 )
-from tokenmill.store.fields import (
-    FORMAT_VERSION,
-    MASK_VERSION,
-    Fields,
-    FormatVersionError,
-    check_version,
-)
+from tokenmill.store.fields import Fields, FormatVersionError, check_version, version_of
 from tokenmill.store.layout import SPLIT_NAME, StoreLayout, shard_name
-from tokenmill.store.rows import check_runs
+from tokenmill.store.rows import check_runs, split_counts
 from tokenmill.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
@@ -57,7 +51,12 @@ class Receipt:
                 raise ValueError(f"split {shard.split!r} is not lower-case letters, digits and _")
             if shard.name != shard_name(self.unit.name, split=shard.split):
                 raise ValueError(f"shard {shard.name!r} is not named after its unit and split")
-            check_runs(shard.rows, documents=shard.documents, rows=self.counts.rows)
+            check_runs(
+                shard.rows,
+                documents=shard.documents,
+                rows=self.counts.rows,
+                pieces=shard.pieces,
+            )
         if self.unit.members and len(self.unit.members) < self.counts.rows:
             raise ValueError(f"{self.counts.rows} rows of {len(self.unit.members)} grouped files")
         if len({shard.split for shard in self.shards}) != len(self.shards):
@@ -67,7 +66,10 @@ class Receipt:
         self._check_totals()
 
     def _check_totals(self) -> None:
+        split = [split_counts(shard.pieces) for shard in self.shards]
         found = {
+            "split rows": (sum(rows for rows, _ in split), self.counts.split_rows),
+            "pieces": (sum(pieces for _, pieces in split), self.counts.pieces),
             "documents": (sum(shard.documents for shard in self.shards), self.counts.documents),
             "tokens": (sum(shard.tokens for shard in self.shards), self.counts.tokens),
             "rejected": (0 if self.rejects is None else self.rejects.rows, self.counts.rejected),
@@ -82,6 +84,11 @@ class Receipt:
         return any(shard.mask is not None for shard in self.shards)
 
     @property
+    def version(self) -> int:
+        """Its format version."""
+        return version_of(masks=self.has_mask, pieces=self.counts.pieces > 0)
+
+    @property
     def files(self) -> dict[str, FileFacts]:
         """Files in `shards/` that this receipt claims, itself left out."""
         return {name: facts for shard in self.shards for name, facts in shard.files.items()}
@@ -90,11 +97,11 @@ class Receipt:
         """The receipt's file."""
         return seal(
             {
-                "format_version": MASK_VERSION if self.has_mask else FORMAT_VERSION,
+                "format_version": self.version,
                 "unit": asdict(self.unit),
                 "source": asdict(self.source),
                 "config": self.config,
-                "counts": asdict(self.counts),
+                "counts": self.counts.to_json(),
                 "bounds": asdict(self.bounds),
                 "engine": asdict(self.engine),
                 "shards": [shard.to_json() for shard in self.shards],
@@ -162,19 +169,19 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def _receipt(source: Fields) -> Receipt:
-    has_mask = source.integer("format_version") == MASK_VERSION
+    version = source.integer("format_version")
     rejects = source.optional_child("rejects")
     receipt = Receipt(
         unit=source.child("unit").into(UnitFacts),
         source=source.child("source").into(SourceFacts),
         config=source.text("config"),
-        counts=source.child("counts").into(Counts),
+        counts=Counts.from_json(source.child("counts")),
         bounds=source.child("bounds").into(Bounds),
         engine=source.child("engine").into(EngineFacts),
-        shards=tuple(
-            ShardFacts.from_json(shard, has_mask=has_mask) for shard in source.children("shards")
-        ),
+        shards=tuple(ShardFacts.from_json(shard) for shard in source.children("shards")),
         rejects=None if rejects is None else rejects.into(RejectsFacts),
     )
     source.finish()
+    if version != receipt.version:
+        raise ValueError(f"its format version is {version}, and its members are another's")
     return receipt

@@ -77,6 +77,7 @@ class UnitWriter:
     ) -> None:
         """Add whole documents to a split: their ids back to back, lengths, and rows in the unit.
 
+        A row may stand there several times, once for each of its pieces; all of them come at once.
         `mask` says for every token whether it counts for the loss (1) or not (0). Documents of one
         store have masks all of them, or none.
         """
@@ -252,6 +253,7 @@ class _Shard:
                 tokens=self._tokens,
                 max_id=self._max_id,
                 rows=self._rows.lengths(),
+                pieces=self._rows.pieces(),
                 bin=self._bin.finish(),
                 idx=index.finish(),
                 mask=None if self._mask is None else self._mask.finish(),

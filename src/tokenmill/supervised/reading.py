@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
     """The fields to read, and whether all of them must be there; none for one text per row."""
-    if shape is None:
+    if shape is None or not shape.has_fields:
         return (), True
     if shape.format == "chat":
         return shape.chat_fields, False
@@ -25,7 +25,7 @@ def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
 
 def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> None:
     """Raise for text files, which have no fields."""
-    if shape is None:
+    if shape is None or not shape.has_fields:
         return
     for file in files:
         if file.format in ("text", "text-group"):

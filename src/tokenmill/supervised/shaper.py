@@ -2,7 +2,7 @@
 
 shaped = shaper.shape(texts, rows)            rows as JSON -> stretches of text, rejects
 tokens = shaper.encode(shaped, encode)        by the engine, all stretches in one call
-documents = shaper.assemble(shaped, tokens)   ids, masks, rows, and those that are too long
+documents = shaper.assemble(shaped, tokens)   ids and masks, row by row
 """
 
 from __future__ import annotations
@@ -57,17 +57,6 @@ class Shaped:
     rows: NDArray[np.int64]
     texts: list[str]
     """The text that each row became: what its split follows from."""
-    rejects: tuple[Reject, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """What rows became."""
-
-    tokens: TokenBatch
-    """With a mask, but for plain texts."""
-    rows: NDArray[np.int64]
-    texts: list[str]
     rejects: tuple[Reject, ...]
 
 
@@ -146,28 +135,10 @@ class Shaper:
         inner = iter_documents(self._inner.encode(stretches.take(np.flatnonzero(~opens))))
         return TokenBatch.from_lists([next(parts if opens_row else inner) for opens_row in opens])
 
-    def assemble(self, shaped: Shaped, tokens: TokenBatch) -> Documents:
-        """Put ids and masks together, and mind the longest length allowed."""
+    def assemble(self, shaped: Shaped, tokens: TokenBatch) -> TokenBatch:
+        """The rows, whole, with masks of what counts; plain texts have none."""
         joined, mask = shaped.pieces.put_together(tokens, self._borders, self._inner_borders)
-        if not self._shape.has_mask:
-            return Documents(joined, shaped.rows, shaped.texts, ())
-        reasons: dict[int, tuple[RejectReason, str]] = {}
-        limit = self._shape.max_length
-        if limit is not None and self._shape.too_long != "split":
-            long = np.flatnonzero(joined.lengths > limit).tolist()
-            if self._shape.too_long == "reject":
-                reasons = {
-                    place: (
-                        RejectReason.TOO_LONG,
-                        f"{int(joined.lengths[place]):,} tokens; the limit is {limit:,}",
-                    )
-                    for place in long
-                }
-            elif long:
-                joined, mask = _truncated(joined, mask, limit)
-        for place in _without_target(joined, mask):
-            reasons.setdefault(place, (RejectReason.NOTHING_TO_TRAIN, _untrained(limit)))
-        return _without(shaped, joined, mask, reasons)
+        return TokenBatch(joined.ids, joined.offsets, mask if self._shape.has_mask else None)
 
 
 def field_template(shape: RowShape) -> FieldTemplate:
@@ -188,48 +159,3 @@ def field_template(shape: RowShape) -> FieldTemplate:
 def iter_documents(tokens: TokenBatch) -> Any:
     """The documents of a batch, one after the other."""
     return (tokens[index] for index in range(len(tokens)))
-
-
-def _truncated(
-    tokens: TokenBatch, mask: NDArray[np.uint8], limit: int
-) -> tuple[TokenBatch, NDArray[np.uint8]]:
-    lengths = tokens.lengths
-    places = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths)
-    kept = places < limit
-    offsets = np.concatenate(([0], np.cumsum(np.minimum(lengths, limit))))
-    return TokenBatch(tokens.ids[kept], offsets), mask[kept]
-
-
-def _without_target(tokens: TokenBatch, mask: NDArray[np.uint8]) -> list[int]:
-    """Rows with tokens of which none can be a label that counts: the first never is one."""
-    counted = np.concatenate(([0], np.cumsum(mask, dtype=np.int64)))
-    labels = counted[tokens.offsets[1:]] - counted[np.minimum(tokens.offsets[:-1] + 1, len(mask))]
-    rows: list[int] = np.flatnonzero((labels <= 0) & (tokens.lengths > 0)).tolist()
-    return rows
-
-
-def _untrained(limit: int | None) -> str:
-    within = "" if limit is None else f" within {limit:,} tokens"
-    return f"no token of it would be trained on{within}"
-
-
-def _without(
-    shaped: Shaped,
-    tokens: TokenBatch,
-    mask: NDArray[np.uint8],
-    reasons: dict[int, tuple[RejectReason, str]],
-) -> Documents:
-    if not reasons:
-        whole = TokenBatch(tokens.ids, tokens.offsets, mask)
-        return Documents(whole, shaped.rows, shaped.texts, ())
-    kept = np.ones(len(tokens), bool)
-    kept[list(reasons)] = False
-    inside = np.repeat(kept, tokens.lengths)
-    offsets = np.concatenate(([0], np.cumsum(tokens.lengths[kept])))
-    rejects = tuple(
-        Reject(int(shaped.rows[place]), reason, detail)
-        for place, (reason, detail) in sorted(reasons.items())
-    )
-    texts = [text for text, keep in zip(shaped.texts, kept.tolist(), strict=True) if keep]
-    batch = TokenBatch(tokens.ids[inside], offsets, mask[inside])
-    return Documents(batch, shaped.rows[kept], texts, rejects)
