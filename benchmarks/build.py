@@ -11,16 +11,15 @@ are read once before, so all of them find their input in the page cache.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import RESULTS, ROOT, WORK, corpora, environments, machine, measure, render
+from benchmarks import ROOT, WORK, corpora, environments, machine, measure, render
 from benchmarks import vocabularies as tokenizers
+from benchmarks.command import run_command
 from benchmarks.roster import ENGINES_AND_BUILDS, PEERS, Contender
 
 if TYPE_CHECKING:
@@ -216,23 +215,17 @@ def run(size: Size) -> dict[str, Any]:
         results["measurements"] += measure_group(group, contenders, size.rounds)
     results["versions"] = machine.versions()
     used = {contender.environment for contender in PEERS}
-    results["peer_versions"] = {
-        name: machine.versions_of(python)
-        for name, python in environments.made().items()
-        if name in used
-    }
+    results["peer_versions"] = environments.peer_versions(used)
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a trial on a little text")
-    quick = parser.parse_args().quick
-    results = run(QUICK if quick else FULL)
-    target = WORK / "quick.json" if quick else RESULTS / "build.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(results, indent=1) + "\n")
-    print(render.build_section(results))
+    run_command(
+        "build",
+        about=__doc__,
+        run=lambda quick: run(QUICK if quick else FULL),
+        section=render.build_section,
+    )
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks import ROOT, WORK
+from benchmarks import ROOT, WORK, machine
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 RELEASE_CANDIDATE = ROOT / ".venv-rc"
@@ -44,6 +45,11 @@ def made() -> dict[str, Path]:
     """Name -> Python of every peer's environment that is complete."""
     stamps = sorted((WORK / "venvs").glob("*/stamp"))
     return {stamp.parent.name: stamp.parent / "bin" / "python" for stamp in stamps}
+
+
+def peer_versions(used: Collection[str]) -> dict[str, dict[str, str]]:
+    """Versions of the packages in each environment that is used."""
+    return {name: machine.versions_of(python) for name, python in made().items() if name in used}
 
 
 def release_candidate() -> dict[str, str]:

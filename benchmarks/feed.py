@@ -12,18 +12,17 @@ is timed, and why that is fair, is said in contenders/feeding.py.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
-import json
 import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tokenmill
-from benchmarks import RESULTS, ROOT, WORK, corpora, environments, machine, measure, render
+from benchmarks import ROOT, WORK, corpora, environments, machine, measure, render
 from benchmarks import vocabularies as tokenizers
+from benchmarks.command import run_command
 from benchmarks.feeders import CONTENDERS, Contender
 
 if TYPE_CHECKING:
@@ -251,23 +250,17 @@ def run(size: Size, contenders: Sequence[Contender] = CONTENDERS) -> dict[str, A
         "versions": machine.versions(),
     }
     used = {contender.environment for contender in contenders}
-    results["peer_versions"] = {
-        name: machine.versions_of(python)
-        for name, python in environments.made().items()
-        if name in used
-    }
+    results["peer_versions"] = environments.peer_versions(used)
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a trial on a little text")
-    quick = parser.parse_args().quick
-    results = run(QUICK if quick else FULL)
-    target = WORK / "feed-quick.json" if quick else RESULTS / "feed.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(results, indent=1) + "\n")
-    print(render.feed_section(results))
+    run_command(
+        "feed",
+        about=__doc__,
+        run=lambda quick: run(QUICK if quick else FULL),
+        section=render.feed_section,
+    )
 
 
 if __name__ == "__main__":

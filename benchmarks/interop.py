@@ -10,8 +10,6 @@ that is fair, is said in contenders/interop.py.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -19,8 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tokenmill
-from benchmarks import RESULTS, ROOT, WORK, environments, feed, machine, measure, render
+from benchmarks import ROOT, WORK, environments, feed, machine, measure, render
 from benchmarks import vocabularies as tokenizers
+from benchmarks.command import run_command
 from benchmarks.interop_tables import LIMIT, OWN, PEER
 from tokenmill.interop.import_ import import_store
 
@@ -40,7 +39,7 @@ class Size:
     seq_len: int = 2048
 
 
-FULL = Size(rounds=3, tokens=feed.FULL, copies=2)
+FULL = Size(rounds=3, tokens=feed.FULL, copies=8)
 QUICK = Size(rounds=1, tokens=feed.QUICK, copies=2)
 
 
@@ -64,13 +63,23 @@ def _own(name: str) -> list[Contender]:
     ]
 
 
+def _copies() -> list[Contender]:
+    """The limit, measured before everything and behind it: disks have better and worse minutes."""
+    return [
+        Contender(
+            format="copy", name="a plain copy", role=LIMIT, module="interop_copy", workers=workers
+        )
+        for workers in (1, 0)
+    ]
+
+
 def _peer(name: str, peer: str, module: str, environment: str = "") -> list[Contender]:
     made = Contender(format=name, name=peer, role=PEER, module=module, environment=environment)
     return [*_own(name), made]
 
 
 CONTENDERS: tuple[Contender, ...] = (
-    Contender(format="copy", name="a plain copy", role=LIMIT, module="interop_copy"),
+    *_copies(),
     *_peer("megatron", "Megatron-core", "interop_megatron", "feeding"),
     *_peer("datatrove", "datatrove", "interop_datatrove", "feeding"),
     *_own("olmo"),
@@ -82,6 +91,7 @@ CONTENDERS: tuple[Contender, ...] = (
     *_peer("parquet", "pyarrow", "interop_plain"),
     *_peer("pt", "torch.save", "interop_plain"),
     *_peer("npz", "numpy.savez", "interop_plain"),
+    *_copies(),
 )
 
 
@@ -184,23 +194,17 @@ def run(size: Size, contenders: Sequence[Contender] = CONTENDERS) -> dict[str, A
         "measurements": measure_all(size, tokens, contenders),
         "versions": machine.versions(),
     }
-    results["peer_versions"] = {
-        name: machine.versions_of(python)
-        for name, python in environments.made().items()
-        if name in used
-    }
+    results["peer_versions"] = environments.peer_versions(used)
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a trial on a little text")
-    quick = parser.parse_args().quick
-    results = run(QUICK if quick else FULL)
-    target = WORK / "interop-quick.json" if quick else RESULTS / "interop.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(results, indent=1) + "\n")
-    print(render.interop_section(results))
+    run_command(
+        "interop",
+        about=__doc__,
+        run=lambda quick: run(QUICK if quick else FULL),
+        section=render.interop_section,
+    )
 
 
 if __name__ == "__main__":

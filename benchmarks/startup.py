@@ -10,15 +10,14 @@ when a run is restarted. Each measurement is a fresh process; imports are not co
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import RESULTS, ROOT, WORK, machine, measure, render
+from benchmarks import ROOT, WORK, machine, measure, render
+from benchmarks.command import run_command
 from benchmarks.hollow import Hollow, write_hollow
 
 if TYPE_CHECKING:
@@ -145,14 +144,12 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a trial with small stores")
-    quick = parser.parse_args().quick
-    results = run(QUICK if quick else FULL)
-    target = WORK / "startup-quick.json" if quick else RESULTS / "startup.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(results, indent=1) + "\n")
-    print(render.startup_section(results))
+    run_command(
+        "startup",
+        about=__doc__,
+        run=lambda quick: run(QUICK if quick else FULL),
+        section=render.startup_section,
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ these are compared.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks import RESULTS, WORK, corpora, machine, measure, render, vocabularies
+from benchmarks import WORK, corpora, machine, measure, render, vocabularies
+from benchmarks.command import run_command
 from benchmarks.supervised_table import OWN
 
 if TYPE_CHECKING:
@@ -172,14 +172,12 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a trial with few rows")
-    quick = parser.parse_args().quick
-    results = run(QUICK if quick else FULL)
-    target = WORK / "supervised-quick.json" if quick else RESULTS / "supervised.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(results, indent=1) + "\n")
-    print(render.supervised_section(results))
+    run_command(
+        "supervised",
+        about=__doc__,
+        run=lambda quick: run(QUICK if quick else FULL),
+        section=render.supervised_section,
+    )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
     read     all of what `write` made, every id in memory as an array
 
 Rounds follow each other in one process, each `write` into a folder of its own. A rate is bytes of
-ids as they lie in the pair (two bytes each), whatever width the format has. Peers write the whole
-pair, so that what a file costs once weighs about as much for them as for us.
+ids as they lie in the pair (two bytes each), whatever width the format has; `made` is what its
+files have in fact. Peers write the whole pair, so that what a file costs once weighs about as much
+for them as for us.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def run(write: Write, read: Read | None = None) -> None:
 
 
 def _rounds(job: InteropJob, work: Callable[[Path], int], name: str) -> dict[str, object]:
-    seconds, tokens = [], 0
+    seconds, tokens, made = [], 0, 0
     for number in range(job.rounds):
         out = Path(job.folder) / f"{name}-{number}"
         # What the round before left to be written would be in the time of this one.
@@ -77,9 +78,15 @@ def _rounds(job: InteropJob, work: Callable[[Path], int], name: str) -> dict[str
         tokens = work(out)
         sync_tree(out)
         seconds.append(round(time.perf_counter() - begin, 4))
+        made = tree_bytes(out)
         if number < job.rounds - 1 or name == "read":
             shutil.rmtree(out, ignore_errors=True)
-    return {"seconds": seconds, "bytes": 2 * tokens}
+    return {"seconds": seconds, "bytes": 2 * tokens, "made": made}
+
+
+def tree_bytes(folder: Path) -> int:
+    """Of all files that were made."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def sync_tree(folder: Path) -> None:

@@ -240,26 +240,32 @@ def test_what_the_meter_costs_is_the_difference_of_its_rounds() -> None:
 
 def test_exports_stand_beside_their_projects_writers() -> None:
     def moved(name: str, role: str, workers: int, seconds: list[float], **more: Any) -> render.Row:
-        found = {"seconds": seconds, "bytes": 1_000_000_000}
+        found = {"seconds": seconds, "bytes": 1_000_000_000, "made": 2_000_000_000}
         names = {"format": name, "contender": "theirs", "role": role, "workers": workers}
         return names | {"error": None, "write": found, "read": found} | more
 
+    copies = [
+        {"format": "copy", "role": "limit", "workers": workers, "error": None}
+        | {"write": {"seconds": seconds, "bytes": 1_000_000_000, "made": 1_000_000_000}}
+        for workers, seconds in ((1, [1.0]), (0, [0.25]), (1, [0.5]))
+    ]
     rows = [
-        {"format": "copy", "role": "limit", "workers": 1, "error": None}
-        | {"write": {"seconds": [1.0], "bytes": 1_000_000_000}},
+        *copies,
         moved("mds", "own", 1, [2.0, 1.0, 4.0]),
         moved("mds", "own", 0, [1.0, 1.0, 1.0]),
-        moved("mds", "peer", 1, [20.0, 10.0, 10.0]),
+        moved("mds", "peer", 1, [20.0, 10.0, 10.0]) | {"read": {"seconds": [0.5], "bytes": 10**9}},
         moved("llmc", "own", 1, [1.0]),
         moved("llmc", "own", 0, [1.0], error="lost"),
     ]
-    write = interop_tables.table(rows, "write", "their own writer")
-    assert table_row(write, "*a plain copy of the ids*")[1] == "1.000 (1.000 to 1.000)"
+    write, read = interop_tables.export_table(rows), interop_tables.import_table(rows)
     assert table_row(write, "mds")[1:] == [
+        "4.0",
         "0.500 (0.250 to 1.000)",
         "1.000 (1.000 to 1.000)",
+        "0.50",
         "0.100 (0.050 to 0.100), theirs",
         "5.0, 10.0",
     ]
-    assert table_row(write, "llmc")[2:] == ["lost", "", ""]
-    assert "copy" not in interop_tables.table(rows, "read", "their own reader")
+    assert table_row(write, "llmc")[3:] == ["lost", "", "", ""]
+    assert table_row(read, "mds")[3:] == ["5.0, 10.0", "2.000 (2.000 to 2.000), theirs", "0.2, 0.5"]
+    assert "copy" not in read

@@ -28,8 +28,6 @@ from tokenmill.interop.base import (
     damaged,
 )
 from tokenmill.interop.columns import (
-    COLUMN_SETTING,
-    LABELS_SETTING,
     cut_at_eos,
     files_below,
     first_bytes,
@@ -39,8 +37,6 @@ from tokenmill.interop.columns import (
     split_of,
 )
 from tokenmill.interop.records import (
-    COLUMNS_SETTING,
-    IDS_SETTING,
     Folders,
     columns_of,
     extra_columns,
@@ -48,15 +44,16 @@ from tokenmill.interop.records import (
     open_records,
     padding_note,
     stretch_of,
-    stretch_part,
 )
 from tokenmill.interop.tables import (
+    SETTINGS,
     Sink,
     is_chunked,
     list_arrays,
     list_fields,
     read_batches,
     table_columns,
+    table_parts,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +66,6 @@ if TYPE_CHECKING:
     from tokenmill.store.sealed import Json
 
 STATE, INFO, DICT = "state.json", "dataset_info.json", "dataset_dict.json"
-FILE_TOKENS = 64 << 20
 FILE_MAGIC, STREAM_MAGIC = b"ARROW1", b"\xff\xff\xff\xff"
 
 
@@ -83,33 +79,22 @@ class Arrow(Format):
         kept="documents or rows, loss masks",
         lost="nothing",
         rows=True,
-        settings={
-            "ids": IDS_SETTING,
-            "columns": COLUMNS_SETTING,
-            "column": COLUMN_SETTING,
-            "labels": LABELS_SETTING,
-        },
+        settings=SETTINGS,
     )
 
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         """A part to a data file."""
-        columns = extra_columns(stores, options)
         folders = Folders(options.splits)
-        parts: list[Part] = []
-        for split, store in stores.items():
-            id_dtype(store, options)
-            budget = options.file_tokens or FILE_TOKENS
-            records = open_records(store, options)
-            # A document counts as one token at least: files full of empty ones are bounded too.
-            stretches = [*records.cut(lambda lengths: lengths + (lengths == 0), budget=budget)]
-            stretches = stretches or [(0, 0, 0)]
-            for number, stretch in enumerate(stretches):
-                file = f"data-{number:05d}-of-{len(stretches):05d}.arrow"
-                name = folders.name(split, file)
-                parts.append(stretch_part(split, number, stretch, name, columns=columns))
+        parts = table_parts(
+            stores,
+            options,
+            lambda split, number, count: folders.name(
+                split, f"data-{number:05d}-of-{count:05d}.arrow"
+            ),
+        )
         files = [folders.name(split, file) for split in stores for file in (STATE, INFO)]
         files += [DICT] if len(stores) > 1 else []
-        return ExportPlan(parts=tuple(parts), index_files=tuple(files))
+        return ExportPlan(parts=parts, index_files=tuple(files))
 
     def write(
         self, store: Store, part: Part, options: ExportOptions, out: PartFiles

@@ -30,8 +30,6 @@ from tokenmill.interop.base import (
     damaged,
 )
 from tokenmill.interop.columns import (
-    COLUMN_SETTING,
-    LABELS_SETTING,
     cut_at_eos,
     files_below,
     first_bytes,
@@ -40,24 +38,23 @@ from tokenmill.interop.columns import (
     split_of,
 )
 from tokenmill.interop.records import (
-    COLUMNS_SETTING,
-    IDS_SETTING,
     columns_of,
     extra_columns,
     id_dtype,
     open_records,
     padding_note,
     stretch_of,
-    stretch_part,
 )
 from tokenmill.interop.tables import (
     CHUNK_INDEX,
+    SETTINGS,
     Sink,
     is_chunked,
     list_arrays,
     list_fields,
     read_batches,
     table_columns,
+    table_parts,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +71,6 @@ if TYPE_CHECKING:
 
 MAGIC = b"PAR1"
 ID = "id"
-FILE_TOKENS = 64 << 20
 ROW_TOKENS = 16 << 20
 """64 MB as int32: far below a page, and what others cut at too."""
 GROUP_TOKENS = 4 << 20
@@ -91,32 +87,23 @@ class Parquet(Format):
         lost="nothing",
         rows=True,
         settings={
-            "ids": IDS_SETTING,
-            "columns": COLUMNS_SETTING,
+            **SETTINGS,
             "group_tokens": Setting(default=GROUP_TOKENS, help="tokens of a row group, about"),
             "row_tokens": Setting(
                 default=ROW_TOKENS, help="documents of more tokens are cut; chunk_index counts"
             ),
             "level": Setting(default=1, help="level of zstd"),
-            "column": COLUMN_SETTING,
-            "labels": LABELS_SETTING,
         },
     )
 
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         """A part to a file."""
-        columns = extra_columns(stores, options)
-        parts: list[Part] = []
-        for split, store in stores.items():
-            id_dtype(store, options)
-            budget = options.file_tokens or FILE_TOKENS
-            records = open_records(store, options)
-            stretches = [*records.cut(lambda lengths: lengths + (lengths == 0), budget=budget)]
-            stretches = stretches or [(0, 0, 0)]
-            for number, stretch in enumerate(stretches):
-                file = f"{split}-{number:05d}-of-{len(stretches):05d}.parquet"
-                parts.append(stretch_part(split, number, stretch, file, columns=columns))
-        return ExportPlan(parts=tuple(parts))
+        parts = table_parts(
+            stores,
+            options,
+            lambda split, number, count: f"{split}-{number:05d}-of-{count:05d}.parquet",
+        )
+        return ExportPlan(parts=parts)
 
     def write(
         self, store: Store, part: Part, options: ExportOptions, out: PartFiles

@@ -31,8 +31,6 @@ from tokenmill.interop.base import (
     damaged,
 )
 from tokenmill.interop.columns import (
-    COLUMN_SETTING,
-    LABELS_SETTING,
     choose_columns,
     cut_at_eos,
     files_below,
@@ -44,9 +42,7 @@ from tokenmill.interop.columns import (
 )
 from tokenmill.interop.pt_archive import MAX_TENSOR_BYTES, Tensor, write_tensors
 from tokenmill.interop.records import (
-    COLUMNS_SETTING,
     IDS,
-    IDS_SETTING,
     Folders,
     column,
     columns_of,
@@ -57,7 +53,7 @@ from tokenmill.interop.records import (
     stretch_of,
     stretch_part,
 )
-from tokenmill.interop.tables import Sink
+from tokenmill.interop.tables import SETTINGS, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -88,12 +84,7 @@ class Pt(Format):
         lost="where documents end",
         rows=True,
         rows_only=True,
-        settings={
-            "ids": IDS_SETTING,
-            "columns": COLUMNS_SETTING,
-            "column": COLUMN_SETTING,
-            "labels": LABELS_SETTING,
-        },
+        settings=SETTINGS,
     )
 
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:

@@ -12,22 +12,45 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.interop.base import Block, damaged
-from tokenmill.interop.columns import choose_columns, make_block
-from tokenmill.interop.records import IDS, column
+from tokenmill.interop.columns import (
+    COLUMN_SETTING,
+    LABELS_SETTING,
+    choose_columns,
+    make_block,
+)
+from tokenmill.interop.records import (
+    COLUMNS_SETTING,
+    IDS,
+    IDS_SETTING,
+    column,
+    extra_columns,
+    id_dtype,
+    open_records,
+    stretch_part,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ImportOptions
+    from tokenmill.interop.base import ExportOptions, ImportOptions, Part
     from tokenmill.interop.columns import Columns
     from tokenmill.interop.parts import OutFile
     from tokenmill.interop.records import Batch
+    from tokenmill.store.reader import Store
 
 TYPES = {"labels": pa.int64(), "attention_mask": pa.int8(), "loss_mask": pa.int8()}
 """What `datasets` makes of columns with these names."""
+FILE_TOKENS = 64 << 20
+SETTINGS = {
+    "ids": IDS_SETTING,
+    "columns": COLUMNS_SETTING,
+    "column": COLUMN_SETTING,
+    "labels": LABELS_SETTING,
+}
+"""Of formats with columns of one's choice."""
 CHUNK_INDEX = "chunk_index"
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
@@ -59,6 +82,30 @@ class Sink:
 
     def seekable(self) -> bool:
         return False
+
+
+def table_parts(
+    stores: Mapping[str, Store],
+    options: ExportOptions,
+    name: Callable[[str, int, int], str],
+) -> tuple[Part, ...]:
+    """A part to a file, whose name is made of its split, its number and their count."""
+    columns = extra_columns(stores, options)
+    parts = []
+    for split, store in stores.items():
+        id_dtype(store, options)
+        budget = options.file_tokens or FILE_TOKENS
+        records = open_records(store, options)
+        # A document counts as one token at least: files full of empty ones are bounded too.
+        stretches = [*records.cut(lambda lengths: lengths + (lengths == 0), budget=budget)]
+        stretches = stretches or [(0, 0, 0)]
+        parts += [
+            stretch_part(
+                split, number, stretch, name(split, number, len(stretches)), columns=columns
+            )
+            for number, stretch in enumerate(stretches)
+        ]
+    return tuple(parts)
 
 
 def list_fields(extra: Sequence[str], dtype: np.dtype[Any]) -> list[Any]:
