@@ -64,11 +64,12 @@ def finish(root: Path, *, workers: int, out: str) -> None:
 
 def kill_at_random(root: Path, dice: random.Random, *, workers: int, out: str) -> str:
     """Start the build, kill one of its processes at a random moment, and say which."""
+    left = set((root / out).glob("tmp/*"))
     driver = start(root, workers=workers, out=out)
     began = time.monotonic()
     # Most of the time is start-up; often wait for the first sign of work.
     if dice.random() < 0.7:
-        while time.monotonic() - began < 20 and not any((root / out).glob("tmp/*")):
+        while time.monotonic() - began < 20 and left.issuperset((root / out).glob("tmp/*")):
             if driver.poll() is not None:
                 return "nobody"
             time.sleep(0.002)
