@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HEAVY = {
     "aiohttp",
@@ -101,3 +105,18 @@ def test_a_missing_torch_is_named_with_the_extra_that_brings_it() -> None:
     error = done.stderr.splitlines()[-1]
     assert error.startswith("tokenmill.errors.MissingExtraError: feeding tensors needs the package")
     assert "pip install 'tokenmill[torch]'" in error
+
+
+def test_a_missing_ray_is_named_with_the_extra_that_brings_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    code = """
+import sys; sys.modules['ray'] = None
+import tokenmill
+tokenmill.build('a.txt', tokenizer='bytes', out='never', runner='ray')
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("tokenmill.errors.MissingExtraError: building on a Ray cluster needs")
+    assert "pip install 'tokenmill[ray]'" in error

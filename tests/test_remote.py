@@ -204,6 +204,44 @@ def test_inputs_keep_secrets_too(server: Server) -> None:
             assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
+def test_an_input_is_read_on_after_failures_that_pass(server: Server) -> None:
+    url = f"{server.address}/a.bin"
+    server.faults = [Fault("503", times=2)]
+    assert paths.stat(url).size == len(DATA)
+    with paths.open_binary(url) as file:
+        server.faults = [Fault("cut", times=1), Fault("500", times=1), Fault("cut", times=1)]
+        file.seek(100)
+        assert file.read(5000) == DATA[100:5100]
+        assert file.read() == DATA[5100:]
+        assert not [fault for fault in server.faults if fault.times]
+    server.faults = [Fault("403")]
+    server.reset()
+    with pytest.raises(SourceError, match="403 Forbidden"), paths.open_binary(url) as file:
+        file.read(10)
+    assert len(server.log) <= 3, "what will not pass is not asked for again"
+
+
+@pytest.mark.parametrize("url", ["s3://key:hunter2@bucket/a", "gs://hunter2@bucket/a"])
+def test_keys_in_front_of_a_bucket_are_refused_before_anything_is_asked(url: str) -> None:
+    for action in (paths.stat, paths.open_binary, paths.matches, read_bytes):
+        with pytest.raises((SourceError, RemoteError), match="do not belong") as caught:
+            action(url)
+        assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_files_are_sent_listed_read_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    urls = [f"memory://sent/{name}" for name in ("a", "sub/b")]
+    for url in urls:
+        remote.upload(tmp_path / "a", url)
+    assert remote.list_folder("memory://sent") == {"a": len(DATA), "sub": None}
+    assert remote.read_many([*urls, "memory://sent/none"]) == [DATA, DATA, None]
+    remote.download(urls[1], tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == DATA
+    remote.remove([*urls, "memory://sent/none"])
+    assert remote.read_many(urls) == [None, None]
+
+
 def test_the_remote_layer_loads_fsspec_only_when_it_is_used() -> None:
     code = "import sys, tokenmill.remote; assert not {'fsspec', 'asyncio'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tokenmill.api import Store
     from tokenmill.builder.build import build
     from tokenmill.builder.estimate import plan
+    from tokenmill.builder.finish import finish
     from tokenmill.builder.verify import verify
     from tokenmill.diagnosis.diagnose import diagnose
     from tokenmill.engines.tokenizer import load_tokenizer
@@ -38,6 +39,7 @@ __all__ = [
     "convert",
     "diagnose",
     "export_store",
+    "finish",
     "import_store",
     "layout",
     "load_tokenizer",
@@ -57,6 +59,7 @@ _HOMES = {
     "convert": "tokenmill.interop.convert",
     "export_store": "tokenmill.interop.export",
     "import_store": "tokenmill.interop.import_",
+    "finish": "tokenmill.builder.finish",
     "layout": "tokenmill.loader.report",
     "load_tokenizer": "tokenmill.engines.tokenizer",
     "plan": "tokenmill.builder.estimate",

@@ -253,7 +253,18 @@ class BuildResources:
     """Bind each worker to a core, NUMA node by node (Linux)."""
     serial: bool = False
     """Work in this process instead of a pool: for debuggers and profilers."""
+    runner: str = "local"
+    """local: processes of this machine; ray: a Ray cluster."""
+    address: str | None = None
+    """Of the Ray cluster; None starts one on this machine."""
 
     def __post_init__(self) -> None:
+        if self.runner not in ("local", "ray"):
+            raise UsageError(f"runner={self.runner!r} is not known", hint="use local or ray")
+        if self.address is not None and self.runner != "ray":
+            raise UsageError(
+                f"address={self.address!r} is that of a Ray cluster, and the runner is not Ray",
+                hint="add --runner ray",
+            )
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")

@@ -13,6 +13,7 @@ cleaned ("./a//b" becomes "a/b") but never made absolute, and ".." stays, since 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from tokenmill.errors import SourceError
-from tokenmill.remote import RemoteError, RemoteFile, filesystem, foreign_errors, shown
+from tokenmill.remote import RemoteError, RemoteFile, filesystem, persistently, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -117,8 +118,7 @@ def open_binary(path: str) -> BinaryIO:
         if not is_remote(path):
             return cast("BinaryIO", open(path, "rb", buffering=0))
         fs, name = filesystem(path)
-        with foreign_errors(path):
-            file = fs.open(name, "rb", block_size=_REMOTE_BLOCK_BYTES)
+        file = persistently(path, lambda: fs.open(name, "rb", block_size=_REMOTE_BLOCK_BYTES))
         return cast("BinaryIO", RemoteFile(file, url=path))
     except OSError as error:
         raise unreadable(path, error) from error
@@ -220,9 +220,12 @@ def _remote_matches(path: str) -> list[Match]:
         return [Match(path, True)]
     try:
         fs, name = filesystem(path)
-        with foreign_errors(path):
+
+        def listing() -> list[Match]:
             fs.invalidate_cache(name)
-            return _remote_listing(fs, name, path)
+            return _remote_listing(fs, name, path) or _nothing_there(fs, name)
+
+        return persistently(path, listing)
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -243,6 +246,15 @@ def _remote_listing(fs: Any, name: str, path: str) -> list[Match]:
     ]
 
 
+def _nothing_there(fs: Any, name: str) -> list[Match]:
+    """No match: for want of files, or because the server refused? fsspec hides the difference."""
+    base = re.split(r"[*?\[]", name, maxsplit=1)[0]
+    folder = base.rpartition("/")[0] if base != name else name
+    with contextlib.suppress(FileNotFoundError):
+        fs.info(folder)
+    return []
+
+
 def _hidden(found: str, *, below: str) -> bool:
     known = len(below.split("*", 1)[0].rstrip("/").split("/"))
     return any(part.startswith(".") for part in found.split("/")[known - 1 :])
@@ -250,10 +262,14 @@ def _hidden(found: str, *, below: str) -> bool:
 
 def _remote_stat(path: str, *, fresh: bool) -> FileStat:
     fs, name = filesystem(path)
-    with foreign_errors(path):
+
+    def ask() -> dict[str, Any]:
         if fresh:
             fs.invalidate_cache()
-        facts = fs.info(name)
+        facts: dict[str, Any] = fs.info(name)
+        return facts
+
+    facts = persistently(path, ask)
     size = facts.get("size")
     if size is None:
         raise OSError("the server does not tell the size of the file")

@@ -1,10 +1,13 @@
-"""Files behind a URL, and the only home of fsspec.
+"""Files behind a URL, read and written, and the only home of fsspec.
 
 Network libraries raise whatever they like. Here it becomes a RemoteError, which says what happened
 in our words: their texts repeat addresses, and an address may carry a password or a signature.
 
 A range that was answered with too few bytes, or with an error that may pass, is asked for again
 after a random pause. Ranges are asked for at once: the time of a batch is that of its slowest.
+
+A file is written as a whole and seen as a whole: an object store shows it when its last byte is
+there, or never. There is no rename, and none is needed.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
 _Answer = TypeVar("_Answer")
 ByteRange: TypeAlias = tuple[str, int, int]
@@ -43,6 +47,10 @@ CONCURRENT_RANGES = 64
 """From a loopback server 20 ms away, on 2 shared cores (medians of 3): 8, 32 and 128 ranges of
 1 MiB at once brought 215, 267 and 259 MB/s, and 256 ranges of 4 KB took 757, 275 and 170 ms. In a
 later run 32 and 64 brought 224 and 246 MB/s, and took 259 and 192 ms."""
+PART_BYTES = 8 << 20
+"""Of a file that is sent in parts; S3 takes no smaller ones than 5 MiB, and 10,000 of them."""
+CONCURRENT_PARTS = 2
+"""Parts in memory at once while a file is sent."""
 SYNC_THREADS = 8
 """For filesystems that cannot ask for several ranges at once by themselves (hf://)."""
 _POLL_SECONDS = 0.2
@@ -55,6 +63,13 @@ _BACKENDS = {
     "gs": ("gcsfs", None),
     "gcs": ("gcsfs", None),
 }
+_UPLOAD_OPTIONS: dict[str, tuple[str, ...]] = {
+    "s3": ("chunksize", "max_concurrency"),
+    "gs": ("chunksize",),
+    "abfs": ("max_concurrency",),
+}
+_BUCKETS = ("s3", "s3a", "gs", "gcs", "hf")
+"""What stands before the first slash there is a name alone: there is no user in front of it."""
 _PASSING = {408, 421, 425, 429}
 _WEB = ("http://", "https://")
 # Not the module's own functions: those would take from the numbers that a user has seeded.
@@ -80,7 +95,8 @@ class RemoteError(OSError):
         self.url = shown(url)
         self.reason = reason
         self.failure = failure
-        self.hint = hint or _HINTS[failure]
+        is_hub = url.lower().startswith("hf://")
+        self.hint = hint or (is_hub and _HUB_HINTS.get(failure)) or _HINTS[failure]
 
     def __reduce__(self) -> tuple[object, ...]:
         return _remote_error, (self.url, self.reason, self.failure, self.hint)
@@ -90,10 +106,22 @@ def _remote_error(url: str, reason: str, failure: Failure, hint: str) -> RemoteE
     return RemoteError(url, reason, failure=failure, hint=hint)
 
 
+_HUB_HINTS = {
+    Failure.MISSING: "check the name; a private repository is shown only to those who may read it:"
+    " log in with `hf auth login`, or set HF_TOKEN",
+    Failure.DENIED: "check the name; log in with `hf auth login` or set HF_TOKEN; where the"
+    " repository is gated, accept its terms on its page first",
+}
+
+
 class StoppedError(Exception):
     """Whoever wanted the bytes does not want them any more."""
 
 
+_WRITING_HINTS = {
+    Failure.MISSING: "make the bucket first, or check the address",
+    Failure.DENIED: "check that the credentials found here may write there",
+}
 _HINTS = {
     Failure.MISSING: "check the address",
     Failure.DENIED: "check that it is there and that the credentials found here may read it",
@@ -123,6 +151,7 @@ def filesystem(url: str, **options: Any) -> tuple[Any, str]:
     import fsspec
 
     scheme = url.split("://", 1)[0].lower()
+    _refuse_user(url, scheme)
     try:
         fs, name = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
@@ -141,6 +170,17 @@ def filesystem(url: str, **options: Any) -> tuple[Any, str]:
             hint="use a local path, s3://, gs://, hf:// or https://",
         ) from None
     return fs, name
+
+
+def _refuse_user(url: str, scheme: str) -> None:
+    """A key in front of a bucket would be taken for a part of its name, and told to the server."""
+    if scheme in _BUCKETS and shown(url) != url:
+        raise RemoteError(
+            url,
+            "keys and passwords do not belong in such an address",
+            failure=Failure.WRONG,
+            hint="put them where the tools of the store look: environment, profile, login",
+        )
 
 
 # A filesystem has connections of its own, so a process keeps one for each server, whatever thread
@@ -164,6 +204,7 @@ def _options(scheme: str) -> dict[str, Any]:
 def _resolve(urls: Sequence[str]) -> tuple[Any, list[str]]:
     """The filesystem of several URLs of one server, and its own names for them."""
     scheme, _, rest = urls[0].partition("://")
+    _refuse_user(urls[0], scheme.lower())
     fs = _shared_filesystem(scheme, re.split(r"[/?#]", rest, maxsplit=1)[0], os.getpid())
     return fs, [fs._strip_protocol(url) for url in urls]
 
@@ -182,29 +223,218 @@ def read_bytes(url: str) -> bytes:
     return _persist(attempt, attempts=OPENING_ATTEMPTS)
 
 
+def read_many(urls: Sequence[str]) -> list[bytes | None]:
+    """Small files whole, all of one server, at once; None for those that are not there."""
+    answers: list[bytes | None] = [None] * len(urls)
+    left = list(range(len(urls)))
+
+    def attempt() -> None:
+        asked, left[:] = left[:], []
+        failures: list[RemoteError] = []
+        for place, answer in zip(asked, _ask_whole([urls[k] for k in asked]), strict=True):
+            if not isinstance(answer, RemoteError):
+                answers[place] = answer
+            elif answer.failure is not Failure.MISSING:
+                failures.append(answer)
+                left.append(place)
+        for failure in sorted(failures, key=lambda each: each.failure is Failure.PASSING):
+            raise failure
+
+    if left:
+        _persist(attempt, attempts=ATTEMPTS)
+    return answers
+
+
+def _ask_whole(urls: list[str]) -> list[bytes | RemoteError]:
+    fs, names = _resolve(urls)
+    nothing: list[int | None] = [None] * len(urls)
+    with foreign_errors(urls[0]):
+        if fs.async_impl:
+            ask = functools.partial(fs._cat_file, **_web_options(fs), **_one_request(fs))
+            answers = _run(fs, _gather(ask, names))
+        else:
+            answers = _ask_in_threads(fs, names, nothing, nothing, None)
+    return [
+        as_remote_error(answer, url)
+        if isinstance(answer, BaseException)
+        else bytes(cast("bytes", answer))
+        for answer, url in zip(answers, urls, strict=True)
+    ]
+
+
+def _one_request(fs: Any) -> dict[str, int]:
+    """Newer versions of s3fs ask for the size of a file first, to read large ones in parts."""
+    import inspect
+
+    takes = inspect.signature(fs._cat_file).parameters
+    return {"max_concurrency": 1} if "max_concurrency" in takes else {}
+
+
+def upload(path: Path, url: str) -> None:
+    """Send a local file, in parts where it is large; what was there before is replaced."""
+    size = path.stat().st_size
+    known = {
+        # Room for a file to grow beyond what 10,000 parts of the usual size hold.
+        "chunksize": max(PART_BYTES, -(-size // 9000)),
+        "max_concurrency": CONCURRENT_PARTS,
+    }
+
+    def attempt() -> None:
+        fs, (name,) = _resolve([url])
+        taken = (_UPLOAD_OPTIONS.get(each, ()) for each in _protocols(fs))
+        options = {option: known[option] for each in taken for option in each}
+        with _writing(url):
+            if fs.async_impl:
+                _run(fs, fs._put_file(str(path), name, **options))
+            else:
+                fs.put_file(str(path), name)
+
+    _persist(attempt, attempts=ATTEMPTS)
+
+
+def download(url: str, path: Path) -> None:
+    """Bring a file of any size to a local path, without holding it in memory."""
+
+    def attempt() -> None:
+        fs, (name,) = _resolve([url])
+        with foreign_errors(url):
+            if fs.async_impl:
+                _run(fs, fs._get_file(name, str(path)))
+            else:
+                fs.get_file(name, str(path))
+
+    _persist(attempt, attempts=ATTEMPTS)
+
+
+def remove(urls: Sequence[str]) -> None:
+    """Take files away, all of one server; those that are not there are gone already."""
+    left = list(urls)
+
+    def attempt() -> None:
+        asked, left[:] = left[:], []
+        failures: list[RemoteError] = []
+        for url, answer in zip(asked, _ask_to_remove(asked), strict=True):
+            if answer is not None and answer.failure is not Failure.MISSING:
+                failures.append(answer)
+                left.append(url)
+        for failure in sorted(failures, key=lambda each: each.failure is Failure.PASSING):
+            raise failure
+
+    if left:
+        _persist(attempt, attempts=ATTEMPTS)
+
+
+def _ask_to_remove(urls: list[str]) -> list[RemoteError | None]:
+    fs, names = _resolve(urls)
+
+    def ask(name: str) -> object:
+        try:
+            fs.rm_file(name)
+        except Exception as error:  # border to network libraries
+            return error
+        return None
+
+    with _writing(urls[0]):
+        if fs.async_impl:
+            answers = _run(fs, _gather(fs._rm_file, names))
+        else:
+            answers = [ask(name) for name in names]
+    return [
+        _for_writing(as_remote_error(answer, url)) if isinstance(answer, BaseException) else None
+        for answer, url in zip(answers, urls, strict=True)
+    ]
+
+
+async def _gather(call: Callable[[str], Any], names: list[str]) -> list[object]:
+    import asyncio
+
+    gate = asyncio.Semaphore(CONCURRENT_RANGES)
+
+    async def ask(name: str) -> object:
+        async with gate:
+            return await call(name)
+
+    return await asyncio.gather(*map(ask, names), return_exceptions=True)
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+@contextlib.contextmanager
+def _writing(url: str) -> Iterator[None]:
+    try:
+        with foreign_errors(url):
+            yield
+    except RemoteError as error:
+        raise _for_writing(error) from None
+
+
+def _for_writing(error: RemoteError) -> RemoteError:
+    """The same error, with what to do about it when something was to be written."""
+    hint = _WRITING_HINTS.get(error.failure, error.hint)
+    reason = "its bucket is not there" if error.failure is Failure.MISSING else error.reason
+    return RemoteError(error.url, reason, failure=error.failure, hint=hint)
+
+
 def list_sizes(url: str) -> dict[str, int] | None:
     """Name -> bytes of the files in a folder; None where the server does not tell."""
+    try:
+        found = list_folder(url)
+    except RemoteError as error:
+        # A key that may read files need not be allowed to list them.
+        if error.failure is Failure.DENIED:
+            return None
+        raise
+    if found is None:
+        return None
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def list_folder(url: str) -> dict[str, int | None] | None:
+    """Name -> bytes of what is in a folder, None for folders in it; None for a web server."""
     if _is_web(url):
         return None
 
-    def attempt() -> dict[str, int]:
+    def attempt() -> dict[str, int | None]:
         fs, (name,) = _resolve([url])
         with foreign_errors(url):
-            fs.invalidate_cache(name)
-            entries = fs.ls(name, detail=True)
-            fs.invalidate_cache(name)  # 30,000 names take 30 MB, and are not wanted again
-        files = (entry for entry in entries if entry["type"] == "file")
-        return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in files}
+            return _listing(fs, name)
 
     try:
         return _persist(attempt, attempts=OPENING_ATTEMPTS)
     except RemoteError as error:
         if error.failure is Failure.MISSING:
             return {}
-        # A key that may read files need not be allowed to list them.
-        if error.failure is Failure.DENIED:
-            return None
         raise
+
+
+def _listing(fs: Any, name: str) -> dict[str, int | None]:
+    if hasattr(fs, "_iterdir"):  # s3: page by page, since 30,000 names take 30 MB otherwise
+        listed: dict[str, int | None] = _run(fs, _listing_by_page(fs, name))
+        return listed
+    fs.invalidate_cache(name)
+    found = {_last(entry["name"]): _size_in(entry) for entry in fs.ls(name, detail=True)}
+    fs.invalidate_cache(name)
+    return found
+
+
+async def _listing_by_page(fs: Any, name: str) -> dict[str, int | None]:
+    bucket, _, key = name.partition("/")
+    prefix = f"{key.rstrip('/')}/" if key else ""
+    found = {
+        _last(entry["name"]): _size_in(entry) async for entry in fs._iterdir(bucket, prefix=prefix)
+    }
+    found.pop("", None)  # some tools leave an empty object in the place of a folder
+    return found
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _size_in(entry: dict[str, Any]) -> int | None:
+    return int(entry["size"]) if entry["type"] == "file" else None
 
 
 def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = None) -> list[bytes]:
@@ -287,13 +517,17 @@ async def _ask_together(
 
 
 def _ask_in_threads(
-    fs: Any, names: list[str], firsts: list[int], lasts: list[int], stop: threading.Event | None
+    fs: Any,
+    names: list[str],
+    firsts: Sequence[int | None],
+    lasts: Sequence[int | None],
+    stop: threading.Event | None,
 ) -> list[object]:
-    def ask(name: str, first: int, last: int) -> object:
+    def ask(name: str, first: int | None, last: int | None) -> object:
         if stop is not None and stop.is_set():
             raise StoppedError
         # hf:// would look up the file's size before each range, and read ahead 5 MB after it.
-        options = {"size": last, "cache_type": "none"} if "hf" in fs.protocol else {}
+        options = {"size": last, "cache_type": "none"} if last and "hf" in fs.protocol else {}
         try:
             return fs.cat_file(name, first, last, **options)
         except Exception as error:  # border to network libraries
@@ -345,8 +579,20 @@ def _persist(
     except RemoteError as error:
         if error.failure is Failure.PASSING:
             reason = f"{error.reason} ({attempts} attempts)"
-            raise RemoteError(error.url, reason, failure=error.failure) from None
+            raise RemoteError(error.url, reason, failure=error.failure, hint=error.hint) from None
         raise
+
+
+def persistently(
+    url: str, call: Callable[[], _Answer], *, attempts: int = OPENING_ATTEMPTS
+) -> _Answer:
+    """What a call of a network library gives, tried again while its failure may pass."""
+
+    def attempt() -> _Answer:
+        with foreign_errors(url):
+            return call()
+
+    return _persist(attempt, attempts=attempts)
 
 
 @contextlib.contextmanager
@@ -364,7 +610,8 @@ def foreign_errors(url: str) -> Iterator[None]:
 def as_remote_error(error: BaseException, url: str) -> RemoteError:
     """What an exception of a network library means."""
     status = _status(error)
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
+    # fsspec calls a web file missing whatever the server said; the status knows better.
+    if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError)):
         return RemoteError(url, "it is not there", failure=Failure.MISSING)
     if status is not None:
         denied, passing = status in (401, 403), status >= 500 or status in _PASSING
@@ -426,8 +673,13 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        with foreign_errors(self._url):
-            data = self._file.read(len(view))
+        start = self._file.tell()
+
+        def read() -> bytes:
+            self._file.seek(start)
+            return self._file.read(len(view))
+
+        data = persistently(self._url, read, attempts=ATTEMPTS)
         view[: len(data)] = data
         return len(data)
 

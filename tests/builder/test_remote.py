@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builder.stores import byte_ids, documents, make_texts, write_jsonl
@@ -40,6 +40,27 @@ def test_a_build_over_http_reads_what_lies_on_the_server_and_resumes(
         assert again.nothing_to_do
         with tokenmill.Store(out) as store:
             assert store.source(7).path == url
+
+
+def test_keys_in_the_address_of_an_input_get_nowhere(tmp_path: Path) -> None:
+    web, out = tmp_path / "web", tmp_path / "store"
+    web.mkdir()
+    write_jsonl(web / "a.jsonl", [*make_texts(300), b"{bad"])
+    options: dict[str, Any] = {"tokenizer": "bytes", "out": out, "memory": "1GB"}
+    with serve(web) as (address, log):
+        host = address.removeprefix("http://")
+        url = f"http://user:hunter2@{host}/a.jsonl"
+        built = tokenmill.build(f"{url}?X-Amz-Signature=hunter3", **options, workers=1)
+        assert log
+        assert tokenmill.build(f"{url}?X-Amz-Signature=hunter4", **options).nothing_to_do
+        with pytest.raises(SourceError, match="behind its '\\?'") as caught:
+            tokenmill.build([f"{url}?a=hunter5", f"{url}?b=hunter6"], **options)
+    assert documents(out) == byte_ids(make_texts(300))
+    with tokenmill.Store(out) as store:
+        assert store.source(7).path == f"{address}/a.jsonl"
+    for path in out.rglob("*"):
+        assert path.is_dir() or b"hunter" not in path.read_bytes(), path
+    assert "hunter" not in f"{built}{caught.value}"
 
 
 def test_a_server_that_goes_away_is_an_error_with_the_address(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def checked_engine() -> CheckedEngine:
 def settings_for(layout: StoreLayout, lock: StoreLock, options: SourceOptions) -> WorkerSettings:
     return WorkerSettings(
         store=str(layout.root),
+        url=None,
         lock_token=lock.token,
         config="c",
         options=options,

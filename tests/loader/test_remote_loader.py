@@ -86,6 +86,33 @@ def test_the_next_rows_are_asked_for_while_others_are_used(server: Server) -> No
     assert not [t.name for t in threading.enumerate() if "tokenmill" in t.name]
 
 
+def test_a_rank_reads_only_the_rows_it_is_given(server: Server) -> None:
+    def read(*, rank: int, world_size: int, steps: int) -> int:
+        """Bytes of tokens that a rank asks for; all ranks together have 32 rows in a step."""
+        server.reset()
+        far = Store(f"{server.address}/large")
+        loader = Loader(
+            far, seq_len=8191, batch_size=32 // world_size, rank=rank, world_size=world_size
+        )
+        take(loader, steps)
+        far.close()
+        return sum(map(range_bytes, server.asked(".bin")))
+
+    long = [range(k, k + 20_000) for k in range(300)]
+    write_store(server.folder / "large", [long, long[::-1]])
+    row_bytes = 8192 * 2
+    alone = read(rank=0, world_size=1, steps=20)
+    assert alone >= 20 * 32 * row_bytes
+    for rank in (0, 3):
+        brought = read(rank=rank, world_size=4, steps=20)
+        assert 20 * 8 * row_bytes <= brought < 0.45 * alone, "its quarter, and a few steps ahead"
+
+
+def range_bytes(line: str) -> int:
+    first, _, last = line.rpartition("bytes=")[2].partition("-")
+    return int(last) + 1 - int(first)
+
+
 def test_a_server_that_fails_for_good_is_an_error_that_names_it(server: Server) -> None:
     far = Store(f"{server.address}/store")
     batches = iter(Loader(far, seq_len=512, batch_size=8))

@@ -33,6 +33,9 @@ class Worker:
         if kind == "die once" and not Path(value).exists():
             Path(value).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hang once" and not Path(value).exists():
+            Path(value).touch()
+            time.sleep(600)
         if kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "fail":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from functools import partial
@@ -8,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tokenmill.errors import StoreError
+from tokenmill.errors import BuildError, StoreError
 from tokenmill.store.check import check_store
 from tokenmill.store.commit import sweep
 from tokenmill.store.facts import facts_of
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipt import Receipt, find_receipt, read_receipt
+from tokenmill.store.receipt import Claim, Receipt, find_receipt, read_receipt
 
 from .samples import SampleStore, SampleUnit, tree, unit_facts, write_unit
 
@@ -73,6 +74,10 @@ def receipts(layout: StoreLayout) -> list[Receipt]:
     return [receipt for receipt in found if receipt is not None]
 
 
+def claims(found: list[Receipt]) -> dict[str, Claim]:
+    return {receipt.unit.name: receipt.claim for receipt in found}
+
+
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked child")
 
 
@@ -101,7 +106,7 @@ def test_a_commit_killed_at_any_step_leaves_a_whole_unit_or_none(
         outcomes.add("none" if found is None else "old" if found == old else "new")
 
         # The next run: sweep, build what is missing.
-        sweep(layout, receipts(layout))
+        sweep(layout, claims(receipts(layout)))
         check_invariants(layout)
         write_new(layout)
         layout.manifest.unlink(missing_ok=True)
@@ -181,7 +186,7 @@ def test_sweep_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     foreign = [layout.shards / "notes.txt", layout.shards / ".DS_Store", layout.root / "mine.bin"]
     for path in leftovers + foreign:
         path.write_bytes(b"x")
-    assert sorted(sweep(layout, receipts(layout))) == sorted(leftovers)
+    assert sorted(sweep(layout, claims(receipts(layout)))) == sorted(leftovers)
     for path in foreign:
         assert path.read_bytes() == b"x"
         path.unlink()
@@ -191,7 +196,7 @@ def test_sweep_removes_leftovers_and_nothing_else(tmp_path: Path) -> None:
 
 def test_sweep_takes_the_manifest_away_with_the_first_unit_it_removes(tmp_path: Path) -> None:
     layout = SampleStore(units=[OTHER, NEW]).write(tmp_path)
-    sweep(layout, [read_receipt(layout, unit_facts(OTHER).name)])
+    sweep(layout, claims([read_receipt(layout, unit_facts(OTHER).name)]))
     assert not layout.manifest.exists()
     with pytest.raises(StoreError, match="cannot be read"):
         read_receipt(layout, NAME)
@@ -200,4 +205,82 @@ def test_sweep_takes_the_manifest_away_with_the_first_unit_it_removes(tmp_path: 
 
 
 def test_sweep_of_a_folder_without_a_store_does_nothing(tmp_path: Path) -> None:
-    assert sweep(StoreLayout(tmp_path / "new"), []) == []
+    assert sweep(StoreLayout(tmp_path / "new"), {}) == []
+
+
+def commit_beside(
+    layout: StoreLayout, *, at_event: int, other: Callable[[], object], unit: SampleUnit = NEW
+) -> bool:
+    """Commit a unit, and at the n-th step on the disk do something else; False if it never came."""
+    left, came = at_event, False
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left, came
+        if event in DISK_EVENTS and not came and str(layout.root) in str(arguments[0]):
+            if left == 0:
+                came = True
+                other()
+            left -= 1
+
+    HOOKS.append(count)
+    try:
+        write_unit(layout, unit)
+    finally:
+        HOOKS.remove(count)
+    return came
+
+
+HOOKS: list[Callable[[str, tuple[object, ...]], None]] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooked() -> None:
+    """An audit hook cannot be taken away; this one calls those that are wanted at the moment."""
+    sys.addaudithook(lambda event, arguments: [hook(event, arguments) for hook in [*HOOKS]])
+
+
+def test_two_workers_that_commit_one_unit_at_once_both_succeed(tmp_path: Path) -> None:
+    whole = SampleStore(units=[NEW]).write(tmp_path / "whole")
+    expected = {name: data for name, data in tree(whole.root).items() if name.startswith("shards/")}
+    for step in range(200):
+        layout = StoreLayout(tmp_path / f"{step}")
+        came = commit_beside(layout, at_event=step, other=partial(write_unit, layout, NEW))
+        check_invariants(layout)
+        found = {name: data for name, data in tree(layout.root).items() if "shards/" in name}
+        assert found == expected
+        if not came:
+            assert step > 10
+            return
+    raise AssertionError("a commit has no end")
+
+
+def test_a_unit_that_is_there_is_left_alone_with_the_manifest_that_claims_it(
+    tmp_path: Path,
+) -> None:
+    layout = SampleStore(units=[NEW, OTHER]).write(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in layout.shards.iterdir()}
+    write_unit(layout, NEW)
+    assert {path: path.stat().st_mtime_ns for path in layout.shards.iterdir()} == before
+    assert check_store(tmp_path).is_sound
+
+
+def test_a_commit_that_fails_does_not_take_away_what_another_worker_committed(
+    tmp_path: Path,
+) -> None:
+    layout = StoreLayout(tmp_path / "store")
+
+    def interfere() -> None:
+        write_unit(layout, NEW)
+        shutil.rmtree(layout.tmp)  # and with it what the first one was about to move
+
+    failed = 0
+    for step in range(200):
+        shutil.rmtree(layout.root, ignore_errors=True)
+        try:
+            if not commit_beside(layout, at_event=step, other=interfere):
+                break
+        except BuildError:
+            failed += 1
+        check_invariants(layout)
+        assert find_receipt(layout, NAME) is not None
+    assert failed > 3

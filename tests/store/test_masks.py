@@ -300,7 +300,7 @@ def test_a_unit_built_again_without_masks_leaves_none_behind(tmp_path: Path) -> 
     assert not [name for name in tree(tmp_path) if name.endswith(".mask")]
     stray = layout.shard_file(receipt.unit.name, "mask")
     stray.write_bytes(b"\1\1\1\1")
-    assert sweep(layout, [receipt]) == [stray]
+    assert sweep(layout, {receipt.unit.name: receipt.claim}) == [stray]
 
 
 # Reading.

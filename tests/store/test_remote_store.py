@@ -26,7 +26,7 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.store import ahead, blocks
 from tokenmill.store.blocks import BLOCK_BYTES
 
-from .s3_server import S3, serve_s3, upload
+from .s3_server import S3, s3_session, upload
 from .samples import GOLDEN, SampleStore
 from .web import Fault, Server, serve
 
@@ -70,12 +70,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[S3]:
-    """One server for all tests: a process keeps its connection to S3."""
-    with serve_s3() as (address, server), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", address)
-        patch.setenv("AWS_ACCESS_KEY_ID", "the-key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with s3_session() as server:
         yield server
 
 

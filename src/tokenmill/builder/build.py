@@ -8,14 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from tokenmill import corpora
+from tokenmill.builder.part_run import PartRun
+from tokenmill.builder.parts import parse_part
 from tokenmill.builder.recording import run_recorded
 from tokenmill.builder.run import BuildRun
 from tokenmill.config import BuildConfig, BuildResources, RowShape, parse_size
 from tokenmill.errors import UsageError
-from tokenmill.store.layout import StoreLayout
+from tokenmill.store.place import open_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,6 +64,9 @@ def build(
     rebuild: bool = False,
     pin: bool = False,
     serial: bool = False,
+    runner: str = "local",
+    address: str | None = None,
+    part: str | None = None,
     profile: PathInput | None = None,
     monitor: PathInput | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -73,6 +80,10 @@ def build(
 
     `template` makes a text of several fields. `format="chat"` and `format="prompt-completion"` make
     stores with masks, which say what counts for the loss; docs/supervised.md tells all of it.
+
+    `runner="ray"` works on a Ray cluster: the one at `address` ("auto" for the one that runs here),
+    or one on this machine. `part="3/64"` builds the units of one of 64 independent parts, anywhere,
+    and writes no manifest; `tokenmill.finish` does, when all parts are done.
     """
     run = make_run(
         inputs,
@@ -105,8 +116,15 @@ def build(
         rebuild=rebuild,
         pin=pin,
         serial=serial,
+        runner=runner,
+        address=address,
+        part=part,
     )
-    result = run.run() if monitor is None else run_recorded(run, monitor)
+    run.keeps_reports = profile is not None
+    try:
+        result = run.run() if monitor is None else run_recorded(run, monitor)
+    finally:
+        run.close()
     if profile is not None:
         Path(profile).write_text(json.dumps(run.profile, indent=1) + "\n")
     return result
@@ -141,6 +159,9 @@ class BuildOptions(TypedDict, total=False):
     rebuild: bool
     pin: bool
     serial: bool
+    runner: str
+    address: str | None
+    part: str | None
 
 
 def make_run(
@@ -152,10 +173,11 @@ def make_run(
     **options: Unpack[BuildOptions],
 ) -> BuildRun:
     """Check the options and put them into a run that can be carried out or estimated."""
+    given = as_list(inputs)
     eos, bos = options.get("eos"), options.get("bos", False)
     unit_bytes, memory = options.get("unit_bytes"), options.get("memory")
     config = BuildConfig(
-        text_field=options.get("text_field", "text"),
+        text_field=corpora.text_field(given, asked=options.get("text_field", "text")),
         separator=options.get("separator"),
         unit_bytes=None if unit_bytes is None else parse_size(unit_bytes),
         special_tokens=options.get("special_tokens", "text"),
@@ -174,11 +196,15 @@ def make_run(
         engine=options.get("engine", "auto"),
         pin=options.get("pin", False),
         serial=options.get("serial", False),
+        runner=options.get("runner", "local"),
+        address=options.get("address"),
     )
-    return BuildRun(
-        inputs=_as_list(inputs),
+    part = options.get("part")
+    make = BuildRun if part is None else partial(PartRun, part=parse_part(part))
+    return make(
+        inputs=[corpora.resolve(each) for each in given],
         tokenizer=tokenizer,
-        layout=StoreLayout(Path(out)),
+        layout=open_layout(out),
         config=config,
         resources=resources,
         prune=options.get("prune", False),
@@ -206,7 +232,8 @@ def _chat_template(options: BuildOptions) -> str | None:
     return None if given is None else str(given)
 
 
-def _as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
+def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
+    """Inputs as a list, where one alone may be given too."""
     if isinstance(inputs, str | os.PathLike):
         return [inputs]
     return list(inputs)

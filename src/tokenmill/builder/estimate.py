@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.builder.build import make_run
 from tokenmill.builder.fitting import Fitting, cut_lengths
+from tokenmill.builder.part_run import PartRun
 from tokenmill.builder.plan import PlanRules, plan_work
 from tokenmill.config import RowShape
 from tokenmill.engines.base import SpecialTokens
@@ -96,7 +97,15 @@ def plan(
 ) -> BuildPlan:
     """What `build` with the same arguments would do and cost; writes nothing."""
     run = make_run(inputs, tokenizer=tokenizer, out=out or _NO_STORE, **options)
+    try:
+        return _estimate(run)
+    finally:
+        run.close()
+
+
+def _estimate(run: BuildRun) -> BuildPlan:
     discovery = run.discover()
+    run.layout.upstream.begin()
     request = run.request()
     memory = run.memory_plan(request)
     source_options = run.source_options(batch_bytes=_SAMPLE_BYTES // 4)
@@ -105,6 +114,7 @@ def plan(
         config=request.identity.fingerprint,
         limit=run.config.limit,
         workers=memory.workers,
+        part=run.part if isinstance(run, PartRun) else None,
     )
     work = plan_work(run.layout, discovery.files, rules=rules)
     policy = SpecialTokens(run.config.special_tokens)
@@ -133,7 +143,7 @@ def _plan(
     tokens = round(sample.tokens * share)
     dtype = token_dtype(identity.tokenizer.vocab_size)
     return BuildPlan(
-        store=str(run.layout.root),
+        store=run.layout.name,
         files=sum(len(file.members) or 1 for file in discovery.files),
         input_bytes=sum(file.size for file in discovery.files),
         units_to_build=work.units_to_do,

@@ -140,6 +140,7 @@ def keep_tokenizer(layout: StoreLayout, request: Request) -> None:
     for stray in {path.name for path in layout.tokenizer.iterdir()} - set(wanted):
         path = layout.tokenizer / stray
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+        layout.upstream.remove([path])
     for name, source in request.files.files.items():
         target = layout.tokenizer / name
         if target.exists() and facts_of(target.read_bytes()) == wanted[name]:

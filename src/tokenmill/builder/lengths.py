@@ -14,8 +14,8 @@ from tokenmill.records import RejectReason
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
-    from pathlib import Path
 
     from tokenmill.config import RowShape
 
@@ -60,9 +60,9 @@ class RowLengths:
     """Documents of which no token counts: pieces of rows, if anything."""
 
 
-def measure_rows(root: Path, shape: RowShape) -> RowLengths | None:
+def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | None:
     """Lengths of all rows of a store; None where it has none."""
-    with Store(root, split=None) as store:
+    with Store(path, split=None) as store:
         if not len(store):
             return None
         lengths = np.concatenate([store.row_lengths(shard) for shard in range(len(store.shards))])

@@ -25,6 +25,8 @@ MEGABYTE = 1 << 20
 
 _DRIVER_BYTES = 110 * MEGABYTE
 _LIBRARIES_BYTES = 110 * MEGABYTE
+UPLOAD_BYTES = 80 * MEGABYTE
+"""More for each process whose store is behind a URL: network libraries, and parts being sent."""
 _TOKENIZER_FACTOR = 18
 """Memory of the fast and the reference engine together, per byte of tokenizer file."""
 BATCH_FACTOR = 14
@@ -51,6 +53,8 @@ class MemoryPlan:
     max_document_bytes: int
     """Follows from the budget alone: it decides which rows are rejected, and so may not depend on
     the number of workers."""
+    worker_cpus: int = 1
+    """CPUs of a cluster's node for each worker, so that no more start there than fit."""
 
 
 def default_budget() -> int:
@@ -78,22 +82,28 @@ def max_document_bytes(budget: int) -> int:
 
 
 def divide_budget(
-    budget: int, *, tokenizer_bytes: int, most_workers: int, least_workers: int = 1
+    budget: int,
+    *,
+    tokenizer_bytes: int,
+    most_workers: int,
+    least_workers: int = 1,
+    upload_bytes: int = 0,
 ) -> MemoryPlan:
     """Shares for as many workers as fit, up to `most_workers`; refuses where too few do."""
     document = max_document_bytes(budget)
-    fixed = _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + _CACHE_BYTES
-    free = budget - _DRIVER_BYTES - LARGE_DOCUMENT_FACTOR * document
+    driver = _DRIVER_BYTES + upload_bytes
+    fixed = upload_bytes + _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + _CACHE_BYTES
+    free = budget - driver - LARGE_DOCUMENT_FACTOR * document
     workers = min(most_workers, free // (fixed + BATCH_FACTOR * _SMALLEST_BATCH))
     if workers < least_workers:
         share = fixed + BATCH_FACTOR * _SMALLEST_BATCH
         # The large document takes a quarter of any budget.
-        smallest = (_DRIVER_BYTES + least_workers * share) * 4 // 3
+        smallest = (driver + least_workers * share) * 4 // 3
         smallest = -(-smallest // (10 * 10**6)) * 10 * 10**6
         raise MemoryBudgetError(
             f"a memory budget of {format_size(budget)} is too small for {least_workers} "
             f"worker{'s' if least_workers > 1 else ''} with this tokenizer, each of which needs "
-            f"{format_size(share)} beside {format_size(_DRIVER_BYTES)} for the driver and a "
+            f"{format_size(share)} beside {format_size(driver)} for the driver and a "
             "quarter of the budget for large documents",
             hint=f"the smallest that works is --memory {smallest // 10**6}MB"
             + (", or use fewer --workers" if least_workers > 1 else ""),

@@ -20,6 +20,11 @@ class WorkerSettings:
     """All that a worker must know; small enough to be sent to any machine."""
 
     store: str
+    """The folder in which the build works."""
+    url: str | None
+    """Where the store is, if that folder only mirrors it."""
+    corner: str = ""
+    """Folder in the store's tmp/ for this run alone, where other parts work at the same time."""
     lock_token: str
     """Names the build that has the store's lock."""
     config: str

@@ -18,7 +18,15 @@ import psutil
 
 from tokenmill.builder.messages import EngineReport, ProgressReport, UnitReport
 from tokenmill.builder.progress import Progress, WorkerProgress
-from tokenmill.runners import TaskDone, TaskReport, WorkerLost, WorkerReady
+from tokenmill.runners import (
+    PlaceState,
+    TaskDone,
+    TaskReport,
+    WorkerLost,
+    WorkerReady,
+    WorkerUsage,
+)
+from tokenmill.store.facts import Counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +41,9 @@ _RATE_SECONDS = 10.0
 @dataclass(slots=True)
 class _WorkerState:
     number: int
-    process: psutil.Process
+    pid: int
+    process: psutil.Process | None
+    """None where it is on another machine; it tells then what it uses."""
     doing: str = "starting"
     memory_bytes: int = 0
     cpu_percent: float = 0.0
@@ -51,8 +61,13 @@ class Monitor:
     started: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     engine: EngineReport | None = None
-    units: dict[str, UnitReport] = field(default_factory=dict)
-    """By name: a unit is reported twice if its worker dies right after committing it."""
+    keeps_reports: bool = False
+    """Remember the report of every unit; there may be a million of them."""
+    units: set[str] = field(default_factory=set)
+    """Names: a unit is reported twice if its worker dies right after committing it."""
+    built: Counts = field(default_factory=Counts)
+    redone: list[str] = field(default_factory=list)
+    reports: list[UnitReport] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     startup_seconds: float = 0.0
@@ -63,6 +78,7 @@ class Monitor:
     _rejected: int = 0
     _memory: int = 0
     _num_ready: int = 0
+    _place: str | None = None
     _workers: dict[int, _WorkerState] = field(default_factory=dict)
     _messages: deque[str] = field(default_factory=deque)
     _history: deque[tuple[float, int, int]] = field(default_factory=deque)
@@ -96,6 +112,11 @@ class Monitor:
                     self._finish_unit(report)
                 case TaskDone():
                     self._workers[event.worker].doing = "next unit"
+                case WorkerUsage():
+                    state = self._workers[event.worker]
+                    state.memory_bytes, state.cpu_percent = event.memory_bytes, event.cpu_percent
+                case PlaceState():
+                    self._place = event.words
                 case WorkerLost():
                     self._warn(
                         f"worker {event.worker} died ({event.reason}); {event.task} is built again"
@@ -107,14 +128,23 @@ class Monitor:
             self.startup_seconds = time.monotonic() - self.started
         self.engine = event.value
         self.phase = "building"
-        with contextlib.suppress(psutil.Error):
-            self._workers[event.worker] = _WorkerState(event.worker, psutil.Process(event.pid))
+        process: psutil.Process | None = None
+        if event.host is None:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(event.pid)
+        self._workers[event.worker] = _WorkerState(event.worker, event.pid, process)
 
     def _finish_unit(self, report: UnitReport) -> None:
-        self.units[report.unit] = report
+        if report.unit in self.units:
+            return
+        self.units.add(report.unit)
+        self.built += report.counts
+        if self.keeps_reports:
+            self.reports.append(report)
         for stage, seconds in report.stage_seconds.items():
             self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
         if report.engine.redone:
+            self.redone.append(report.unit)
             self._warn(
                 f"ids of {report.unit} by {self.engine.name if self.engine else 'the fast engine'} "
                 f"differed from {report.engine.reference} on the sample; the whole unit was "
@@ -139,12 +169,13 @@ class Monitor:
     def _sample(self, driver: psutil.Process) -> None:
         total = int(driver.memory_info().rss)
         for state in self._workers.values():
-            if state.process.pid == os.getpid():
-                continue
-            try:
-                state.memory_bytes = int(state.process.memory_info().rss)
-            except psutil.Error:
-                state.memory_bytes = 0
+            if state.process is not None:
+                if state.pid == os.getpid():
+                    continue
+                try:
+                    state.memory_bytes = int(state.process.memory_info().rss)
+                except psutil.Error:
+                    state.memory_bytes = 0
             total += state.memory_bytes
         self._memory = total
         self.peak_bytes = max(self.peak_bytes, total)
@@ -191,14 +222,16 @@ class Monitor:
             eta_seconds=left / rate if rate > 0 else None,
             workers=tuple(self._describe(state) for state in self._workers.values()),
             message=message,
+            place=self._place,
         )
 
     def _describe(self, state: _WorkerState) -> WorkerProgress:
-        with contextlib.suppress(psutil.Error):
-            state.cpu_percent = state.process.cpu_percent(None)
+        if state.process is not None:
+            with contextlib.suppress(psutil.Error):
+                state.cpu_percent = state.process.cpu_percent(None)
         return WorkerProgress(
             number=state.number,
-            pid=state.process.pid,
+            pid=state.pid,
             cpu_percent=state.cpu_percent,
             memory_bytes=state.memory_bytes,
             doing=state.doing,

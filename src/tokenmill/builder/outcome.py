@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill._version import __version__
@@ -11,17 +12,42 @@ from tokenmill.builder.progress import BuildResult
 from tokenmill.store.facts import Counts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tokenmill.builder.lengths import RowLengths
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.monitor import Monitor
     from tokenmill.builder.plan import WorkPlan
     from tokenmill.sources import Discovery
+    from tokenmill.store.entries import EngineEntry, SplitTotals
     from tokenmill.store.manifest import Manifest
     from tokenmill.store.sealed import Json
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a store, or one part of it, holds now."""
+
+    totals: Counts
+    splits: Mapping[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+    units: int
+    dtype: str
+
+
+def held_by(manifest: Manifest) -> Held:
+    """What a complete store holds."""
+    return Held(
+        totals=manifest.totals,
+        splits=manifest.splits,
+        engines=manifest.engines,
+        units=len(manifest.units),
+        dtype=manifest.identity.dtype.name,
+    )
+
+
 def make_result(
-    manifest: Manifest,
+    held: Held,
     *,
     store: str,
     discovery: Discovery,
@@ -30,20 +56,20 @@ def make_result(
     monitor: Monitor | None,
     seconds: float,
     lengths: RowLengths | None = None,
+    part: str | None = None,
 ) -> BuildResult:
     """What a build did and what the store holds now; without a monitor, it did nothing."""
-    reports = [] if monitor is None else list(monitor.units.values())
     ready = None if monitor is None else monitor.engine
-    engines = manifest.engines
+    engines = held.engines
     stages = {} if monitor is None else monitor.stage_seconds
     return BuildResult(
         store=store,
         nothing_to_do=monitor is None,
-        splits=manifest.splits,
-        totals=manifest.totals,
-        built=sum((report.counts for report in reports), Counts()),
-        units_total=len(manifest.units),
-        units_built=len(reports),
+        splits=held.splits,
+        totals=held.totals,
+        built=Counts() if monitor is None else monitor.built,
+        units_total=held.units,
+        units_built=0 if monitor is None else len(monitor.units),
         units_resumed=len(plan.done),
         engine=ready.name if ready else ", ".join(sorted({entry.name for entry in engines})),
         reference=ready.reference
@@ -52,7 +78,7 @@ def make_result(
         engine_note=ready.note if ready else None,
         checked_documents=sum(entry.checked_documents for entry in engines),
         mismatches=sum(entry.mismatches for entry in engines),
-        redone_units=tuple(report.unit for report in reports if report.engine.redone),
+        redone_units=() if monitor is None else tuple(monitor.redone),
         workers=memory.workers,
         seconds=seconds,
         startup_seconds=0.0 if monitor is None else monitor.startup_seconds,
@@ -60,10 +86,11 @@ def make_result(
         limiting_stage=_limiting_stage(stages),
         peak_memory_bytes=0 if monitor is None else monitor.peak_bytes,
         memory_budget_bytes=memory.budget,
-        dtype=manifest.identity.dtype.name,
+        dtype=held.dtype,
         skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
         warnings=() if monitor is None else tuple(monitor.warnings),
         lengths=lengths,
+        part=part,
     )
 
 
@@ -86,6 +113,7 @@ def run_record(result: BuildResult) -> dict[str, Json]:
         "host": platform.node(),
         "python": platform.python_version(),
         "workers": result.workers,
+        **({} if result.part is None else {"part": result.part}),
         "seconds": round(result.seconds, 3),
         "startup_seconds": round(result.startup_seconds, 3),
         "units_built": result.units_built,
@@ -113,6 +141,6 @@ def profile_of(result: BuildResult, monitor: Monitor) -> dict[str, object]:
                 "tokens": report.counts.tokens,
                 "stage_seconds": report.stage_seconds,
             }
-            for report in monitor.units.values()
+            for report in monitor.reports
         ],
     }

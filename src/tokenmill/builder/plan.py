@@ -20,9 +20,10 @@ from tokenmill.store.receipt import find_receipt, read_receipt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from tokenmill.builder.parts import Part
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.receipt import Claim, Receipt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +52,10 @@ class WorkPlan:
 
     files: tuple[SourceFile, ...]
     tasks: list[Task] = field(default_factory=list)
-    done: dict[str, Receipt] = field(default_factory=dict)
-    """Unit name -> receipt that holds."""
-    touched: list[tuple[Receipt, SourceFile]] = field(default_factory=list)
-    """Receipts whose file has a new version but the same bytes: to be written anew."""
+    done: dict[str, Claim] = field(default_factory=dict)
+    """Unit name -> what its receipt, which holds, claims."""
+    touched: list[tuple[str, SourceFile]] = field(default_factory=list)
+    """Units whose file has a new version but the same bytes: their receipts are written anew."""
     planned: set[str] = field(default_factory=set)
     """Names of all units that the plan knows."""
     stale: list[str] = field(default_factory=list)
@@ -80,29 +81,51 @@ class PlanRules:
     config: str
     limit: int | None
     workers: int
+    part: Part | None = None
+    """Plan the work of this part alone; what the others have is neither looked at nor touched."""
+
+    def has(self, name: str) -> bool:
+        """Whether the unit, or the stream, of this name is to be planned."""
+        return self.part is None or self.part.has(name)
 
 
 def plan_work(layout: StoreLayout, files: Sequence[SourceFile], *, rules: PlanRules) -> WorkPlan:
     """Compare the units of the input with the receipts of the store."""
     plan = WorkPlan(files=tuple(files))
     existing = _units_in_store(layout)
+    last_units = _last_units(existing)
     rows_left = rules.limit
     # A stream is shared by several workers only where there are not enough files for them, since
     # each of them decompresses all of it.
-    lanes = max(1, rules.workers // max(1, len(files)))
+    lanes = max(1, rules.workers // max(1, _files_to_share(files, rules)))
     for file in files:
         if rows_left == 0:
             break
         planner = _FilePlanner(
-            layout=layout, file=file, rules=rules, plan=plan, rows_left=rows_left, existing=existing
+            layout=layout,
+            file=file,
+            rules=rules,
+            plan=plan,
+            rows_left=rows_left,
+            existing=existing,
+            last_units=last_units,
         )
         try:
             planner.run(lanes)
         finally:
             planner.close()
         rows_left = planner.rows_left
-    _find_leftovers(plan, layout, existing)
+    if rules.part is None:
+        _find_leftovers(plan, layout, existing)
     return plan
+
+
+def _files_to_share(files: Sequence[SourceFile], rules: PlanRules) -> int:
+    """Files among which the workers are divided: streams of other parts are left out."""
+    return sum(
+        not format_of(file).is_stream(file, rules.options) or rules.has(unit_prefix(file.path))
+        for file in files
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,6 +136,8 @@ class _FilePlanner:
     plan: WorkPlan
     rows_left: int | None
     existing: set[str]
+    last_units: Mapping[str, int]
+    """Prefix of a file's units -> the highest index that the store has."""
     _source: Source | None = None
 
     def run(self, lanes: int) -> None:
@@ -139,7 +164,8 @@ class _FilePlanner:
             if self.rows_left == 0:
                 return
             row_limit = self._take_rows(unit)
-            if self._keep_if_complete(unit, row_limit):
+            name = unit_name(self.file.path, index=unit.index)
+            if not self.rules.has(name) or self._keep_if_complete(name, unit, row_limit):
                 continue
             limits = {} if row_limit is None else {unit.index: row_limit}
             task = Task(file=self.file, first=unit.index, step=None, row_limits=limits)
@@ -154,18 +180,22 @@ class _FilePlanner:
         complete: set[int] = set()
         limits: dict[int, int] = {}
         last: int | None = None
+        is_mine = self.rules.has(unit_prefix(self.file.path))
+        if not is_mine and self.rows_left is None:
+            return
         for unit in self._known_units():
             if self.rows_left == 0:
                 break
             row_limit = self._take_rows(unit)
             if row_limit is not None:
                 limits[unit.index] = row_limit
-            if self._keep_if_complete(unit, row_limit):
+            name = unit_name(self.file.path, index=unit.index)
+            if is_mine and self._keep_if_complete(name, unit, row_limit):
                 complete.add(unit.index)
             if self.rows_left == 0 or self._ends_stream(unit):
                 last = unit.index
                 break
-        if last is not None and complete >= set(range(last + 1)):
+        if not is_mine or (last is not None and complete >= set(range(last + 1))):
             return
         self.plan.units_to_do = None
         self.plan.bytes_to_do += estimated_text_bytes(self.file)
@@ -186,14 +216,12 @@ class _FilePlanner:
         units = format_of(self.file).plan(self.file, self.rules.options)
         if self.rows_left is not None:
             return itertools.takewhile(lambda unit: self.source().exists(unit), units)
-        prefix = unit_prefix(self.file.path)
-        places = (name.rpartition("-") for name in self.existing)
-        indices = [int(index) for found, _, index in places if found == prefix]
-        return itertools.islice(units, max(indices, default=-1) + 1)
+        last = self.last_units.get(unit_prefix(self.file.path), -1)
+        return itertools.islice(units, last + 1)
 
     def _ends_stream(self, unit: Unit) -> bool:
-        receipt = self.plan.done.get(unit_name(self.file.path, index=unit.index))
-        return receipt is not None and receipt.source.is_last
+        claim = self.plan.done.get(unit_name(self.file.path, index=unit.index))
+        return claim is not None and claim.is_last
 
     def _take_rows(self, unit: Unit) -> int | None:
         """How many rows of the unit lie before the limit; None if it is taken whole."""
@@ -208,8 +236,7 @@ class _FilePlanner:
         self.rows_left -= taken
         return taken if taken < rows else None
 
-    def _keep_if_complete(self, unit: Unit, row_limit: int | None) -> bool:
-        name = unit_name(self.file.path, index=unit.index)
+    def _keep_if_complete(self, name: str, unit: Unit, row_limit: int | None) -> bool:
         self.plan.planned.add(name)
         if name not in self.existing:
             return False
@@ -217,7 +244,7 @@ class _FilePlanner:
         if receipt is not None and receipt.config != self.rules.config:
             self.plan.other_config += 1
         elif receipt is not None and self._still_holds(receipt, unit, row_limit):
-            self.plan.done[name] = receipt
+            self.plan.done[name] = receipt.claim
             return True
         self.plan.rebuilt += 1
         return False
@@ -231,7 +258,7 @@ class _FilePlanner:
             return False
         if self.source().digest(unit) != receipt.source.digest:
             return False
-        self.plan.touched.append((receipt, self.file))
+        self.plan.touched.append((receipt.unit.name, self.file))
         return True
 
     def _is_same(self, receipt: Receipt) -> bool:
@@ -261,6 +288,15 @@ def _units_in_store(layout: StoreLayout) -> set[str]:
     except FileNotFoundError:
         return set()
     return {match["unit"] for name in names if (match := RECEIPT_FILE.fullmatch(name))}
+
+
+def _last_units(names: set[str]) -> dict[str, int]:
+    """Prefix of a file's units -> the highest index among these."""
+    last: dict[str, int] = {}
+    for name in names:
+        prefix, _, index = name.rpartition("-")
+        last[prefix] = max(last.get(prefix, -1), int(index))
+    return last
 
 
 def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> None:

@@ -53,6 +53,8 @@ class Progress:
     workers: tuple[WorkerProgress, ...]
     message: str | None = None
     """Something that a person should read now: a lost worker, a unit done again."""
+    place: str | None = None
+    """Where it runs, if not here: the nodes of the cluster at this moment, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,8 @@ class BuildResult:
     warnings: tuple[str, ...] = field(default=())
     lengths: RowLengths | None = None
     """Of a store with masks: how long its rows are, and what of them counts."""
+    part: str | None = None
+    """Which part of the build this was; `totals` and `splits` are then those of its units alone."""
 
     @property
     def working_seconds(self) -> float:

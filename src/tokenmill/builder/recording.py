@@ -64,7 +64,7 @@ def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) ->
 
 def _facts(run: BuildRun) -> dict[str, object]:
     return {
-        "store": run.layout.root.name,
+        "store": run.layout.name.rpartition("/")[2],
         "inputs": len(run.inputs),
         "resources": dataclasses.asdict(run.resources),
         "config": dataclasses.asdict(run.config),

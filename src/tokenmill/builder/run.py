@@ -22,6 +22,7 @@ from tokenmill.builder.identity import (
     request_identity,
 )
 from tokenmill.builder.memory import (
+    UPLOAD_BYTES,
     MemoryPlan,
     default_budget,
     divide_budget,
@@ -29,7 +30,7 @@ from tokenmill.builder.memory import (
 )
 from tokenmill.builder.messages import WorkerSettings
 from tokenmill.builder.monitor import Monitor
-from tokenmill.builder.outcome import make_result, profile_of, run_record
+from tokenmill.builder.outcome import held_by, make_result, profile_of, run_record
 from tokenmill.builder.plan import PlanRules, WorkPlan, plan_work
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.runners import Job, LocalRunner, SerialRunner
@@ -41,17 +42,21 @@ from tokenmill.store.commit import remove_manifest, sweep
 from tokenmill.store.layout import StoreLayout, unit_name, unit_prefix
 from tokenmill.store.lock import StoreLock
 from tokenmill.store.manifest import read_manifest, write_manifest
-from tokenmill.store.receipt import rewrite_receipt
-from tokenmill.store.runs import append_run
+from tokenmill.store.parts import read_records, remove_records
+from tokenmill.store.place import refuse_other_things
+from tokenmill.store.receipt import read_receipt, rewrite_receipt
+from tokenmill.store.runs import append_runs
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
     from tokenmill.builder.lengths import RowLengths
+    from tokenmill.builder.parts import Part
     from tokenmill.builder.progress import BuildResult, Progress
     from tokenmill.config import BuildConfig, BuildResources, RowShape
     from tokenmill.runners import Runner
+    from tokenmill.runners.ray import RayCluster
     from tokenmill.sources import Discovery
     from tokenmill.store.manifest import Manifest
 
@@ -76,6 +81,17 @@ def fields_of(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
     return needed_fields(shape)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a build found out before it writes anything."""
+
+    discovery: Discovery
+    request: Request
+    memory: MemoryPlan
+    options: SourceOptions
+    plan: WorkPlan
+
+
 @dataclass(kw_only=True)
 class BuildRun:
     """One call of `build`: what it was asked for, and the steps that carry it out."""
@@ -90,29 +106,41 @@ class BuildRun:
     on_progress: Callable[[Progress], None] | None
     chat_template: str | None = None
     """A file with the template for chats; None takes the tokenizer's own."""
+    document_bytes: int | None = None
+    """Largest document, where it does not follow from this machine's budget but was said."""
+    keeps_reports: bool = False
+    """Remember what each unit took, for a profile."""
+    _cluster: RayCluster | None = None
 
     def run(self) -> BuildResult:
         """Carry out the build."""
         self.started = time.monotonic()
         self.profile: dict[str, object] = {}
         discovery = self.discover()
-        self._check_folder()
+        self.check_folder()
         with StoreLock(self.layout) as lock:
-            request = self.request()
-            memory = self.memory_plan(request)
-            options = self.source_options(batch_bytes=memory.batch_bytes)
-            rules = PlanRules(
-                options=options,
-                config=request.identity.fingerprint,
-                limit=self.config.limit,
-                workers=memory.workers,
-            )
-            plan = plan_work(self.layout, discovery.files, rules=rules)
-            self._refuse_mixtures(plan, request)
-            if (manifest := self._finished(plan, request)) is not None:
-                return self._result(manifest, discovery, plan, memory, monitor=None)
+            work = self.prepare(discovery)
+            self.refuse(work)
+            if (manifest := self._finished(work)) is not None:
+                return self._result(manifest, work, monitor=None)
             self.lock_token = lock.token
-            return self._work(plan, request, memory, options, discovery)
+            return self._work(work)
+
+    def prepare(self, discovery: Discovery, *, part: Part | None = None) -> Work:
+        """What is to be done; nothing is written yet."""
+        self.layout.upstream.begin()
+        request = self.request()
+        memory = self.memory_plan(request)
+        options = self.source_options(batch_bytes=memory.batch_bytes)
+        rules = PlanRules(
+            options=options,
+            config=request.identity.fingerprint,
+            limit=self.config.limit,
+            workers=memory.workers,
+            part=part,
+        )
+        plan = plan_work(self.layout, discovery.files, rules=rules)
+        return Work(discovery=discovery, request=request, memory=memory, options=options, plan=plan)
 
     def discover(self) -> Discovery:
         """The input files, all of a kind that the rows can come from."""
@@ -140,21 +168,49 @@ class BuildRun:
             separator=self.config.separator,
             unit_bytes=self.config.unit_bytes,
             batch_bytes=batch_bytes,
-            max_document_bytes=max_document_bytes(budget),
+            max_document_bytes=self.document_bytes or max_document_bytes(budget),
         )
 
     def memory_plan(self, request: Request) -> MemoryPlan:
-        """Divide the budget among the workers that were asked for, or as many as fit."""
-        files = request.identity.tokenizer.files
-        most = 1 if self.resources.serial else self.resources.workers or physical_cores()
-        return divide_budget(
+        """Divide the budget among the workers that were asked for, or as many as fit.
+
+        On a cluster the budget is that of a node, and the workers are those of all nodes.
+        """
+        files, asked = request.identity.tokenizer.files, self.resources.workers
+        cluster = self.cluster() if self.resources.runner == "ray" else None
+        most = 1 if self.resources.serial else asked or physical_cores()
+        if cluster is not None:
+            most = cluster.node_cpus()
+        plan = divide_budget(
             self.resources.memory or default_budget(),
             tokenizer_bytes=sum(facts.bytes for facts in files.values()),
             most_workers=most,
-            least_workers=most if self.resources.workers else 1,
+            least_workers=most if asked and cluster is None else 1,
+            upload_bytes=UPLOAD_BYTES if self.layout.upstream.url else 0,
         )
+        if cluster is None:
+            return plan
+        cpus = most // plan.workers
+        slots = cluster.slots(cpus)
+        return dataclasses.replace(plan, workers=min(asked or slots, slots), worker_cpus=cpus)
 
-    def _check_folder(self) -> None:
+    def cluster(self) -> RayCluster:
+        """The Ray cluster that the units are worked on by; the first call connects to it."""
+        from tokenmill.runners.ray import RayCluster
+
+        if self._cluster is None:
+            address, cpus = self.resources.address, self.resources.workers or physical_cores()
+            self._cluster = RayCluster(address, local_cpus=cpus)
+        return self._cluster
+
+    def close(self) -> None:
+        """Let go of the cluster and of what a store behind a URL needs here."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+        self.layout.upstream.close()
+
+    def check_folder(self) -> None:
         """A folder with other things in it is no place for a store."""
         root = self.layout.root
         if not root.exists():
@@ -163,34 +219,29 @@ class BuildRun:
             raise UsageError(
                 f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
             )
-        known = {"shards", "tokenmill.json", "tokenizer", ".lock"}
-        names = {entry.name for entry in root.iterdir()}
-        if names and not names & known:
-            raise StoreError(
-                f"the folder {str(root)!r} holds other things ({min(names)!r}, ...) and no "
-                "store; a build would mix with them",
-                hint="choose a new or empty folder with --out",
-            )
+        refuse_other_things({entry.name for entry in root.iterdir()}, shown=str(root))
 
-    def _refuse_mixtures(self, plan: WorkPlan, request: Request) -> None:
-        root = self.layout.root
+    def refuse(self, work: Work) -> None:
+        """Stop before two kinds of tokens, or files that nobody asked for, stand in one store."""
+        plan, request, store = work.plan, work.request, self.layout.name
         if plan.other_config and not self.rebuild:
             difference = describe_difference(self.layout, request.identity)
             raise StoreError(
-                f"the store {str(root)!r} has {plan.other_config:,} units of another build "
+                f"the store {store!r} has {plan.other_config:,} units of another build "
                 f"({difference}); adding to them would mix tokens of two kinds in one store",
                 hint="choose another --out, or replace the old units with --rebuild",
             )
         if plan.foreign and not self.prune:
             names = ", ".join(map(repr, plan.foreign[:3])) + (", ..." if plan.foreign[3:] else "")
             raise StoreError(
-                f"the store {str(root)!r} has {len(plan.foreign_units):,} units of files that are "
+                f"the store {store!r} has {len(plan.foreign_units):,} units of files that are "
                 f"not among the inputs ({names}); a store holds exactly what its command names",
                 hint="name those files too, choose another --out, or drop their units with --prune",
             )
 
-    def _finished(self, plan: WorkPlan, request: Request) -> Manifest | None:
+    def _finished(self, work: Work) -> Manifest | None:
         """The manifest of a store that already is what was asked for."""
+        plan = work.plan
         if plan.tasks or plan.stale or plan.foreign or plan.touched:
             return None
         try:
@@ -198,63 +249,64 @@ class BuildRun:
         except StoreError:
             return None
         units = {unit.name for unit in manifest.units}
-        same = manifest.identity == request.identity and units == set(plan.done)
-        return manifest if same and not self.layout.tmp.exists() else None
+        same = manifest.identity == work.request.identity and units == set(plan.done)
+        left = self.layout.tmp.exists() or self.layout.parts.exists()
+        return manifest if same and not left else None
 
-    def _work(
-        self,
-        plan: WorkPlan,
-        request: Request,
-        memory: MemoryPlan,
-        options: SourceOptions,
-        discovery: Discovery,
-    ) -> BuildResult:
-        self.layout.create()
-        if plan.rebuilt or plan.stale or plan.foreign or plan.touched:
-            remove_manifest(self.layout)
-        keep_tokenizer(self.layout, request)
-        for receipt, file in plan.touched:
-            facts = dataclasses.replace(receipt.source, version=file.version)
-            renewed = dataclasses.replace(receipt, source=facts)
-            rewrite_receipt(self.layout, renewed)
-            plan.done[receipt.unit.name] = renewed
-        sweep(self.layout, plan.done.values())
-        monitor = Monitor(
-            budget=memory.budget,
-            bytes_total=plan.bytes_to_do,
-            units_total=plan.units_to_do,
-            on_progress=self.on_progress,
-            num_workers=min(memory.workers, len(plan.tasks)),
-            started=self.started,
-        )
-        with monitor:
+    def _work(self, work: Work) -> BuildResult:
+        plan = work.plan
+        self.settle(work)
+        sweep(self.layout, plan.done)
+        with self.monitor(work) as monitor:
             if plan.tasks:
-                self._run_tasks(plan, request, memory, options, monitor)
+                self.run_tasks(work, monitor)
             monitor.tell("finishing")
             units = self._units_in_order(plan, monitor)
-            manifest = assemble_manifest(self.layout, request.identity, units=units)
+            manifest = assemble_manifest(self.layout, work.request.identity, units=units)
             write_manifest(self.layout, manifest)
             monitor.tell("done")
-        result = self._result(manifest, discovery, plan, memory, monitor=monitor)
-        append_run(self.layout, run_record(result))
+        result = self._result(manifest, work, monitor=monitor)
+        of_parts = [run for record in read_records(self.layout) for run in record.runs]
+        append_runs(self.layout, [*of_parts, run_record(result)])
+        remove_records(self.layout)
         self.profile = profile_of(result, monitor)
         return result
 
-    def _run_tasks(
-        self,
-        plan: WorkPlan,
-        request: Request,
-        memory: MemoryPlan,
-        options: SourceOptions,
-        monitor: Monitor,
-    ) -> None:
-        identity = request.identity
+    def settle(self, work: Work) -> None:
+        """What comes before the first unit: folders, the tokenizer, receipts of touched files."""
+        plan = work.plan
+        self.layout.create()
+        if plan.rebuilt or plan.stale or plan.foreign or plan.touched:
+            remove_manifest(self.layout)
+        keep_tokenizer(self.layout, work.request)
+        for name, file in plan.touched:
+            receipt = read_receipt(self.layout, name)
+            facts = dataclasses.replace(receipt.source, version=file.version)
+            rewrite_receipt(self.layout, dataclasses.replace(receipt, source=facts))
+
+    def monitor(self, work: Work) -> Monitor:
+        """The eye on the workers of this run."""
+        return Monitor(
+            budget=work.memory.budget,
+            bytes_total=work.plan.bytes_to_do,
+            units_total=work.plan.units_to_do,
+            on_progress=self.on_progress,
+            num_workers=min(work.memory.workers, len(work.plan.tasks)),
+            keeps_reports=self.keeps_reports,
+            started=self.started,
+        )
+
+    def run_tasks(self, work: Work, monitor: Monitor) -> None:
+        """Have the workers build and commit every unit that is to be built."""
+        memory, identity = work.memory, work.request.identity
         settings = WorkerSettings(
             store=str(self.layout.root),
+            url=self.layout.upstream.url,
+            corner=self.layout.corner,
             lock_token=self.lock_token,
             config=identity.fingerprint,
-            options=options,
-            tokenizer=describe_kept(self.layout, request),
+            options=work.options,
+            tokenizer=describe_kept(self.layout, work.request),
             special_tokens=self.config.special_tokens,
             engine=self.resources.engine,
             vocab_size=identity.tokenizer.vocab_size,
@@ -267,7 +319,7 @@ class BuildRun:
         )
         job = Job(function="tokenmill.builder.worker:start_worker", payload=settings)
         try:
-            self._runner(memory).run(job, plan.tasks, on_event=monitor.on_event)
+            self._runner(memory).run(job, work.plan.tasks, on_event=monitor.on_event)
         finally:
             # The workers are gone; what one that was killed had begun is of no use to anyone.
             shutil.rmtree(self.layout.tmp, ignore_errors=True)
@@ -275,6 +327,16 @@ class BuildRun:
     def _runner(self, memory: MemoryPlan) -> Runner:
         if self.resources.serial:
             return SerialRunner()
+        if self.resources.runner == "ray":
+            from tokenmill.runners.ray import RayRunner
+
+            return RayRunner(
+                self.cluster(),
+                num_workers=memory.workers,
+                max_workers=self.resources.workers,
+                cpus_per_task=memory.worker_cpus,
+                environment=_WORKER_ENVIRONMENT,
+            )
         return LocalRunner(
             memory.workers,
             environment=_WORKER_ENVIRONMENT,
@@ -292,21 +354,13 @@ class BuildRun:
             for index in sorted(by_file.get(unit_prefix(file.path), ())):
                 yield unit_name(file.path, index=index)
 
-    def _result(
-        self,
-        manifest: Manifest,
-        discovery: Discovery,
-        plan: WorkPlan,
-        memory: MemoryPlan,
-        *,
-        monitor: Monitor | None,
-    ) -> BuildResult:
+    def _result(self, manifest: Manifest, work: Work, *, monitor: Monitor | None) -> BuildResult:
         return make_result(
-            manifest,
-            store=str(self.layout.root),
-            discovery=discovery,
-            plan=plan,
-            memory=memory,
+            held_by(manifest),
+            store=self.layout.name,
+            discovery=work.discovery,
+            plan=work.plan,
+            memory=work.memory,
             monitor=monitor,
             seconds=time.monotonic() - self.started,
             lengths=self._lengths(),
@@ -318,4 +372,4 @@ class BuildRun:
             return None
         from tokenmill.builder.lengths import measure_rows
 
-        return measure_rows(self.layout.root, shape)
+        return measure_rows(self.layout.upstream.url or self.layout.root, shape)

@@ -20,14 +20,12 @@ from tokenmill.builder.memory import default_budget, max_document_bytes
 from tokenmill.builder.reshaping import Remaker
 from tokenmill.builder.run import fields_of
 from tokenmill.config import RowShape
-from tokenmill.errors import SourceError, UsageError
-from tokenmill.paths import is_remote
+from tokenmill.errors import SourceError
 from tokenmill.records import TextBatch
 from tokenmill.sources import format_of, source_file
 from tokenmill.sources.base import SourceOptions, Unit
 from tokenmill.store.check import CheckReport, Finding, check_store
 from tokenmill.store.reader import Store
-from tokenmill.store.receipt import read_receipt
 
 if TYPE_CHECKING:
     import os
@@ -70,12 +68,10 @@ def verify(
     seed: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Check every byte of a store, and encode `sample` random documents again."""
-    if is_remote(store):
-        raise UsageError(
-            "a store behind a URL cannot be verified there: every byte of it would have to come",
-            hint="copy it to a local folder and verify that",
-        )
+    """Check every byte of a store, and encode `sample` random documents again.
+
+    All of a store behind a URL is brought for it, a few units at a time.
+    """
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     checked = check_store(store, on_progress=on_progress)
     if checked.findings or sample < 1:
@@ -122,7 +118,7 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
     result = _Reencoding()
     result.reference = remaker.reference
     for unit_name, documents in _draw(store, sample=sample, seed=seed).items():
-        receipt = read_receipt(store.layout, unit_name)
+        receipt = store.receipt(unit_name)
         try:
             texts = _texts(store, receipt, documents)
         except SourceError as error:

@@ -6,12 +6,12 @@ folder. Committing a unit waits for the disk; the next unit is read and encoded 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.builder.fitting import Fitting
@@ -25,8 +25,9 @@ from tokenmill.engines.load import load_engine
 from tokenmill.sources import format_of
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.format import token_dtype
-from tokenmill.store.layout import StoreLayout, unit_name
+from tokenmill.store.layout import unit_name
 from tokenmill.store.lock import TurnLock, WorkerLock
+from tokenmill.store.place import join_layout
 from tokenmill.store.writer import UnitWriter
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 
     from tokenmill.builder.messages import WorkerSettings
     from tokenmill.builder.plan import Task
+    from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.runners import Report
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
+    from tokenmill.store.layout import StoreLayout
     from tokenmill.supervised.shaper import Shaper
 
 _REPORT_SECONDS = 0.2
@@ -68,11 +71,14 @@ class BuildWorker:
 
     def __init__(self, settings: WorkerSettings, *, engine: CheckedEngine | None = None) -> None:
         self._settings = settings
-        self._layout = StoreLayout(Path(settings.store))
+        self._layout = dataclasses.replace(
+            join_layout(settings.store, url=settings.url, token=settings.lock_token),
+            corner=settings.corner,
+        )
         self._lock = WorkerLock(self._layout, token=settings.lock_token)
         self._lock.acquire()
         self._engine = engine or load_engine(
-            settings.tokenizer,
+            _tokenizer_here(settings.tokenizer, self._layout),
             choice=settings.engine,
             special_tokens=SpecialTokens(settings.special_tokens),
         )
@@ -123,6 +129,7 @@ class BuildWorker:
         self._committer.shutdown(wait=True)
         self._close_source()
         self._lock.release()
+        self._layout.upstream.close()
 
     def _open(self, file: SourceFile) -> Source:
         """The file's source; it stays open, since the next task is mostly of the same file."""
@@ -299,6 +306,13 @@ class _ProgressMeter:
     def restart(self) -> None:
         """Take back what was reported: the unit begins again."""
         self.finish(UnitTally())
+
+
+def _tokenizer_here(tokenizer: TokenizerInfo, layout: StoreLayout) -> TokenizerInfo:
+    """The store's copy of the tokenizer; a worker on another machine brings it first."""
+    files = {name: layout.tokenizer / name for name in tokenizer.files}
+    layout.upstream.bring(list(files.values()))
+    return dataclasses.replace(tokenizer, files=files)
 
 
 def _units_of(task: Task, source: Source, options: SourceOptions) -> Iterator[Unit]:

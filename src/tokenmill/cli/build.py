@@ -33,6 +33,9 @@ def build(
     workers: opt.Workers = None,
     memory: opt.Memory = None,
     pin: opt.Pin = False,
+    runner: opt.Runner = opt.RunnerChoice.LOCAL,
+    address: opt.Address = None,
+    part: opt.Part = None,
     profile: opt.Profile = None,
     monitor: opt.Monitor = None,
     prune: opt.Prune = False,
@@ -40,6 +43,7 @@ def build(
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
+    list_corpora: opt.ListCorpora = False,  # noqa: ARG001 (answered before anything else)
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
 ) -> None:
     """Turn text into a store of tokens. The same command again resumes.
@@ -51,14 +55,18 @@ def build(
     Examples:
       tokenmill build corpus/ -t tokenizer.json -o my-store
       tokenmill build 'data/*.jsonl.zst' -t llama/ -o my-store --val 0.01 --memory 4GB
+      tokenmill build fineweb-edu --limit 1000000 -t llama/ -o s3://bucket/my-store
       tokenmill build notes.txt -t bytes -o my-store --separator '\\n\\n'
       tokenmill build chats.jsonl -t qwen/ -o my-store --format chat
+      tokenmill build data/ -t llama/ -o my-store --runner ray --address auto
+      tokenmill build data/ -t llama/ -o my-store --part 3/64
     """
     import tokenmill
     from tokenmill.builder.build import BuildOptions
     from tokenmill.cli import render, reports
     from tokenmill.cli.progress import watch
 
+    opt.note_shadowed(inputs, quiet=quiet)
     options = BuildOptions(
         text_field=text_field,
         separator=opt.unescape(separator),
@@ -84,6 +92,9 @@ def build(
         prune=prune,
         rebuild=rebuild,
         pin=pin,
+        runner=str(runner),
+        address=address,
+        part=part,
     )
     if dry_run:
         with stoppable("nothing was written"):

@@ -19,6 +19,7 @@ from tokenmill.cli import (
     demo,
     diagnose,
     export,
+    finish,
     import_,
     inspect,
     layout,
@@ -50,6 +51,7 @@ app = typer.Typer(
 
 for _name, _command in (
     ("build", build.build),
+    ("finish", finish.finish),
     ("plan", plan.plan),
     ("inspect", inspect.inspect),
     ("layout", layout.layout),

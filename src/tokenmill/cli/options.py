@@ -7,6 +7,7 @@ line; whatever only a program needs stays in the library.
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ TEXT = "What is read"
 SHAPE = "What a row is"
 TOKENS = "What becomes a token"
 SPEED = "What may be used"
+MACHINES = "More than one machine"
 RERUN = "Running again"
 OUTPUT = "What is shown"
 
@@ -47,6 +49,11 @@ class TooLongChoice(enum.StrEnum):
     REJECT = "reject"
 
 
+class RunnerChoice(enum.StrEnum):
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class EngineChoice(enum.StrEnum):
     AUTO = "auto"
     GIGATOKEN = "gigatoken"
@@ -63,7 +70,8 @@ Inputs = Annotated[
         rich_help_panel=NEEDED,
         show_default=False,
         help="Files, folders, globs or URLs: .jsonl, .parquet, .arrow, .csv, .txt and source code, "
-        "plain or as .gz, .zst, .bz2, .xz. A folder means every file below it.",
+        "plain or as .gz, .zst, .bz2, .xz. A folder means every file below it. Or the name of a "
+        "well-known corpus (see --list-corpora), if there is no such file here.",
     ),
 ]
 StorePath = Annotated[
@@ -88,14 +96,14 @@ Tokenizer = Annotated[
     ),
 ]
 Out = Annotated[
-    Path,
+    str,
     typer.Option(
         "--out",
         "-o",
-        metavar="FOLDER",
+        metavar="FOLDER|URL",
         show_default=False,
         rich_help_panel=NEEDED,
-        help="Where the store is written.",
+        help="Where the store is written: a folder, or a URL such as s3://bucket/store.",
     ),
 ]
 TextField = Annotated[
@@ -303,6 +311,37 @@ Memory = Annotated[
         help="Most memory the whole build may take, such as 4GB or 1500MiB.",
     ),
 ]
+Runner = Annotated[
+    RunnerChoice,
+    typer.Option(
+        "--runner",
+        metavar="local|ray",
+        rich_help_panel=MACHINES,
+        help="Where units are worked on: processes of this machine, or a Ray cluster. Never "
+        "changes a byte of the store.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        show_default="a cluster on this machine",
+        rich_help_panel=MACHINES,
+        help="The Ray cluster to work on: HOST:PORT, or auto for the one that runs here.",
+    ),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="I/N",
+        show_default=False,
+        rich_help_panel=MACHINES,
+        help="Build one of N independent parts (1/64 to 64/64), on any machine and in any order; "
+        "then run tokenmill finish.",
+    ),
+]
 Pin = Annotated[
     bool,
     typer.Option(
@@ -369,6 +408,28 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="No progress on stderr."),
 ]
+
+
+def _print_corpora(asked: bool) -> None:
+    if not asked:
+        return
+    from tokenmill.corpora import CORPORA
+
+    for name, corpus in CORPORA.items():
+        print(f"{name}\n  {corpus.files}\n  text in {corpus.text_field!r}: {corpus.holds}")
+    raise typer.Exit
+
+
+ListCorpora = Annotated[
+    bool,
+    typer.Option(
+        "--list-corpora",
+        callback=_print_corpora,
+        is_eager=True,
+        rich_help_panel=OUTPUT,
+        help="Print the corpora that have short names, where they lie and what they hold.",
+    ),
+]
 Debug = Annotated[
     bool,
     typer.Option("--debug", rich_help_panel=OUTPUT, help="On an error, show the full traceback."),
@@ -402,3 +463,15 @@ def unescape(separator: str | None, option: str = "--separator") -> str | None:
             )
         out.append(plain[escaped])
     return "".join(out)
+
+
+def note_shadowed(inputs: list[str], *, quiet: bool) -> None:
+    """Say on stderr that a file of this folder is read where a corpus has the same name."""
+    from tokenmill.corpora import CORPORA, shadowed
+
+    for name in () if quiet else shadowed(inputs):
+        print(
+            f"note: {name!r} is read from this folder; the corpus of that name is "
+            f"'{CORPORA[name].files}'",
+            file=sys.stderr,
+        )

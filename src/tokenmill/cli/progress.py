@@ -120,6 +120,7 @@ def plain_line(progress: Progress) -> str:
             count(progress.documents, "document"),
             f"memory {of_budget(progress.memory_bytes, progress.memory_budget_bytes)}",
             f"cpu {cpu(progress.workers, blocks=False)}",
+            *([] if progress.place is None else [progress.place]),
             f"ETA {_eta(progress)}",
         )
     )
@@ -168,6 +169,7 @@ def draw(progress: Progress, *, width: int) -> RenderableType:
             f"units {_units(progress)}",
             f"memory {of_budget(progress.memory_bytes, progress.memory_budget_bytes)}",
             f"cpu {cpu(progress.workers, blocks=True)}",
+            *([] if progress.place is None else [progress.place]),
         )
     )
     # Rows that were rejected are worth a look while the build still runs.

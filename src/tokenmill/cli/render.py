@@ -71,12 +71,16 @@ def build_result(result: BuildResult, *, as_json: bool) -> None:
             tokens_per_second=_per_second(result.built.tokens, result),
         )
         return
+    whole = result.store if result.part is None else f"part {result.part} of {result.store}"
     if result.nothing_to_do:
-        print(f"nothing to do: {result.store} is complete and up to date")
+        print(f"nothing to do: {whole} is complete and up to date")
     facts(build_rows(result))
     for warning in result.warnings:
         make_console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
     store = shlex.quote(result.store)
+    if result.part is not None:
+        next_steps(f"tokenmill finish {store}    when all parts are built")
+        return
     next_steps(
         f"tokenmill inspect {store}",
         f"tokenmill verify {store}",
@@ -89,6 +93,7 @@ def build_rows(result: BuildResult) -> list[Row]:
     totals = result.totals
     rows = [
         ("store", result.store),
+        ("part", "" if result.part is None else f"{result.part}; what follows is of it alone"),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
         ("tokens", f"{count(totals.tokens)} as {result.dtype}{_ratio(result)}"),
         ("splits", splits_text(result.splits)),

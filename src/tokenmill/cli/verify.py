@@ -34,6 +34,7 @@ def verify(
     Examples:
       tokenmill verify my-store
       tokenmill verify my-store --sample 1000 --json
+      tokenmill verify s3://bucket/my-store
     """
     import tokenmill
     from tokenmill.cli import reports

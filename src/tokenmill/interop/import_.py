@@ -191,7 +191,7 @@ class ImportRun:
             return self._result(foreign, finished, resumed=len(done))
         self.layout.create()
         copy_tokenizer(self.layout, self.tokenizer)
-        sweep(self.layout, done.values())
+        sweep(self.layout, {name: receipt.claim for name, receipt in done.items()})
         left = [
             part for part, unit in zip(foreign.parts, units, strict=True) if unit.name not in done
         ]

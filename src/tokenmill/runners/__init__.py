@@ -1,8 +1,9 @@
-"""Where tasks run: this process, or a pool of processes."""
+"""Where tasks run: this process, a pool of processes, or a Ray cluster (`runners.ray`)."""
 
 from tokenmill.runners.base import (
     Event,
     Job,
+    PlaceState,
     Report,
     Runner,
     TaskDone,
@@ -10,6 +11,7 @@ from tokenmill.runners.base import (
     Worker,
     WorkerLost,
     WorkerReady,
+    WorkerUsage,
 )
 from tokenmill.runners.local import LocalRunner
 from tokenmill.runners.serial import SerialRunner
@@ -18,6 +20,7 @@ __all__ = [
     "Event",
     "Job",
     "LocalRunner",
+    "PlaceState",
     "Report",
     "Runner",
     "SerialRunner",
@@ -26,4 +29,5 @@ __all__ = [
     "Worker",
     "WorkerLost",
     "WorkerReady",
+    "WorkerUsage",
 ]

@@ -45,6 +45,8 @@ class WorkerReady:
     worker: int
     pid: int
     value: Any
+    host: str | None = None
+    """Where the process is, if it may be on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,23 @@ class WorkerLost:
     reason: str
 
 
-Event = WorkerReady | TaskReport | TaskDone | WorkerLost
+@dataclass(frozen=True, slots=True)
+class WorkerUsage:
+    """What a worker that cannot be looked at from here says of itself."""
+
+    worker: int
+    memory_bytes: int
+    cpu_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceState:
+    """Where the tasks run, in words: the nodes of a cluster as they are now."""
+
+    words: str
+
+
+Event = WorkerReady | TaskReport | TaskDone | WorkerLost | WorkerUsage | PlaceState
 OnEvent = Callable[[Event], None]
 
 

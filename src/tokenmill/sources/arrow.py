@@ -37,7 +37,7 @@ class ArrowFormat:
     def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of equally many record batches, about `unit_bytes` each."""
         try:
-            schema, count = _facts(file.path)
+            schema, count = _facts(file.location)
         except (pa.ArrowException, OSError, EOFError) as error:
             raise damaged(file.path, error) from error
         _check_columns(schema, options, path=file.path)
@@ -54,12 +54,12 @@ class ArrowSource(ColumnSource):
 
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         super().__init__(file, options)
-        self._native = open_native(file.path)
+        self._native = open_native(file.location)
         try:
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
             self._columns = _check_columns(self._reader.schema, options, path=file.path)
-            self._count: int = _facts(file.path)[1]
+            self._count: int = _facts(file.location)[1]
         except (pa.ArrowException, OSError, EOFError) as error:
             raise damaged(file.path, error) from error
 

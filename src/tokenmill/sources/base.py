@@ -12,7 +12,7 @@ that start in [k * unit_bytes, (k + 1) * unit_bytes) of the decompressed bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ class SourceFile:
     """Changes when the file changes: modification time, or what a remote system gives (ETag)."""
     members: tuple[SourceFile, ...] = ()
     """Files of a text-group, in order; path, size and version of the group follow from them."""
+    address: str | None = field(default=None, compare=False, repr=False)
+    """Where it is read from, if that holds more than its path does: a password, a signature. The
+    path is written into the store and shown; this never is."""
+
+    @property
+    def location(self) -> str:
+        """What opens the file."""
+        return self.address or self.path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

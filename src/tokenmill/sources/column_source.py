@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from tokenmill import paths
 from tokenmill.errors import SourceError
+from tokenmill.remote import RemoteError, shown
 from tokenmill.sources.base import UnitEnd
 from tokenmill.sources.columns import ColumnDigest, flat, rows_of, text_batch
 from tokenmill.sources.units import check_unchanged
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 
 def damaged(path: str, error: Exception) -> SourceError:
     """The error for a file whose content does not have the form that its name promises."""
+    if isinstance(error, RemoteError):
+        return paths.unreadable(path, error)
     return SourceError(
-        f"{path!r} cannot be read as what its name says: {str(error).splitlines()[0]}",
+        f"{shown(path)!r} cannot be read as what its name says: {str(error).splitlines()[0]}",
         hint="copy or write the file again, or leave it out, then run the same command again",
     )
 

@@ -37,7 +37,7 @@ class ByteReader(Protocol):
 
 def open_decompressed(file: SourceFile) -> ByteReader:
     """Open a file for reading its text bytes from the front."""
-    raw = paths.open_binary(file.path)
+    raw = paths.open_binary(file.location)
     if file.compression is None:
         return cast("ByteReader", raw)
     if file.size == 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill import paths
 from tokenmill.errors import SourceError
+from tokenmill.remote import shown
 from tokenmill.sources.base import SourceFile
 from tokenmill.sources.compression import SUFFIXES, open_decompressed
 from tokenmill.sources.groups import group_texts, make_group
@@ -81,16 +82,31 @@ def discover(inputs: Sequence[str | os.PathLike[str]], options: SourceOptions) -
     """Find the files of the inputs."""
     found: list[SourceFile] = []
     skipped: list[Skipped] = []
+    looked_at: set[tuple[str, str | None, str | None]] = set()
     for match, facts in _unique(match for each in inputs for match in paths.matches(each)):
-        result = _examine(match, facts)
+        result = _examine(match, facts, looked_at)
         if isinstance(result, SourceFile):
             found.append(result)
         else:
             skipped.append(result)
+    _refuse_twins(found)
     found = list(_without_caches(found, skipped))
     if not found:
         raise _nothing_usable(inputs, skipped)
     return Discovery(files=tuple(_grouped(found, options)), skipped=tuple(skipped))
+
+
+def _refuse_twins(files: Sequence[SourceFile]) -> None:
+    """Units are named after paths, which do not hold what stands behind the `?` of an address."""
+    known: set[str] = set()
+    for file in files:
+        if file.path in known:
+            raise SourceError(
+                f"two inputs are {file.path!r} but for what is behind its '?', which may be a key "
+                "and so is no part of a file's name",
+                hint="build them one by one, or from copies that have names of their own",
+            )
+        known.add(file.path)
 
 
 def source_file(path: str, *, members: Sequence[str] = ()) -> SourceFile:
@@ -101,9 +117,12 @@ def source_file(path: str, *, members: Sequence[str] = ()) -> SourceFile:
 
 
 def _source_file(path: str, facts: FileStat) -> SourceFile:
-    form, compression = _by_name(path)
+    # What a key in the address opens is the same file whatever the key is, today's or the next.
+    known = shown(path) if paths.is_remote(path) else path
+    form, compression = _by_name(known)
     return SourceFile(
-        path=path,
+        path=known,
+        address=None if known == path else path,
         format=form or "text",
         compression=compression,
         size=facts.size,
@@ -141,8 +160,10 @@ def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | None]]:
     return unique
 
 
-def _examine(match: Match, facts: FileStat | None) -> SourceFile | Skipped:
-    path = match.path
+def _examine(
+    match: Match, facts: FileStat | None, looked_at: set[tuple[str, str | None, str | None]]
+) -> SourceFile | Skipped:
+    path = shown(match.path) if paths.is_remote(match.path) else match.path
     if facts is None:
         return Skipped(path, "cannot be found: a broken link")
     form, compression = _by_name(path)
@@ -155,9 +176,13 @@ def _examine(match: Match, facts: FileStat | None) -> SourceFile | Skipped:
                 hint=f"decompress it; {form} files compress their own content",
             )
         return Skipped(path, f"a {form} file inside {compression}")
-    file = _source_file(path, facts)
-    problem = _problem(file, known=form is not None)
+    file = _source_file(match.path, facts)
+    # Remote files of one folder and one kind are alike: a look into one costs a request.
+    kind = (path.rpartition("/")[0], form, compression)
+    is_known = form is not None and paths.is_remote(path) and kind in looked_at
+    problem = None if is_known else _problem(file, known=form is not None)
     if problem is None:
+        looked_at.add(kind)
         return file
     if match.named:
         raise SourceError(f"{path!r} cannot be used: {problem}", hint=_hint(file))

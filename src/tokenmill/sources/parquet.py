@@ -34,7 +34,7 @@ class ParquetFormat:
 
     def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of row groups whose text is about `unit_bytes` in all."""
-        with _open(file.path) as parquet:
+        with _open(file.location) as parquet:
             columns = _columns(parquet.schema_arrow, options, path=file.path)
             sizes = _text_sizes(parquet.metadata, columns)
         target = options.unit_bytes or unit_bytes_for(sum(sizes))
@@ -56,7 +56,7 @@ class ParquetSource(ColumnSource):
 
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         super().__init__(file, options)
-        self._parquet = _open(file.path)
+        self._parquet = _open(file.location)
         schema = self._parquet.schema_arrow
         self._columns = _columns(schema, options, path=file.path)
         self._names = (

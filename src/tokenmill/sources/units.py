@@ -51,7 +51,7 @@ def byte_units(file: SourceFile, options: SourceOptions, *, stream: bool) -> Ite
 
 def check_unchanged(file: SourceFile) -> None:
     """Raise if the file is not the one that was planned with."""
-    found = paths.stat(file.path, fresh=True)
+    found = paths.stat(file.location, fresh=True)
     if (found.size, found.version) != (file.size, file.version):
         raise SourceError(
             f"{file.path!r} changed while it was in use: {file.size:,} bytes (version "

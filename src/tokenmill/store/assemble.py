@@ -5,7 +5,8 @@ The build does this at its end; `check_store` does it again and compares.
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+import itertools
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
@@ -14,6 +15,7 @@ from tokenmill.store.entries import (
     RejectsEntry,
     ShardEntry,
     SourceEntry,
+    SplitTotals,
     StoreIdentity,
     UnitEntry,
     split_totals,
@@ -21,13 +23,19 @@ from tokenmill.store.entries import (
 from tokenmill.store.facts import Counts, FileFacts, facts_of
 from tokenmill.store.layout import unit_prefix
 from tokenmill.store.manifest import Manifest
-from tokenmill.store.receipt import Receipt, read_receipt_bytes
+from tokenmill.store.receipt import Receipt, read_receipt, read_receipt_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from tokenmill.store.facts import ShardFacts
+    from tokenmill.store.facts import EngineFacts, ShardFacts
     from tokenmill.store.layout import StoreLayout
+
+    EngineKey = tuple[str, str, str, str]
+
+
+_BATCH_UNITS = 256
+"""Receipts that are asked for at once where the store is behind a URL."""
 
 
 class ManifestAssembler:
@@ -36,7 +44,7 @@ class ManifestAssembler:
     def __init__(self, identity: StoreIdentity) -> None:
         self._identity = identity
         self._totals = Counts()
-        self._engines: dict[tuple[str, str, str, str], EngineEntry] = {}
+        self._engines: dict[EngineKey, EngineEntry] = {}
         self._sources: list[SourceEntry] = []
         self._units: list[UnitEntry] = []
 
@@ -45,7 +53,7 @@ class ManifestAssembler:
         self._check(receipt)
         self._add_source(receipt)  # may refuse the unit, so it goes before the rest
         self._totals += receipt.counts
-        self._add_engine(receipt)
+        _add_engine(self._engines, receipt.engine)
         rejects = receipt.rejects
         unit = UnitEntry(
             name=receipt.unit.name,
@@ -111,16 +119,16 @@ class ManifestAssembler:
             self._sources.append(last)
         self._sources[-1] = replace(last, units=last.units + 1, rows=rows)
 
-    def _add_engine(self, receipt: Receipt) -> None:
-        engine = receipt.engine
-        key = (engine.name, engine.version, engine.reference, engine.reference_version)
-        empty = EngineEntry(
-            name=engine.name,
-            version=engine.version,
-            reference=engine.reference,
-            reference_version=engine.reference_version,
-        )
-        self._engines[key] = self._engines.get(key, empty).plus(engine)
+
+def _add_engine(engines: dict[EngineKey, EngineEntry], engine: EngineFacts) -> None:
+    key = (engine.name, engine.version, engine.reference, engine.reference_version)
+    empty = EngineEntry(
+        name=engine.name,
+        version=engine.version,
+        reference=engine.reference,
+        reference_version=engine.reference_version,
+    )
+    engines[key] = engines.get(key, empty).plus(engine)
 
 
 def _shard_entry(shard: ShardFacts) -> ShardEntry:
@@ -147,13 +155,48 @@ def _new_source(receipt: Receipt) -> SourceEntry:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally:
+    """What some units hold together."""
+
+    totals: Counts
+    splits: Mapping[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+
+
+def tally_units(layout: StoreLayout, units: Iterable[str]) -> Tally:
+    """What the named units hold, wherever they stand in their files."""
+    totals = Counts()
+    splits: dict[str, SplitTotals] = {}
+    engines: dict[EngineKey, EngineEntry] = {}
+    for unit in units:
+        receipt = read_receipt(layout, unit)
+        totals += receipt.counts
+        _add_engine(engines, receipt.engine)
+        for shard in receipt.shards:
+            old = splits.get(shard.split, SplitTotals())
+            splits[shard.split] = SplitTotals(
+                documents=old.documents + shard.documents,
+                tokens=old.tokens + shard.tokens,
+                shards=old.shards + 1,
+            )
+    return Tally(
+        totals=totals,
+        splits={name: splits[name] for name in sorted(splits)},
+        engines=tuple(engines[key] for key in sorted(engines)),
+    )
+
+
 def assemble_manifest(
     layout: StoreLayout, identity: StoreIdentity, *, units: Iterable[str]
 ) -> Manifest:
     """The manifest of the named units, whose receipts are read one after the other."""
     assembler = ManifestAssembler(identity)
-    for unit in units:
-        data = read_receipt_bytes(layout, unit)
-        receipt = Receipt.from_bytes(data, path=layout.receipt(unit))
-        assembler.add(receipt, file=facts_of(data))
+    remaining = iter(units)
+    while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
+        layout.upstream.bring([layout.receipt(unit) for unit in batch])
+        for unit in batch:
+            data = read_receipt_bytes(layout, unit)
+            receipt = Receipt.from_bytes(data, path=layout.receipt(unit))
+            assembler.add(receipt, file=facts_of(data))
     return assembler.manifest()

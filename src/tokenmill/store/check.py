@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
 from tokenmill.store.assemble import ManifestAssembler
 from tokenmill.store.fields import FormatVersionError
-from tokenmill.store.layout import StoreLayout
+from tokenmill.store.layout import shard_name
 from tokenmill.store.manifest import Manifest, read_manifest
+from tokenmill.store.place import visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.presence import expected_files, find_problems
 from tokenmill.store.reader import content_fingerprint
@@ -28,6 +28,10 @@ from tokenmill.store.sealed import unseal
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tokenmill.store.entries import UnitEntry
+    from tokenmill.store.layout import StoreLayout
 
 MAX_THREADS = 4
 """Enough to keep a disk busy; a few blocks of memory each."""
@@ -62,9 +66,23 @@ def check_store(
 ) -> CheckReport:
     """Check everything; `on_progress` gets bytes done and bytes in all, unit by unit.
 
-    Raises StoreError only where there is no manifest, or one of another format version.
+    Of a store behind a URL, a few units at a time are brought to this machine. Raises StoreError
+    only where there is no manifest, or one of another format version.
     """
-    layout = StoreLayout(Path(path).absolute())
+    layout = visit_layout(path)
+    try:
+        return _check(layout, on_progress)
+    finally:
+        layout.upstream.close()
+
+
+def _check(layout: StoreLayout, on_progress: Callable[[int, int], None] | None) -> CheckReport:
+    layout.upstream.bring([layout.manifest, layout.runs])
+    if layout.upstream.url is not None and not layout.manifest.exists():
+        raise StoreError(
+            f"there is no store at {layout.name!r}: it has no tokenmill.json",
+            hint="check the address; a store has this file once its build has finished",
+        )
     try:
         manifest = read_manifest(layout.root)
     except FormatVersionError:
@@ -106,18 +124,23 @@ class _Check:
         self._findings.append(self._finding(path, problem))
 
     def _finding(self, path: Path, problem: str) -> Finding:
-        return Finding(path.relative_to(self._layout.root).as_posix(), problem)
+        layout = self._layout
+        shown = problem.replace(str(layout.root), layout.name)
+        return Finding(path.relative_to(layout.root).as_posix(), shown)
 
     def _check_tokenizer(self) -> None:
-        for name, facts in self._manifest.identity.tokenizer.files.items():
+        files = self._manifest.identity.tokenizer.files
+        self._layout.upstream.bring([self._layout.tokenizer / name for name in files])
+        for name, facts in files.items():
             path = self._layout.tokenizer / name
             for problem in scan_file(path, expected=facts):
                 self._find(path, problem)
 
     def _check_units(self) -> Iterator[int]:
         """Yields the bytes done so far."""
-        for path, problem in find_problems(self._layout, self._manifest):
-            self._find(path, problem)
+        if self._layout.upstream.url is None:  # else nothing is here yet; the scan finds it too
+            for path, problem in find_problems(self._layout, self._manifest):
+                self._find(path, problem)
         assembler = ManifestAssembler(self._manifest.identity)
         tokenizer = self._manifest.identity.tokenizer
         complete, done = True, sum(facts.bytes for facts in tokenizer.files.values())
@@ -131,11 +154,16 @@ class _Check:
             self._compare(assembler.manifest())
 
     def _scan_units(self) -> Iterator[UnitScan]:
-        identity = self._manifest.identity
         with ThreadPoolExecutor(MAX_THREADS) as pool:
-            yield from pool.map(
-                lambda unit: scan_unit(self._layout, unit, identity=identity), self._manifest.units
-            )
+            yield from pool.map(self._scan_unit, self._manifest.units)
+
+    def _scan_unit(self, unit: UnitEntry) -> UnitScan:
+        layout, names = self._layout, [shard_name(unit.name, split=s.split) for s in unit.shards]
+        kinds = ("bin", "idx", "mask") if self._manifest.identity.mask else ("bin", "idx")
+        files = [layout.shard_file(name, kind) for name in names for kind in kinds]
+        rejects = [] if unit.rejects is None else [layout.rejects_file(unit.name)]
+        with layout.upstream.borrow([layout.receipt(unit.name), *files, *rejects]):
+            return scan_unit(layout, unit, identity=self._manifest.identity)
 
     def _assemble(self, assembler: ManifestAssembler, scan: UnitScan) -> bool:
         if scan.receipt is None:

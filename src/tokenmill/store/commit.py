@@ -8,26 +8,31 @@ The order is what makes it safe. At every moment, and after a crash at any momen
 So whoever claims goes first when something is taken away (manifest, then receipt, then files), and
 last when something is put in place (files, then receipt). Each step is on the disk before the next
 begins.
+
+Two workers may commit the same unit, at the same time even: a part that was started twice, a copy
+of a slow task. Equal units have equal bytes, so the one that comes second finds its own receipt and
+leaves everything as it is; if both are at it at once, they put the same bytes over each other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from typing import TYPE_CHECKING
 
-from tokenmill.errors import StoreError
+from tokenmill.errors import BuildError, StoreError
 from tokenmill.store.durable import sync_folder, write_error, write_synced
-from tokenmill.store.layout import RECEIPT_FILE, REJECTS_FILE, SHARD_FILE
-from tokenmill.store.receipt import read_receipt
+from tokenmill.store.layout import RECEIPT_FILE, REJECTS_FILE, SHARD_FILE, TRAIN
+from tokenmill.store.receipt import find_receipt, read_receipt
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.receipt import Claim, Receipt
 
 
 def publish(layout: StoreLayout, receipt: Receipt, *, staging: Path) -> None:
@@ -36,32 +41,55 @@ def publish(layout: StoreLayout, receipt: Receipt, *, staging: Path) -> None:
     staged_receipt = staging / f"{unit}.json"
     write_synced(staged_receipt, receipt.to_bytes())
     layout.create()
-    _retire(layout, unit)
+    if _is_there(layout, receipt):
+        shutil.rmtree(staging)
+        return
+    _retire(layout, receipt)
+    is_placed = False
     try:
         for name in receipt.files:
-            (staging / name).replace(layout.shards / name)
+            layout.upstream.take(staging / name, layout.shards / name)
         if receipt.rejects is not None:
-            (staging / f"{unit}.jsonl").replace(layout.rejects_file(unit))
+            layout.upstream.take(staging / f"{unit}.jsonl", layout.rejects_file(unit))
             sync_folder(layout.rejects)
         sync_folder(layout.shards)
         staged_receipt.replace(layout.receipt(unit))
+        is_placed = True
         sync_folder(layout.shards)
-    except OSError:
-        _withdraw(layout, receipt)
+        layout.upstream.put(layout.receipt(unit))
+    except (OSError, BuildError):
+        if is_placed or not _is_there(layout, receipt):  # what another worker committed stays
+            _withdraw(layout, receipt)
         raise
     staging.rmdir()
 
 
-def _retire(layout: StoreLayout, unit: str) -> None:
-    """Remove an earlier version of the unit, files that the new one will not have included."""
+def _is_there(layout: StoreLayout, receipt: Receipt) -> bool:
+    """Whether this very unit is part of the store already, with all its files."""
+    unit = receipt.unit.name
+    try:
+        if layout.receipt(unit).read_bytes() != receipt.to_bytes():
+            return False
+    except OSError:
+        return False
+    return find_receipt(layout, unit) is not None
+
+
+def _retire(layout: StoreLayout, receipt: Receipt) -> None:
+    """Remove an earlier version of the unit; files that the new one has too are replaced later."""
+    unit = receipt.unit.name
     if not layout.receipt(unit).exists():
         return
     remove_manifest(layout)
     files = _files_of(layout, unit)
     layout.receipt(unit).unlink(missing_ok=True)
     sync_folder(layout.shards)
-    for path in files:
+    layout.upstream.remove([layout.receipt(unit)])
+    replaced = {*receipt.files, *(() if receipt.rejects is None else (f"{unit}.jsonl",))}
+    dropped = [path for path in files if path.name not in replaced]
+    for path in dropped:
         path.unlink(missing_ok=True)
+    layout.upstream.remove(dropped)
 
 
 def _files_of(layout: StoreLayout, unit: str) -> list[Path]:
@@ -73,12 +101,18 @@ def _files_of(layout: StoreLayout, unit: str) -> list[Path]:
     return [*(layout.shards / name for name in names), layout.rejects_file(unit)]
 
 
+def _claimed(layout: StoreLayout, receipt: Receipt) -> list[Path]:
+    """The files that a receipt claims; a unit that rejects nothing has no file of rejects."""
+    files = [layout.shards / name for name in receipt.files]
+    return files if receipt.rejects is None else [*files, layout.rejects_file(receipt.unit.name)]
+
+
 def _withdraw(layout: StoreLayout, receipt: Receipt) -> None:
     """Take back what `publish` had moved. A broken disk may refuse that too; `sweep` ends it."""
     unit = receipt.unit.name
     with contextlib.suppress(OSError):
         layout.receipt(unit).unlink(missing_ok=True)
-        for path in (*(layout.shards / name for name in receipt.files), layout.rejects_file(unit)):
+        for path in _claimed(layout, receipt):
             path.unlink(missing_ok=True)
 
 
@@ -87,45 +121,61 @@ def remove_manifest(layout: StoreLayout) -> None:
     if layout.manifest.exists():
         layout.manifest.unlink(missing_ok=True)
         sync_folder(layout.root)
+        layout.upstream.remove([layout.manifest])
 
 
-def sweep(layout: StoreLayout, receipts: Iterable[Receipt]) -> list[Path]:
-    """Remove temporary files, and units and files that none of `receipts` claims; returns them.
+def sweep(layout: StoreLayout, claims: Mapping[str, Claim]) -> list[Path]:
+    """Remove temporary files, and units and files that none of `claims` names; returns them.
 
     The caller holds the store's lock. Files whose names are not of a store's making are left alone.
     """
-    kept_shards: set[str] = set()
-    kept_rejects: set[str] = set()
-    for receipt in receipts:
-        unit = receipt.unit.name
-        kept_shards |= {f"{unit}.json", *receipt.files}
-        if receipt.rejects is not None:
-            kept_rejects.add(f"{unit}.jsonl")
+
+    def is_claimed(match: re.Match[str]) -> bool:
+        claim = claims.get(match["unit"])
+        if claim is None or (match["split"] or TRAIN) not in claim.splits:
+            return False
+        return claim.mask or match["kind"] != "mask"
+
+    def has_rejects(match: re.Match[str]) -> bool:
+        claim = claims.get(match["unit"])
+        return claim is not None and claim.rejects
+
     try:
         shutil.rmtree(layout.tmp, ignore_errors=True)
-        retired = _unclaimed(layout.shards, RECEIPT_FILE, kept_shards)
+        retired = _unclaimed(layout.shards, RECEIPT_FILE, lambda match: match["unit"] in claims)
+        orphans: list[Path] = []
         if retired:
             remove_manifest(layout)
-            _remove(retired)
-        orphans = _unclaimed(layout.shards, SHARD_FILE, kept_shards)
-        orphans += _unclaimed(layout.rejects, REJECTS_FILE, kept_rejects)
-        _remove(orphans)
+            orphans += layout.upstream.elsewhere(_files_of_all(layout, retired))
+            _remove(layout, retired)
+        orphans += _unclaimed(layout.shards, SHARD_FILE, is_claimed)
+        orphans += _unclaimed(layout.rejects, REJECTS_FILE, has_rejects)
+        _remove(layout, orphans)
     except OSError as error:
         raise write_error(error, path=layout.shards) from error
     return retired + orphans
 
 
-def _unclaimed(folder: Path, pattern: re.Pattern[str], kept: set[str]) -> list[Path]:
+def _unclaimed(
+    folder: Path, pattern: re.Pattern[str], is_claimed: Callable[[re.Match[str]], bool]
+) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.name not in kept and pattern.fullmatch(p.name))
+    with os.scandir(folder) as entries:
+        found = ((entry.name, pattern.fullmatch(entry.name)) for entry in entries)
+        return sorted(folder / name for name, match in found if match and not is_claimed(match))
 
 
-def _remove(paths: list[Path]) -> None:
+def _files_of_all(layout: StoreLayout, receipts: list[Path]) -> list[Path]:
+    return [path for receipt in receipts for path in _files_of(layout, receipt.stem)]
+
+
+def _remove(layout: StoreLayout, paths: list[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
     for folder in {path.parent for path in paths}:
         sync_folder(folder)
+    layout.upstream.remove(paths)
 
 
 def _unit_of(pattern: re.Pattern[str], name: str) -> str | None:

@@ -50,6 +50,7 @@ def replace_file(layout: StoreLayout, path: Path, data: bytes) -> None:
         write_synced(staged, data)
         staged.replace(path)
         sync_folder(path.parent)
+        layout.upstream.put(path)
     except OSError as error:
         staged.unlink(missing_ok=True)
         raise write_error(error, path=path) from error

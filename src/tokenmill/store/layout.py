@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from tokenmill.store.durable import sync_folder
+from tokenmill.store.upstream import ITSELF, Upstream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ _UNIT = rf"{_PREFIX}-[0-9]{{5,}}"
 _SPLIT = r"[a-z][a-z0-9_]{0,31}"
 UNIT_PREFIX = re.compile(_PREFIX)
 SPLIT_NAME = re.compile(_SPLIT)
-SHARD_FILE = re.compile(rf"(?P<unit>{_UNIT})(-{_SPLIT})?\.(bin|idx|mask)")
+SHARD_FILE = re.compile(rf"(?P<unit>{_UNIT})(-(?P<split>{_SPLIT}))?\.(?P<kind>bin|idx|mask)")
 RECEIPT_FILE = re.compile(rf"(?P<unit>{_UNIT})\.json")
 REJECTS_FILE = re.compile(rf"(?P<unit>{_UNIT})\.jsonl")
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')
@@ -39,6 +40,15 @@ class StoreLayout:
     """The paths of a store."""
 
     root: Path
+    corner: str = ""
+    """Folder in tmp/ that is this writer's alone; parts that work at once have one each."""
+    upstream: Upstream = field(default=ITSELF, compare=False, repr=False)
+    """Where the store is, if the folder only mirrors one behind a URL."""
+
+    @property
+    def name(self) -> str:
+        """The store as it may be shown: its folder, or its URL."""
+        return self.upstream.shown(self.root)
 
     @property
     def manifest(self) -> Path:
@@ -62,7 +72,12 @@ class StoreLayout:
 
     @property
     def tmp(self) -> Path:
-        return self.root / "tmp"
+        return self.root / "tmp" / self.corner
+
+    @property
+    def parts(self) -> Path:
+        """What the parts of a build say of themselves, until it is finished."""
+        return self.root / "parts"
 
     @property
     def lock(self) -> Path:
@@ -107,6 +122,8 @@ class StoreLayout:
         """Remove tmp/ where nothing is left in it: a finished store has none."""
         with contextlib.suppress(OSError):
             self.tmp.rmdir()
+            if self.corner:
+                self.tmp.parent.rmdir()
 
 
 def unit_prefix(path: str) -> str:

@@ -1,9 +1,11 @@
 """Two locks keep two builds from writing into one store.
 
-`StoreLock` is the build's own, exclusive. `WorkerLock` is held, shared, by every process that
-writes units: a build that was killed may leave workers behind, and the next build waits until they
-are gone. Both are locks of the operating system on files that stay: they vanish with their process,
-however it ends, and a leftover file means nothing.
+`StoreLock` is the build's own, exclusive. Parts of one build work at the same time: they share that
+lock as `PartLock`, so that parts and whole builds keep each other out, and parts do not.
+`WorkerLock` is held, shared, by every process that writes units: a build that was killed may leave
+workers behind, and the next build waits until they are gone. All are locks of the operating system
+on files that stay: they vanish with their process, however it ends, and a leftover file means
+nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 WORKER_WAIT_SECONDS = 10.0
 POLL_SECONDS = 0.02
+PARTS_TOKEN = "parts"
+"""Names all parts of a build to their workers: a part may take over what another one left."""
 _HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 
@@ -79,6 +83,30 @@ class StoreLock(_FileLock):
             os.lseek(self._file, 0, os.SEEK_SET)
             os.write(self._file, json.dumps(holder).encode())
             _wait_for_workers(self._layout, seconds=self._worker_wait_seconds)
+        except BaseException:
+            self.release()
+            raise
+
+
+class PartLock(_FileLock):
+    """The right to build a part of a store, shared by all parts; refused while a build has it."""
+
+    token = PARTS_TOKEN
+
+    def __init__(self, layout: StoreLayout) -> None:
+        super().__init__()
+        self._layout = layout
+
+    def acquire(self) -> None:
+        """Take the lock; every part writes the same bytes into it, so none disturbs another."""
+        self._layout.root.mkdir(parents=True, exist_ok=True)
+        self._file = _open(self._layout.lock)
+        try:
+            if not _try_lock(self._file, shared=True, path=self._layout.lock):
+                raise _locked(self._layout, _read_holder(self._layout.lock))
+            holder = json.dumps({"token": self.token}).encode()
+            os.write(self._file, holder)
+            os.ftruncate(self._file, len(holder))
         except BaseException:
             self.release()
             raise
@@ -147,6 +175,12 @@ def _lock_within(file: int, *, shared: bool, path: Path, seconds: float) -> None
 
 
 def _locked(layout: StoreLayout, holder: dict[str, object]) -> StoreLockedError:
+    if holder.get("token") == PARTS_TOKEN:
+        return StoreLockedError(
+            f"parts of a build are at work in {str(layout.root)!r}; what they have not committed "
+            "would be lost",
+            hint="wait until they have ended, then run the same command again",
+        )
     who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
     return StoreLockedError(
         f"{who} is building into {str(layout.root)!r}; two builds at once would undo each other",

@@ -79,7 +79,7 @@ class Manifest:
         identity = self.identity
         mask: dict[str, Json] = {"mask": True} if identity.mask else {}
         columns = MASK_COLUMNS if identity.mask else COLUMNS
-        members: dict[str, Json] = {
+        members: dict[str, Json | Iterator[Json]] = {
             "format_version": self.version,
             "created_by": identity.created_by,
             "dtype": identity.dtype.name,
@@ -95,7 +95,7 @@ class Manifest:
             "engines": [asdict(engine) for engine in self.engines],
             "sources": [asdict(source) for source in self.sources],
             "columns": {kind: [*names] for kind, names in columns.items()},
-            "units": [unit.to_json() for unit in self.units],
+            "units": (unit.to_json() for unit in self.units),
         }
         return seal(members)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.manifest import Manifest
+    from tokenmill.store.receipt import Receipt
     from tokenmill.store.remote import RemoteTokens
     from tokenmill.store.spans import Track
 
@@ -357,6 +358,10 @@ class Store:
     def _facts(self, shard: Shard) -> ShardFacts:
         receipt = self._receipt(shard.unit)
         return next(facts for facts in receipt.shards if facts.split == shard.split)
+
+    def receipt(self, unit: str) -> Receipt:
+        """The receipt of a unit."""
+        return self._receipt(unit)
 
     def source(self, number: SupportsIndex) -> SourceRow:
         """Where a document comes from."""

@@ -7,8 +7,9 @@ leftovers.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.errors import StoreError
 from tokenmill.store.durable import replace_file
@@ -29,6 +30,21 @@ from tokenmill.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class Claim(NamedTuple):
+    """What a build must keep in mind of a unit that is complete: it may have a million of them."""
+
+    splits: tuple[str, ...]
+    mask: bool
+    rejects: bool
+    is_last: bool
+    """Nothing of the unit's file lies behind it."""
+
+
+@functools.cache
+def _claim(splits: tuple[str, ...], mask: bool, rejects: bool, is_last: bool) -> Claim:
+    return Claim(splits, mask, rejects, is_last)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +109,16 @@ class Receipt:
         """Files in `shards/` that this receipt claims, itself left out."""
         return {name: facts for shard in self.shards for name, facts in shard.files.items()}
 
+    @property
+    def claim(self) -> Claim:
+        """What it claims, and no more; most units of a store share one object."""
+        return _claim(
+            tuple(shard.split for shard in self.shards),
+            self.has_mask,
+            self.rejects is not None,
+            self.source.is_last,
+        )
+
     def to_bytes(self) -> bytes:
         """The receipt's file."""
         return seal(
@@ -134,7 +160,8 @@ def read_receipt_bytes(layout: StoreLayout, unit: str) -> bytes:
         return layout.receipt(unit).read_bytes()
     except OSError as error:
         raise StoreError(
-            f"the receipt {str(layout.receipt(unit))!r} cannot be read: {error.strerror or error}",
+            f"the receipt {layout.upstream.shown(layout.receipt(unit))!r} cannot be read:"
+            f" {error.strerror or error}",
             hint="run the build again with the same command: it rewrites the unit",
         ) from error
 
@@ -153,19 +180,13 @@ def find_receipt(layout: StoreLayout, unit: str) -> Receipt | None:
     sizes = {layout.shards / name: facts.bytes for name, facts in receipt.files.items()}
     if receipt.rejects is not None:
         sizes[layout.rejects_file(unit)] = receipt.rejects.bytes
-    return receipt if all(_has_size(path, size) for path, size in sizes.items()) else None
+    size_of = layout.upstream.size
+    return receipt if all(size_of(path) == size for path, size in sizes.items()) else None
 
 
 def rewrite_receipt(layout: StoreLayout, receipt: Receipt) -> None:
     """Replace a receipt whose unit kept its bytes (a source that was touched, not changed)."""
     replace_file(layout, layout.receipt(receipt.unit.name), receipt.to_bytes())
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
 
 
 def _receipt(source: Fields) -> Receipt:

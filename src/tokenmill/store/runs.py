@@ -13,15 +13,20 @@ from tokenmill.store.durable import replace_file
 from tokenmill.store.sealed import seal_line, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.sealed import Json
 
 
 def append_run(layout: StoreLayout, facts: Mapping[str, Json]) -> None:
-    """Add a line; the file is replaced as a whole, so that a crash cannot leave half a line."""
-    replace_file(layout, layout.runs, _read(layout) + seal_line(facts))
+    """Add a line."""
+    append_runs(layout, [facts])
+
+
+def append_runs(layout: StoreLayout, runs: Sequence[Mapping[str, Json]]) -> None:
+    """Add lines; the file is replaced as a whole, so that a crash cannot leave half a line."""
+    replace_file(layout, layout.runs, _read(layout) + b"".join(map(seal_line, runs)))
     layout.remove_empty_tmp()
 
 

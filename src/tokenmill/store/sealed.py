@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import xxhash
@@ -35,17 +36,23 @@ def checksum_of(data: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def seal(members: Mapping[str, Json]) -> bytes:
-    """A sealed file: one member to a line, and the items of a list of objects or lists too."""
-    lines = [f"{_dumps(name)}:{_dumps_list(value)},\n" for name, value in members.items()]
-    return _with_tail("{\n" + "".join(lines))
+def seal(members: Mapping[str, Json | Iterator[Json]]) -> bytes:
+    """A sealed file: one member to a line, and the items of a list of objects or lists too.
+
+    A list may be an iterator: of a million items, no more than one is then held beside the text.
+    """
+    body = bytearray(b"{\n")
+    for name, value in members.items():
+        body += f"{_dumps(name)}:".encode("ascii")
+        _append(body, value)
+        body += b",\n"
+    return _with_tail(body)
 
 
 def seal_line(members: Mapping[str, Json]) -> bytes:
     """A sealed object on one line, for logs."""
-    return _with_tail(
-        "{" + "".join(f"{_dumps(name)}:{_dumps(value)}," for name, value in members.items())
-    )
+    line = "{" + "".join(f"{_dumps(name)}:{_dumps(value)}," for name, value in members.items())
+    return _with_tail(bytearray(line.encode("ascii")))
 
 
 def unseal(data: bytes, *, path: Path | str) -> dict[str, Json]:
@@ -67,15 +74,24 @@ def unseal(data: bytes, *, path: Path | str) -> dict[str, Json]:
     return members
 
 
-def _with_tail(body: str) -> bytes:
-    data = body.encode("ascii")
-    return data + f'"checksum":"{checksum_of(data)}"}}\n'.encode("ascii")
+def _with_tail(body: bytearray) -> bytes:
+    with memoryview(body) as view:
+        checksum = checksum_of(view)
+    body += f'"checksum":"{checksum}"}}\n'.encode("ascii")
+    return bytes(body)
 
 
-def _dumps_list(value: Json) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
-        return "[\n" + ",\n".join(map(_dumps, value)) + "\n]"
-    return _dumps(value)
+def _append(body: bytearray, value: Json | Iterator[Json]) -> None:
+    if isinstance(value, list) and not (value and isinstance(value[0], (dict, list))):
+        body += _dumps(value).encode("ascii")
+    elif isinstance(value, (list, Iterator)):
+        opening = b"[\n"
+        for item in value:
+            body += opening + _dumps(item).encode("ascii")
+            opening = b",\n"
+        body += b"[]" if opening == b"[\n" else b"\n]"
+    else:
+        body += _dumps(value).encode("ascii")
 
 
 def _dumps(value: Json) -> str:

@@ -1,0 +1,222 @@
+"""Builds on a Ray cluster of several nodes that lose nodes, workers and drivers: the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.builder.stores import make_texts, tree, write_jsonl
+from tests.store.s3_server import BUCKET, remote_tree, s3_session
+
+import tokenmill
+from tokenmill.errors import BuildError, TooManyRejectsError
+from tokenmill.runners import Job, TaskDone, TaskReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tokenmill.builder.progress import BuildResult, Progress
+    from tokenmill.runners import Event
+    from tokenmill.runners.ray import RayCluster
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+
+OPTIONS: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "unit_bytes": 3000,
+    "val": 0.2,
+    "max_rejects": 1.0,
+    "memory": "1GB",
+}
+ANSWERS: dict[str, Any] = {
+    **OPTIONS,
+    "inputs": "answers.jsonl",
+    "format": "prompt-completion",
+    "max_length": 100,
+}
+DRIVER = f"""
+import sys, tokenmill
+tokenmill.build("in", out=sys.argv[1], runner="ray", address=sys.argv[2], **{OPTIONS!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Input of more than fifty units, and the stores of local builds."""
+    root = tmp_path_factory.mktemp("ray")
+    (root / "in").mkdir()
+    for number in range(6):
+        texts = [*make_texts(200, seed=number), b"{bad", ""]
+        write_jsonl(root / "in" / f"{number}.jsonl", texts)
+    rows = [{"prompt": f"say {k}", "completion": text} for k, text in enumerate(make_texts(90))]
+    (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with in_folder(root):
+        built = tokenmill.build("in", out="local", serial=True, **OPTIONS)
+        tokenmill.build(**ANSWERS, out="answers", serial=True)
+    assert built.units_total > 50
+    return root
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Any]:
+    """A head that works, beside a bucket that all its nodes know; tests add and remove others."""
+    from ray.cluster_utils import Cluster
+
+    with s3_session():
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        yield found
+        found.shutdown()
+
+
+class in_folder:  # noqa: N801 (used like a function)
+    """Work in a folder for a while; names in a store are relative to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._before = path, Path.cwd()
+
+    def __enter__(self) -> None:
+        os.chdir(self._path)
+
+    def __exit__(self, *_: object) -> None:
+        os.chdir(self._before)
+
+
+def build(
+    folder: Path, cluster: Any, out: str, on_progress: Callable[[Progress], None] | None = None
+) -> BuildResult:
+    with in_folder(folder):
+        return tokenmill.build(
+            "in", out=out, runner="ray", address=cluster.address, on_progress=on_progress, **OPTIONS
+        )
+
+
+class AtUnit:
+    """Does something once, as soon as so many units are committed."""
+
+    def __init__(self, units: int, act: Callable[[Progress], None]) -> None:
+        self.units, self.act, self.done = units, act, False
+        self.places: list[str] = []
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.place is not None:
+            self.places.append(progress.place)
+        if not self.done and progress.units_done >= self.units:
+            self.done = True
+            self.act(progress)
+
+
+def receipts(folder: Path, out: str) -> int:
+    return len(list((folder / out / "shards").glob("*.json")))
+
+
+def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(folder: Path, cluster: Any) -> None:
+    node = cluster.add_node(num_cpus=2)
+    # What the memory killer of the system does to a process.
+    kill = AtUnit(4, lambda progress: os.kill(progress.workers[0].pid, signal.SIGKILL))
+    lose = AtUnit(12, lambda _: cluster.remove_node(node, allow_graceful=False))
+
+    def watch(progress: Progress) -> None:
+        kill(progress)
+        lose(progress)
+
+    result = build(folder, cluster, "lost", watch)
+    assert kill.done
+    assert lose.done
+    assert "2 nodes, 4 CPUs" in lose.places
+    assert result.units_built == result.units_total > 50
+    assert tree(folder / "lost") == tree(folder / "local")
+    assert any("is built again" in warning for warning in result.warnings)
+
+
+def test_a_driver_that_is_killed_is_started_again_and_resumes(folder: Path, cluster: Any) -> None:
+    command = [sys.executable, "-c", DRIVER, "driver-lost", cluster.address]
+    driver = subprocess.Popen(command, cwd=folder)
+    started = time.monotonic()
+    while receipts(folder, "driver-lost") < 5:
+        assert driver.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() - started < 120
+        time.sleep(0.005)
+    driver.kill()
+    driver.wait()
+    result = build(folder, cluster, "driver-lost")
+    assert result.units_resumed >= 5
+    assert tree(folder / "driver-lost") == tree(folder / "local")
+
+
+def test_prompts_with_completions_go_to_a_bucket_from_every_node(
+    folder: Path, cluster: Any
+) -> None:
+    out = f"s3://{BUCKET}/answers/store"
+    with in_folder(folder):
+        result = tokenmill.build(**ANSWERS, out=out, runner="ray", address=cluster.address)
+        expected = tree(folder / "answers")
+        assert sum(name.endswith(".mask") for name in expected) > 3
+        assert remote_tree(out) == expected
+        again = tokenmill.build(**ANSWERS, out="answers")
+        assert again.nothing_to_do
+        assert result.lengths == again.lengths
+
+
+@pytest.fixture
+def session(cluster: Any) -> Iterator[RayCluster]:
+    """A connection that the caller has made, and keeps."""
+    from tokenmill.runners.ray import RayCluster
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield RayCluster(None, local_cpus=1)
+    assert ray.is_initialized()
+    ray.shutdown()
+
+
+def run(session: RayCluster, tasks: list[tuple[str, Any]]) -> list[Event]:
+    from tokenmill.runners.ray import RayRunner
+
+    events: list[Event] = []
+    job = Job(function="tests.runners.jobs:make", payload="hello")
+    runner = RayRunner(session, num_workers=2, copy_seconds=1.0)
+    runner.run(job, tasks, on_event=events.append)
+    return events
+
+
+def test_tasks_that_hang_are_copied_and_those_that_kill_every_worker_are_an_error(
+    session: RayCluster, tmp_path: Path
+) -> None:
+    tasks = [("hang once", str(tmp_path / "hung")), *(("square", n) for n in range(20))]
+    events = run(session, tasks)
+    done = {event.task: event.result for event in events if isinstance(event, TaskDone)}
+    assert set(done) == set(tasks)
+    assert done["square", 4] == 16
+    reports = [event.value for event in events if isinstance(event, TaskReport)]
+    assert sorted(reports) == [("squaring", n) for n in range(20)]
+    with pytest.raises(BuildError, match="workers of the cluster were lost one after the other"):
+        run(session, [("die", None), ("square", 1)])
+
+
+@pytest.mark.slow
+def test_a_session_of_the_caller_is_used_and_an_error_is_that_of_the_build(
+    folder: Path, session: RayCluster
+) -> None:
+    with in_folder(folder):
+        for _ in range(2):  # the workers of the first build must not keep out the second
+            tokenmill.build("in/0.jsonl", out="session", runner="ray", **OPTIONS)
+            (folder / "session/tokenmill.json").unlink()
+            next((folder / "session/shards").glob("*.json")).unlink()
+        Path("bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+        strict = {**OPTIONS, "max_rejects": 0.0}
+        with pytest.raises(TooManyRejectsError, match=r"1 of 2 rows of 'bad\.jsonl'") as caught:
+            tokenmill.build("bad.jsonl", out="bad", runner="ray", **strict)
+        assert "on the Ray cluster" in caught.value.__notes__[0]
+        assert not Path("bad/tokenmill.json").exists()
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(folder: Path) -> None:
+    with in_folder(folder), pytest.raises(BuildError, match="there is no Ray cluster") as caught:
+        tokenmill.build("in", out="none", runner="ray", address="127.0.0.1:1", **OPTIONS)
+    assert "ray start --head" in str(caught.value.hint)
