@@ -29,6 +29,9 @@ the package.
     stall_meter_table.py   its table
     interop.py        other projects' formats, out and in      python -m benchmarks.interop
     interop_tables.py their tables
+    scaling.py        a build of 10 PB, simulated              python -m benchmarks.scaling
+    scaling_cores.py  more and more workers on one machine     python -m benchmarks.scaling_cores
+    scaling_table.py  the tables of docs/scaling.md
 
 Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
 """

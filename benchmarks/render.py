@@ -18,15 +18,17 @@ from benchmarks import (
     feeding_gpu_table,
     interop_tables,
     optimizers_gpu_table,
+    scaling_table,
     stall_meter_table,
     supervised_table,
     training_gpu_table,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+SCALING_PAGE = ROOT / "docs" / "scaling.md"
 OWN = "tokenmill"
 CEILINGS = ("gigatoken alone, threads", "gigatoken alone, processes")
 """The faster of the two is the ceiling: no build with this engine on these cores can do better."""
@@ -139,6 +141,18 @@ def supervised_section(results: Mapping[str, Any]) -> str:
     used = ("tokenmill", "gigatoken", "transformers", "tokenizers", "jinja2")
     body = supervised_table.supervised_body(results)
     return f"{_origin(results, _named(results['versions'], used))}\n\n{body}"
+
+
+def scaling_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `scaling` markers of docs/scaling.md."""
+    packages = _named(results["versions"], ("tokenmill", "numpy", "xxhash"))
+    return f"{_origin(results, packages)}\n\n{scaling_table.scaling_body(results)}"
+
+
+def cores_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `scaling_cores` markers of docs/scaling.md."""
+    packages = _named(results["versions"], ("tokenmill", "gigatoken", "tokenizers", "pyarrow"))
+    return f"{_origin(results, packages)}\n\n{scaling_table.cores_body(results)}"
 
 
 def _build_packages(results: Mapping[str, Any]) -> list[str]:
@@ -308,9 +322,19 @@ SECTIONS = {
 }
 
 
-def render(page: str, results: Mapping[str, Mapping[str, Any]]) -> str:
+SCALING_SECTIONS = {
+    "scaling": (scaling_section, "python -m benchmarks.scaling"),
+    "scaling_cores": (cores_section, "python -m benchmarks.scaling_cores"),
+}
+
+
+def render(
+    page: str,
+    results: Mapping[str, Mapping[str, Any]],
+    sections: Mapping[str, tuple[Callable[[Mapping[str, Any]], str], str]] = SECTIONS,
+) -> str:
     """The page with the text between each pair of markers made from the results of that name."""
-    for name, (section, command) in SECTIONS.items():
+    for name, (section, command) in sections.items():
         body = section(results[name]) if name in results else f"Not measured yet; run: {command}"
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
@@ -328,3 +352,4 @@ def stored_results() -> dict[str, dict[str, Any]]:
 
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text(), stored_results()))
+    SCALING_PAGE.write_text(render(SCALING_PAGE.read_text(), stored_results(), SCALING_SECTIONS))

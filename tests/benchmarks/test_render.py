@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import interop_tables, render
+from benchmarks import interop_tables, render, scaling_table
 
 PAGE = """before
 <!-- build:begin -->old<!-- build:end -->
@@ -269,3 +269,38 @@ def test_exports_stand_beside_their_projects_writers() -> None:
     assert table_row(write, "llmc")[3:] == ["lost", "", "", ""]
     assert table_row(read, "mds")[3:] == ["5.0, 10.0", "2.000 (2.000 to 2.000), theirs", "0.2, 0.5"]
     assert "copy" not in read
+
+
+def test_the_page_on_scaling_is_what_the_committed_results_give() -> None:
+    page = render.SCALING_PAGE.read_text()
+
+    assert render.render(page, render.stored_results(), render.SCALING_SECTIONS) == page
+
+
+def test_scaling_is_told_for_each_unit_and_for_a_hundred_thousand() -> None:
+    steps = [
+        {"step": step, "units": 1000, "seconds": 2.0, "peak_memory_bytes": 10**9}
+        for step in scaling_table.WORDS
+    ]
+    steps[1]["receipt_bytes"], steps[2]["manifest_bytes"] = 5 * 10**9, 3 * 10**6
+    text = render.scaling_section(
+        ORIGIN | {"units": 1000, "unit_bytes": 10**10, "measurements": steps}
+    )
+
+    plan = table_row(text, scaling_table.WORDS["plan"])
+    assert plan[1:] == ["1,000", "2.0", "2,000 us", "200.0 s", "1.00 GB"]
+    assert "0.01 PB of input; receipts 5.00 GB, manifest 3 MB." in text
+
+
+def test_more_workers_are_held_against_one_and_a_corpus_is_costed_at_their_rate() -> None:
+    rows = [
+        {"workers": count, "text_bytes": 4e9, "tokens": 10**9, "working_seconds": [seconds]}
+        for count, seconds in ((1, 100.0), (16, 10.0))
+    ]
+    facts = {"input_bytes": 5e9, "files": 16, "tokenizer": "t", "engine": "e", "rounds": 1}
+    text = render.cores_section(ORIGIN | facts | {"measurements": rows})
+
+    speed, cost = text.split("computed, not measured")
+    assert table_row(speed, "16")[1:5] == ["400", "100.0", "10.00", "62%"]
+    assert table_row(cost, "16")[1] == "1.7 hours"
+    assert table_row(text, "1,024")[1] == "0.03 hours"

@@ -1,0 +1,100 @@
+"""The tables of docs/scaling.md, from results/scaling.json and results/scaling_cores.json."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CORPUS_TOKENS = 627 * 10**9
+"""SlimPajama's."""
+MANY_CORES = 1024
+WORDS = {
+    "plan": "plan: find the files, cut them into units",
+    "receipts": "(write the receipts that the simulation needs)",
+    "resume": "resume: check every receipt, sweep, write the manifest",
+    "read": "open: read the manifest",
+    "monitor": "listen: take in the report of a unit",
+    "commit": "commit a unit, synced (a worker's cost)",
+    "dispatch": "hand out a task and hear of it (local runner)",
+}
+
+
+def scaling_body(results: Mapping[str, Any]) -> str:
+    """What is shown of the simulation, below its origin."""
+    rows = {row["step"]: row for row in results["measurements"]}
+    size = results["units"] * results["unit_bytes"] / 1e15
+    facts = (
+        f"{results['units']:,} units of {results['unit_bytes'] / 1e9:.0f} GB, {size:,.2f} PB of "
+        f"input; receipts {rows['receipts']['receipt_bytes'] / 1e9:.2f} GB, manifest "
+        f"{rows['resume']['manifest_bytes'] / 1e6:,.0f} MB."
+    )
+    lines = [
+        facts,
+        "",
+        "| step | units measured | seconds | for each unit | for 100,000 units | peak memory |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for step, words in WORDS.items():
+        row = rows[step]
+        each = row["seconds"] / row["units"]
+        memory = f"{row['peak_memory_bytes'] / 1e9:.2f} GB"
+        lines.append(
+            f"| {words} | {row['units']:,} | {row['seconds']:,.1f} | {each * 1e6:,.0f} us "
+            f"| {each * 1e5:,.1f} s | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+def cores_body(results: Mapping[str, Any]) -> str:
+    """What is shown of the builds with more and more workers, below their origin."""
+    rows: Sequence[Mapping[str, Any]] = results["measurements"]
+    first = _rate(rows[0])
+    facts = (
+        f"{results['input_bytes'] / 1e9:.2f} GB of JSON Lines in {results['files']} files, "
+        f"{results['tokenizer']}, engine {results['engine']}; {results['rounds']} rounds each, "
+        "medians, start-up left out."
+    )
+    lines = [
+        facts,
+        "",
+        "| workers | MB of text/s | million tokens/s | times one worker | of perfect |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        rate, workers = _rate(row), row["workers"]
+        tokens = _token_rate(row)
+        lines.append(
+            f"| {workers} | {rate / 1e6:,.0f} | {tokens / 1e6:,.1f} | {rate / first:.2f} "
+            f"| {rate / first / workers:.0%} |"
+        )
+    return "\n".join([*lines, "", *_cost_of_a_corpus(rows)])
+
+
+def _cost_of_a_corpus(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a large corpus would take at these rates: computed, not measured."""
+    by_workers = {row["workers"]: _token_rate(row) for row in rows}
+    most = max(by_workers)
+    lines = [
+        f"At these rates {CORPUS_TOKENS / 1e9:,.0f} billion tokens take (computed, not measured):",
+        "",
+        "| cores | time | counted as |",
+        "| --- | --- | --- |",
+    ]
+    for workers in sorted({1, most}):
+        hours = CORPUS_TOKENS / by_workers[workers] / 3600
+        lines.append(f"| {workers} | {hours:,.1f} hours | this machine |")
+    machines = MANY_CORES // most
+    hours = CORPUS_TOKENS / (by_workers[most] * machines) / 3600
+    counted = f"{machines} such machines, each with its own part and storage that keeps up"
+    return [*lines, f"| {machines * most:,} | {hours:,.2f} hours | {counted} |"]
+
+
+def _token_rate(row: Mapping[str, Any]) -> float:
+    return float(row["tokens"] / statistics.median(row["working_seconds"]))
+
+
+def _rate(row: Mapping[str, Any]) -> float:
+    return float(row["text_bytes"] / statistics.median(row["working_seconds"]))
