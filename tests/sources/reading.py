@@ -29,6 +29,8 @@ class Reading:
     rejects: list[Rejection] = field(default_factory=list)
     details: list[Reject] = field(default_factory=list)
     ends: list[UnitEnd] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """Of the rows with text, where the format has them."""
     num_rows: int = 0
     num_bytes: int = 0
     num_batches: int = 0
@@ -56,6 +58,9 @@ def read(file: SourceFile | Path, options: SourceOptions) -> Reading:
                 start = result.num_rows - first
                 assert rows == list(range(start, start + batch.num_rows))
                 numbers = (batch.rows + first).tolist()
+                if batch.places is not None:
+                    assert len(batch.places) == len(batch.texts)
+                    result.places += batch.places.tolist()
                 result.texts += list(zip(numbers, batch.texts.texts(), strict=True))
                 result.rejects += [(each.row + first, str(each.reason)) for each in batch.rejects]
                 result.details += batch.rejects

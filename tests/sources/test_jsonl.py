@@ -469,3 +469,43 @@ def test_blocks_and_single_lines_agree_on_every_row(
         assert expected[0] == "invalid-utf8"
     else:
         assert [reason for _, reason in got.rejects] == [expected[0]]
+
+
+@given(
+    lines=st.lists(
+        st.sampled_from(
+            [
+                b'{"a": 1}',
+                b'  {"a": "\xc3\xa9"} ',
+                b"",
+                b" ",
+                b'{"a": 2}\r',
+                b"[1]",
+                b'{"\xff"}',
+                b"{",
+            ]
+        ),
+        max_size=12,
+    ),
+    batch_bytes=st.sampled_from([4, 30, 1000]),
+)
+@settings(max_examples=60)
+def test_whole_lines_are_their_rows_whatever_stands_beside_them(
+    lines: list[bytes], batch_bytes: int
+) -> None:
+    data = b"\n".join(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        got = read_lines(Path(folder), data, fields=("a",), batch_bytes=batch_bytes)
+    rows = [line.strip() for line in lines if line.strip()]
+    assert [(row, text.strip()) for row, text in got.texts] == [
+        (row, line.decode()) for row, line in enumerate(rows) if b"\xff" not in line
+    ]
+    assert got.rejects == [(n, "invalid-utf8") for n, line in enumerate(rows) if b"\xff" in line]
+    places = [place for place in line_starts(lines) if place is not None]
+    assert got.places == [place for n, place in enumerate(places) if b"\xff" not in rows[n]]
+
+
+def line_starts(lines: list[bytes]) -> list[int | None]:
+    """Where each line begins, None for blank ones."""
+    starts = [len(b"\n".join(lines[:n])) + (n > 0) for n in range(len(lines))]
+    return [at if line.strip() else None for at, line in zip(starts, lines, strict=True)]

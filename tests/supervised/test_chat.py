@@ -83,6 +83,28 @@ def test_a_template_may_refuse_a_conversation(family_dir: Folder) -> None:
     assert "roles must take turns" in found.rejects[0].detail
 
 
+def test_macros_and_blocks_inside_of_loops_are_what_they_are_elsewhere(
+    family_dir: Folder, tmp_path: Path
+) -> None:
+    template = tmp_path / "macro.jinja"
+    template.write_text(
+        "{% macro turn(m) %}{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content }}{% endmacro %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
+        "{% generation %}{% for word in m.content.split() %}{{ word }}{% endfor %}"
+        "{{ '<|im_end|>' }}{% endgeneration %}{% else %}{{ turn(m) }}{% endif %}{% endfor %}"
+    )
+    press = Press(family_dir("chatml"), chat_template=template)
+    found = press(chat("why", "be cause", "and", "so"))
+    assert found.rejects == []
+    assert found.texts == [
+        (
+            "<|im_start|>user\nwhy<|im_start|>assistant\nbecause<|im_end|>"
+            "<|im_start|>user\nand<|im_start|>assistant\nso<|im_end|>"
+        )
+    ]
+    assert press.said(found) == "because<|im_end|>so<|im_end|>"
+
+
 _LOSING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{{ m.content if loop.last or m.role != 'assistant' else m.content.split('!')[-1] }}"

@@ -172,6 +172,13 @@ def _is_valid_utf8(array: Any) -> bool:
     return True
 
 
+def is_utf8(data: bytes | memoryview) -> bool:
+    """Whether the bytes are valid UTF-8, all of them together."""
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    array = pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])
+    return _is_valid_utf8(array)
+
+
 def utf8_error(text: bytes) -> str | None:
     """What is wrong with the bytes as UTF-8, or None."""
     try:

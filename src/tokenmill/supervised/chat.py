@@ -60,14 +60,14 @@ class ChatMaker:
         else:
             text, generated = template.render(conversation), []
         checked = self._provenance[name].without_doubt(conversation, text)
-        found = self._specials.find(checked)
         if self._train_on == ALL:
             ranges = [(0, len(text))]
         elif tracked:
             ranges = self._generated(template, conversation, generated)
         else:
+            found = self._specials.find(checked)
             ranges = self._answers(template, conversation, text, found)
-        return RowText(text, ranges, found)
+        return RowText(text, ranges, self._specials.cut(text, checked))
 
     def _generated(
         self, template: ChatTemplate, conversation: Conversation, generated: list[Range]

@@ -79,6 +79,8 @@ def _list(value: Any, field: str) -> list[Any]:
 
 
 def _message(entry: Any, place: int) -> dict[str, Any]:
+    if _is_usual(entry):
+        return entry  # type: ignore[no-any-return]
     if not isinstance(entry, dict):
         raise RowError(RejectReason.BAD_CONVERSATION, f"message {place} is {kind_of(entry)}")
     if "role" not in entry and "from" in entry:
@@ -99,6 +101,14 @@ def _message(entry: Any, place: int) -> dict[str, Any]:
             RejectReason.BAD_CONVERSATION, f"the content of message {place} is {kind_of(content)}"
         )
     return _with_reasoning(message)
+
+
+def _is_usual(entry: Any) -> bool:
+    """Whether it has a role, a text and nothing else: nearly all are so, and need no more."""
+    if type(entry) is not dict or len(entry) != 2:
+        return False
+    role, content = entry.get("role"), entry.get("content")
+    return type(role) is str and role in ROLES and type(content) is str
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ was made. `strftime_now` exists only where a date is given, and tells that one.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
             # A chain of dicts otherwise, which is copied entry by entry for every conversation.
             self._template.globals = dict(self._template.globals)
+            self._root = self._template.root_render_func
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(
                 f"the chat template is no valid Jinja: {error.message} (line {error.lineno})",
@@ -94,7 +96,7 @@ class ChatTemplate:
         setattr(self._environment, _TRACKED, tracker)
         values = self._values(conversation, prompt=prompt)
         try:
-            parts.extend(self._template.generate(**values))
+            parts.extend(self._root(self._template.new_context(values)))
         except RecursionError as error:
             raise RowError(RejectReason.TEMPLATE_ERROR, "the template recurses too deep") from error
         except Exception as error:  # whatever the template's own code can raise
@@ -167,6 +169,7 @@ def _sandbox() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     methods = frozenset(dir(dict))
+    note = _generation_extension()._note
     macro = jinja2.runtime.Macro
 
     class Sandbox(ImmutableSandboxedEnvironment):
@@ -177,8 +180,10 @@ def _sandbox() -> Any:
             return super().getattr(obj, attribute)
 
         def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-            # A template's own macro is as safe as the template.
-            if type(__obj) is macro:
+            # A template's own macro is as safe as the template, and what notes blocks is ours.
+            if type(__obj) is macro or getattr(__obj, "__func__", None) is note:
+                kwargs.pop("_loop_vars", None)
+                kwargs.pop("_block_vars", None)
                 return __obj(*args, **kwargs)
             return super().call(__context, __obj, *args, **kwargs)
 
@@ -198,6 +203,7 @@ def _tojson(
     )
 
 
+@functools.cache
 def _generation_extension() -> Any:
     """The tag that encloses what an assistant says, as transformers defines it."""
     jinja2 = _jinja2()

@@ -2,8 +2,10 @@
 
     rows -> Pieces.add ... -> stretches (a TextBatch) -> an engine -> ids -> put_together
 
-All stretches of a batch are encoded by one call. What counts for the loss is given in characters of
-a row's text; most pieces count wholly or not at all, and for the others `borders` finds the token.
+All stretches of a batch are encoded by one call, and nothing but lists grows while rows come in:
+what is found out about each piece is found out for all of them at once. What counts for the loss
+is given in characters of a row's text; most pieces count wholly or not at all, and for the others
+`borders` finds the token.
 """
 
 from __future__ import annotations
@@ -17,39 +19,56 @@ from tokenmill.records import TextBatch, TokenBatch
 from tokenmill.supervised.rows import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from tokenmill.supervised.borders import Borders
-    from tokenmill.supervised.specials import Found
 
 Range = tuple[int, int]
-_STRETCH = -1
+STRETCH, SWALLOWED = -1, -2
+"""What a piece is if it is no special token: text, or white space that a token beside it takes."""
+
+
+class Cut(NamedTuple):
+    """A row's text, cut at its special tokens."""
+
+    strings: list[str]
+    """Back to back they are the text."""
+    kinds: list[int]
+    """Of each: the id of a special token, STRETCH or SWALLOWED."""
 
 
 class RowText(NamedTuple):
-    """What a row became: its text, the special tokens in it, and what of it counts."""
+    """What a row became: its text, in pieces, and what of it counts."""
 
     text: str
     ranges: Sequence[Range] = ()
     """Characters that count for the loss, ascending."""
-    specials: Sequence[Found] = ()
+    cut: Cut | None = None
+    """None where there is no special token in it."""
     before: int | None = None
     """A token in front of the text; it does not count."""
     after: int | None = None
     """A token behind the text; it counts if anything does."""
 
 
-class Partial(NamedTuple):
-    """A stretch of which a part counts."""
+class _Layout(NamedTuple):
+    """Pieces of all rows that have a token, as columns."""
 
-    piece: int
-    text: str
-    ranges: tuple[Range, ...]
-    """Characters of the stretch that count."""
-    opens: bool
-    """Whether its row begins with it."""
+    ids: NDArray[np.int64]
+    """Special token's id, or STRETCH."""
+    counts: NDArray[np.bool_]
+    """Whether all of it counts."""
+    partial: NDArray[np.int64]
+    """Stretches of which a part counts."""
+    strings: list[str]
+    starts: NDArray[np.int64]
+    """Where they begin in the text of all rows."""
+    opens: NDArray[np.bool_]
+    """Whether it stands at the beginning of its row's text."""
+    row_ends: NDArray[np.int64]
+    """Of each row: pieces so far."""
 
 
 @dataclass(slots=True)
@@ -58,62 +77,63 @@ class Pieces:
 
     touching_counts: bool
     """Whether a token counts that only touches what counts, or one that begins in it."""
-    _stretches: list[bytes] = field(default_factory=list)
-    _ids: list[int] = field(default_factory=list)
-    """Of each piece: a special token's id, or _STRETCH."""
-    _counts: list[bool] = field(default_factory=list)
-    _ends: list[int] = field(default_factory=list)
+    _strings: list[str] = field(default_factory=list)
+    _kinds: list[int] = field(default_factory=list)
+    _row_ends: list[int] = field(default_factory=list)
     """Of each row: pieces so far."""
-    _partial: list[Partial] = field(default_factory=list)
-    opens: list[bool] = field(default_factory=list)
-    """Of each stretch: whether its row begins with it."""
+    _row_starts: list[int] = field(default_factory=list)
+    """Of each row: characters so far."""
+    _lows: list[int] = field(default_factory=list)
+    _highs: list[int] = field(default_factory=list)
+    """Characters that count, of all rows together."""
+    _length: int = 0
+    _layout: _Layout | None = None
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._row_ends)
 
     def add(self, row: RowText) -> None:
         """Take in a row; nothing is kept of one that cannot be encoded."""
-        text, specials, ranges = row.text, row.specials, row.ranges
-        # All of it first: an error must leave no half of a row behind.
-        bounds = [0]
-        for found in specials:
-            bounds += (found.start, found.end)
-        bounds.append(len(text))
-        stretches = [text[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
-        data = [encoded(stretch) for stretch in stretches]
+        encoded(row.text)
+        strings, kinds = self._strings, self._kinds
+        base = self._length
+        self._row_starts.append(base)
+        length = len(row.text)
+        for low, high in row.ranges:
+            self._lows.append(base + low)
+            self._highs.append(base + high)
         if row.before is not None:
-            self._add_token(row.before, counts=False)
-        for number, stretch in enumerate(stretches):
-            if stretch:
-                self._add_stretch(bounds[2 * number], stretch, data[number], ranges)
-            if number < len(specials):
-                one = specials[number]
-                self._add_token(one.id, counts=_touches(ranges, one.own_start, one.own_end))
+            strings.append("")
+            kinds.append(row.before)
+        if row.cut is None:
+            strings.append(row.text)
+            kinds.append(STRETCH)
+        else:
+            strings += row.cut.strings
+            kinds += row.cut.kinds
         if row.after is not None:
-            self._add_token(row.after, counts=bool(ranges))
-        self._ends.append(len(self._ids))
-
-    def _add_token(self, token: int, *, counts: bool) -> None:
-        self._ids.append(token)
-        self._counts.append(counts)
-
-    def _add_stretch(self, start: int, stretch: str, data: bytes, ranges: Sequence[Range]) -> None:
-        end = start + len(stretch)
-        counts = False
-        if _touches(ranges, start, end):
-            inside = [(max(a, start), min(b, end)) for a, b in ranges if a < end and start < b]
-            counts = inside == [(start, end)]
-            if not counts:
-                moved = tuple((a - start, b - start) for a, b in inside)
-                self._partial.append(Partial(len(self._ids), stretch, moved, start == 0))
-        self._counts.append(counts)
-        self._ids.append(_STRETCH)
-        self._stretches.append(data)
-        self.opens.append(start == 0)
+            # One character more, which counts if the text has one that does.
+            strings.append(" ")
+            kinds.append(row.after)
+            if row.ranges:
+                self._lows.append(base + length)
+                self._highs.append(base + length + 1)
+            length += 1
+        self._length = base + length
+        self._row_ends.append(len(kinds))
 
     def stretches(self) -> TextBatch:
         """What is to be encoded, in order."""
-        return TextBatch.from_texts(self._stretches)
+        layout = self._laid_out()
+        is_text = (layout.ids == STRETCH).tolist()
+        pairs = zip(layout.strings, is_text, strict=True)
+        return TextBatch.from_texts([string.encode() for string, wanted in pairs if wanted])
+
+    def opening(self) -> NDArray[np.bool_]:
+        """Of each stretch: whether its row begins with it."""
+        layout = self._laid_out()
+        opens: NDArray[np.bool_] = layout.opens[layout.ids == STRETCH]
+        return opens
 
     def put_together(
         self, tokens: TokenBatch, borders: Borders, inner_borders: Borders
@@ -122,33 +142,80 @@ class Pieces:
 
         `inner_borders` are for stretches that do not open their row.
         """
-        special = np.array(self._ids, np.int64)
-        is_special = special != _STRETCH
-        lengths = np.ones(len(special), np.int64)
+        layout = self._laid_out()
+        is_special = layout.ids != STRETCH
+        lengths = np.ones(len(layout.ids), np.int64)
         lengths[~is_special] = tokens.lengths
-        ends = np.zeros(len(special) + 1, np.int64)
+        ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
         ids = np.empty(int(ends[-1]), np.uint32)
         from_text = np.ones(len(ids), bool)
         from_text[ends[:-1][is_special]] = False
         ids[from_text] = tokens.ids
-        ids[~from_text] = special[is_special]
-        mask = np.repeat(np.array(self._counts, np.uint8), lengths)
-        for part in self._partial:
-            low, high = int(ends[part.piece]), int(ends[part.piece + 1])
-            inner = ids[low:high].tolist()
-            finder = borders if part.opens else inner_borders
-            for start, end in part.ranges:
-                first, last = finder.tokens_in(
-                    part.text, inner, start, end, touching=self.touching_counts
-                )
-                mask[low + first : low + last] = 1
-        rows = np.concatenate(([0], ends[np.array(self._ends, np.int64)]))
-        return TokenBatch(ids, rows), mask
+        ids[~from_text] = layout.ids[is_special]
+        mask = np.repeat(layout.counts.astype(np.uint8), lengths)
+        for piece, start, end in self._partial_ranges(layout):
+            low, high = int(ends[piece]), int(ends[piece + 1])
+            finder = borders if layout.opens[piece] else inner_borders
+            first, last = finder.tokens_in(
+                layout.strings[piece], ids[low:high], start, end, touching=self.touching_counts
+            )
+            mask[low + first : low + last] = 1
+        return TokenBatch(ids, np.concatenate(([0], ends[layout.row_ends]))), mask
 
+    def _laid_out(self) -> _Layout:
+        """The pieces as columns; worked out once, when all rows are there."""
+        if self._layout is None:
+            self._layout = self._lay_out()
+        return self._layout
 
-def _touches(ranges: Sequence[Range], start: int, end: int) -> bool:
-    for low, high in ranges:  # noqa: SIM110 (a generator would take twice the time)
-        if low < end and start < high:
-            return True
-    return False
+    def _lay_out(self) -> _Layout:
+        kinds = np.array(self._kinds, np.int64)
+        lengths = np.fromiter(map(len, self._strings), np.int64, count=len(self._strings))
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        kept = (kinds >= 0) | ((kinds == STRETCH) & (lengths > 0))
+        per_row = np.diff(np.array(self._row_ends, np.int64), prepend=0)
+        opens = starts == np.repeat(np.array(self._row_starts, np.int64), per_row)
+        touched, whole = self._counted(starts, ends)
+        is_stretch = kinds == STRETCH
+        partial = (touched & ~whole & is_stretch)[kept]
+        return _Layout(
+            ids=kinds[kept],
+            counts=np.where(is_stretch, whole, touched)[kept],
+            partial=np.flatnonzero(partial),
+            strings=[
+                string for string, keep in zip(self._strings, kept.tolist(), strict=True) if keep
+            ],
+            starts=starts[kept],
+            opens=opens[kept],
+            row_ends=np.concatenate(([0], np.cumsum(kept)))[self._row_ends],
+        )
+
+    def _counted(
+        self, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of each piece: whether a range has a character of it, and whether one has all."""
+        if not self._lows:
+            none = np.zeros(len(starts), bool)
+            return none, none
+        lows, highs = np.array(self._lows, np.int64), np.array(self._highs, np.int64)
+        first = np.minimum(np.searchsorted(highs, starts, side="right"), len(highs) - 1)
+        low, high = lows[first], highs[first]
+        return (low < ends) & (high > starts), (low <= starts) & (high >= ends)
+
+    def _partial_ranges(self, layout: _Layout) -> Iterator[tuple[int, int, int]]:
+        """Of each stretch that counts in part: its place, and the characters that count."""
+        if not len(layout.partial):
+            return
+        highs = np.array(self._highs, np.int64)
+        starts = layout.starts[layout.partial]
+        firsts = np.searchsorted(highs, starts, side="right").tolist()
+        for piece, start, first in zip(
+            layout.partial.tolist(), starts.tolist(), firsts, strict=True
+        ):
+            length = len(layout.strings[piece])
+            while first < len(self._lows) and self._lows[first] < start + length:
+                low, high = self._lows[first] - start, self._highs[first] - start
+                yield piece, max(low, 0), min(high, length)
+                first += 1

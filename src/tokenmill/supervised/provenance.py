@@ -92,14 +92,16 @@ class Provenance:
 
     def _is_suspicious(self, conversation: Conversation) -> bool:
         search = self._search
-        nested: list[Any] = [conversation.tools]
+        nested: list[Any] = [] if conversation.tools is None else [conversation.tools]
         for message in conversation.messages:
             for key, value in message.items():
+                if key == "role":
+                    continue
                 if type(value) is not str:
                     nested.append(value)
-                elif key != "role" and search(value) is not None:
+                elif search(value) is not None:
                     return True
-                if not _IDENTIFIER.match(key):
+                if key != "content" and not _IDENTIFIER.match(key):
                     nested.append(key)
         return any(search(text) is not None for text in _strings(nested))
 

@@ -8,6 +8,7 @@ from typing import Any
 from tokenmill.records import RejectReason
 
 DETAIL_CHARACTERS = 160
+_DECODER = json.JSONDecoder()
 
 
 class RowError(Exception):
@@ -29,7 +30,7 @@ def one_line(text: str) -> str:
 def parse_row(line: bytes) -> dict[str, Any]:
     """The object that a line holds."""
     try:
-        row = json.loads(line)
+        row = _DECODER.decode(line.decode("utf-8", "surrogatepass"))
     except json.JSONDecodeError as error:
         raise RowError(
             RejectReason.INVALID_JSON, f"{error.msg} at character {error.pos} of the line"

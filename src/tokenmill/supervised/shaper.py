@@ -54,6 +54,8 @@ class Shaped:
     """Rows of a batch, ready to be encoded."""
 
     pieces: Pieces
+    stretches: TextBatch
+    """Of all pieces, those that are to be encoded."""
     rows: NDArray[np.int64]
     texts: list[str]
     """The text that each row became: what its split follows from."""
@@ -121,16 +123,16 @@ class Shaper:
             else:
                 kept.append(row)
                 made.append(text.text)
-        return Shaped(pieces, np.array(kept, np.int64), made, tuple(rejects))
+        rows = np.array(kept, np.int64)
+        return Shaped(pieces, pieces.stretches(), rows, made, tuple(rejects))
 
     def encode(self, shaped: Shaped, encode: Encode) -> TokenBatch:
         """Ids of all stretches of the rows."""
-        stretches = shaped.pieces.stretches()
+        stretches = shaped.stretches
         if not len(stretches):
             return TokenBatch.from_lists([])
-        if self._inner is None or all(shaped.pieces.opens):
+        if self._inner is None or (opens := shaped.pieces.opening()).all():
             return encode(stretches)
-        opens = np.array(shaped.pieces.opens, bool)
         parts = iter_documents(encode(stretches.take(np.flatnonzero(opens))))
         inner = iter_documents(self._inner.encode(stretches.take(np.flatnonzero(~opens))))
         return TokenBatch.from_lists([next(parts if opens_row else inner) for opens_row in opens])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokenmill.engines.base import TokenizerKind
 from tokenmill.engines.json_text import find_added_tokens
 from tokenmill.errors import TokenizerError
+from tokenmill.supervised.pieces import STRETCH, SWALLOWED, Cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,10 +53,41 @@ class Found(NamedTuple):
 class SpecialTokens:
     """Finds special tokens in a text as the tokenizer itself would."""
 
-    def __init__(self, tokens: Mapping[str, SpecialToken], others: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokens: Mapping[str, SpecialToken], others: Mapping[str, SpecialToken] | None = None
+    ) -> None:
+        """`others` are added tokens that are not special, and may be in the way of one that is."""
         self.tokens = dict(tokens)
-        self._pattern = re.compile(_any_of(sorted({*self.tokens, *others})) or "(?!)")
+        others = {} if others is None else others
+        self._pattern = re.compile(f"({_any_of(sorted({*tokens, *others})) or '(?!)'})")
+        self._split = self._pattern.split
         self._strips = any(token.lstrip or token.rstrip for token in self.tokens.values())
+        plain = self.tokens | dict(others)
+        self._ids = {name: token.id for name, token in plain.items()}
+        self._is_plain = not any(token.lstrip or token.rstrip for token in plain.values())
+
+    def cut(self, text: str, checked: str) -> Cut:
+        """The text in pieces; `checked` is as long and has only the tokens that are meant."""
+        if not self._is_plain:
+            return self._cut_one_by_one(text, checked)
+        # Added tokens that are not special are themselves wherever they stand.
+        strings = self._split(checked)
+        kinds = [STRETCH] * len(strings)
+        ids = self._ids
+        kinds[1::2] = [ids[name] for name in strings[1::2]]
+        if text is not checked:
+            strings = _slices(text, strings)
+        return Cut(strings, kinds)
+
+    def _cut_one_by_one(self, text: str, checked: str) -> Cut:
+        bounds: list[int] = [0]
+        kinds: list[int] = []
+        for one in self.find(checked):
+            bounds += (one.start, one.own_start, one.own_end, one.end)
+            kinds += (STRETCH, SWALLOWED, one.id, SWALLOWED)
+        bounds.append(len(text))
+        strings = [text[a:b] for a, b in itertools.pairwise(bounds)]
+        return Cut(strings, [*kinds, STRETCH])
 
     def find(self, text: str) -> list[Found]:
         """The special tokens of the text, from left to right."""
@@ -86,6 +118,15 @@ class SpecialTokens:
         return max(start, floor), end
 
 
+def _slices(text: str, like: list[str]) -> list[str]:
+    """The text in pieces as long as others."""
+    slices, start = [], 0
+    for other in like:
+        slices.append(text[start : start + len(other)])
+        start += len(other)
+    return slices
+
+
 def _any_of(names: list[str]) -> str:
     """A pattern for any of the names, the longest that fits first: shared beginnings once.
 
@@ -111,18 +152,18 @@ def special_tokens_of(info: TokenizerInfo) -> SpecialTokens:
     for token in added:
         if token.get("special"):
             _check(token, path)
-    special = {
-        token["content"]: SpecialToken(
-            int(token["id"]), bool(token.get("lstrip")), bool(token.get("rstrip"))
-        )
-        for token in added
-        if token.get("special") and token["content"]
-    }
-    others = tuple(
-        token["content"]
-        for token in added
-        if not token.get("special") and not token.get("normalized") and token["content"]
-    )
+    special: dict[str, SpecialToken] = {}
+    others: dict[str, SpecialToken] = {}
+    for token in added:
+        strips = bool(token.get("lstrip")), bool(token.get("rstrip"))
+        if token.get("special"):
+            special[token["content"]] = SpecialToken(int(token["id"]), *strips)
+        elif not token.get("normalized"):
+            # One that is only found as a word by itself is left to the engine, as one that strips.
+            strips = (True, True) if token.get("single_word") else strips
+            others[token["content"]] = SpecialToken(int(token["id"]), *strips)
+    for known in (special, others):
+        known.pop("", None)
     return SpecialTokens(special, others)
 
 
