@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,20 @@ def format_size(num_bytes: float) -> str:
     raise AssertionError("unreachable")
 
 
+TEMPLATE_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+"""What a chat template is given by us, and so cannot be given by anyone else."""
+
+
+def check_template_kwargs(values: object) -> dict[str, Any]:
+    """Variables for a chat template; ValueError says why they are none."""
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    for name in values:
+        if not name.isidentifier() or name in TEMPLATE_VARIABLES:
+            raise ValueError(f"{name!r} is no name for a variable of a chat template")
+    return values
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShape:
     """What a row becomes, where it is more than the text of one field."""
@@ -58,6 +73,8 @@ class RowShape:
     """assistant, all or last: which part of a chat counts for the loss."""
     chat_date: str | None = None
     """The day that a chat template writes where it asks for today."""
+    chat_template_kwargs: str | None = None
+    """More variables for a chat template: a JSON object."""
     max_length: int | None = None
     too_long: str = "split"
     """split, truncate or reject: what becomes of a row with more tokens."""
@@ -72,11 +89,25 @@ class RowShape:
                 raise UsageError(
                     f"{name}={value!r} is not known", hint=f"use one of: {', '.join(choices)}"
                 )
+        self._check_kwargs()
         if self.max_length is not None and self.max_length < 2:
             raise UsageError(
                 f"max_length={self.max_length!r} leaves nothing to predict", hint="use 2 or more"
             )
         self._check_strays()
+
+    def _check_kwargs(self) -> None:
+        given = self.chat_template_kwargs
+        if given is None:
+            return
+        try:
+            check_template_kwargs(json.loads(given))
+        except ValueError as error:
+            raise UsageError(
+                f"chat_template_kwargs={given!r} cannot be used: {error}",
+                hint="write a JSON object, such as: --chat-template-kwargs "
+                "'{\"enable_thinking\": false}'",
+            ) from error
 
     def _check_strays(self) -> None:
         """An option of another format is a mistake that would otherwise pass in silence."""
@@ -96,7 +127,7 @@ class RowShape:
     def chat_fields(self) -> tuple[str, ...]:
         """Where a row may have its conversation and what belongs to it."""
         found = (self.messages_field,) if self.messages_field else ("messages", "conversations")
-        return (*found, "tools", "system")
+        return (*found, "tools", "system", "chat_template_kwargs")
 
     @property
     def has_fields(self) -> bool:
@@ -122,6 +153,8 @@ class RowShape:
         }
         if self.format == "text" and self.max_length is None:
             del values["max_length"], values["too_long"]
+        if self.format == "chat" and self.chat_template_kwargs is None:
+            del values["chat_template_kwargs"]
         if self.piece_tokens is not None:
             # Once, such rows were left whole; a store of that kind is another one.
             values["pieces"] = True
@@ -145,6 +178,7 @@ _OPTION_FORMATS = {
     "messages_field": ("chat",),
     "train_on": ("chat",),
     "chat_date": ("chat",),
+    "chat_template_kwargs": ("chat",),
     "max_length": ("text", "chat", "prompt-completion"),
     "too_long": ("text", "chat", "prompt-completion"),
 }

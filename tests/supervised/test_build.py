@@ -166,6 +166,27 @@ def test_the_same_command_resumes_and_another_one_is_refused(
     assert tree(out) == before
 
 
+def test_variables_for_the_template_are_part_of_the_store(
+    family_dir: Folder, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "chats.jsonl", rows_of_chats(10))
+    template = tmp_path / "bare.jinja"
+    template.write_text("{% for m in messages %}{{ m.content + end + '<|im_end|>' }}{% endfor %}")
+    options: dict[str, Any] = {"out": tmp_path / "s", "format": "chat", "chat_template": template}
+    options |= {"tokenizer": family_dir("chatml"), "serial": True}
+    result = tokenmill.build(source, chat_template_kwargs={"end": "!"}, **options)
+    assert len(result.warnings) == 1
+    assert "neither generation blocks nor add_generation_prompt" in result.warnings[0]
+    assert tokenmill.Store(tmp_path / "s").decode(0).endswith("done 0!<|im_end|>")
+    assert tokenmill.verify(tmp_path / "s").ok
+    assert tokenmill.build(source, chat_template_kwargs='{ "end":"!"}', **options).nothing_to_do
+    with pytest.raises(StoreError, match="chat_template_kwargs"):
+        tokenmill.build(source, chat_template_kwargs={"end": "?"}, **options)
+    for wrong in ("{", "[]", {"tools": 1}):
+        with pytest.raises(UsageError, match="chat-template-kwargs"):
+            tokenmill.build(source, chat_template_kwargs=wrong, **options)
+
+
 def test_prompts_and_completions_are_built_and_verified(
     bpe_tokenizer_dir: Path, tmp_path: Path
 ) -> None:

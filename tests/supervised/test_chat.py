@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,9 @@ import pytest
 from tests.supervised.families import CHATML
 from tests.supervised.shaping import Press, chat
 
+from tokenmill.config import RowShape
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.supervised.template_files import doubtful_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +127,107 @@ def test_answers_that_change_when_more_is_said_are_rejected_unless_only_the_last
     press = Press(family_dir("chatml"), chat_template=template, train_on="last")
     found = press(row)
     assert press.said(found) == "thought!d<|im_end|>"
+
+
+def test_a_reject_says_that_reasoning_was_dropped_and_what_to_do(
+    family_dir: Folder, tmp_path: Path
+) -> None:
+    template = tmp_path / "losing.jinja"
+    template.write_text(_LOSING)
+    found = Press(family_dir("chatml"), chat_template=template)(chat("a", "thought!b", "c", "d"))
+    assert "writes message 1 in another way once more is said" in found.rejects[0].detail
+    assert found.rejects[0].detail.endswith("use --train-on last")
+    whole = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template.write_text(whole + "{% if add_generation_prompt %}>{% endif %}")
+    press = Press(family_dir("chatml"), chat_template=template, train_on="last")
+    assert press(chat("a", "b")).rejects[0].detail.endswith("template with generation blocks")
+
+
+# Templates that cannot write the header of an answer by itself.
+
+
+@pytest.mark.parametrize(
+    ("answer", "header"),
+    [
+        (
+            "{{ '<|im_start|>assistant\\n' + m.content + '<|im_end|>\\n' }}",
+            "<|im_start|>assistant\n",
+        ),
+        ("{{ 'ASSISTANT: ' + m.content + '<|im_end|>' }}", "ASSISTANT: "),
+        ("{{ ' ' + m.content + '<|im_end|>' }}", ""),
+        ("{{ m.content + '<|im_end|>' }}", ""),
+    ],
+)
+def test_what_all_answers_begin_with_is_not_what_they_say(
+    answer: str, header: str, family_dir: Folder, tmp_path: Path
+) -> None:
+    template = tmp_path / "bare.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[' + m.content + ']' }}"
+        "{% else %}" + answer + "{% endif %}{% endfor %}"
+    )
+    press = Press(family_dir("chatml"), chat_template=template)
+    found = press(chat("why", "because", "and", "so"))
+    said = press.said(found)
+    assert "ASSISTANT" not in said.upper()
+    assert said.replace(" ", "") == "because<|im_end|>so<|im_end|>"
+    doubt = doubtful_header(press.engine.info, RowShape(format="chat"))
+    assert doubt is not None
+    assert (repr(header) if header else "the message before it") in doubt
+
+
+def test_a_template_that_tells_answers_needs_no_warning(family_dir: Folder) -> None:
+    for name in ("chatml", "chatml-generation"):
+        press = Press(family_dir(name))
+        assert doubtful_header(press.engine.info, RowShape(format="chat")) is None
+
+
+# Variables.
+
+
+_THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' and "
+    "thinking is defined and not thinking %}{{ '<think></think>' }}{% endif %}{{ m.content }}"
+    "{{ (mark or '') + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_variables_of_a_build_and_of_a_row_reach_the_template(
+    family_dir: Folder, tmp_path: Path
+) -> None:
+    template = tmp_path / "thinking.jinja"
+    template.write_text(_THINKING)
+    options: dict[str, Any] = {"chat_template": template}
+    row = chat("a", "b")
+    off = row | {"chat_template_kwargs": {"thinking": False}}
+    text = row | {"chat_template_kwargs": '{"thinking": false, "mark": "!"}'}
+    press = Press(family_dir("chatml"), **options)
+    assert ["<think>" in text for text in press(row, off).texts] == [False, True]
+    assert press.said(press(text)) == "<think></think>b!<|im_end|>"
+    options["chat_template_kwargs"] = '{"thinking": false}'
+    on = row | {"chat_template_kwargs": {"thinking": True}}
+    found = Press(family_dir("chatml"), **options)(row, on)
+    assert ["<think>" in text for text in found.texts] == [True, False]
+
+
+@pytest.mark.parametrize("value", [5, "no JSON", ["x"], {"messages": []}, {"a b": 1}])
+def test_variables_that_are_none_reject_their_row(value: object, family_dir: Folder) -> None:
+    found = Press(family_dir("chatml"))(chat("a", "b") | {"chat_template_kwargs": value})
+    assert [str(reject.reason) for reject in found.rejects] == ["bad-conversation"]
+    if not isinstance(value, str):
+        with pytest.raises(UsageError, match="chat_template_kwargs"):
+            RowShape(format="chat", chat_template_kwargs=json.dumps(value))
+
+
+def test_a_special_token_in_a_variable_of_a_row_is_text(family_dir: Folder, tmp_path: Path) -> None:
+    template = tmp_path / "mark.jinja"
+    template.write_text(_THINKING)
+    press = Press(family_dir("chatml"), chat_template=template)
+    evil = press(chat("a", "b") | {"chat_template_kwargs": {"mark": "<|im_end|>"}})
+    end = press(chat("a", "b")).ids[0][-2]
+    assert evil.texts[0].count("<|im_end|>") == 4
+    assert evil.ids[0].count(end) == 2
 
 
 @pytest.mark.parametrize("name", ["chatml", "chatml-generation"])

@@ -22,7 +22,7 @@ from tokenmill.errors import UsageError
 from tokenmill.store.place import open_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Unpack
 
     from tokenmill.builder.progress import BuildResult, Progress
@@ -54,6 +54,7 @@ def build(
     messages_field: str | None = None,
     chat_template: PathInput | None = None,
     chat_date: str | None = None,
+    chat_template_kwargs: str | Mapping[str, object] | None = None,
     train_on: str = "assistant",
     max_length: int | None = None,
     too_long: str = "split",
@@ -106,6 +107,7 @@ def build(
         messages_field=messages_field,
         chat_template=chat_template,
         chat_date=chat_date,
+        chat_template_kwargs=chat_template_kwargs,
         train_on=train_on,
         max_length=max_length,
         too_long=too_long,
@@ -149,6 +151,7 @@ class BuildOptions(TypedDict, total=False):
     messages_field: str | None
     chat_template: PathInput | None
     chat_date: str | None
+    chat_template_kwargs: str | Mapping[str, object] | None
     train_on: str
     max_length: int | None
     too_long: str
@@ -217,8 +220,19 @@ def make_run(
 def _shape(options: BuildOptions) -> RowShape | None:
     """How rows become documents; None where they are the text of one field."""
     given = {name: options[name] for name in _SHAPE_OPTIONS if name in options}  # type: ignore[literal-required]
+    given["chat_template_kwargs"] = _kwargs(options.get("chat_template_kwargs"))
     shape = RowShape(**given)
     return None if shape == RowShape() else shape
+
+
+def _kwargs(given: str | Mapping[str, object] | None) -> str | None:
+    """More variables for a chat template, written in one way: they are part of who a store is."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return str(given)  # which is refused, and why, with the other options
+    return None if given is None else json.dumps(given, sort_keys=True)
 
 
 def _chat_template(options: BuildOptions) -> str | None:

@@ -46,7 +46,7 @@ class RowLengths:
     counted_tokens: int | None
     """Tokens that count for the loss; None where there are no masks."""
     cuts: tuple[Cut, ...]
-    """For the limits that some row is longer than, the build's own among them."""
+    """For the limits that some row is longer than."""
     max_length: int | None
     too_long: str
     at_limit: int
@@ -73,14 +73,13 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
     lengths = np.sort(lengths)
     ranks = {p: min(len(lengths) * p // 100, len(lengths) - 1) for p in PERCENTILES}
     limit = shape.max_length
-    limits = sorted({*LIMITS, *([] if limit is None else [limit])})
     return RowLengths(
         shortest=int(lengths[0]),
         longest=int(lengths[-1]),
         mean=float(lengths.mean()),
         percentiles={p: int(lengths[rank]) for p, rank in ranks.items()},
         counted_tokens=counted,
-        cuts=tuple(_cut(lengths, each) for each in limits if each < lengths[-1]),
+        cuts=tuple(_cut(lengths, each) for each in LIMITS if each < lengths[-1]),
         max_length=limit,
         too_long=shape.too_long,
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),

@@ -118,7 +118,7 @@ class Monitor:
                 case PlaceState():
                     self._place = event.words
                 case WorkerLost():
-                    self._warn(
+                    self.warn(
                         f"worker {event.worker} died ({event.reason}); {event.task} is built again"
                     )
 
@@ -145,13 +145,14 @@ class Monitor:
             self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
         if report.engine.redone:
             self.redone.append(report.unit)
-            self._warn(
+            self.warn(
                 f"ids of {report.unit} by {self.engine.name if self.engine else 'the fast engine'} "
                 f"differed from {report.engine.reference} on the sample; the whole unit was "
                 f"encoded again by {report.engine.reference}"
             )
 
-    def _warn(self, message: str) -> None:
+    def warn(self, message: str) -> None:
+        """Keep a sentence for the end, and tell it now."""
         self.warnings.append(message)
         self._messages.append(message)
 

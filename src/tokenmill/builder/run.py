@@ -296,8 +296,19 @@ class BuildRun:
             started=self.started,
         )
 
+    def _doubt(self, work: Work) -> str | None:
+        """What a person should know about the masks that are made."""
+        shape = self.config.shape
+        if shape is None or shape.format != "chat" or shape.train_on == "all":
+            return None
+        from tokenmill.supervised.template_files import doubtful_header
+
+        return doubtful_header(describe_kept(self.layout, work.request), shape)
+
     def run_tasks(self, work: Work, monitor: Monitor) -> None:
         """Have the workers build and commit every unit that is to be built."""
+        if (doubt := self._doubt(work)) is not None:
+            monitor.warn(doubt)
         memory, identity = work.memory, work.request.identity
         settings = WorkerSettings(
             store=str(self.layout.root),

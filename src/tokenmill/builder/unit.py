@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tokenmill.supervised.shaper import Shaper
 
 
+_SHOWN_REJECTS = 3
 REFERENCE_BYTES = 256 << 10
 """A reference engine takes about a tenth of a second for so much text."""
 
@@ -303,8 +304,10 @@ class UnitPass:
 
     def _count_rejects(self, rejects: tuple[Reject, ...]) -> None:
         self.tally.rejected += len(rejects)
-        self.tally.first_rejects += rejects[: 3 - len(self.tally.first_rejects)]
+        shown = self.tally.first_rejects
         for reject in rejects:
+            if len(shown) < _SHOWN_REJECTS and not any(_is_alike(reject, one) for one in shown):
+                shown.append(reject)
             if reject.size is not None:
                 known = self.tally.smallest_too_large_bytes
                 self.tally.smallest_too_large_bytes = (
@@ -325,7 +328,10 @@ class UnitPass:
         )
 
     def _options_at_fault(self) -> str:
-        return "--text-field" if self.shaper is None else "the options of --format"
+        if self.shaper is None:
+            return "--text-field"
+        is_missing = self.tally.first_rejects[0].reason is RejectReason.MISSING_FIELD
+        return self.shaper.naming_options if is_missing else "the options of --format"
 
 
 def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
@@ -380,6 +386,10 @@ def _placed(reject: Reject, batch: RowBatch, unit: Unit) -> Reject:
         offset = int(batch.places[np.searchsorted(batch.rows, reject.row)])
     path = members[reject.row].path if members else None
     return dataclasses.replace(reject, offset=offset, path=path)
+
+
+def _is_alike(one: Reject, other: Reject) -> bool:
+    return (one.reason, one.detail) == (other.reason, other.detail)
 
 
 def _describe(reject: Reject) -> str:

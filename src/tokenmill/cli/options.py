@@ -179,6 +179,17 @@ ChatDate = Annotated[
         help="What a chat template that writes today's date shall write, such as 2024-07-26.",
     ),
 ]
+ChatTemplateKwargs = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        show_default=False,
+        rich_help_panel=SHAPE,
+        help="More variables for the chat template, such as '{\"enable_thinking\": false}'. A "
+        "field of this name in a row goes before them.",
+    ),
+]
 TrainOn = Annotated[
     TrainOnChoice,
     typer.Option(

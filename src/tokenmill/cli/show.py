@@ -70,6 +70,7 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
         ("store", f"{inspection.store}, written by {inspection.created_by}"),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
         ("tokens", f"{count(totals.tokens)} as {inspection.dtype}{per_token}"),
+        ("rows", shape_text(inspection)),
         ("mask", mask_text(inspection)),
         ("splits", splits_text(inspection.splits)),
         ("rejects", f"{', '.join(reasons)}; every row: {where}" if reasons else ""),
@@ -79,6 +80,37 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
         ("specials", SPECIAL_TOKENS[inspection.special_tokens]),
         ("engine", engines_text(inspection)),
     ]
+
+
+TRAINED_ON = {
+    "assistant": "what the assistant says counts",
+    "last": "the assistant's last message counts",
+    "all": "everything counts",
+}
+LONG_ROWS = {
+    "split": "longer ones are split",
+    "truncate": "longer ones are cut off",
+    "reject": "longer ones were rejected",
+}
+
+
+def shape_text(inspection: Inspection) -> str:
+    """What rows were made into; an empty string where each is the text of one field."""
+    config = inspection.config
+    shape, template = config.get("format"), config.get("template")
+    parts = []
+    if shape == "chat":
+        parts.append(f"chats; {TRAINED_ON[str(config['train_on'])]}")
+    elif shape == "prompt-completion":
+        names = template or f"{{{config['prompt_field']}}}{{{config['completion_field']}}}"
+        parts.append(f"{names!r}; {config['completion_field']} counts")
+    elif template is not None:
+        parts.append(repr(template))
+    if (limit := config.get("max_length")) is not None:
+        parts.append(
+            f"at most {count(int(str(limit)))} tokens, {LONG_ROWS[str(config['too_long'])]}"
+        )
+    return "; ".join(parts)
 
 
 def mask_text(inspection: Inspection) -> str:

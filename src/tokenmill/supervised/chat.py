@@ -87,38 +87,43 @@ class ChatMaker:
         turns = conversation.assistant_turns
         ranges = []
         for turn in turns[-1:] if self._train_on == LAST else turns:
-            start = _place(template, _head(conversation, turn), text, prompt=True, turn=turn)
+            head = _head(conversation, turn)
+            start = self._place(template, head, text, prompt=True, turn=turn)
+            if not template.has_prompt and text.startswith(template.answer_header, start):
+                start += len(template.answer_header)
             if turn + 1 == len(conversation.messages):
                 end = len(text)
             else:
                 head = _head(conversation, turn + 1)
-                end = _place(template, head, text, prompt=False, turn=turn)
+                end = self._place(template, head, text, prompt=False, turn=turn)
             if start < end:
                 ranges.append((start, _without_tail(text, start, end, found)))
         return ranges
 
+    def _place(
+        self, template: ChatTemplate, head: Conversation, text: str, *, prompt: bool, turn: int
+    ) -> int:
+        """Where a beginning of the conversation ends in the text of the whole."""
+        if not head.messages and not prompt:
+            return 0
+        beginning = template.render(head, prompt=prompt)
+        if text.startswith(beginning):
+            return len(beginning)
+        if self._train_on == LAST:
+            what = (
+                "what comes before the last answer is written in another way once it is there, so "
+                "it cannot be found; use a template with generation blocks"
+            )
+        else:
+            what = (
+                f"the template writes message {turn} in another way once more is said, as if it "
+                "dropped reasoning: its answer is not found; use --train-on last"
+            )
+        raise RowError(RejectReason.NOT_A_PREFIX, what)
+
 
 def _head(conversation: Conversation, turns: int) -> Conversation:
-    return Conversation(conversation.messages[:turns], conversation.tools)
-
-
-def _place(
-    template: ChatTemplate, head: Conversation, text: str, *, prompt: bool, turn: int
-) -> int:
-    """Where a beginning of the conversation ends in the text of the whole."""
-    if not head.messages and not prompt:
-        return 0
-    beginning = template.render(head, prompt=prompt)
-    if not text.startswith(beginning):
-        what = (
-            "the messages before it and the header of an answer" if prompt else "what is up to it"
-        )
-        raise RowError(
-            RejectReason.NOT_A_PREFIX,
-            f"the answer in message {turn} cannot be found: rendered alone, {what} are not the "
-            "beginning of the whole text",
-        )
-    return len(beginning)
+    return Conversation(conversation.messages[:turns], conversation.tools, conversation.variables)
 
 
 def _without_tail(text: str, start: int, end: int, found: list[Found]) -> int:

@@ -8,13 +8,15 @@ the strings of special tokens, so a role that nobody knows is a reason to reject
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from tokenmill.config import check_template_kwargs
 from tokenmill.records import RejectReason
 from tokenmill.supervised.rows import RowError, kind_of, lookup
 
 MESSAGES, CONVERSATIONS, TOOLS, SYSTEM = "messages", "conversations", "tools", "system"
+VARIABLES = "chat_template_kwargs"
 ASSISTANT = "assistant"
 ROLES = frozenset(
     ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython", "observation")
@@ -39,6 +41,8 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
+    variables: dict[str, Any] = field(default_factory=dict)
+    """More that the row has for its template."""
 
     @property
     def assistant_turns(self) -> list[int]:
@@ -59,18 +63,37 @@ def read_conversation(row: dict[str, Any], field: str | None) -> Conversation:
     if field == CONVERSATIONS and not has_system:
         messages.insert(0, {"role": "system", "content": system})
     tools = row.get(TOOLS)
-    return Conversation(messages, None if tools in (None, "") else _list(tools, TOOLS))
+    variables = row.get(VARIABLES)
+    return Conversation(
+        messages,
+        None if tools in (None, "") else _list(tools, TOOLS),
+        {} if variables in (None, "") else _variables(variables),
+    )
+
+
+def _variables(value: Any) -> dict[str, Any]:
+    try:
+        return check_template_kwargs(_parsed(value, VARIABLES))
+    except ValueError as error:
+        raise RowError(
+            RejectReason.BAD_CONVERSATION, f"field {VARIABLES!r} cannot be used: {error}"
+        ) from error
+
+
+def _parsed(value: Any, field: str) -> Any:
+    """A value, or the text of one: tables without nested columns hold it as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise RowError(
+            RejectReason.BAD_CONVERSATION, f"field {field!r} is a string that is no JSON"
+        ) from error
 
 
 def _list(value: Any, field: str) -> list[Any]:
-    """A list, or the text of one: tables without nested columns hold it as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise RowError(
-                RejectReason.BAD_CONVERSATION, f"field {field!r} is a string that is no JSON"
-            ) from error
+    value = _parsed(value, field)
     if not isinstance(value, list):
         raise RowError(
             RejectReason.BAD_CONVERSATION, f"field {field!r} is {kind_of(value)}, not an array"

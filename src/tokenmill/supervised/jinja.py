@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
 from tokenmill.records import RejectReason
+from tokenmill.supervised.conversation import Conversation
 from tokenmill.supervised.rows import RowError
 
 if TYPE_CHECKING:
     import datetime
     from collections.abc import Mapping
 
-    from tokenmill.supervised.conversation import Conversation
-
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PROMPT = "add_generation_prompt"
 _TRACKED = "tokenmill_tracker"
+_TWO_ANSWERS = ("\ue000", "\ue001")
 
 
 @dataclass(slots=True)
@@ -39,11 +40,13 @@ class ChatTemplate:
     """A compiled template with the strings that it is given besides the conversation."""
 
     def __init__(
-        self, source: str, *, variables: Mapping[str, str], date: datetime.date | None = None
+        self, source: str, *, variables: Mapping[str, Any], date: datetime.date | None = None
     ) -> None:
         self.source = source
         self.variables = dict(variables)
         self.has_generation = GENERATION.search(source) is not None
+        self.has_prompt = PROMPT in source
+        """Whether it can write the header of an answer alone."""
         self._environment = _environment(date)
         _check_date(source, date)
         jinja2 = _jinja2()
@@ -78,11 +81,31 @@ class ChatTemplate:
                 rendering.generated.append((start, start + len(said)))
         return rendering
 
+    @functools.cached_property
+    def answer_header(self) -> str:
+        """What an answer begins with whatever it says; an empty string where that is nothing.
+
+        For templates that have no other way to tell: it is what two answers have in common.
+        """
+        question = {"role": "user", "content": "?"}
+        talks = [
+            Conversation([question, {"role": "assistant", "content": one}], None)
+            for one in _TWO_ANSWERS
+        ]
+        try:
+            before = self.render(Conversation([question], None))
+            one, other = (self.render(talk) for talk in talks)
+        except RowError:
+            return ""
+        pairs = enumerate(zip(one, other, strict=False))
+        header = one[len(before) : next((place for place, (a, b) in pairs if a != b), len(one))]
+        return header if one.startswith(before) and header.strip() else ""
+
     def constants(self) -> list[str]:
-        """Every string that the template itself can write."""
+        """Every string that the template itself can write, but for its variables."""
         nodes = _jinja2().nodes
         texts = [node.data for node in self._tree.find_all(nodes.TemplateData)]
-        return [*texts, *self.literals(), *self.variables.values()]
+        return [*texts, *self.literals()]
 
     def literals(self) -> list[str]:
         """The strings of its expressions: what it writes, and what it looks for."""
@@ -111,11 +134,17 @@ class ChatTemplate:
     def _values(self, conversation: Conversation, *, prompt: bool) -> dict[str, Any]:
         return {
             **self.variables,
+            **conversation.variables,
             "messages": conversation.messages,
             "tools": conversation.tools,
             "documents": None,
-            "add_generation_prompt": prompt,
+            PROMPT: prompt,
         }
+
+
+def tells_answers(source: str) -> bool:
+    """Whether a template has a way to say where an answer begins."""
+    return PROMPT in source or GENERATION.search(source) is not None
 
 
 @dataclass(slots=True)

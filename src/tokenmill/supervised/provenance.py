@@ -51,7 +51,7 @@ class Provenance:
 
     def __init__(self, template: ChatTemplate, specials: Collection[str]) -> None:
         self._template = template
-        constants = set(template.constants())
+        constants = {*template.constants(), *_strings(list(template.variables.values()))}
         self.composes = any(_risky_characters(one, constants) == set(one) for one in specials)
         """Whether letters matter, and so the names that a dataset gives to things."""
         self._risky = {
@@ -77,6 +77,7 @@ class Provenance:
         disguised = Conversation(
             [self._disguise_message(message, table) for message in conversation.messages],
             None if conversation.tools is None else self._disguise(conversation.tools, table),
+            self._disguise(conversation.variables, table),
         )
         try:
             second = self._template.render(disguised)
@@ -93,6 +94,8 @@ class Provenance:
     def _is_suspicious(self, conversation: Conversation) -> bool:
         search = self._search
         nested: list[Any] = [] if conversation.tools is None else [conversation.tools]
+        if conversation.variables:
+            nested.append(conversation.variables)
         for message in conversation.messages:
             for key, value in message.items():
                 if key == "role":
@@ -107,7 +110,8 @@ class Provenance:
 
     def _doubles(self, conversation: Conversation, text: str) -> _Doubles:
         """A private character for each risky one, none of which the row has already."""
-        strings = [text, *_strings((conversation.messages, conversation.tools))]
+        values = (conversation.messages, conversation.tools, conversation.variables)
+        strings = [text, *_strings(values)]
         if all(one.isascii() or max(one) < chr(_FIRST_PRIVATE) for one in strings):
             return self._usual
         used = set().union(*strings)

@@ -84,7 +84,9 @@ class Shaper:
         self._make: Callable[[dict[str, Any]], RowText]
         if shape.format == "chat":
             self._make = ChatMaker(
-                load_templates(engine.info, date=shape.chat_date),
+                load_templates(
+                    engine.info, date=shape.chat_date, kwargs=shape.chat_template_kwargs
+                ),
                 special_tokens_of(engine.info),
                 train_on=shape.train_on,
                 messages_field=shape.messages_field,
@@ -100,6 +102,14 @@ class Shaper:
         self._inner_borders = self._borders
         if self._inner is not None:
             self._inner_borders = Borders(self._inner, self._inner)
+
+    @property
+    def naming_options(self) -> str:
+        """The options by which a user says which fields a row has."""
+        if self._shape.template is not None:
+            return "the names in --template"
+        named = {"chat": "--messages-field"}
+        return named.get(self._shape.format, "--prompt-field and --completion-field")
 
     def shape(self, texts: TextBatch, rows: NDArray[np.int64]) -> Shaped:
         """Read and render the rows; those that cannot be used come back as rejects."""

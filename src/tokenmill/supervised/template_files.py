@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.engines.locate import CHAT_TEMPLATE
 from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.supervised.jinja import ChatTemplate
+from tokenmill.supervised.jinja import ChatTemplate, tells_answers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tokenmill.config import RowShape
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.locate import TokenizerFiles
     from tokenmill.supervised.conversation import Conversation
@@ -86,15 +87,35 @@ def digest(sources: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(sources), sort_keys=True).encode()).hexdigest()
 
 
-def load_templates(info: TokenizerInfo, *, date: str | None) -> ChatTemplates:
-    """Compile the templates that lie with a tokenizer."""
-    variables = _variables(info)
+def load_templates(
+    info: TokenizerInfo, *, date: str | None, kwargs: str | None = None
+) -> ChatTemplates:
+    """Compile the templates that lie with a tokenizer; `kwargs` is JSON of more variables."""
+    variables = {**_variables(info), **json.loads(kwargs or "{}")}
     day = parse_date(date)
     return ChatTemplates(
         {
             name: ChatTemplate(source, variables=variables, date=day)
             for name, source in read_sources(info.files).items()
         }
+    )
+
+
+def doubtful_header(info: TokenizerInfo, shape: RowShape) -> str | None:
+    """A warning where a template does not say where an answer begins, and that is found by rule."""
+    if all(map(tells_answers, read_sources(info.files).values())):
+        return None
+    templates = load_templates(info, date=shape.chat_date, kwargs=shape.chat_template_kwargs)
+    header = next(
+        template.answer_header
+        for template in templates.by_name.values()
+        if not tells_answers(template.source)
+    )
+    behind = f"{header!r}, with which all begin" if header else "the message before it"
+    return (
+        "the chat template has neither generation blocks nor add_generation_prompt, so an answer "
+        f"is taken to begin right behind {behind}; see whether that is so with: "
+        "tokenmill inspect STORE --doc 0"
     )
 
 
