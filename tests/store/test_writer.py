@@ -182,7 +182,7 @@ def test_an_id_outside_the_vocabulary_is_our_own_bug_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("lengths", "rows"),
-    [([1], [0]), ([3], [0]), ([2], [0, 1]), ([1, 1], [1, 1]), ([3, -1], [0, 1])],
+    [([1], [0]), ([3], [0]), ([2], [0, 1]), ([1, 1], [1, 0]), ([3, -1], [0, 1])],
 )
 def test_lengths_and_rows_that_do_not_fit_the_ids_are_our_own_bug(
     tmp_path: Path, lengths: list[int], rows: list[int]
