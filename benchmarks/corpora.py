@@ -65,14 +65,18 @@ def prepare(
     num_files: int,
     formats: Sequence[str] = FORMATS,
     work: Path = WORK,
+    source: Path | None = None,
 ) -> Corpus:
-    """Make (once) about `num_bytes` of JSON Lines in so many files, and copies in other formats."""
+    """Make (once) about `num_bytes` of JSON Lines in so many files, and copies in other formats.
+
+    `source` is a JSON Lines file, .zst, for a machine that has no other text of this name.
+    """
     folder = work / "corpora" / f"{name}-{num_bytes}-{num_files}"
     facts = folder / "facts.json"
     if not facts.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        jsonl = list(_write_lines(_base_file(name, work), folder, num_bytes, num_files))
+        jsonl = list(_write_lines(_base_file(name, work, source), folder, num_bytes, num_files))
         counts = [_convert(path, formats) for path in jsonl]
         sizes = {f: sum(p.stat().st_size for p in folder.glob(f"*.{f}")) for f in formats}
         documents, text_bytes = (sum(column) for column in zip(*counts, strict=True))
@@ -122,17 +126,17 @@ def _shared_file(stem: str) -> Path:
     return SHARED / "corpus" / f"{stem}.jsonl.zst"
 
 
-def _base_file(name: str, work: Path) -> Path:
+def _base_file(name: str, work: Path, source: Path | None = None) -> Path:
     path = work / "corpora" / f"{name}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         with partial.open("wb") as target:
-            if name == _STDLIB:
+            if name == _STDLIB and source is None:
                 target.writelines(_standard_library_lines())
             else:
-                with pa.input_stream(_shared_file(_SHARED_NAMES[name]), "zstd") as source:
-                    shutil.copyfileobj(source, target)
+                with pa.input_stream(source or _shared_file(_SHARED_NAMES[name]), "zstd") as lines:
+                    shutil.copyfileobj(lines, target)
         partial.rename(path)
     return path
 

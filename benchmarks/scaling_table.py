@@ -51,26 +51,46 @@ def scaling_body(results: Mapping[str, Any]) -> str:
 def cores_body(results: Mapping[str, Any]) -> str:
     """What is shown of the builds with more and more workers, below their origin."""
     rows: Sequence[Mapping[str, Any]] = results["measurements"]
-    first = _rate(rows[0])
+    sizes = results["input_bytes"]
+    kinds = list(dict.fromkeys(row["format"] for row in rows))
     facts = (
-        f"{results['input_bytes'] / 1e9:.2f} GB of JSON Lines in {results['files']} files, "
-        f"{results['tokenizer']}, engine {results['engine']}; {results['rounds']} rounds each, "
+        f"The corpus {results['corpus']}, repeated, in {results['files']} files: "
+        + ", ".join(f"{sizes[kind] / 1e9:.2f} GB as .{kind}" for kind in kinds)
+        + f"; {results['tokenizer']}, engine {results['engine']}; {results['rounds']} rounds each, "
         "medians, start-up left out."
     )
     lines = [
         facts,
         "",
-        "| workers | MB of text/s | million tokens/s | times one worker | of perfect |",
-        "| --- | --- | --- | --- | --- |",
+        "| input | workers | MB of text/s | million tokens/s | times one worker | of perfect |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        rate, workers = _rate(row), row["workers"]
-        tokens = _token_rate(row)
-        lines.append(
-            f"| {workers} | {rate / 1e6:,.0f} | {tokens / 1e6:,.1f} | {rate / first:.2f} "
-            f"| {rate / first / workers:.0%} |"
-        )
-    return "\n".join([*lines, "", *_cost_of_a_corpus(rows)])
+    for kind in kinds:
+        own = [row for row in rows if row["format"] == kind]
+        lines += [_cores_row(row, _rate(own[0])) for row in own]
+    plain = [row for row in rows if row["format"] == kinds[0]]
+    return "\n".join([*lines, "", *_parts(results["parts"]), "", *_cost_of_a_corpus(plain)])
+
+
+def _cores_row(row: Mapping[str, Any], first: float) -> str:
+    rate, workers = _rate(row), row["workers"]
+    return (
+        f"| .{row['format']} | {workers} | {rate / 1e6:,.0f} | {_token_rate(row) / 1e6:,.1f} "
+        f"| {rate / first:.2f} | {rate / first / workers:.0%} |"
+    )
+
+
+def _parts(results: Mapping[str, Any]) -> list[str]:
+    """One program beside parts, each from its start to its end."""
+    count, seconds = results["count"], results["seconds"]
+    build, parts, finish = (
+        statistics.median(each[name] for each in seconds) for name in ("build", "parts", "finish")
+    )
+    text = (
+        f"One build with {count} workers took {build:.1f} s from start to end; {count} parts of "
+        f"one worker each, all at once, took {parts:.1f} s, and `finish` {finish:.2f} s."
+    )
+    return [text]
 
 
 def _cost_of_a_corpus(rows: Sequence[Mapping[str, Any]]) -> list[str]:

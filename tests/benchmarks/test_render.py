@@ -294,13 +294,22 @@ def test_scaling_is_told_for_each_unit_and_for_a_hundred_thousand() -> None:
 
 def test_more_workers_are_held_against_one_and_a_corpus_is_costed_at_their_rate() -> None:
     rows = [
-        {"workers": count, "text_bytes": 4e9, "tokens": 10**9, "working_seconds": [seconds]}
-        for count, seconds in ((1, 100.0), (16, 10.0))
+        {"format": kind, "workers": count, "text_bytes": 4e9, "tokens": 10**9}
+        | {"working_seconds": [seconds]}
+        for kind, count, seconds in (
+            ("jsonl", 1, 100.0),
+            ("jsonl", 16, 10.0),
+            ("jsonl.zst", 1, 200.0),
+        )
     ]
-    facts = {"input_bytes": 5e9, "files": 16, "tokenizer": "t", "engine": "e", "rounds": 1}
-    text = render.cores_section(ORIGIN | facts | {"measurements": rows})
+    facts = {"corpus": "c", "files": 16, "tokenizer": "t", "engine": "e", "rounds": 1}
+    facts |= {"input_bytes": {"jsonl": 5e9, "jsonl.zst": 1e9}, "measurements": rows}
+    facts |= {"parts": {"count": 16, "seconds": [{"build": 9.0, "parts": 11.0, "finish": 0.5}]}}
+    text = render.cores_section(ORIGIN | facts)
 
     speed, cost = text.split("computed, not measured")
-    assert table_row(speed, "16")[1:5] == ["400", "100.0", "10.00", "62%"]
+    assert "| .jsonl | 16 | 400 | 100.0 | 10.00 | 62% |" in speed
+    assert "| .jsonl.zst | 1 | 20 | 5.0 | 1.00 | 100% |" in speed
+    assert "16 parts of one worker each, all at once, took 11.0 s, and `finish` 0.50 s" in speed
     assert table_row(cost, "16")[1] == "1.7 hours"
     assert table_row(text, "1,024")[1] == "0.03 hours"
