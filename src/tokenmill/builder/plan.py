@@ -9,13 +9,15 @@ run.
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
 from tokenmill.sources import format_of
+from tokenmill.store.collection import without_collection
 from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
-from tokenmill.store.receipt import find_receipt, read_receipt
+from tokenmill.store.receipt import glance_at, read_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from tokenmill.builder.parts import Part
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipt import Claim, Receipt
+    from tokenmill.store.receipt import Claim, Glance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,11 @@ class PlanRules:
 
 def plan_work(layout: StoreLayout, files: Sequence[SourceFile], *, rules: PlanRules) -> WorkPlan:
     """Compare the units of the input with the receipts of the store."""
+    with without_collection():
+        return _plan_work(layout, files, rules)
+
+
+def _plan_work(layout: StoreLayout, files: Sequence[SourceFile], rules: PlanRules) -> WorkPlan:
     plan = WorkPlan(files=tuple(files))
     existing = _units_in_store(layout)
     last_units = _last_units(existing)
@@ -227,9 +234,9 @@ class _FilePlanner:
         """How many rows of the unit lie before the limit; None if it is taken whole."""
         if self.rows_left is None:
             return None
-        receipt = find_receipt(self.layout, unit_name(self.file.path, index=unit.index))
-        if receipt is not None and self._is_same_slice(receipt, unit) and self._is_same(receipt):
-            rows = receipt.counts.rows
+        found = glance_at(self.layout, unit_name(self.file.path, index=unit.index))
+        if found is not None and self._is_same_slice(found, unit) and self._is_same(found):
+            rows = found.rows
         else:
             rows = self.source().count_rows(unit)
         taken = min(rows, self.rows_left)
@@ -240,51 +247,45 @@ class _FilePlanner:
         self.plan.planned.add(name)
         if name not in self.existing:
             return False
-        receipt = find_receipt(self.layout, name)
-        if receipt is not None and receipt.config != self.rules.config:
+        found = glance_at(self.layout, name)
+        if found is not None and found.config != self.rules.config:
             self.plan.other_config += 1
-        elif receipt is not None and self._still_holds(receipt, unit, row_limit):
-            self.plan.done[name] = receipt.claim
+        elif found is not None and self._still_holds(name, found, unit, row_limit):
+            self.plan.done[name] = found.claim
             return True
         self.plan.rebuilt += 1
         return False
 
-    def _still_holds(self, receipt: Receipt, unit: Unit, row_limit: int | None) -> bool:
-        if not (self._is_same_slice(receipt, unit) and self._fits_limits(receipt, row_limit)):
+    def _still_holds(self, name: str, found: Glance, unit: Unit, row_limit: int | None) -> bool:
+        if not (self._is_same_slice(found, unit) and self._fits_limits(found, row_limit)):
             return False
-        if self._is_same(receipt):
+        if self._is_same(found):
             return True
-        if receipt.source.size != self.file.size:
+        if found.size != self.file.size or self.source().digest(unit) != found.digest:
             return False
-        if self.source().digest(unit) != receipt.source.digest:
-            return False
-        self.plan.touched.append((receipt.unit.name, self.file))
+        self.plan.touched.append((name, self.file))
         return True
 
-    def _is_same(self, receipt: Receipt) -> bool:
-        found = (receipt.source.size, receipt.source.version)
-        return found == (self.file.size, self.file.version)
+    def _is_same(self, found: Glance) -> bool:
+        return (found.size, found.version) == (self.file.size, self.file.version)
 
     @staticmethod
-    def _is_same_slice(receipt: Receipt, unit: Unit) -> bool:
-        return (receipt.unit.start, receipt.unit.end) == (unit.start, unit.end)
+    def _is_same_slice(found: Glance, unit: Unit) -> bool:
+        return (found.start, found.end) == (unit.start, unit.end)
 
-    def _fits_limits(self, receipt: Receipt, row_limit: int | None) -> bool:
+    def _fits_limits(self, found: Glance, row_limit: int | None) -> bool:
         """Whether the unit comes out the same under today's limits on rows and document sizes."""
         largest = self.rules.options.max_document_bytes
-        if receipt.bounds.largest_row_bytes > largest:
+        smallest = found.smallest_too_large_bytes
+        if found.largest_row_bytes > largest or (smallest is not None and smallest <= largest):
             return False
-        smallest = receipt.bounds.smallest_too_large_bytes
-        if smallest is not None and smallest <= largest:
-            return False
-        used = receipt.counts.rows - receipt.counts.skipped
-        return used == (receipt.counts.rows if row_limit is None else row_limit)
+        return found.rows - found.skipped == (found.rows if row_limit is None else row_limit)
 
 
 def _units_in_store(layout: StoreLayout) -> set[str]:
     """Names of the units that have a receipt."""
     try:
-        names = [entry.name for entry in layout.shards.iterdir()]
+        names = os.listdir(layout.shards)  # noqa: PTH208 (names alone: there may be millions)
     except FileNotFoundError:
         return set()
     return {match["unit"] for name in names if (match := RECEIPT_FILE.fullmatch(name))}

@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
+from tokenmill.store.collection import without_collection
 from tokenmill.store.entries import (
     EngineEntry,
     RejectsEntry,
@@ -193,10 +194,12 @@ def assemble_manifest(
     """The manifest of the named units, whose receipts are read one after the other."""
     assembler = ManifestAssembler(identity)
     remaining = iter(units)
-    while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
-        layout.upstream.bring([layout.receipt(unit) for unit in batch])
-        for unit in batch:
-            data = read_receipt_bytes(layout, unit)
-            receipt = Receipt.from_bytes(data, path=layout.receipt(unit))
-            assembler.add(receipt, file=facts_of(data))
-    return assembler.manifest()
+    with without_collection():
+        while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
+            if layout.upstream.url is not None:
+                layout.upstream.bring([layout.receipt(unit) for unit in batch])
+            for unit in batch:
+                data = read_receipt_bytes(layout, unit)
+                receipt = Receipt.from_bytes(data, path=f"{layout.root}/shards/{unit}.json")
+                assembler.add(receipt, file=facts_of(data))
+        return assembler.manifest()

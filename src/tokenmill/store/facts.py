@@ -112,16 +112,16 @@ class Counts:
     @classmethod
     def from_json(cls, source: Fields) -> Counts:
         """What `to_json` wrote."""
-        names = [field.name for field in fields(cls)]
-        if not source.has("pieces"):
-            names = names[:-2]
+        names = _COUNTS if source.has("pieces") else _COUNTS[:-2]
         counts = cls(**{name: source.integer(name) for name in names})
         source.finish()
         return counts
 
     def __add__(self, other: Counts) -> Counts:
-        names = [field.name for field in fields(self)]
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
+
+
+_COUNTS = tuple(field.name for field in fields(Counts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

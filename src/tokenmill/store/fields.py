@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from types import NoneType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from tokenmill.errors import StoreError
@@ -134,7 +135,15 @@ class Fields:
 
     def into(self, cls: type[_Flat]) -> _Flat:
         """All members as a flat dataclass, each read as its field is annotated."""
-        values = {name: getattr(self, kind)(name) for name, kind in _readers(cls)}
+        values: dict[str, Json | tuple[Json, ...]] = {}
+        left = self._left
+        for name, types, kind in _readers(cls):
+            value = left.get(name)
+            # There may be a million receipts to read, so what is plainly right is taken at once.
+            if type(value) in types and (type(value) is not int or value >= 0) and name in left:
+                values[name] = left.pop(name)
+            else:
+                values[name] = getattr(self, kind)(name)
         self.finish()
         return cls(**values)
 
@@ -146,20 +155,21 @@ class Fields:
         return ValueError(f"{self._where}.{name} is {value!r}, not {expected}")
 
 
-_READERS = {
-    "int": "integer",
-    "int | None": "optional_integer",
-    "str": "text",
-    "bool": "boolean",
-    "Checksum": "checksum",
-    "tuple[str, ...]": "texts",
+_READERS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "integer"),
+    "int | None": ((int, NoneType), "optional_integer"),
+    "str": ((str,), "text"),
+    "bool": ((bool,), "boolean"),
+    "Checksum": ((), "checksum"),
+    "tuple[str, ...]": ((), "texts"),
 }
+"""Annotation -> types that need no second look, and the method that takes it with one."""
 
 
 @functools.cache
-def _readers(cls: type[DataclassInstance]) -> list[tuple[str, str]]:
+def _readers(cls: type[DataclassInstance]) -> list[tuple[str, tuple[type, ...], str]]:
     # Annotations are strings here (postponed evaluation), so the alias Checksum is still visible.
-    return [(field.name, _READERS[str(field.type)]) for field in dataclasses.fields(cls)]
+    return [(field.name, *_READERS[str(field.type)]) for field in dataclasses.fields(cls)]
 
 
 def version_of(*, masks: bool, pieces: bool) -> int:

@@ -7,6 +7,7 @@ files added later leave the old names, and so the old shards, as they are.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import unicodedata
 from dataclasses import dataclass, field
@@ -110,6 +111,10 @@ class StoreLayout:
     def rejects_file(self, unit: str) -> Path:
         return self.rejects / f"{unit}.jsonl"
 
+    def size(self, folder: str, name: str) -> int | None:
+        """Bytes of a file of the store; None if it is not there."""
+        return self.upstream.size(f"{self.root}/{folder}/{name}")
+
     def create(self) -> None:
         """Make the folders that every build needs."""
         if self.shards.is_dir() and self.rejects.is_dir():
@@ -126,6 +131,7 @@ class StoreLayout:
                 self.tmp.parent.rmdir()
 
 
+@functools.lru_cache(1024)
 def unit_prefix(path: str) -> str:
     """What the names of a file's units begin with: its own name, and a hash of its whole path."""
     # Paths may hold lone surrogates (bytes that are no UTF-8), which strict encoding would refuse.

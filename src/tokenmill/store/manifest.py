@@ -8,12 +8,11 @@ nothing that depends on the number of workers or on an interruption. `runs.jsonl
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
+from tokenmill.store.collection import without_collection
 from tokenmill.store.durable import replace_file
 from tokenmill.store.entries import (
     COLUMNS,
@@ -103,7 +102,7 @@ class Manifest:
     def from_bytes(cls, data: bytes, *, path: Path | str) -> Manifest:
         """Read a manifest's file; StoreError names it where anything is wrong."""
         try:
-            with _without_collection():
+            with without_collection():
                 members = unseal(data, path=path)
                 check_version(members, path=path)
                 return _manifest(Fields(members, where="manifest"))
@@ -127,18 +126,6 @@ def read_manifest(root: Path) -> Manifest:
             hint="check the path and its permissions",
         ) from error
     return Manifest.from_bytes(data, path=path)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Make many objects that stay: looking for garbage among them takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:

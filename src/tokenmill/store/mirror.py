@@ -117,8 +117,9 @@ class Mirror:
             if error.failure is not Failure.MISSING:
                 raise store_error(error) from None
 
-    def size(self, path: Path) -> int | None:
-        return self._sizes.get(path.parent.name, {}).get(path.name)
+    def size(self, path: str) -> int | None:
+        folder, name = path.rsplit("/", 2)[1:]
+        return self._sizes.get(folder, {}).get(name)
 
     def put(self, path: Path) -> None:
         with self._told(path):
@@ -136,7 +137,7 @@ class Mirror:
                 remote.remove([self._address(path) for path in paths])
 
     def elsewhere(self, paths: Sequence[Path]) -> list[Path]:
-        return [path for path in paths if self.size(path) is not None]
+        return [path for path in paths if self.size(path.as_posix()) is not None]
 
     def close(self) -> None:
         self._remove_folder()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import StoreError
 from tokenmill.store.durable import replace_file
@@ -40,6 +40,22 @@ class Claim(NamedTuple):
     rejects: bool
     is_last: bool
     """Nothing of the unit's file lies behind it."""
+
+
+class Glance(NamedTuple):
+    """What planning looks at in a receipt."""
+
+    config: str
+    start: int
+    end: int | None
+    size: int
+    version: str
+    digest: str
+    rows: int
+    skipped: int
+    largest_row_bytes: int
+    smallest_too_large_bytes: int | None
+    claim: Claim
 
 
 @functools.cache
@@ -157,7 +173,8 @@ def read_receipt(layout: StoreLayout, unit: str) -> Receipt:
 def read_receipt_bytes(layout: StoreLayout, unit: str) -> bytes:
     """The bytes of a unit's receipt; StoreError where it cannot be read."""
     try:
-        return layout.receipt(unit).read_bytes()
+        with open(f"{layout.root}/shards/{unit}.json", "rb", buffering=0) as file:
+            return file.read()
     except OSError as error:
         raise StoreError(
             f"the receipt {layout.upstream.shown(layout.receipt(unit))!r} cannot be read:"
@@ -177,11 +194,64 @@ def find_receipt(layout: StoreLayout, unit: str) -> Receipt | None:
         raise
     except StoreError:
         return None
-    sizes = {layout.shards / name: facts.bytes for name, facts in receipt.files.items()}
-    if receipt.rejects is not None:
-        sizes[layout.rejects_file(unit)] = receipt.rejects.bytes
-    size_of = layout.upstream.size
-    return receipt if all(size_of(path) == size for path, size in sizes.items()) else None
+    for name, facts in receipt.files.items():
+        if layout.size("shards", name) != facts.bytes:
+            return None
+    rejects = receipt.rejects
+    if rejects is not None and layout.size("rejects", f"{unit}.jsonl") != rejects.bytes:
+        return None
+    return receipt
+
+
+def glance_at(layout: StoreLayout, unit: str) -> Glance | None:
+    """What planning must know of a unit that is complete; None where it must be built (again).
+
+    As `find_receipt`, in a third of the time, since a build may have a million units: what the seal
+    vouches for is believed, and looked at member by member when the manifest is made of it.
+    """
+    try:
+        data = read_receipt_bytes(layout, unit)
+        members: dict[str, Any] = unseal(data, path=layout.receipt(unit))
+    except StoreError:
+        return None
+    check_version(members, path=layout.receipt(unit))
+    try:
+        is_complete = members["unit"]["name"] == unit and _has_files(layout, unit, members)
+        return _glance(members) if is_complete else None
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _has_files(layout: StoreLayout, unit: str, members: dict[str, Any]) -> bool:
+    for shard in members["shards"]:
+        for kind, facts in shard["files"].items():
+            if layout.size("shards", f"{shard['name']}.{kind}") != facts["bytes"]:
+                return False
+    rejects = members["rejects"]
+    return rejects is None or layout.size("rejects", f"{unit}.jsonl") == rejects["bytes"]
+
+
+def _glance(members: dict[str, Any]) -> Glance:
+    unit, source, counts = members["unit"], members["source"], members["counts"]
+    bounds, shards = members["bounds"], members["shards"]
+    return Glance(
+        config=members["config"],
+        start=unit["start"],
+        end=unit["end"],
+        size=source["size"],
+        version=source["version"],
+        digest=source["digest"],
+        rows=counts["rows"],
+        skipped=counts["skipped"],
+        largest_row_bytes=bounds["largest_row_bytes"],
+        smallest_too_large_bytes=bounds["smallest_too_large_bytes"],
+        claim=_claim(
+            tuple(shard["split"] for shard in shards),
+            any("mask" in shard["files"] for shard in shards),
+            members["rejects"] is not None,
+            source["is_last"],
+        ),
+    )
 
 
 def rewrite_receipt(layout: StoreLayout, receipt: Receipt) -> None:
