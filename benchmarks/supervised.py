@@ -53,7 +53,7 @@ class Size:
     own_rows: int
 
 
-FULL = Size(rounds=3, rows=4000, own_rows=40_000)
+FULL = Size(rounds=3, rows=4000, own_rows=120_000)
 QUICK = Size(rounds=1, rows=200, own_rows=2000)
 
 

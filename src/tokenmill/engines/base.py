@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +64,11 @@ class TokenizerInfo:
     coverage: Coverage | None = None
     """Which texts the fast engine may be given, under the policy that was described for."""
     policy: SpecialTokens = SpecialTokens.TEXT
+    added_tokens: tuple[Mapping[str, Any], ...] = ()
+    """Added tokens as a tokenizer.json has them, with all that it says of them."""
+    has_normalizer: bool = False
+    spaces_beginnings: bool = False
+    """Whether a text gets a space in front, but only where it is the beginning of everything."""
 
 
 class Engine(Protocol):

@@ -128,8 +128,19 @@ def _describe_json(
         other_tokens=other,
         eos_token=named["eos"],
         bos_token=named["bos"],
+        added_tokens=tuple(added),
+        has_normalizer=bool(content.get("normalizer")),
+        spaces_beginnings=_spaces_beginnings(content.get("pre_tokenizer")),
         **_coverage_fields(coverage, policy),
     )
+
+
+def _spaces_beginnings(step: dict[str, Any] | None) -> bool:
+    if step is None:
+        return False
+    if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+        return True
+    return any(map(_spaces_beginnings, step.get("pretokenizers") or []))
 
 
 def _describe_sentencepiece(

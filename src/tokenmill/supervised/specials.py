@@ -9,19 +9,16 @@ at its special tokens without a seam.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.engines.base import TokenizerKind
-from tokenmill.engines.json_text import find_added_tokens
 from tokenmill.errors import TokenizerError
 from tokenmill.supervised.pieces import STRETCH, SWALLOWED, Cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from tokenmill.engines.base import TokenizerInfo
 
@@ -147,11 +144,10 @@ def special_tokens_of(info: TokenizerInfo) -> SpecialTokens:
     """The special tokens of a tokenizer; refused where a text cannot be cut at them."""
     if info.kind is not TokenizerKind.HUGGINGFACE:
         return SpecialTokens({name: SpecialToken(id_) for name, id_ in info.special_tokens.items()})
-    path = info.files["tokenizer.json"]
-    added = find_added_tokens(path.read_text(encoding="utf-8-sig")).tokens
+    added = info.added_tokens
     for token in added:
         if token.get("special"):
-            _check(token, path)
+            _check(token, has_normalizer=info.has_normalizer)
     special: dict[str, SpecialToken] = {}
     others: dict[str, SpecialToken] = {}
     for token in added:
@@ -167,11 +163,11 @@ def special_tokens_of(info: TokenizerInfo) -> SpecialTokens:
     return SpecialTokens(special, others)
 
 
-def _check(token: dict[str, Any], path: Path) -> None:
+def _check(token: Mapping[str, Any], *, has_normalizer: bool) -> None:
     refused = None
     if token.get("single_word"):
         refused = "is matched as a single word only"
-    elif token.get("normalized") and _has_normalizer(path):
+    elif token.get("normalized") and has_normalizer:
         refused = "is looked for in normalized text"
     if refused:
         raise TokenizerError(
@@ -179,8 +175,3 @@ def _check(token: dict[str, Any], path: Path) -> None:
             "its special tokens before it is normalized",
             hint='set "normalized" and "single_word" to false for it in tokenizer.json',
         )
-
-
-def _has_normalizer(path: Path) -> bool:
-    content = json.loads(path.read_text(encoding="utf-8-sig"))
-    return bool(content.get("normalizer"))
