@@ -167,9 +167,9 @@ def draw(progress: Progress, *, width: int) -> RenderableType:
         (
             f"{compact(progress.documents)} documents",
             f"units {_units(progress)}",
+            *([] if progress.place is None else [progress.place]),
             f"memory {of_budget(progress.memory_bytes, progress.memory_budget_bytes)}",
             f"cpu {cpu(progress.workers, blocks=True)}",
-            *([] if progress.place is None else [progress.place]),
         )
     )
     # Rows that were rejected are worth a look while the build still runs.

@@ -139,14 +139,14 @@ class RayRunner:
         max_workers: int | None = None,
         cpus_per_task: int = 1,
         environment: Mapping[str, str] | None = None,
-        copy_seconds: float = COPY_SECONDS,
+        copy_seconds: float | None = None,
     ) -> None:
         self.num_workers = num_workers
         self._cluster = cluster
         self._max_workers = max_workers
         self._cpus = cpus_per_task
         self._environment = dict(environment or {})
-        self._copy_seconds = copy_seconds
+        self._copy_seconds = COPY_SECONDS if copy_seconds is None else copy_seconds
 
     def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
@@ -208,6 +208,8 @@ class _Run:
     _slots: int = 1
     _looked_at: float = 0.0
     _heard_at: float = 0.0
+    _nodes: str = ""
+    _place: str = ""
 
     def until_done(self) -> None:
         while self.backlog or self.flights:
@@ -330,14 +332,18 @@ class _Run:
 
     def _look_at_cluster(self) -> None:
         now = time.monotonic()
-        if now - self._looked_at < CLUSTER_SECONDS:
-            return
-        self._looked_at = now
-        nodes = _alive()
-        self._slots = self.cluster.slots(self.cpus)
-        cpus = sum(int(node["Resources"].get("CPU", 0)) for node in nodes)
-        plural = "" if len(nodes) == 1 else "s"
-        self.on_event(PlaceState(f"{len(nodes)} node{plural}, {cpus} CPUs"))
+        if now - self._looked_at >= CLUSTER_SECONDS:
+            self._looked_at = now
+            nodes = _alive()
+            self._slots = self.cluster.slots(self.cpus)
+            cpus = sum(int(node["Resources"].get("CPU", 0)) for node in nodes)
+            plural = "" if len(nodes) == 1 else "s"
+            self._nodes = f"{len(nodes)} node{plural}, {cpus} CPUs"
+        # What was given to Ray and has not spoken yet still waits for its turn.
+        begun = sum(flight.number in self.attempts for flight in self.flights.values())
+        if (place := f"{self._nodes}, {begun} at work") != self._place:
+            self._place = place
+            self.on_event(PlaceState(place))
 
     def _copy_stragglers(self) -> None:
         """Once nothing is left to hand out, give slow batches to a second worker."""
