@@ -206,9 +206,16 @@ def test_every_unit_has_exactly_one_part(name: str, parts: int) -> None:
     assert owners == [part_of(name, parts)]
 
 
-@pytest.mark.parametrize("text", ["0/4", "5/4", "3", "a/b", "1/0", "-1/4", "1/2/3", ""])
-def test_what_is_no_part_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a part of a build"):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        *((text, "is not a part of a build") for text in ("3", "a/b", "-1/4", "1/2/3", "")),
+        *((text, "parts are counted from 1") for text in ("0/4", "5/4")),
+        ("1/0", "no parts make no build"),
+    ],
+)
+def test_what_is_no_part_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
         parse_part(text)
 
 

@@ -34,4 +34,4 @@ def test_a_part_that_was_never_run_is_named_with_the_command(cli: Cli, corpus: P
     assert outcome.err.startswith("error: 'other' lacks unit 0 of corpus.jsonl (part ")
     assert f"hint: run these parts again, then finish: --part {3 - empty}/2" in outcome.err
     refused = cli(*args, "--part", "3/2", code=2)
-    assert "error: '3/2' is not a part of a build" in refused.err
+    assert "error: part '3/2' does not exist: parts are counted from 1" in refused.err

@@ -75,7 +75,11 @@ def finish(
     """
     layout = open_layout(store)
     if layout.upstream.url is None and not layout.root.is_dir():
-        raise StoreError(f"there is no store at {layout.name!r}", hint="check the path")
+        raise StoreError(
+            f"there is no store at {layout.name!r}",
+            hint=f"check the path; parts are built with: tokenmill build ... -o {layout.name} "
+            "--part 1/64",
+        )
     try:
         layout.upstream.begin()
         records = read_records(layout)

@@ -54,6 +54,7 @@ class PartRun(BuildRun):
         self.profile: dict[str, object] = {}
         discovery = self.discover()
         self.check_folder()
+        self.connect()
         corner = f"part-{self.part.number}-of-{self.part.of}-{secrets.token_hex(4)}"
         self.layout = dataclasses.replace(self.layout, corner=corner)
         with PartLock(self.layout) as lock:

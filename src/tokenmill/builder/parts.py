@@ -46,11 +46,18 @@ class Part:
 def parse_part(text: str) -> Part:
     """Part(3, 64) of '3/64'."""
     match = _PART.fullmatch(text.strip())
-    part = None if match is None else Part(int(match[1]), int(match[2]))
-    if part is None or not 1 <= part.number <= part.of:
+    if match is None:
         raise UsageError(
             f"{text!r} is not a part of a build",
-            hint="write its number and the number of parts, from 1/64 to 64/64",
+            hint="write its number and the number of parts: 3/64 is the third of 64",
+        )
+    part = Part(int(match[1]), int(match[2]))
+    if part.of == 0:
+        raise UsageError(f"part {text!r}: no parts make no build", hint="use 1/1 or more parts")
+    if not 1 <= part.number <= part.of:
+        raise UsageError(
+            f"part {text!r} does not exist: parts are counted from 1",
+            hint=f"use 1/{part.of} to {part.of}/{part.of}",
         )
     return part
 

@@ -118,6 +118,7 @@ class BuildRun:
         self.profile: dict[str, object] = {}
         discovery = self.discover()
         self.check_folder()
+        self.connect()
         with StoreLock(self.layout) as lock:
             work = self.prepare(discovery)
             self.refuse(work)
@@ -193,6 +194,11 @@ class BuildRun:
         cpus = most // plan.workers
         slots = cluster.slots(cpus)
         return dataclasses.replace(plan, workers=min(asked or slots, slots), worker_cpus=cpus)
+
+    def connect(self) -> None:
+        """Reach the cluster, where there is one to work on, before anything is written."""
+        if self.resources.runner == "ray":
+            self.cluster()
 
     def cluster(self) -> RayCluster:
         """The Ray cluster that the units are worked on by; the first call connects to it."""

@@ -78,7 +78,7 @@ def build_result(result: BuildResult, *, as_json: bool) -> None:
     for warning in result.warnings:
         make_console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
     store = shlex.quote(result.store)
-    if result.part is not None:
+    if result.part is not None and not result.nothing_to_do:
         next_steps(f"tokenmill finish {store}    when all parts are built")
         return
     next_steps(
@@ -106,6 +106,8 @@ def build_rows(result: BuildResult) -> list[Row]:
     ]
     if result.nothing_to_do:
         return rows
+    if not result.units_built:
+        return [*rows, ("units", _units(result)), ("time", duration(result.seconds))]
     return [
         *rows,
         ("units", _units(result)),
@@ -239,8 +241,10 @@ def with_note(engine: str, note: str | None) -> str:
 
 
 def _units(result: BuildResult) -> str:
-    kept = f", {count(result.units_resumed)} kept from before" if result.units_resumed else ""
-    return f"{count(result.units_built)} built{kept}"
+    built, kept = result.units_built, result.units_resumed
+    if not built:
+        return f"{count(kept)}, all built before" if kept else "none of the input"
+    return f"{count(built)} built" + (f", {count(kept)} kept from before" if kept else "")
 
 
 def _rate(result: BuildResult) -> str:
