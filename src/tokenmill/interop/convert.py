@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
@@ -27,6 +26,7 @@ from tokenmill.interop.import_ import make_import
 from tokenmill.interop.import_worker import source_version
 from tokenmill.interop.in_place import open_in_place
 from tokenmill.interop.parts import ExportFolder
+from tokenmill.interop.place import READ_HINT, WRITE_HINT, local_path
 from tokenmill.interop.raw import RawFormat
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
@@ -38,6 +38,7 @@ from tokenmill.store.sealed import seal, unseal
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from tokenmill.interop.base import Format
     from tokenmill.interop.identity import NamedTokenizer
@@ -76,14 +77,14 @@ def convert(
     every document. Without it ids of formats that do not say their type are taken as 4 bytes wide
     unless `dtype="uint16"`.
     """
-    source = Path(path)
+    source = local_path(path, hint=READ_HINT)
     conversion = Conversion(
         source=source,
         format=detect_format(source) if format is None else get_format(format),
         tokenizer=None if tokenizer is None else str(tokenizer),
         options=ImportOptions(dtype=dtype, split_at_eos=split_at_eos),
         eos=eos,
-        folder=ExportFolder(Path(out).absolute()),
+        folder=ExportFolder(local_path(out, hint=WRITE_HINT).absolute()),
         workers=workers,
         on_progress=on_progress,
     )

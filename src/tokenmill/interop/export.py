@@ -26,6 +26,7 @@ from tokenmill.interop.parts import (
     find_done,
     make_shared,
 )
+from tokenmill.interop.place import WRITE_HINT, local_path
 from tokenmill.interop.pool import Progress, run_tasks
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
@@ -146,7 +147,7 @@ def export_splits(
         stores=stores,
         format=format_,
         options=options,
-        folder=ExportFolder(Path(out).absolute()),
+        folder=ExportFolder(local_path(out, hint=WRITE_HINT).absolute()),
         workers=workers,
         on_progress=on_progress,
     ).run()

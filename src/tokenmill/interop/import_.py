@@ -13,7 +13,6 @@ import datetime
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill._version import __version__
@@ -34,6 +33,7 @@ from tokenmill.interop.import_worker import (
     tally_receipt,
     unit_of,
 )
+from tokenmill.interop.place import READ_HINT, STORE_HINT, local_path
 from tokenmill.interop.pool import Progress, run_tasks
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
@@ -48,6 +48,7 @@ from tokenmill.store.runs import append_run
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from tokenmill.interop.base import Foreign, ForeignPart, Format
     from tokenmill.interop.pool import OnProgress
@@ -104,9 +105,9 @@ def import_store(
     `split_at_eos` for those without borders between documents.
     """
     return make_import(
-        Path(path),
+        local_path(path, hint=READ_HINT),
         named=name_tokenizer(tokenizer, eos=eos),
-        out=Path(out),
+        out=local_path(out, hint=STORE_HINT),
         format_name=format,
         options=ImportOptions(dtype=dtype, split_at_eos=split_at_eos, split=split),
         settings=settings,

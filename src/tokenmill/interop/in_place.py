@@ -30,6 +30,7 @@ from tokenmill.interop.identity import (
     unknown_tokenizer,
     with_eos,
 )
+from tokenmill.interop.place import READ_HINT, local_path
 from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, lengths_of
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
@@ -170,7 +171,7 @@ def open_in_place(
     settings: Mapping[str, str | int | bool] | None = None,
 ) -> ForeignFiles:
     """The files of a path or prefix; SourceError where they are damaged."""
-    root = Path(path)
+    root = local_path(path, hint=READ_HINT)
     format_ = detect_format(root) if format_name is None else get_format(format_name)
     if not isinstance(format_, RawFormat):
         raise UsageError(
