@@ -86,8 +86,12 @@ def test_a_build_into_a_bucket_gives_the_bytes_of_the_local_one(
     corpus: Path, expected: dict[str, bytes], out: str, s3: S3
 ) -> None:
     result = build(corpus, out, workers=2, serial=False)
+    log = [*s3.log]
     assert remote_tree(out) == expected
     assert (result.store, result.units_built) == (out, len(receipts(expected)))
+    lists = [at for at, line in enumerate(log) if "list-type" in line]
+    writes = [at for at, line in enumerate(log) if line.startswith("PUT")]
+    assert max(lists) < min(writes), "no commit depends on a listing, which may be behind"
     puts = [line.split("?")[0] for line in s3.log if line.startswith("PUT")]
     assert puts[-2].endswith("tokenmill.json"), "the manifest is one request, after all units"
     assert puts[-1].endswith("runs.jsonl")
@@ -215,15 +219,37 @@ def test_a_place_with_other_things_in_it_is_left_alone(corpus: Path, out: str) -
     assert remote_tree(out) == {"thesis.tex": b"years of work"}
 
 
-def test_secrets_of_the_environment_and_options_are_nowhere_in_the_store(
-    corpus: Path, out: str, monkeypatch: pytest.MonkeyPatch
+def test_secrets_are_nowhere_in_the_store_in_files_or_in_what_is_printed(
+    corpus: Path, out: str, s3: S3, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"client_kwargs": {"region_name": "us-east-1"}})
-    build(corpus, out)
-    for name, data in remote_tree(out).items():
-        assert SECRET.encode() not in data, name
-    log = fsspec.filesystem("s3").cat_file(f"{out}/runs.jsonl")
-    assert SECRET.encode() not in log
+    def run(*arguments: str, code: int = 0) -> str:
+        program = [sys.executable, "-m", "tokenmill", *arguments, "--debug"]
+        # An empty scratch folder for each: what a command leaves there is looked at too.
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        done = subprocess.run(program, capture_output=True, text=True, env=environment)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    command = ["build", str(corpus), "-t", "bytes", "-o", out, "--memory", "1GB"]
+    command += ["--max-rejects", "1", "--workers", "1"]
+    files = ("--profile", str(tmp_path / "profile"), "--monitor", str(tmp_path / "monitor"))
+    said = run(*command, "--part", "1/2", *files)
+    s3.refusals = [Refusal("403", "PUT")]
+    said += run(*command, "--part", "2/2", code=1)
+    s3.refusals = []
+    kept = {f"part: {name}": data for name, data in remote_tree(out).items()}
+    assert any(name.startswith("part: parts/") for name in kept)
+    said += run(*command, "--part", "2/2")
+    said += run("finish", out) + run("verify", out) + run("inspect", out, "--json")
+    assert "403 Forbidden" in said
+    assert out in said
+    kept |= remote_tree(out)
+    kept["log"] = fsspec.filesystem("s3").cat_file(f"{out}/runs.jsonl")
+    kept |= {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert str(tmp_path / "monitor") in kept
+    for name, data in {"what was printed": said.encode(), **kept}.items():
+        for secret in (SECRET, "the-key"):
+            assert secret.encode() not in data, name
 
 
 def test_parts_and_finish_work_in_a_bucket_too(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
-from tests.store.s3_server import BUCKET, remote_tree, s3_session
+from tests.store.s3_server import BUCKET, Refusal, remote_tree, s3_session
 
 import tokenmill
 from tokenmill.errors import BuildError, TooManyRejectsError
@@ -71,10 +71,11 @@ def cluster(folder: Path) -> Iterator[Any]:
 
     # A node that is gone is missed after two seconds instead of half a minute.
     health = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
-    with s3_session():
+    with s3_session() as server:
         found = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": health}
         )
+        found.s3 = server
         yield found
         found.shutdown()
 
@@ -188,15 +189,18 @@ def test_a_driver_that_is_killed_is_started_again_and_resumes(
     assert tree(folder / "driver-lost") == tree(folder / "local")
 
 
-def test_prompts_with_completions_go_to_a_bucket_from_every_node(
-    folder: Path, connection: None
+def test_prompts_with_completions_go_to_a_bucket_that_falters(
+    folder: Path, cluster: Any, connection: None
 ) -> None:
     out = f"s3://{BUCKET}/answers/store"
+    kinds = {"503": ".bin", "500": ".mask", "cut": ".idx", "lost": "00001.json"}
+    cluster.s3.refusals = [Refusal(kind, match, times=1) for kind, match in kinds.items()]
     with in_folder(folder):
         result = tokenmill.build(**ANSWERS, out=out, runner="ray")
         expected = tree(folder / "answers")
         assert sum(name.endswith(".mask") for name in expected) > 3
         assert remote_tree(out) == expected
+        assert not any(refusal.times for refusal in cluster.s3.refusals), "every fault was met"
         again = tokenmill.build(**ANSWERS, out="answers")
         assert again.nothing_to_do
         assert result.lengths == again.lengths
