@@ -6,7 +6,7 @@ The build does this at its end; `check_store` does it again and compares.
 from __future__ import annotations
 
 import itertools
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
@@ -21,15 +21,15 @@ from tokenmill.store.entries import (
     UnitEntry,
     split_totals,
 )
-from tokenmill.store.facts import Counts, FileFacts, facts_of
+from tokenmill.store.facts import COUNTS, Counts, FileFacts, facts_of
 from tokenmill.store.layout import unit_prefix
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.receipt import Receipt, read_receipt, read_receipt_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from tokenmill.store.facts import EngineFacts, ShardFacts
+    from tokenmill.store.facts import ShardFacts
     from tokenmill.store.layout import StoreLayout
 
     EngineKey = tuple[str, str, str, str]
@@ -44,17 +44,15 @@ class ManifestAssembler:
 
     def __init__(self, identity: StoreIdentity) -> None:
         self._identity = identity
-        self._totals = Counts()
-        self._engines: dict[EngineKey, EngineEntry] = {}
-        self._sources: list[SourceEntry] = []
+        self._sum = _Sum()
+        self._sources: list[_Source] = []
         self._units: list[UnitEntry] = []
 
     def add(self, receipt: Receipt, *, file: FileFacts) -> UnitEntry:
         """Add the next unit; `file` is its receipt's own file."""
         self._check(receipt)
         self._add_source(receipt)  # may refuse the unit, so it goes before the rest
-        self._totals += receipt.counts
-        _add_engine(self._engines, receipt.engine)
+        self._sum.add(receipt)
         rejects = receipt.rejects
         unit = UnitEntry(
             name=receipt.unit.name,
@@ -73,10 +71,10 @@ class ManifestAssembler:
         """The manifest of all units added."""
         return Manifest(
             identity=self._identity,
-            totals=self._totals,
+            totals=self._sum.totals(),
             splits=split_totals(self._units),
-            engines=tuple(self._engines[key] for key in sorted(self._engines)),
-            sources=tuple(self._sources),
+            engines=self._sum.engines(),
+            sources=tuple(source.entry() for source in self._sources),
             units=tuple(self._units),
         )
 
@@ -106,7 +104,7 @@ class ManifestAssembler:
     def _add_source(self, receipt: Receipt) -> None:
         unit, facts = receipt.unit, receipt.source
         is_known = bool(self._sources) and self._sources[-1].path == unit.path
-        last = self._sources[-1] if is_known else _new_source(receipt)
+        last = self._sources[-1] if is_known else _Source(unit.path, facts.size, facts.version)
         if (last.size, last.version) != (facts.size, facts.version):
             raise StoreError(
                 f"units of {unit.path!r} were read from two versions of the file; together they"
@@ -115,21 +113,72 @@ class ManifestAssembler:
             )
         if unit.index != last.units:
             raise ValueError(f"unit {unit.index} of {unit.path!r} follows {last.units} others")
-        rows = last.rows + receipt.counts.rows
         if not is_known:
             self._sources.append(last)
-        self._sources[-1] = replace(last, units=last.units + 1, rows=rows)
+        last.units += 1
+        last.rows += receipt.counts.rows
 
 
-def _add_engine(engines: dict[EngineKey, EngineEntry], engine: EngineFacts) -> None:
-    key = (engine.name, engine.version, engine.reference, engine.reference_version)
-    empty = EngineEntry(
-        name=engine.name,
-        version=engine.version,
-        reference=engine.reference,
-        reference_version=engine.reference_version,
+@dataclass(slots=True)
+class _Source:
+    """An input file whose units are still being added."""
+
+    path: str
+    size: int
+    version: str
+    units: int = 0
+    rows: int = 0
+
+    def entry(self) -> SourceEntry:
+        return SourceEntry(
+            path=self.path,
+            prefix=unit_prefix(self.path),
+            size=self.size,
+            version=self.version,
+            units=self.units,
+            rows=self.rows,
+        )
+
+
+class _Sum:
+    """Counts of many units, and what engines did: numbers that grow, as there may be millions."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._engines: dict[EngineKey, list[int]] = {}
+
+    def add(self, receipt: Receipt) -> None:
+        for name in COUNTS:
+            self._counts[name] += getattr(receipt.counts, name)
+        engine = receipt.engine
+        key = (engine.name, engine.version, engine.reference, engine.reference_version)
+        total = self._engines.setdefault(key, [0] * 5)
+        total[0] += 1
+        total[1] += engine.checked_documents
+        total[2] += engine.mismatches
+        total[3] += engine.redone
+        total[4] += engine.routed_documents
+
+    def totals(self) -> Counts:
+        return Counts(**self._counts)
+
+    def engines(self) -> tuple[EngineEntry, ...]:
+        return tuple(_engine_entry(key, self._engines[key]) for key in sorted(self._engines))
+
+
+def _engine_entry(key: EngineKey, total: Sequence[int]) -> EngineEntry:
+    name, version, reference, reference_version = key
+    return EngineEntry(
+        name=name,
+        version=version,
+        reference=reference,
+        reference_version=reference_version,
+        units=total[0],
+        checked_documents=total[1],
+        mismatches=total[2],
+        redone_units=total[3],
+        routed_documents=total[4],
     )
-    engines[key] = engines.get(key, empty).plus(engine)
 
 
 def _shard_entry(shard: ShardFacts) -> ShardEntry:
@@ -145,17 +194,6 @@ def _shard_entry(shard: ShardFacts) -> ShardEntry:
     return entry._replace(mask=mask.checksum, counted=mask.counted, silent=mask.silent)
 
 
-def _new_source(receipt: Receipt) -> SourceEntry:
-    return SourceEntry(
-        path=receipt.unit.path,
-        prefix=unit_prefix(receipt.unit.path),
-        size=receipt.source.size,
-        version=receipt.source.version,
-        units=0,
-        rows=0,
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
     """What some units hold together."""
@@ -167,13 +205,11 @@ class Tally:
 
 def tally_units(layout: StoreLayout, units: Iterable[str]) -> Tally:
     """What the named units hold, wherever they stand in their files."""
-    totals = Counts()
+    total = _Sum()
     splits: dict[str, SplitTotals] = {}
-    engines: dict[EngineKey, EngineEntry] = {}
     for unit in units:
         receipt = read_receipt(layout, unit)
-        totals += receipt.counts
-        _add_engine(engines, receipt.engine)
+        total.add(receipt)
         for shard in receipt.shards:
             old = splits.get(shard.split, SplitTotals())
             splits[shard.split] = SplitTotals(
@@ -182,9 +218,9 @@ def tally_units(layout: StoreLayout, units: Iterable[str]) -> Tally:
                 shards=old.shards + 1,
             )
     return Tally(
-        totals=totals,
+        totals=total.totals(),
         splits={name: splits[name] for name in sorted(splits)},
-        engines=tuple(engines[key] for key in sorted(engines)),
+        engines=total.engines(),
     )
 
 

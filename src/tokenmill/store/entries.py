@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from tokenmill.store.layout import UNIT_PREFIX, is_plain_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tokenmill.store.facts import EngineFacts, FileFacts
+    from tokenmill.store.facts import FileFacts
     from tokenmill.store.fields import Checksum
     from tokenmill.store.format import TokenDtype
     from tokenmill.store.sealed import Json
@@ -259,17 +259,6 @@ class EngineEntry:
     mismatches: int = 0
     redone_units: int = 0
     routed_documents: int = 0
-
-    def plus(self, facts: EngineFacts) -> EngineEntry:
-        """With one more unit."""
-        return replace(
-            self,
-            units=self.units + 1,
-            checked_documents=self.checked_documents + facts.checked_documents,
-            mismatches=self.mismatches + facts.mismatches,
-            redone_units=self.redone_units + facts.redone,
-            routed_documents=self.routed_documents + facts.routed_documents,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

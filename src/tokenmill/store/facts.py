@@ -112,16 +112,16 @@ class Counts:
     @classmethod
     def from_json(cls, source: Fields) -> Counts:
         """What `to_json` wrote."""
-        names = _COUNTS if source.has("pieces") else _COUNTS[:-2]
+        names = COUNTS if source.has("pieces") else COUNTS[:-2]
         counts = cls(**{name: source.integer(name) for name in names})
         source.finish()
         return counts
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in COUNTS})
 
 
-_COUNTS = tuple(field.name for field in fields(Counts))
+COUNTS = tuple(field.name for field in fields(Counts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
