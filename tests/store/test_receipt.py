@@ -10,7 +10,13 @@ from tokenmill.errors import StoreError
 from tokenmill.store.facts import Counts, UnitFacts
 from tokenmill.store.fields import FormatVersionError
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipt import Receipt, find_receipt, read_receipt, rewrite_receipt
+from tokenmill.store.receipt import (
+    Receipt,
+    find_receipt,
+    glance_at,
+    read_receipt,
+    rewrite_receipt,
+)
 from tokenmill.store.sealed import seal
 
 from .samples import SampleUnit, tree, write_unit
@@ -125,3 +131,49 @@ def test_a_receipt_can_be_rewritten_without_touching_its_unit(
     assert {name for name in after if after[name] != before[name]} == {
         f"shards/{receipt.unit.name}.json"
     }
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("rows", [ROWS, [("train", "abc")], [("reject", "e")], []])
+def test_a_glance_sees_what_the_whole_receipt_says(
+    layout: StoreLayout, rows: list[tuple[str, str]], has_mask: bool
+) -> None:
+    receipt = write_unit(layout, SampleUnit(path="data/a.jsonl", rows=rows), has_mask=has_mask)
+    name, unit, source = receipt.unit.name, receipt.unit, receipt.source
+    seen = glance_at(layout, name)
+    assert seen is not None
+    assert (seen.config, seen.claim) == (receipt.config, receipt.claim)
+    assert (seen.start, seen.end) == (unit.start, unit.end)
+    assert (seen.size, seen.version, seen.digest) == (source.size, source.version, source.digest)
+    assert (seen.rows, seen.skipped) == (receipt.counts.rows, receipt.counts.skipped)
+    assert seen.largest_row_bytes == receipt.bounds.largest_row_bytes
+    assert seen.smallest_too_large_bytes == receipt.bounds.smallest_too_large_bytes
+    files = [layout.shards / file for file in receipt.files]
+    files += [layout.receipt(name), *([layout.rejects_file(name)] if receipt.rejects else [])]
+    for path in files:
+        data = path.read_bytes()
+        for broken in (data + b"x", data[:-1], None):
+            path.unlink() if broken is None else path.write_bytes(broken)
+            assert glance_at(layout, name) is None
+            assert find_receipt(layout, name) is None
+        path.write_bytes(data)
+    assert glance_at(layout, name) == seen
+
+
+def test_a_glance_at_what_is_sealed_and_no_receipt_of_this_unit_finds_nothing(
+    layout: StoreLayout, receipt: Receipt
+) -> None:
+    path = layout.receipt(receipt.unit.name)
+    whole = json.loads(path.read_bytes())
+    del whole["checksum"]
+    for member in ("unit", "source", "counts", "bounds", "shards", "rejects", "config"):
+        path.write_bytes(seal({name: value for name, value in whole.items() if name != member}))
+        assert glance_at(layout, receipt.unit.name) is None
+        path.write_bytes(seal(whole | {member: 5}))
+        assert glance_at(layout, receipt.unit.name) is None or member == "config"
+    path.write_bytes(seal(whole))
+    path.rename(layout.receipt("other-0123456789abcdef-00000"))
+    assert glance_at(layout, "other-0123456789abcdef-00000") is None
+    path.write_bytes(seal(whole | {"format_version": 99}))
+    with pytest.raises(FormatVersionError):
+        glance_at(layout, receipt.unit.name)
