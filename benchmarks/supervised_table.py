@@ -29,11 +29,13 @@ def supervised_body(results: Mapping[str, Any]) -> str:
         lines.append(f"| {row['contender']} | {shown} | {tokens:.2f} | {times} | {whole} |")
     equal = len({row["digest"] for row in rows}) == 1
     mean = own["text_bytes"] / own["rows"]
+    waits = [a - b for a, b in zip(own["whole_seconds"], own["seconds"], strict=True)]
     facts = (
         f"Chats of {mean:,.0f} bytes on average, made of the corpus {results['corpus']}, with the "
         f"tokenizer {own['tokenizer']}; {results['rounds']} rounds in turns, the median counts. "
         f"Ids and masks of the first {results['compared_rows']:,} chats are "
-        f"{'the same in all of them' if equal else 'NOT the same'}."
+        f"{'the same in all of them' if equal else 'NOT the same'}. tokenmill was given "
+        f"{own['rows']:,} chats, and its start-up took {statistics.median(waits):.1f} s."
     )
     return f"{facts}\n\n" + "\n".join(lines)
 
