@@ -19,7 +19,7 @@ from tokenmill.supervised.rows import RowError
 if TYPE_CHECKING:
     from tokenmill.supervised.jinja import ChatTemplate
     from tokenmill.supervised.pieces import Range
-    from tokenmill.supervised.specials import Found, SpecialTokens
+    from tokenmill.supervised.specials import SpecialTokens
     from tokenmill.supervised.template_files import ChatTemplates
 
 ALL, ASSISTANT, LAST = "all", "assistant", "last"
@@ -60,14 +60,15 @@ class ChatMaker:
         else:
             text, generated = template.render(conversation), []
         checked = self._provenance[name].without_doubt(conversation, text)
+        cut = self._specials.cut(text, checked)
         if self._train_on == ALL:
             ranges = [(0, len(text))]
         elif tracked:
             ranges = self._generated(template, conversation, generated)
         else:
-            found = self._specials.find(checked)
-            ranges = self._answers(template, conversation, text, found)
-        return RowText(text, ranges, self._specials.cut(text, checked))
+            places = self._specials.places(cut)
+            ranges = self._answers(template, conversation, text, places)
+        return RowText(text, ranges, cut)
 
     def _generated(
         self, template: ChatTemplate, conversation: Conversation, generated: list[Range]
@@ -81,7 +82,7 @@ class ChatMaker:
         return generated[len(template.render_tracked(before).generated) :]
 
     def _answers(
-        self, template: ChatTemplate, conversation: Conversation, text: str, found: list[Found]
+        self, template: ChatTemplate, conversation: Conversation, text: str, specials: list[Range]
     ) -> list[Range]:
         """Ranges of the answers, by rendering what comes before and up to each of them."""
         turns = conversation.assistant_turns
@@ -97,7 +98,7 @@ class ChatMaker:
                 head = _head(conversation, turn + 1)
                 end = self._place(template, head, text, prompt=False, turn=turn)
             if start < end:
-                ranges.append((start, _without_tail(text, start, end, found)))
+                ranges.append((start, _without_tail(text, start, end, specials)))
         return ranges
 
     def _place(
@@ -126,11 +127,11 @@ def _head(conversation: Conversation, turns: int) -> Conversation:
     return Conversation(conversation.messages[:turns], conversation.tools, conversation.variables)
 
 
-def _without_tail(text: str, start: int, end: int, found: list[Found]) -> int:
+def _without_tail(text: str, start: int, end: int, specials: list[Range]) -> int:
     """The end of an answer, without the white space that follows its end token."""
-    for special in reversed(found):
-        if special.own_start < start:
+    for own_start, own_end in reversed(specials):
+        if own_start < start:
             return end
-        if special.own_end <= end:
-            return end if text[special.own_end : end].strip() else special.own_end
+        if own_end <= end:
+            return end if text[own_end:end].strip() else own_end
     return end

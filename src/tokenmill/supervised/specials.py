@@ -59,6 +59,7 @@ class SpecialTokens:
         self._pattern = re.compile(f"({_any_of(sorted({*tokens, *others})) or '(?!)'})")
         self._split = self._pattern.split
         self._strips = any(token.lstrip or token.rstrip for token in self.tokens.values())
+        self._special_ids = {token.id for token in self.tokens.values()}
         plain = self.tokens | dict(others)
         self._ids = {name: token.id for name, token in plain.items()}
         self._is_plain = not any(token.lstrip or token.rstrip for token in plain.values())
@@ -75,6 +76,16 @@ class SpecialTokens:
         if text is not checked:
             strings = _slices(text, strings)
         return Cut(strings, kinds)
+
+    def places(self, cut: Cut) -> list[tuple[int, int]]:
+        """Where the special tokens of a text stand, and no other added ones."""
+        found, start, special = [], 0, self._special_ids
+        for string, kind in zip(cut.strings, cut.kinds, strict=True):
+            end = start + len(string)
+            if kind in special:
+                found.append((start, end))
+            start = end
+        return found
 
     def _cut_one_by_one(self, text: str, checked: str) -> Cut:
         bounds: list[int] = [0]
