@@ -30,6 +30,9 @@ _WORDS = (
     "]",
     "a < b",
     "</think>",
+    "<think>",
+    "<tool_call>",
+    " </tool_call>\n",
     "caf\u00e9",
     "cafe\u0301",
     "\u4f60\u597d",
@@ -183,3 +186,31 @@ def test_the_reasoning_of_a_message_is_handed_over_under_its_usual_names(
     assert found.texts == [
         "<|im_start|>user\nwhy<|im_end|><|im_start|>assistant\n(thinking)so<|im_end|>"
     ]
+
+
+def test_variables_reach_the_template_as_with_transformers(
+    tmp_path: Path, family_dir: Callable[[str], Path]
+) -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' "
+        "%}{% generation %}{% if not enable_thinking %}{{ '<think></think>' }}{% endif %}"
+        "{{ m.content + level | default('') + eos_token }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    template = tmp_path / "t.jinja"
+    template.write_text(source)
+    folder = family_dir("qwen")
+    other = transformers_tokenizer(folder, "qwen")
+    other.chat_template = source
+    press = Press(folder, chat_template=template, chat_template_kwargs='{"level": "low"}')
+    for more in ({"enable_thinking": False}, {"enable_thinking": True, "level": "high"}, {}):
+        row = chat("why", "so", "and", "then")
+        expected = other.apply_chat_template(
+            row["messages"],
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **{"level": "low"} | more,
+        )
+        found = press(row | {"chat_template_kwargs": more})
+        assert found.ids == [expected["input_ids"]]
+        assert found.masks == [expected["assistant_masks"]]
