@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,6 @@ from tokenmill.errors import UsageError
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tokenmill.records import RejectReason
 
 EOS = 256
@@ -206,3 +205,21 @@ def test_a_plan_counts_pieces(tmp_path: Path) -> None:
     )
     assert planned.estimated_documents == result.totals.documents > 60
     assert planned.estimated_tokens == result.totals.tokens
+
+
+def test_pieces_and_rejects_of_small_text_files_name_their_file(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, text in {"a": "abcdefgh", "b": "a longer one", "c": "xyz"}.items():
+        (folder / f"{name}.txt").write_text(text)
+    options: dict[str, Any] = {"tokenizer": "bytes", "serial": True, "max_rejects": 1.0}
+    out = tmp_path / "s"
+    tokenmill.build(folder, out=out, max_length=4, **options)
+    store = tokenmill.Store(out)
+    found = [(Path(store.source(n).path).stem, store.source(n).piece) for n in range(len(store))]
+    assert found == [*(("a", n) for n in range(3)), *(("b", n) for n in range(4)), ("c", 0)]
+    tokenmill.build(folder, out=tmp_path / "t", max_length=9, too_long="reject", **options)
+    rejects = list(tokenmill.Store(tmp_path / "t").rejects())
+    assert [(Path(row.file).stem, row.reason) for row in rejects] == [("b", "too-long")]
+    for each in (out, tmp_path / "t"):
+        assert tokenmill.verify(each).ok
