@@ -134,7 +134,7 @@ def test_long_texts_become_several_documents(
 @pytest.mark.parametrize("too_long", ["truncate", "reject"])
 def test_long_texts_are_cut_off_or_rejected(too_long: str, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "t.jsonl", ["abc", "abcd", "", "abcde"])
-    tokenmill.build(
+    result = tokenmill.build(
         source,
         tokenizer="bytes",
         out=tmp_path / "s",
@@ -145,6 +145,8 @@ def test_long_texts_are_cut_off_or_rejected(too_long: str, tmp_path: Path) -> No
     )
     store = tokenmill.Store(tmp_path / "s")
     cut = [[*b"abcd"], [*b"abcd"]] if too_long == "truncate" else []
+    assert result.lengths is not None
+    assert (result.lengths.cut_off, result.lengths.rejected_too_long) == (len(cut), 2 - len(cut))
     assert [document.tolist() for document in store] == [[*b"abc", EOS], *cut]
     rejects = [(row.row, row.reason, row.offset) for row in store.rejects()]
     second = source.read_bytes().index(b"\n") + 1

@@ -51,6 +51,8 @@ class RowLengths:
     too_long: str
     at_limit: int
     """Rows of exactly `max_length` tokens: those cut off, and any that have just this length."""
+    cut_off: int | None
+    """Rows that were cut off; None where no end token tells, or where it is far away."""
     rejected_too_long: int
     split_rows: int
     """Rows that were cut into several documents."""
@@ -68,6 +70,8 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         lengths = np.concatenate([store.row_lengths(shard) for shard in range(len(store.shards))])
         counted, silent = (store.num_counted, store.num_silent) if store.has_mask else (None, 0)
         totals = store.manifest.totals
+        tells = store.eos_id is not None and not store.is_remote
+        cut_off = _count_cut_off(store, shape) if tells else None
         reasons = (row.reason for row in store.rejects()) if shape.too_long == "reject" else ()
         rejected = sum(reason == RejectReason.TOO_LONG for reason in reasons)
     lengths = np.sort(lengths)
@@ -83,11 +87,24 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         max_length=limit,
         too_long=shape.too_long,
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
+        cut_off=cut_off,
         rejected_too_long=rejected,
         split_rows=totals.split_rows,
         pieces=totals.pieces,
         silent_documents=silent,
     )
+
+
+def _count_cut_off(store: Store, shape: RowShape) -> int:
+    """Rows of the longest length that have lost their end token."""
+    if shape.too_long != "truncate":
+        return 0
+    count = 0
+    for position in range(len(store.shards)):
+        shard = store.map_shard(position)
+        longest = np.flatnonzero(shard.index.lengths == shape.max_length).tolist()
+        count += sum(shard.document(number)[-1] != store.eos_id for number in longest)
+    return count
 
 
 def _cut(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int) -> Cut:

@@ -183,6 +183,8 @@ def _lengths(result: BuildResult) -> str:
 def _too_long(lengths: RowLengths, limit: int) -> str:
     if lengths.too_long == "reject":
         return f"{count(lengths.rejected_too_long, 'row')} over {count(limit)} tokens rejected"
+    if lengths.too_long == "truncate" and lengths.cut_off is not None:
+        return f"{count(lengths.cut_off, 'row')} over {count(limit)} tokens cut off"
     if lengths.too_long == "truncate":
         return f"{count(lengths.at_limit, 'row')} of {count(limit)} tokens: cut off, or as long"
     over = f"{count(lengths.split_rows, 'row')} over {count(limit)} tokens"
