@@ -148,9 +148,11 @@ def test_a_limit_is_the_same_over_all_parts(whole: dict[str, bytes]) -> None:
 
 def test_parts_with_other_options_or_inputs_are_refused(whole: dict[str, bytes]) -> None:
     build("store", "1/2")
-    with pytest.raises(StoreError, match="part 1/2 was started with another tokenizer or other"):
+    with pytest.raises(
+        StoreError, match="part 1/2 of 'store' was started with other values of val_"
+    ):
         build("store", "2/2", val=0.5)
-    with pytest.raises(StoreError, match="store was built with another"):
+    with pytest.raises(StoreError, match="store 'whole' was built with another"):
         build("whole", "1/900", eos=False)
     build("store", "2/2", inputs="data")
     with pytest.raises(StoreError, match=r"part 1/2 and part 2/2 were started with different"):
@@ -194,9 +196,11 @@ def test_inputs_with_a_key_are_named_again_and_never_kept(whole: dict[str, bytes
 
 
 def test_a_store_that_nobody_built_cannot_be_finished(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store"):
-        tokenmill.finish(tmp_path / "nothing")
-    with pytest.raises(StoreError, match="is not a store"):
+    for name in (str(tmp_path / "nothing"), "memory://nothing"):
+        with pytest.raises(StoreError, match=f"there is no store at '{name}', and no part of one"):
+            tokenmill.finish(name)
+    (tmp_path / "shards").mkdir()
+    with pytest.raises(StoreError, match="not built in parts, and its build has not finished"):
         tokenmill.finish(tmp_path)
 
 

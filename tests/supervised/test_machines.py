@@ -83,7 +83,7 @@ def test_a_template_of_ones_own_is_taken_from_the_store_when_parts_are_finished(
     options |= {"tokenizer": family_dir("chatml"), "serial": True}
     for part in ("1/2", "2/2"):
         tokenmill.build(**options, out="parts", part=part, chat_template="own.jinja")
-    with pytest.raises(StoreError, match="units of another build"):
+    with pytest.raises(StoreError, match="other values of train_on"):
         tokenmill.build(**options, out="parts", part="1/2", train_on="all")
     tokenmill.build(**options, out="whole", chat_template="own.jinja")
     Path("own.jinja").unlink()

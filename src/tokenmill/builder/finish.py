@@ -74,12 +74,6 @@ def finish(
     `prune` drops what files left that are no longer among them.
     """
     layout = open_layout(store)
-    if layout.upstream.url is None and not layout.root.is_dir():
-        raise StoreError(
-            f"there is no store at {layout.name!r}",
-            hint=f"check the path; parts are built with: tokenmill build ... -o {layout.name} "
-            "--part 1/64",
-        )
     try:
         layout.upstream.begin()
         records = read_records(layout)
@@ -159,6 +153,17 @@ def _config(record: PartRecord) -> BuildConfig:
 
 def _nothing_to_finish(layout: StoreLayout) -> BuildResult:
     """The result for a store that is finished; StoreError where no part was ever built."""
+    if not layout.manifest.exists():
+        if layout.shards.is_dir():
+            raise StoreError(
+                f"{layout.name!r} is not built in parts, and its build has not finished",
+                hint="run that build again with the same command: it resumes",
+            )
+        raise StoreError(
+            f"there is no store at {layout.name!r}, and no part of one",
+            hint=f"check the name; parts are built with: tokenmill build ... -o {layout.name} "
+            "--part 1/64",
+        )
     manifest = read_manifest(layout.root)
     return make_result(
         held_by(manifest),

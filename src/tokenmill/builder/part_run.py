@@ -67,24 +67,19 @@ class PartRun(BuildRun):
 
     def refuse(self, work: Work) -> None:
         """Stop where this part, another one or the finished store has another configuration."""
+        if not self.rebuild:
+            self._refuse_mixtures(work.request.identity.fingerprint)
         super().refuse(work)
-        if self.rebuild:
-            return
-        fingerprint = work.request.identity.fingerprint
+
+    def _refuse_mixtures(self, fingerprint: str) -> None:
+        asked, store = self._config(), self.layout.name
+        for record in read_records(self.layout):
+            if (record.fingerprint, record.config) != (fingerprint, asked):
+                other = _differences(asked, record.config)
+                raise _mixture(f"part {record.part}/{record.parts} of {store!r} was started", other)
         manifest = self._manifest()
         if manifest is not None and manifest.identity.fingerprint != fingerprint:
-            raise self._mixture("the store was built")
-        for record in read_records(self.layout):
-            if (record.fingerprint, record.config) != (fingerprint, self._config()):
-                raise self._mixture(f"part {record.part}/{record.parts} was started")
-
-    def _mixture(self, who: str) -> StoreError:
-        return StoreError(
-            f"{who} with another tokenizer or other options than part {self.part} of "
-            f"{self.layout.name!r}; together they would be neither",
-            hint="give every part the same tokenizer and options, choose another --out, or replace "
-            "what is there with --rebuild",
-        )
+            raise _mixture(f"the store {store!r} was built", [])
 
     def _work(self, work: Work) -> BuildResult:
         manifest = self._manifest()
@@ -159,3 +154,24 @@ class PartRun(BuildRun):
             seconds=time.monotonic() - self.started,
             part=str(self.part),
         )
+
+
+def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
+    """Names of the options that have other values."""
+    found = []
+    for name, value in asked.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            found += _differences(value, old)
+        elif value != old:
+            found.append(name)
+    return found
+
+
+def _mixture(who: str, other: list[str]) -> StoreError:
+    what = f"other values of {', '.join(other)}" if other else "another tokenizer or other options"
+    return StoreError(
+        f"{who} with {what}; parts of two kinds do not make one store",
+        hint="give every part the same tokenizer and options, choose another --out, or replace "
+        "what is there with --rebuild",
+    )
