@@ -104,12 +104,22 @@ def _cost_of_a_corpus(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "| --- | --- | --- |",
     ]
     for workers in sorted({1, most}):
-        hours = CORPUS_TOKENS / by_workers[workers] / 3600
-        lines.append(f"| {workers} | {hours:,.1f} hours | this machine |")
+        taken = _duration(CORPUS_TOKENS / by_workers[workers])
+        lines.append(f"| {workers} | {taken} | this machine |")
     machines = MANY_CORES // most
-    hours = CORPUS_TOKENS / (by_workers[most] * machines) / 3600
-    counted = f"{machines} such machines, each with its own part and storage that keeps up"
-    return [*lines, f"| {machines * most:,} | {hours:,.2f} hours | {counted} |"]
+    taken = _duration(CORPUS_TOKENS / (by_workers[most] * machines))
+    text, ids = machines * _rate(rows[-1]) / 1e9, machines * by_workers[most] * 2 / 1e9
+    counted = (
+        f"{machines} such machines, each with its own part, start-up left out; storage that gives "
+        f"{text:,.0f} GB of text/s and takes {ids:,.0f} GB of ids/s"
+    )
+    return [*lines, f"| {machines * most:,} | {taken} | {counted} |"]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.0f} seconds"
+    return f"{seconds / 60:,.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 
 def _token_rate(row: Mapping[str, Any]) -> float:

@@ -311,5 +311,5 @@ def test_more_workers_are_held_against_one_and_a_corpus_is_costed_at_their_rate(
     assert "| .jsonl | 16 | 400 | 100.0 | 10.00 | 62% |" in speed
     assert "| .jsonl.zst | 1 | 20 | 5.0 | 1.00 | 100% |" in speed
     assert "16 parts of one worker each, all at once, took 11.0 s, and `finish` 0.50 s" in speed
-    assert table_row(cost, "16")[1] == "1.7 hours"
-    assert table_row(text, "1,024")[1] == "0.03 hours"
+    assert table_row(cost, "16")[1] == "104 minutes"
+    assert table_row(text, "1,024")[1] == "98 seconds"
