@@ -70,7 +70,8 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         lengths = np.concatenate([store.row_lengths(shard) for shard in range(len(store.shards))])
         counted, silent = (store.num_counted, store.num_silent) if store.has_mask else (None, 0)
         totals = store.manifest.totals
-        tells = store.eos_id is not None and not store.is_remote
+        is_near = shape.too_long != "truncate" or not store.is_remote
+        tells = store.eos_id is not None and is_near
         cut_off = _count_cut_off(store, shape) if tells else None
         reasons = (row.reason for row in store.rejects()) if shape.too_long == "reject" else ()
         rejected = sum(reason == RejectReason.TOO_LONG for reason in reasons)
