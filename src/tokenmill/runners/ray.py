@@ -257,6 +257,7 @@ class _Run:
         self.seconds.append(time.monotonic() - flight.since)
         worker = self._greet(outcome.worker)
         self._note_attempt(flight, outcome.attempt, worker)
+        self.attempts.pop(flight.number, None)
         for report in outcome.reports[self.delivered.pop(outcome.attempt, 0) :]:
             self.on_event(TaskReport(worker, report))
         for task, result in zip(flight.tasks, outcome.results, strict=True):
