@@ -167,13 +167,18 @@ class Receipt:
 
 def read_receipt(layout: StoreLayout, unit: str) -> Receipt:
     """The receipt of a unit; StoreError where it is missing or damaged."""
-    return Receipt.from_bytes(read_receipt_bytes(layout, unit), path=layout.receipt(unit))
+    return Receipt.from_bytes(read_receipt_bytes(layout, unit), path=_path(layout, unit))
+
+
+def _path(layout: StoreLayout, unit: str) -> str:
+    """`layout.receipt`, without the path object: making those takes as long as reading the file."""
+    return f"{layout.root}/shards/{unit}.json"
 
 
 def read_receipt_bytes(layout: StoreLayout, unit: str) -> bytes:
     """The bytes of a unit's receipt; StoreError where it cannot be read."""
     try:
-        with open(f"{layout.root}/shards/{unit}.json", "rb", buffering=0) as file:
+        with open(_path(layout, unit), "rb", buffering=0) as file:
             return file.read()
     except OSError as error:
         raise StoreError(
@@ -209,12 +214,12 @@ def glance_at(layout: StoreLayout, unit: str) -> Glance | None:
     As `find_receipt`, in a third of the time, since a build may have a million units: what the seal
     vouches for is believed, and looked at member by member when the manifest is made of it.
     """
+    path = _path(layout, unit)
     try:
-        data = read_receipt_bytes(layout, unit)
-        members: dict[str, Any] = unseal(data, path=layout.receipt(unit))
+        members: dict[str, Any] = unseal(read_receipt_bytes(layout, unit), path=path)
     except StoreError:
         return None
-    check_version(members, path=layout.receipt(unit))
+    check_version(members, path=path)
     try:
         is_complete = members["unit"]["name"] == unit and _has_files(layout, unit, members)
         return _glance(members) if is_complete else None
