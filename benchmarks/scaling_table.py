@@ -13,7 +13,6 @@ CORPUS_TOKENS = 627 * 10**9
 MANY_CORES = 1024
 WORDS = {
     "plan": "plan: find the files, cut them into units",
-    "receipts": "(write the receipts that the simulation needs)",
     "resume": "resume: check every receipt, sweep, write the manifest",
     "read": "open: read the manifest",
     "monitor": "listen: take in the report of a unit",
