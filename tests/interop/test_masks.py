@@ -124,3 +124,10 @@ def test_masks_that_cannot_be_read_in_place_are_named(
         tokenmill.Store.open_foreign(tmp_path / "out")
     second.unlink()
     assert not tokenmill.Store.open_foreign(tmp_path / "out").has_mask
+
+
+@pytest.mark.parametrize("to", ["megatron", "nanogpt", "llmc", "litdata", "datatrove"])
+def test_an_export_without_masks_says_so(store: tokenmill.Store, tmp_path: Path, to: str) -> None:
+    result = tokenmill.export_store(store.path, to=to, out=tmp_path / to)
+    said = any("loss masks are left out" in note for note in result.notes)
+    assert said == (to != "datatrove")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.interop.rows import back, small_store
+from tests.interop.rows import back, documents, import_bytes, small_store
 from tests.loader.stores import write_store
 from tests.store.samples import EOS, tree
 
+import tokenmill
 from tokenmill.errors import UsageError
 from tokenmill.interop.base import ExportOptions, ImportOptions
 from tokenmill.interop.detect import detect_format
@@ -64,10 +67,12 @@ def test_rows_cut_at_eos_are_the_documents(
         write_store(root / "store", made, vocab_size=257)
         columns = {"columns": "attention_mask"} if to not in ("litdata", "npz") else {}
         export_store(root / "store", to=to, out=root / "out", seq_len=seq_len, **columns)  # type: ignore[arg-type]
+        if to == "litdata":  # whose rows share a token each
+            with pytest.raises(UsageError, match="overlap by a token"):
+                back(root / "out", root / "back", split_at_eos=True)
+            return
         found = back(root / "out", root / "back", split_at_eos=True)
-    if to == "litdata":  # whose rows share a token each, and have no mask
-        return
-    assert found[: len(held)] == held or found == [*held[:-1], held[-1][:-1]]
+    assert found[: len(held)] == held
     assert all(document == [EOS] for document in found[len(held) :])
 
 
@@ -92,8 +97,9 @@ def test_workers_and_a_second_run_change_no_byte(tmp_path: Path, to: str) -> Non
     store = small_store(tmp_path / "store", LENGTHS)
 
     def export(out: Path, workers: int) -> ExportResult:
+        file_tokens = None if to == "npz" else 500
         return export_store(
-            store.path, to=to, out=out, seq_len=32, file_tokens=500, workers=workers
+            store.path, to=to, out=out, seq_len=32, file_tokens=file_tokens, workers=workers
         )
 
     once = export(tmp_path / "a", 1)
@@ -175,3 +181,67 @@ def test_unknown_columns_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="no column 'label'"):
         export_store(store.path, to="arrow", out=tmp_path / "out", columns="label")
+
+
+@pytest.mark.parametrize(
+    ("to", "packing"),
+    [
+        ("npz", "best-fit"),
+        ("litdata", "concat"),
+        ("litdata", "best-fit"),
+        ("arrow", "best-fit"),
+        ("mds", "pad"),
+    ],
+)
+def test_rows_that_would_be_another_text_are_not_joined(
+    tmp_path: Path, to: str, packing: str
+) -> None:
+    store = small_store(tmp_path / "store", [[5, 30, 7], [70, 2], [40, 40, 25]])
+    out = tmp_path / "rows"
+    export_store(store.path, to=to, out=out, seq_len=16, packing=packing)
+    with pytest.raises(UsageError, match="another text"):
+        import_bytes(out, tmp_path / "back", format=to, split_at_eos=True)
+    assert not (tmp_path / "back").exists()
+    if to == "litdata":
+        return
+    # Masks tell it too, where nobody else does.
+    shutil.rmtree(out / ".tokenmill-export")
+    with pytest.raises(UsageError, match="filled up with padding"):
+        import_bytes(out, tmp_path / "back", format=to, split_at_eos=True)
+
+
+@pytest.mark.parametrize("to", ["mds", "pt", "arrow", "parquet"])
+def test_rows_cut_from_a_stream_are_joined_and_padding_is_mentioned(
+    tmp_path: Path, to: str
+) -> None:
+    store = small_store(tmp_path / "store", [[5, 30, 7], [70, 2], [40, 40, 25]])
+    export_store(store.path, to=to, out=tmp_path / "rows", seq_len=16)
+    result = import_bytes(tmp_path / "rows", tmp_path / "back", format=to, split_at_eos=True)
+    lacking = -store.num_tokens % 16
+    assert lacking > 1
+    assert documents(tokenmill.Store(tmp_path / "back")) == documents(store) + [[EOS]] * lacking
+    assert any(f"{lacking} documents at the ends" in note for note in result.notes)
+
+
+def test_an_export_tells_what_is_not_in_it(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", [[5, 30, 7]])
+    result = export_store(store.path, to="arrow", out=tmp_path / "a", seq_len=16, packing="pad")
+    lost = sum(max(0, len(ids) - 16) for ids in documents(store))
+    assert lost > 0
+    assert any(f"{lost} of {store.num_tokens} tokens are in no row" in n for n in result.notes)
+    assert any("3 rows of 16 tokens" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"to": "arrow", "packing": "pad"}, "packing='pad' is about rows"),
+        ({"to": "megatron", "file_tokens": 100}, "not cut by tokens"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    tmp_path: Path, options: dict[str, Any], problem: str
+) -> None:
+    store = small_store(tmp_path / "store", [[5]])
+    with pytest.raises(UsageError, match=problem):
+        export_store(store.path, out=tmp_path / "out", **options)

@@ -24,7 +24,7 @@ def convert(
     link_or_copy: fmt.LinkOrCopy = False,
     merge: fmt.Merge = False,
     settings: fmt.Settings = None,
-    workers: opt.Workers = None,
+    workers: fmt.Threads = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)

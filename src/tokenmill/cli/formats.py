@@ -84,6 +84,27 @@ Splits = Annotated[
         help="The split to write. May be given repeatedly.",
     ),
 ]
+OutStore = Annotated[
+    str,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FOLDER",
+        show_default=False,
+        rich_help_panel=opt.NEEDED,
+        help="Where the store is written.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        show_default="physical cores",
+        rich_help_panel=opt.SPEED,
+        help="Parts that are worked on at a time, each on a thread. Never changes a byte.",
+    ),
+]
 SeqLen = Annotated[
     int | None,
     typer.Option(
@@ -91,7 +112,7 @@ SeqLen = Annotated[
         metavar="TOKENS",
         show_default="whole documents",
         rich_help_panel=WRITTEN,
-        help="Write rows of so many tokens: mds, litdata, arrow, parquet, pt, npz.",
+        help="Write rows of so many tokens: mds, litdata, arrow, parquet; pt and npz need it.",
     ),
 ]
 Packing = Annotated[

@@ -14,7 +14,7 @@ KEPT = "every part that was finished is committed and stays"
 def import_(
     path: fmt.ForeignPath,
     tokenizer: opt.Tokenizer,
-    out: opt.Out,
+    out: fmt.OutStore,
     from_: fmt.From = None,
     dtype: fmt.Dtype = None,
     split_at_eos: fmt.SplitAtEos = False,
@@ -30,7 +30,7 @@ def import_(
     ] = None,
     eos: fmt.EosToken = None,
     settings: fmt.Settings = None,
-    workers: opt.Workers = None,
+    workers: fmt.Threads = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)

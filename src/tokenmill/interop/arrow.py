@@ -193,7 +193,9 @@ class ArrowFiles(Foreign):
     def _read(self, path: Path) -> Iterator[Block]:
         schema = _schema(path)
         columns = table_columns(schema, self._options, path=path)
-        yield from read_batches(_batches(path), columns, path=path, chunked=is_chunked(schema))
+        yield from read_batches(
+            _batches(path), columns, self._options, path=path, chunked=is_chunked(schema)
+        )
 
 
 def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path, str]]:

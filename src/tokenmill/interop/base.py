@@ -77,6 +77,12 @@ class About:
     """Whether it can hold rows of `--seq-len`, not documents alone."""
     rows_only: bool = False
     """Whether it can hold nothing but rows: `--seq-len` must be given."""
+    row_overlap: int = 0
+    """Tokens that a row has beyond `--seq-len`, which the next row begins with."""
+    masks: bool = True
+    """Whether it has a place for loss masks."""
+    file_tokens: bool = True
+    """Whether `--file-tokens` cuts its files."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
 

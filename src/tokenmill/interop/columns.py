@@ -84,6 +84,7 @@ def make_block(
     found: Mapping[str, NDArray[Any]],
     columns: Columns,
     lengths: NDArray[np.int64],
+    options: ImportOptions,
     *,
     path: Path | str,
 ) -> Block:
@@ -102,8 +103,20 @@ def make_block(
             )
     mask = _mask(found, columns, ids, path=path)
     if columns.padding is not None:
-        return _without_padding(ids, lengths, mask, found[columns.padding] != 0)
+        block = _without_padding(ids, lengths, mask, found[columns.padding] != 0)
+        check_padding(lengths - block.lengths, options, path=path)
+        return block
     return Block(ids, lengths, mask)
+
+
+def check_padding(lacking: NDArray[np.int64], options: ImportOptions, *, path: Path | str) -> None:
+    """Refuse to join rows that are filled up, but for a last one: no stream was cut there."""
+    if options.split_at_eos and lacking[:-1].any():
+        raise UsageError(
+            f"{str(path)!r} holds rows that are filled up with padding, so they were packed, not"
+            " cut from a stream; joined they would be another text",
+            hint="leave --split-at-eos out: each row becomes a document",
+        )
 
 
 def _mask(

@@ -57,6 +57,7 @@ class Datatrove(RawFormat):
         read_by="datatrove, Nanotron",
         kept="documents, empty ones too, loss masks",
         lost="nothing",
+        file_tokens=False,
         linkable=True,
     )
 

@@ -17,7 +17,7 @@ def detect_format(path: Path) -> Format:
     """The one format that the files can be in; UsageError lists the candidates otherwise."""
     found = candidates(path)
     if not found:
-        if not path.exists() and not path.parent.is_dir():
+        if not path.exists():
             raise SourceError(f"there is nothing at {str(path)!r}", hint="check the path")
         raise UsageError(
             f"{str(path)!r} does not look like any format that tokenmill reads",

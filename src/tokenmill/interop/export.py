@@ -28,6 +28,7 @@ from tokenmill.interop.parts import (
 )
 from tokenmill.interop.place import WRITE_HINT, local_path
 from tokenmill.interop.pool import Progress, run_tasks
+from tokenmill.interop.records import rows_note
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
 from tokenmill.loader.layouts.packings import Packing
@@ -38,7 +39,7 @@ from tokenmill.store.reader import Store
 from tokenmill.store.sealed import checksum_of, seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tokenmill.interop.base import Format
     from tokenmill.interop.pool import OnProgress
@@ -205,10 +206,18 @@ class ExportRun:
         workers = self._run_parts(plan, left, export)
         done = [self._require_done(part, export, shared) for part in plan.parts]
         with PartFiles(self.folder, index) as out:
-            lines = tuple(self.format.finish(self.stores, self.options, done, out))
+            lines = (*self.format.finish(self.stores, self.options, done, out), *self._notes())
             out.commit(export, {"notes": [*lines]}, shared=tuple(shared))
         shutil.rmtree(self.folder.shared, ignore_errors=True)
         return self._result(plan, resumed, notes=lines, workers=workers, nothing_to_do=False)
+
+    def _notes(self) -> Iterator[str]:
+        """What is not in the files, and should not be missed in silence."""
+        about = self.format.about
+        for split, store in self.stores.items():
+            yield from rows_note(store, self.options, split, overlap=about.row_overlap)
+        if not about.masks and any(store.has_mask for store in self.stores.values()):
+            yield f"loss masks are left out: {about.name} has no place for them; all tokens count"
 
     def _run_parts(self, plan: ExportPlan, left: Sequence[Part], export: str) -> int:
         total = sum(part.tokens for part in plan.parts)
@@ -359,6 +368,16 @@ def check_options(format_: Format, options: ExportOptions) -> None:
     if options.seq_len is None and about.rows_only:
         raise UsageError(
             f"{about.name} holds rows of one length", hint="give it with --seq-len 2048"
+        )
+    if options.seq_len is None and options.packing != Packing.CONCAT:
+        raise UsageError(
+            f"packing={options.packing!r} is about rows, and whole documents are written",
+            hint="say how long rows are with --seq-len, or leave --packing out",
+        )
+    if options.file_tokens is not None and not about.file_tokens:
+        raise UsageError(
+            f"file_tokens={options.file_tokens}: the files of {about.name} are not cut by tokens",
+            hint="leave --file-tokens out",
         )
     for name in ("seq_len", "file_tokens"):
         value = getattr(options, name)

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop.base import ImportOptions
@@ -33,15 +35,18 @@ from tokenmill.interop.import_worker import (
     tally_receipt,
     unit_of,
 )
+from tokenmill.interop.parts import title_of
 from tokenmill.interop.place import READ_HINT, STORE_HINT, local_path
 from tokenmill.interop.pool import Progress, run_tasks
 from tokenmill.interop.registry import get_format
 from tokenmill.interop.settings import complete_settings
+from tokenmill.loader.layouts.packings import Packing
 from tokenmill.store.assemble import assemble_manifest
 from tokenmill.store.commit import sweep
 from tokenmill.store.layout import RECEIPT_FILE, SPLIT_NAME, StoreLayout
 from tokenmill.store.lock import StoreLock
 from tokenmill.store.manifest import read_manifest, write_manifest
+from tokenmill.store.reader import Store
 from tokenmill.store.receipt import find_receipt
 from tokenmill.store.runs import append_run
 
@@ -129,6 +134,8 @@ def make_import(
 ) -> ImportRun:
     """Check what was asked for and put it into a run."""
     found = detect_format(path) if format_name is None else get_format(format_name)
+    if options.split_at_eos:
+        _refuse_packed(path, found)
     if options.split is not None and not SPLIT_NAME.fullmatch(options.split):
         raise UsageError(
             f"split={options.split!r} is not lower-case letters, digits and _",
@@ -147,6 +154,26 @@ def make_import(
         layout=StoreLayout(out.absolute()),
         workers=workers,
         on_progress=on_progress,
+    )
+
+
+def _refuse_packed(path: Path, format_: Format) -> None:
+    """Rows of our own exports that, joined, would not be the text that they came from."""
+    title = title_of(path)
+    options = title.get("options")
+    if title.get("format") != format_.about.name or not isinstance(options, dict):
+        return
+    if options.get("seq_len") is None:
+        return
+    packing = options.get("packing")
+    # numpy's rows tell inputs from targets, so that what they share is known.
+    if packing == Packing.CONCAT and (not format_.about.row_overlap or format_.about.name == "npz"):
+        return
+    why = f"packed by {packing}" if packing != Packing.CONCAT else "that overlap by a token"
+    raise UsageError(
+        f"{str(path)!r} holds rows {why}: joined they would be another text",
+        hint="leave --split-at-eos out: each row becomes a document; or export documents, without"
+        " --seq-len",
     )
 
 
@@ -206,6 +233,8 @@ class ImportRun:
         manifest = assemble_manifest(self.layout, final, units=names)
         write_manifest(self.layout, manifest)
         note = None if self.tokenizer.eos is None else tally.sentence(repr(self.tokenizer.eos[0]))
+        if self.options.split_at_eos and (padding := _padding(self.layout, self.options.eos_id)):
+            note = f"{note}; {padding}"
         result = self._result(
             foreign, manifest, resumed=len(done), workers=workers, note=note, place=tally.place
         )
@@ -366,6 +395,20 @@ class ImportRun:
             workers=workers,
             seconds=time.monotonic() - self._started,
         )
+
+
+def _padding(layout: StoreLayout, eos_id: int | None) -> str:
+    """What looks like the padding of a last row, and may be documents as well."""
+    store = Store(layout.root, split=None)
+    alone = 0
+    for shard in range(len(store.shards)):
+        mapped = store.map_shard(shard)
+        ends = mapped.index.lengths[::-1] == 1
+        count = len(ends) if ends.all() else int(np.argmin(ends))
+        alone += count if count > 1 and (mapped.tokens[-count:] == eos_id).all() else 0
+    if not alone:
+        return ""
+    return f"{alone:,} documents at the ends of shards are that id alone, as padding would be"
 
 
 def _run_record(result: ImportResult) -> dict[str, Json]:

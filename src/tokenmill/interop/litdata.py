@@ -86,6 +86,8 @@ class LitData(Format):
         read_by="litdata, litgpt",
         kept="documents or rows, as items, which TokensLoader does not look at",
         lost="loss masks",
+        masks=False,
+        row_overlap=1,
         rows=True,
         settings={
             "ids": IDS_SETTING,
@@ -132,7 +134,10 @@ class LitData(Format):
         folders = Folders(options.splits)
         block = "SEQ_LEN + 1" if options.seq_len is None else str(options.seq_len + 1)
         loader = f"litdata.TokensLoader(block_size={block})"
-        notes = [f"read it with: litdata.StreamingDataset(FOLDER, item_loader={loader})"]
+        notes = [
+            f"read it with: litdata.StreamingDataset({folder!r}, item_loader={loader})"
+            for folder in folders.paths(out.folder.root)
+        ]
         for split, store in stores.items():
             chunks = [_entry(each) for each in done if each.part.split == split]
             index = {

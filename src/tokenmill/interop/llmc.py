@@ -69,6 +69,7 @@ class LlmC(RawFormat):
         read_by="llm.c, modded-nanogpt (ids of 2 bytes)",
         kept="documents, by the end-of-text id in front of each",
         lost="empty documents, loss masks",
+        masks=False,
         settings={
             "name": Setting(default="tokens", help="what the names of the files begin with"),
             "eot": Setting(

@@ -106,7 +106,10 @@ class Mds(Format):
         columns = extra_columns(stores, options)
         layout = _layout(next(iter(stores.values())), options, columns)
         folders = Folders(options.splits)
-        notes = ["read it with: streaming.StreamingDataset(local=FOLDER, batch_size=N)"]
+        notes = [
+            f"read it with: streaming.StreamingDataset(local={folder!r}, batch_size=N)"
+            for folder in folders.paths(out.folder.root)
+        ]
         for split, store in stores.items():
             shards = [_entry(layout, each) for each in done if each.part.split == split]
             out.write(folders.name(split, INDEX), json_bytes({"shards": shards, "version": 2}))

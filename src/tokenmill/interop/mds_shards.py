@@ -137,7 +137,7 @@ class MdsFolder(Foreign):
             for name, (_, others) in found.items():
                 if not np.array_equal(others, lengths):
                     raise damaged(shard.path, f"has {name!r} of other lengths than {columns.ids!r}")
-            yield make_block(flat, columns, lengths, path=shard.path)
+            yield make_block(flat, columns, lengths, self._options, path=shard.path)
             place = upto
 
 

@@ -67,6 +67,8 @@ class Megatron(RawFormat):
         read_by="Megatron-LM, Megatron-core, NeMo, GPT-NeoX",
         kept="documents, empty ones too",
         lost="loss masks",
+        masks=False,
+        file_tokens=False,
         linkable=True,
         settings={
             "merge": Setting(

@@ -50,6 +50,8 @@ class NanoGpt(RawFormat):
         read_by="nanoGPT, and whatever maps raw uint16",
         kept="ids of 2 bytes",
         lost="documents, but for the end-of-text id; loss masks",
+        masks=False,
+        file_tokens=False,
         linkable=True,
     )
     has_borders = False

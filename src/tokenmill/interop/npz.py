@@ -58,6 +58,8 @@ class Npz(Format):
         read_by="numpy.load",
         kept="rows as inputs, targets and mask",
         lost="where documents end",
+        row_overlap=1,
+        file_tokens=False,
         rows=True,
         rows_only=True,
         settings={

@@ -25,6 +25,7 @@ from tokenmill.interop.base import (
 )
 from tokenmill.interop.columns import (
     ID_NAMES,
+    check_padding,
     choose_columns,
     cut_at_eos,
     files_below,
@@ -325,18 +326,20 @@ class _Rows:
         for array in self._arrays.values():
             array.skip(first * self._length)
         for begin in range(first, last, self._step):
-            yield self._block(min(self._step, last - begin))
+            end = min(begin + self._step, last)
+            yield self._block(end - begin, ends=end == self.count)
         if last == self.count:
             for array in self._arrays.values():
                 array.finish()
 
-    def _block(self, rows: int) -> Block:
+    def _block(self, rows: int, *, ends: bool) -> Block:
         taken = {name: array.take(rows * self._length) for name, array in self._arrays.items()}
         if self._with_target and self._length:
             shape = rows, self._length
-            return self._whole({name: each.reshape(shape) for name, each in taken.items()})
+            whole = {name: each.reshape(shape) for name, each in taken.items()}
+            return self._whole(whole, ends=ends)
         lengths = np.full(rows, self._length, np.int64)
-        return make_block(taken, self._columns, lengths, path=self._path)
+        return make_block(taken, self._columns, lengths, self._options, path=self._path)
 
     def have_mask(self) -> bool:
         """Whether something but padding does not count."""
@@ -359,13 +362,15 @@ class _Rows:
         partly = ~(taken[MASK] != 0).all(axis=1)
         if not partly.any():
             return False
-        return self._whole({name: each[partly] for name, each in taken.items()}).mask is not None
+        rows_of = {name: each[partly] for name, each in taken.items()}
+        return self._whole(rows_of, ends=True).mask is not None
 
-    def _whole(self, taken: Mapping[str, NDArray[Any]]) -> Block:
+    def _whole(self, taken: Mapping[str, NDArray[Any]], *, ends: bool) -> Block:
         """Rows of inputs and the last target, without the padding at their ends.
 
         Padding is an end whose mask is False and whose targets are all the same. Where rows are
-        joined again, the last target is left out, since it is the next row's first input.
+        joined again, the last target is left out, since it is the next row's first input; behind
+        the row with which a file `ends`, there is none.
         """
         inputs, targets = taken[INPUT], taken[TARGET]
         rows, length = inputs.shape
@@ -377,7 +382,10 @@ class _Rows:
             return Block(ids.reshape(-1), np.full(rows, length + 1, np.int64))
         padded = ~mask & (targets == targets[:, -1:])
         tail = np.logical_and.accumulate(padded[:, ::-1], axis=1).sum(axis=1)
-        kept = np.minimum(length + 1 - tail, length if joins else length + 1)
+        check_padding(tail, self._options, path=self._path)
+        most = np.full(rows, length if joins else length + 1)
+        most[-1:] += joins and ends
+        kept = np.minimum(length + 1 - tail, most)
         real = np.arange(length + 1) < kept[:, None]
         counts = np.concatenate((np.ones((rows, 1), np.bool_), mask), axis=1)[real]
         has_mask = not counts.all()

@@ -59,6 +59,7 @@ class Olmo(RawFormat):
         read_by="OLMo, OLMo-core, dolma",
         kept="documents, empty ones too, loss masks",
         lost="nothing; OLMo-core scans for end-of-text unless told to read the .csv.gz",
+        file_tokens=False,
         linkable=True,
         settings={
             "level": Setting(default=1, help="how hard the .csv.gz is compressed, 1 to 9"),

@@ -213,7 +213,7 @@ class ParquetFiles(Foreign):
             names = [*columns.names, *([CHUNK_INDEX] if chunked else [])]
             end = parquet.metadata.num_row_groups if part.end is None else part.end
             batches = _batches(parquet, range(part.start, end), names, path)
-            yield from read_batches(batches, columns, path=path, chunked=chunked)
+            yield from read_batches(batches, columns, self._options, path=path, chunked=chunked)
 
 
 def _open(path: Path) -> Any:

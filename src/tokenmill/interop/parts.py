@@ -285,6 +285,18 @@ def find_done(
     return PartDone(part=part, files=sizes, facts=facts)
 
 
+def title_of(path: Path) -> Mapping[str, Json]:
+    """What an export says that a path is in, or a part of; nothing where none says it."""
+    for folder in (path, *path.absolute().parents[:2]):
+        title = ExportFolder(folder).title
+        if title.is_file():
+            try:
+                return unseal(title.read_bytes(), path=title)
+            except (OSError, StoreError):
+                return {}
+    return {}
+
+
 def make_shared(folder: ExportFolder, shared: SharedFile) -> None:
     """The file whose stretches are to be written, of its full size; kept where it is there.
 

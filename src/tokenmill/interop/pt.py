@@ -239,7 +239,7 @@ class PtFiles(Foreign):
             here = {name: each[first : first + step] for name, each in rows.items()}
             lengths = np.array([len(row) for row in here[columns.ids]], np.int64)
             flat = {name: _flat(each) for name, each in here.items()}
-            yield make_block(flat, columns, lengths, path=path)
+            yield make_block(flat, columns, lengths, self._options, path=path)
 
 
 def _tensors(path: Path) -> dict[str, Any]:

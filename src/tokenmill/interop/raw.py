@@ -302,4 +302,12 @@ def check_ends(ends: NDArray[np.integer[Any]], *, tokens: int, path: Path) -> No
             path,
             f"says that documents end at token {last:,}, and the token file has {tokens:,}: one of"
             " the two was cut off or is of another file, or its ids have another type",
+            hint=_hint_of_ends(last, tokens),
         )
+
+
+def _hint_of_ends(last: int, tokens: int) -> str | None:
+    """Twice or half as many tokens: most likely the width is another."""
+    if last and tokens == 2 * last:
+        return "its ids have 4 bytes, most likely: --dtype uint32"
+    return "its ids have 2 bytes, most likely: --dtype uint16" if last == 2 * tokens else None

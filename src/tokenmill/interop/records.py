@@ -26,6 +26,7 @@ from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -353,6 +354,10 @@ class Folders:
         """The name of a split's file in the export."""
         return file if len(self.splits) == 1 else f"{split}/{file}"
 
+    def paths(self, root: Path) -> list[str]:
+        """The folder of each split."""
+        return [str(root)] if len(self.splits) == 1 else [str(root / name) for name in self.splits]
+
 
 def stretch_part(
     split: str,
@@ -391,6 +396,23 @@ def columns_of(part: Part) -> tuple[str, ...]:
 def json_bytes(value: object) -> bytes:
     """As Python's own writer puts it, keys sorted: what most projects' indexes are."""
     return json.dumps(value, sort_keys=True).encode()
+
+
+def rows_note(store: Store, options: ExportOptions, split: str, *, overlap: int) -> list[str]:
+    """How many rows were written, and what is not in them."""
+    if options.seq_len is None:
+        return []
+    length = options.seq_len + overlap
+    rows = open_records(store, options, overlap=overlap).count
+    notes = [f"{split}: {rows:,} rows of {length:,} tokens, packed by {options.packing}"]
+    if options.packing == Packing.PAD:
+        lost = int(np.maximum(store.lengths().astype(np.int64) - length, 0).sum())
+        if lost:
+            notes.append(
+                f"{split}: {lost:,} of {store.num_tokens:,} tokens are in no row: they lie behind"
+                f" the first {length:,} of their document"
+            )
+    return notes
 
 
 def padding_note(records: Records, split: str, columns: Sequence[str]) -> list[str]:

@@ -126,12 +126,17 @@ def list_arrays(
 
 
 def read_batches(
-    batches: Iterable[Any], columns: Columns, *, path: Path, chunked: bool
+    batches: Iterable[Any],
+    columns: Columns,
+    options: ImportOptions,
+    *,
+    path: Path,
+    chunked: bool,
 ) -> Iterator[Block]:
     """Documents of record batches; where rows are chunks, those of a document are joined."""
     held: list[Block] = []
     for batch in batches:
-        block = _block(batch, columns, path)
+        block = _block(batch, columns, options, path)
         if not chunked:
             yield block
             continue
@@ -181,14 +186,14 @@ def is_chunked(schema: Any) -> bool:
     return bool(place >= 0 and pa.types.is_integer(schema.field(place).type))
 
 
-def _block(batch: Any, columns: Columns, path: Path) -> Block:
+def _block(batch: Any, columns: Columns, options: ImportOptions, path: Path) -> Block:
     found, lengths = {}, {}
     for name in columns.names:
         found[name], lengths[name] = _flat_lists(batch, name, path)
     for name in columns.names:
         if not np.array_equal(lengths[name], lengths[columns.ids]):
             raise damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
-    return make_block(found, columns, lengths[columns.ids], path=path)
+    return make_block(found, columns, lengths[columns.ids], options, path=path)
 
 
 def _flat_lists(batch: Any, name: str, path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
