@@ -17,6 +17,7 @@ import numpy as np
 
 from tokenmill.api import Store, load_reference
 from tokenmill.errors import UsageError
+from tokenmill.store.facts import bytes_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -139,8 +140,8 @@ class Inspection:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes of text behind each token; None where there is no token."""
-        return self.totals.text_bytes / self.totals.tokens if self.totals.tokens else None
+        """UTF-8 bytes of text behind each token; None where that is not known."""
+        return bytes_per_token(self.totals, self.config)
 
 
 def inspect_store(

@@ -145,6 +145,8 @@ def test_long_texts_are_cut_off_or_rejected(too_long: str, tmp_path: Path) -> No
     )
     store = tokenmill.Store(tmp_path / "s")
     cut = [[*b"abcd"], [*b"abcd"]] if too_long == "truncate" else []
+    # Of what was rejected no text was written; of what was cut off, nobody knows how much.
+    assert result.bytes_per_token == (None if cut else 3 / 4)
     assert result.lengths is not None
     assert (result.lengths.cut_off, result.lengths.rejected_too_long) == (len(cut), 2 - len(cut))
     assert [document.tolist() for document in store] == [[*b"abc", EOS], *cut]
@@ -225,3 +227,20 @@ def test_pieces_and_rejects_of_small_text_files_name_their_file(tmp_path: Path) 
     assert [(Path(row.file).stem, row.reason) for row in rejects] == [("b", "too-long")]
     for each in (out, tmp_path / "t"):
         assert tokenmill.verify(each).ok
+
+
+def test_bytes_of_text_are_those_of_the_rows_that_were_written(tmp_path: Path) -> None:
+    rows = [{"prompt": "ab", "completion": "c\u00e9"}, {"prompt": "ab" * 9, "completion": "long"}]
+    source = tmp_path / "p.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = tokenmill.build(
+        source,
+        tokenizer="bytes",
+        out=tmp_path / "s",
+        format="prompt-completion",
+        max_length=8,
+        too_long="reject",
+        max_rejects=1.0,
+        serial=True,
+    )
+    assert result.totals.text_bytes == len("abc\u00e9".encode())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill._version import __version__
 from tokenmill.builder.progress import BuildResult
-from tokenmill.store.facts import Counts
+from tokenmill.store.facts import Counts, bytes_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,7 @@ class Held:
     engines: tuple[EngineEntry, ...]
     units: int
     dtype: str
+    bytes_per_token: float | None
 
 
 def held_by(manifest: Manifest) -> Held:
@@ -43,6 +44,7 @@ def held_by(manifest: Manifest) -> Held:
         engines=manifest.engines,
         units=len(manifest.units),
         dtype=manifest.identity.dtype.name,
+        bytes_per_token=bytes_per_token(manifest.totals, manifest.identity.config),
     )
 
 
@@ -87,6 +89,7 @@ def make_result(
         peak_memory_bytes=0 if monitor is None else monitor.peak_bytes,
         memory_budget_bytes=memory.budget,
         dtype=held.dtype,
+        bytes_per_token=held.bytes_per_token,
         skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
         warnings=() if monitor is None else tuple(monitor.warnings),
         lengths=lengths,

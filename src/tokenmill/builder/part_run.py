@@ -20,6 +20,7 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.remote import shown
 from tokenmill.store.assemble import tally_units
 from tokenmill.store.commit import remove_manifest
+from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.lock import PartLock
 from tokenmill.store.manifest import read_manifest
 from tokenmill.store.parts import PartRecord, read_records, write_record
@@ -143,6 +144,7 @@ class PartRun(BuildRun):
             engines=tally.engines,
             units=len(names),
             dtype=work.request.identity.dtype.name,
+            bytes_per_token=bytes_per_token(tally.totals, work.request.identity.config),
         )
         return make_result(
             held,

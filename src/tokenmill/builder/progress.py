@@ -96,6 +96,8 @@ class BuildResult:
     warnings: tuple[str, ...] = field(default=())
     lengths: RowLengths | None = None
     """Of a store with masks: how long its rows are, and what of them counts."""
+    bytes_per_token: float | None = None
+    """Of text; None where that is not known, as where rows were cut off."""
     part: str | None = None
     """Which part of the build this was; `totals` and `splits` are then those of its units alone."""
 

@@ -72,6 +72,8 @@ class UnitTally:
     rejected: int = 0
     skipped: int = 0
     input_bytes: int = 0
+    encoded_bytes: int = 0
+    """Text that went through the engine, kept or not: where the sample is in it."""
     text_bytes: int = 0
     tokens: int = 0
     split_rows: int = 0
@@ -100,6 +102,8 @@ class _Made(NamedTuple):
     rows: NDArray[np.int64]
     texts: TextBatch
     """What their split follows from; none where there is only one."""
+    sizes: NDArray[np.int64]
+    """Bytes of the text of each."""
     rejects: tuple[Reject, ...]
 
 
@@ -183,6 +187,7 @@ class UnitPass:
             made = self._fitted(self.rules.fitting, made)
         found = (_placed(reject, batch, unit) for reject in made.rejects)
         self._put_rejects((*rejects, *found), behind)
+        tally.text_bytes += int(made.sizes.sum())
         if len(made.rows):
             behind.submit(self._write, made.texts, made.tokens, made.rows)
 
@@ -191,14 +196,15 @@ class UnitPass:
         if self.rules.reject_special and len(texts):
             texts, rows, found = self._without_special(texts, rows)
         tokens = self._encode(texts) if len(texts) else TokenBatch.from_lists([])
-        return _Made(tokens, rows, texts, found)
+        return _Made(tokens, rows, texts, np.diff(texts.offsets), found)
 
     def _shaped(self, shaper: Shaper, texts: TextBatch, rows: NDArray[np.int64]) -> _Made:
         shaped = self.clock.timed("render", shaper.shape, texts, rows)
         tokens = shaper.encode(shaped, self._encode)
         joined = self.clock.timed("render", shaper.assemble, shaped, tokens)
         identities = shaped.texts if self.rules.val_fraction > 0 else ()
-        return _Made(joined, shaped.rows, TextBatch.from_texts(identities), shaped.rejects)
+        sizes = np.array([len(text.encode()) for text in shaped.texts], np.int64)
+        return _Made(joined, shaped.rows, TextBatch.from_texts(identities), sizes, shaped.rejects)
 
     def _fitted(self, fitting: Fitting, made: _Made) -> _Made:
         fitted = fitting.fit(made.tokens)
@@ -207,8 +213,8 @@ class UnitPass:
             for place, (reason, detail) in fitted.reasons.items()
         )
         texts = made.texts.take(fitted.kept) if rejects and len(made.texts) else made.texts
-        rows = made.rows[fitted.kept]
-        return _Made(fitted.tokens, rows, texts, (*made.rejects, *rejects))
+        rows, sizes = made.rows[fitted.kept], made.sizes[fitted.kept]
+        return _Made(fitted.tokens, rows, texts, sizes, (*made.rejects, *rejects))
 
     def _put_rejects(self, rejects: tuple[Reject, ...], behind: WriteBehind) -> None:
         # By row, or the file of rejects would tell how the unit was cut into batches.
@@ -220,7 +226,7 @@ class UnitPass:
     def _encode(self, texts: TextBatch) -> TokenBatch:
         if self.use_reference:
             tokens = self.clock.timed("encode", self.engine.reference.encode, texts)
-            self.tally.text_bytes += texts.num_bytes
+            self.tally.encoded_bytes += texts.num_bytes
             return tokens
         routed = self.engine.routed_documents
         tokens = self.clock.timed("encode", self.engine.encode, texts)
@@ -230,11 +236,11 @@ class UnitPass:
         self.tally.mismatches += len(sample.mismatches)
         if sample.mismatches:
             raise EngineDisagreesError(self.tally.checked_documents)
-        self.tally.text_bytes += texts.num_bytes
+        self.tally.encoded_bytes += texts.num_bytes
         return tokens
 
     def _check(self, texts: TextBatch, tokens: TokenBatch) -> SampleResult:
-        return self.engine.check_places(texts, tokens, first_byte=self.tally.text_bytes)
+        return self.engine.check_places(texts, tokens, first_byte=self.tally.encoded_bytes)
 
     def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
         tally = self.tally

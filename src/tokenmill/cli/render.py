@@ -66,7 +66,6 @@ def build_result(result: BuildResult, *, as_json: bool) -> None:
         print_json(
             result,
             working_seconds=result.working_seconds,
-            bytes_per_token=_bytes_per_token(result),
             bytes_per_second=_per_second(result.built.input_bytes, result),
             tokens_per_second=_per_second(result.built.tokens, result),
         )
@@ -121,13 +120,8 @@ def build_rows(result: BuildResult) -> list[Row]:
     ]
 
 
-def _bytes_per_token(result: BuildResult) -> float | None:
-    totals = result.totals
-    return totals.text_bytes / totals.tokens if totals.tokens else None
-
-
 def _ratio(result: BuildResult) -> str:
-    ratio = _bytes_per_token(result)
+    ratio = result.bytes_per_token
     return "" if ratio is None else f", {ratio:.2f} bytes of text per token"
 
 

@@ -13,6 +13,8 @@ from tokenmill.store.layout import unit_name
 from tokenmill.store.sealed import checksum_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tokenmill.store.fields import Checksum, Fields
     from tokenmill.store.sealed import Json
 
@@ -119,6 +121,18 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in COUNTS})
+
+
+def bytes_per_token(totals: Counts, config: Mapping[str, object]) -> float | None:
+    """UTF-8 bytes of text behind each token of a store of this configuration.
+
+    None where that is not known: where rows were cut off, only a part of their text was written,
+    and whoever imported tokens has not seen any text.
+    """
+    is_cut = config.get("max_length") is not None and config.get("too_long") == "truncate"
+    if not totals.tokens or not totals.text_bytes or is_cut:
+        return None
+    return totals.text_bytes / totals.tokens
 
 
 COUNTS = tuple(field.name for field in fields(Counts))
