@@ -22,7 +22,7 @@ def test_parts_are_built_then_finished_and_each_says_what_comes_next(
     finished = cli("finish", "my store", "--json").json
     assert (finished["totals"]["documents"], finished["part"]) == (200, None)
     again = cli("finish", "my store")
-    assert again.out.startswith("nothing to do: my store is complete")
+    assert again.out.startswith("nothing to do: my store is complete; its inputs were not looked")
 
 
 def test_a_part_that_was_never_run_is_named_with_the_command(cli: Cli, corpus: Path) -> None:

@@ -78,7 +78,7 @@ def finish(
         layout.upstream.begin()
         records = read_records(layout)
         if not records:
-            return _nothing_to_finish(layout)
+            return _nothing_to_finish(layout, prune=prune)
         run = _run(layout, records, as_list(inputs), prune=prune, on_progress=on_progress)
         return run.run()
     except SourceError as error:
@@ -151,8 +151,11 @@ def _config(record: PartRecord) -> BuildConfig:
         ) from error
 
 
-def _nothing_to_finish(layout: StoreLayout) -> BuildResult:
-    """The result for a store that is finished; StoreError where no part was ever built."""
+def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
+    """The result for a store that is finished, whose inputs nobody knows any more.
+
+    StoreError where no part was ever built.
+    """
     if not layout.manifest.exists():
         if layout.shards.is_dir():
             raise StoreError(
@@ -163,6 +166,13 @@ def _nothing_to_finish(layout: StoreLayout) -> BuildResult:
             f"there is no store at {layout.name!r}, and no part of one",
             hint=f"check the name; parts are built with: tokenmill build ... -o {layout.name} "
             "--part 1/64",
+        )
+    if prune:
+        raise UsageError(
+            f"{layout.name!r} is finished, and what its parts were asked for is kept no longer: "
+            "finish cannot tell which files are gone",
+            hint="run one of the parts again, which looks at the inputs, then finish --prune; or "
+            "the build without --part, with --prune",
         )
     manifest = read_manifest(layout.root)
     return make_result(

@@ -7,6 +7,8 @@ import typer
 from tokenmill.cli import options as opt
 from tokenmill.cli.stopping import same_command, stoppable
 
+STANDING = "complete; its inputs were not looked at again, which a build without --part does"
+
 
 def finish(
     store: opt.StorePath,
@@ -42,4 +44,4 @@ def finish(
         watch(quiet=quiet) as tell,
     ):
         result = tokenmill.finish(store, inputs or (), prune=prune, on_progress=tell)
-    render.build_result(result, as_json=as_json)
+    render.build_result(result, as_json=as_json, standing=STANDING)

@@ -60,8 +60,10 @@ def _wrap(line: str, *, width: int) -> list[str]:
     return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
 
 
-def build_result(result: BuildResult, *, as_json: bool) -> None:
-    """Print what a build did and what the store holds now."""
+def build_result(
+    result: BuildResult, *, as_json: bool, standing: str = "complete and up to date"
+) -> None:
+    """Print what a build did and what the store holds now; `standing` is said if it did nothing."""
     if as_json:
         print_json(
             result,
@@ -72,7 +74,7 @@ def build_result(result: BuildResult, *, as_json: bool) -> None:
         return
     whole = result.store if result.part is None else f"part {result.part} of {result.store}"
     if result.nothing_to_do:
-        print(f"nothing to do: {whole} is complete and up to date")
+        print(f"nothing to do: {whole} is {standing}")
     facts(build_rows(result))
     for warning in result.warnings:
         make_console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
