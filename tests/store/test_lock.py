@@ -13,7 +13,7 @@ import pytest
 from tokenmill.errors import StoreError, StoreLockedError
 from tokenmill.store.check import check_store
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import StoreLock, TurnLock, WorkerLock
+from tokenmill.store.lock import PartLock, StoreLock, TurnLock, WorkerLock
 
 from .samples import SampleStore, SampleUnit
 
@@ -132,3 +132,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             StoreLock(StoreLayout(tmp_path)).acquire()
     finally:
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("lock", [StoreLock, PartLock])
+def test_a_folder_that_cannot_be_made_is_told(
+    lock: type[StoreLock | PartLock], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"the folder '.*file/store' cannot be made: ") as caught:
+        lock(StoreLayout(tmp_path / "file" / "store")).acquire()
+    assert "--out" in (caught.value.hint or "")

@@ -73,7 +73,7 @@ class StoreLock(_FileLock):
 
     def acquire(self) -> None:
         """Take the lock, and wait until no worker of an earlier build is left."""
-        self._layout.root.mkdir(parents=True, exist_ok=True)
+        _make_folder(self._layout.root)
         self._file = _open(self._layout.lock)
         try:
             if not _try_lock(self._file, shared=False, path=self._layout.lock):
@@ -99,7 +99,7 @@ class PartLock(_FileLock):
 
     def acquire(self) -> None:
         """Take the lock; every part writes the same bytes into it, so none disturbs another."""
-        self._layout.root.mkdir(parents=True, exist_ok=True)
+        _make_folder(self._layout.root)
         self._file = _open(self._layout.lock)
         try:
             if not _try_lock(self._file, shared=True, path=self._layout.lock):
@@ -194,6 +194,16 @@ def _read_holder(path: Path) -> dict[str, object]:
         if isinstance(holder, dict):
             return holder
     return {}
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the folder {str(path)!r} cannot be made: {error.strerror or error}",
+            hint="give another --out, in a folder that you may write to",
+        ) from error
 
 
 def _open(path: Path) -> int:
