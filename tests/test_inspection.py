@@ -59,7 +59,7 @@ def test_half_characters_are_shown_as_bytes(store: Path) -> None:
 
 
 def test_a_document_that_is_not_there_is_refused(store: Path) -> None:
-    with pytest.raises(UsageError, match="no document 5") as caught:
+    with pytest.raises(UsageError, match=r"no document 5: '.*' has 5, counted from 0") as caught:
         inspect_store(store, doc=5)
     assert caught.value.hint == "use a number from 0 to 4"
 

@@ -188,8 +188,9 @@ def _mask_totals(store: Store) -> MaskTotals | None:
 
 def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView:
     if not 0 <= number < len(store):
+        where = repr(str(store.path)) if store.split is None else f"the split {store.split!r}"
         raise UsageError(
-            f"there is no document {number:,}: {store!r} counts them from 0",
+            f"there is no document {number:,}: {where} has {len(store):,}, counted from 0",
             hint=f"use a number from 0 to {len(store) - 1:,}" if len(store) else None,
         )
     source = store.source(number)

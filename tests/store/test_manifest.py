@@ -141,6 +141,10 @@ def test_a_folder_without_a_manifest_says_what_it_is_instead(tmp_path: Path) -> 
     layout.manifest.unlink()
     with pytest.raises(StoreError, match="its build has not finished"):
         read_manifest(layout.root)
+    layout.parts.mkdir()
+    with pytest.raises(StoreError, match="built in parts, and not finished") as caught:
+        read_manifest(layout.root)
+    assert caught.value.hint == f"when all parts are built: tokenmill finish {layout.root}"
 
 
 def add(assembler: ManifestAssembler, receipt: Receipt) -> None:

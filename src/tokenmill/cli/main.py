@@ -118,7 +118,8 @@ def report(error: Exception) -> int:
         code = 2 if isinstance(error, UsageError) else 1
     elif isinstance(error, ParserError):
         message, code = error.format_message().rstrip("."), error.exit_code
-        message = message[:1].lower() + message[1:]
+        # The parser's words for an exception of its own.
+        message = message[:1].lower() + message[1:].replace(": Value error, ", ": ", 1)
         hint = f"see: {_command_path(error)} --help"
     elif isinstance(error, OSError):
         message = str(error)

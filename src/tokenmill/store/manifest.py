@@ -8,6 +8,7 @@ nothing that depends on the number of workers or on an interruption. `runs.jsonl
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,13 @@ def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:
 def _no_manifest(root: Path) -> StoreError:
     if not root.is_dir():
         return StoreError(f"there is no store at {str(root)!r}", hint="check the path")
-    if (root / "shards").is_dir():
+    layout = StoreLayout(root)
+    if layout.parts.is_dir():
+        return StoreError(
+            f"the store {str(root)!r} has no tokenmill.json: built in parts, and not finished",
+            hint=f"when all parts are built: tokenmill finish {shlex.quote(str(root))}",
+        )
+    if layout.shards.is_dir():
         return StoreError(
             f"the store {str(root)!r} has no tokenmill.json: its build has not finished",
             hint="run the build again with the same command: it resumes",
