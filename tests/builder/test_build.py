@@ -208,10 +208,11 @@ def test_too_many_bad_rows_stop_the_build_and_the_rest_is_resumed() -> None:
     write_jsonl(Path("b.jsonl"), [*make_texts(30, seed=1), b"oops"])
     with pytest.raises(TooManyRejectsError, match=r"1 of 31 rows of 'b\.jsonl'") as caught:
         build(["a.jsonl", "b.jsonl"])
-    assert "invalid-json" in caught.value.message
+    assert "invalid-json at line 31 of 'b.jsonl': " in caught.value.message
+    assert str(caught.value.hint).endswith("--max-rejects 0.04")
     assert not Path("store/tokenmill.json").exists()
     assert not Path("store/tmp").exists()
-    result = build(["a.jsonl", "b.jsonl"], max_rejects=0.1)
+    result = build(["a.jsonl", "b.jsonl"], max_rejects=0.04)
     assert (result.units_built, result.units_resumed) == (1, 1)
     assert result.totals.rejected == 1
 

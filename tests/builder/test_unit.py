@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.builder.unit import split_batch
+from tokenmill.builder.unit import _enough_rejects, split_batch
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
 
 
@@ -52,3 +52,11 @@ def test_parts_of_a_batch_hold_every_row_once_and_in_order(
         early = [*before.rows.tolist(), *(reject.row for reject in before.rejects)]
         late = [*after.rows.tolist(), *(reject.row for reject in after.rejects)]
         assert max(early) < min(late)
+
+
+@given(st.data(), st.integers(1, 10**7))
+def test_the_share_that_a_failed_build_offers_lets_it_pass(data: st.DataObject, used: int) -> None:
+    rejected = data.draw(st.integers(1, used))
+    share = float(_enough_rejects(rejected, used))
+    assert rejected <= share * used
+    assert share <= min(1.0, max(rejected / used + 0.02, 5 * rejected / used) + 1e-9)

@@ -142,8 +142,9 @@ class UnitPass:
                     self.on_batch(self.tally)
         finally:
             batches.close()
-        self._check_rejects(unit)
-        return source.end()
+        end = source.end()
+        self._check_rejects(unit, end)
+        return end
 
     def _most_bytes(self) -> int:
         """Text that a worker may encode without asking; the reference needs more memory for it."""
@@ -320,17 +321,23 @@ class UnitPass:
                     reject.size if known is None else min(known, reject.size)
                 )
 
-    def _check_rejects(self, unit: Unit) -> None:
+    def _check_rejects(self, unit: Unit, end: UnitEnd) -> None:
         used = self.tally.rows - self.tally.skipped
         if self.tally.rejected <= self.rules.max_reject_fraction * used:
             return
-        examples = "; ".join(_describe(reject) for reject in self.tally.first_rejects)
+        # Only the lines before the first unit are known to be none, and blank ones are no rows.
+        tells_lines = unit.file.format == "jsonl" and unit.index == 0
+        tells_lines = tells_lines and end.num_lines == self.tally.rows
+        examples = "; ".join(
+            _describe(reject, unit, tells_lines=tells_lines) for reject in self.tally.first_rejects
+        )
         raise TooManyRejectsError(
             f"{self.tally.rejected:,} of {used:,} rows of {unit.file.path!r} (unit {unit.index}) "
             f"were rejected, more than the threshold of {self.rules.max_reject_fraction:.2%}; so "
             f"many bad rows usually mean a wrong option or a damaged file; the first: {examples}",
-            hint=f"look at those rows, then correct {self._options_at_fault()} or the input, or "
-            "accept the loss with --max-rejects 1.0",
+            hint=f"look at those rows in the input, then correct {self._options_at_fault()} or the "
+            "input, or accept the loss with --max-rejects "
+            f"{_enough_rejects(self.tally.rejected, used)}",
         )
 
     def _options_at_fault(self) -> str:
@@ -398,6 +405,20 @@ def _is_alike(one: Reject, other: Reject) -> bool:
     return (one.reason, one.detail) == (other.reason, other.detail)
 
 
-def _describe(reject: Reject) -> str:
+def _describe(reject: Reject, unit: Unit, *, tells_lines: bool) -> str:
     place = f"row {reject.row}" if reject.offset is None else f"byte {reject.offset:,}"
-    return f"{reject.reason} at {place}: {reject.detail}"
+    if tells_lines:
+        place = f"line {reject.row + 1:,}"
+    file = reject.path or unit.file.path
+    return f"{reject.reason} at {place} of {file!r}: {reject.detail}"
+
+
+def _enough_rejects(rejected: int, used: int) -> str:
+    """The smallest round share of the rows that lets so many of them be rejected."""
+    digits = 2
+    while 2 * rejected * 10**digits < used:
+        digits += 1
+    share = -(-rejected * 10**digits // used)
+    if share / 10**digits * used < rejected:  # 0.29 of 100 is a little less than 29
+        share += 1
+    return f"{share / 10**digits:.{digits}f}"
