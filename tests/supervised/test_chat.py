@@ -86,6 +86,17 @@ def test_a_template_may_refuse_a_conversation(family_dir: Folder) -> None:
     assert "roles must take turns" in found.rejects[0].detail
 
 
+def test_a_template_that_fails_on_a_message_without_content_is_told_which(
+    family_dir: Folder, tmp_path: Path
+) -> None:
+    template = tmp_path / "strict.jinja"
+    template.write_text("{% for m in messages %}{{ '<' in m.content }}{% endfor %}" + CHATML)
+    talk = chat("a", "b", "c", "d")
+    talk["messages"][1]["content"] = None
+    found = Press(family_dir("chatml"), chat_template=template)(talk)
+    assert "message 1 has no content (null)" in found.rejects[0].detail
+
+
 def test_macros_and_blocks_inside_of_loops_are_what_they_are_elsewhere(
     family_dir: Folder, tmp_path: Path
 ) -> None:

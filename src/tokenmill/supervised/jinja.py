@@ -123,9 +123,9 @@ class ChatTemplate:
         except RecursionError as error:
             raise RowError(RejectReason.TEMPLATE_ERROR, "the template recurses too deep") from error
         except Exception as error:  # whatever the template's own code can raise
-            what = str(error) or "no reason given"
+            what = f"{type(error).__name__}: {str(error) or 'no reason given'}"
             raise RowError(
-                RejectReason.TEMPLATE_ERROR, f"{type(error).__name__}: {what}"
+                RejectReason.TEMPLATE_ERROR, what + _without_content(conversation)
             ) from error
         finally:
             setattr(self._environment, _TRACKED, None)
@@ -140,6 +140,17 @@ class ChatTemplate:
             "documents": None,
             PROMPT: prompt,
         }
+
+
+def _without_content(conversation: Conversation) -> str:
+    """A likely reason why a template failed, as OpenAI's form has nulls beside calls of tools."""
+    for place, message in enumerate(conversation.messages):
+        if message.get("content") is None:
+            return (
+                f"; message {place} has no content (null), which the template may not expect: "
+                "put an empty string there"
+            )
+    return ""
 
 
 def tells_answers(source: str) -> bool:
