@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.records import RejectReason
 from tokenmill.supervised.pieces import RowText
-from tokenmill.supervised.rows import text_of
+from tokenmill.supervised.rows import RowError, text_of
 
 if TYPE_CHECKING:
     from tokenmill.supervised.fields import FieldTemplate
@@ -46,8 +47,10 @@ class PromptMaker:
         if not text:
             return RowText(text)
         border = sum(map(len, parts[: self._prompt_pieces]))
-        ranges = [(border, len(text))] if border < len(text) else []
-        return RowText(text, ranges, before=self._bos, after=self._eos)
+        if border == len(text):
+            # The end token alone could be learned; an answer that is missing is far more likely.
+            raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
+        return RowText(text, [(border, len(text))], before=self._bos, after=self._eos)
 
 
 def _filled(template: FieldTemplate, row: dict[str, Any]) -> list[str]:
