@@ -15,7 +15,7 @@ import aiohttp
 import botocore.exceptions
 import fsspec
 import pytest
-from tests.store.web import Fault, Server, serve
+from tests.web import Fault, Server, serve
 from yarl import URL
 
 from tokenmill import paths, remote

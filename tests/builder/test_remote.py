@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builder.stores import byte_ids, documents, make_texts, write_jsonl
-from tests.sources.web import serve
+from tests.web import serve
 
 import tokenmill
 from tokenmill.errors import SourceError
@@ -26,14 +26,14 @@ def test_a_build_over_http_reads_what_lies_on_the_server_and_resumes(
     data = write_jsonl(tmp_path / "raw", texts).read_bytes()
     (web / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     out = tmp_path / "store"
-    with serve(web) as (address, log):
-        url = f"{address}/{name}"
+    with serve(web) as server:
+        url = f"{server.address}/{name}"
         first = tokenmill.build(
             url, tokenizer="bytes", out=out, workers=2, memory="2GB", unit_bytes=10_000
         )
         assert documents(out) == byte_ids(texts)
         assert first.units_built > 5
-        assert log
+        assert server.log
         again = tokenmill.build(
             url, tokenizer="bytes", out=out, workers=2, memory="2GB", unit_bytes=10_000
         )
@@ -47,17 +47,17 @@ def test_keys_in_the_address_of_an_input_get_nowhere(tmp_path: Path) -> None:
     web.mkdir()
     write_jsonl(web / "a.jsonl", [*make_texts(300), b"{bad"])
     options: dict[str, Any] = {"tokenizer": "bytes", "out": out, "memory": "1GB"}
-    with serve(web) as (address, log):
-        host = address.removeprefix("http://")
+    with serve(web) as server:
+        host = server.address.removeprefix("http://")
         url = f"http://user:hunter2@{host}/a.jsonl"
         built = tokenmill.build(f"{url}?X-Amz-Signature=hunter3", **options, workers=1)
-        assert log
+        assert server.log
         assert tokenmill.build(f"{url}?X-Amz-Signature=hunter4", **options).nothing_to_do
         with pytest.raises(SourceError, match="behind its '\\?'") as caught:
             tokenmill.build([f"{url}?a=hunter5", f"{url}?b=hunter6"], **options)
     assert documents(out) == byte_ids(make_texts(300))
     with tokenmill.Store(out) as store:
-        assert store.source(7).path == f"{address}/a.jsonl"
+        assert store.source(7).path == f"{server.address}/a.jsonl"
     for path in out.rglob("*"):
         assert path.is_dir() or b"hunter" not in path.read_bytes(), path
     assert "hunter" not in f"{built}{caught.value}"
@@ -67,7 +67,7 @@ def test_a_server_that_goes_away_is_an_error_with_the_address(tmp_path: Path) ->
     web = tmp_path / "web"
     web.mkdir()
     write_jsonl(web / "a.jsonl", make_texts(10))
-    with serve(web) as (address, _):
-        url = f"{address}/a.jsonl"
+    with serve(web) as server:
+        url = f"{server.address}/a.jsonl"
     with pytest.raises(SourceError, match=r"a\.jsonl"):
         tokenmill.build(url, tokenizer="bytes", out=tmp_path / "store", memory="1GB", serial=True)

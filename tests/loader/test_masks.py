@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.stores import write_store
-from tests.store.web import serve
+from tests.web import serve
 
 from tokenmill.errors import StateError
 from tokenmill.loader.batch import IGNORED

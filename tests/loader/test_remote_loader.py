@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from tests.loader.stores import write_store
-from tests.store.web import Fault, Server, serve
+from tests.web import Fault, Server, serve
 
 from tokenmill import remote
 from tokenmill.errors import StoreError

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.sources.reading import compress, read
-from tests.sources.web import serve
+from tests.web import serve
 
 from tokenmill.errors import SourceError
 from tokenmill.sources import discover, format_of
@@ -39,32 +39,32 @@ def test_every_format_reads_the_same_rows_over_http(tmp_path: Path, number: int)
     (local,) = discover([tmp_path / name], options).files
     expected = read(local, options)
     assert expected.num_rows in (1, 2000, 4000)
-    with serve(tmp_path) as (address, log):
-        (file,) = discover([f"{address}/{name}"], options).files
+    with serve(tmp_path) as server:
+        (file,) = discover([f"{server.address}/{name}"], options).files
         got = read(file, options)
     assert got.texts == expected.texts
-    assert any("bytes=" in line for line in log)
+    assert any("bytes=" in line for line in server.log)
     assert file.size == local.size
 
 
 def test_a_remote_file_that_changes_is_noticed_by_its_etag(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    with serve(tmp_path) as (address, _):
-        (file,) = discover([f"{address}/a.jsonl"], SourceOptions()).files
+    with serve(tmp_path) as server:
+        (file,) = discover([f"{server.address}/a.jsonl"], SourceOptions()).files
         (tmp_path / "a.jsonl").write_bytes(LINES.replace(b"document", b"DOCUMENT"))
         with pytest.raises(SourceError, match="changed while"):
             format_of(file).open(file, SourceOptions())
 
 
 def test_a_missing_remote_file_is_named(tmp_path: Path) -> None:
-    with serve(tmp_path) as (address, _), pytest.raises(SourceError, match=r"none\.jsonl"):
-        discover([f"{address}/none.jsonl"], SourceOptions())
+    with serve(tmp_path) as server, pytest.raises(SourceError, match=r"none\.jsonl"):
+        discover([f"{server.address}/none.jsonl"], SourceOptions())
 
 
 def test_a_server_that_is_gone_is_an_error_with_the_address(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    with serve(tmp_path) as (address, _):
-        (file,) = discover([f"{address}/a.jsonl"], SourceOptions()).files
+    with serve(tmp_path) as server:
+        (file,) = discover([f"{server.address}/a.jsonl"], SourceOptions()).files
     with pytest.raises(SourceError, match=r"a\.jsonl"):
         read(file, SourceOptions())
 

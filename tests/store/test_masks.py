@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.loader.stores import write_store
+from tests.web import serve
 
 from tokenmill import remote
 from tokenmill.errors import StoreError
@@ -43,7 +44,6 @@ from .samples import (
     unit_facts,
     write_unit,
 )
-from .web import serve
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from tests.loader.stores import write_store
 from tests.store.remote_jobs import read_some
+from tests.web import Fault, Server, serve
 
 import tokenmill
 from tokenmill import remote
@@ -28,7 +29,6 @@ from tokenmill.store.blocks import BLOCK_BYTES
 
 from .s3_server import S3, s3_session, upload
 from .samples import GOLDEN, SampleStore
-from .web import Fault, Server, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

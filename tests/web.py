@@ -40,6 +40,8 @@ class Server:
     sent: int = 0
     """Bytes of answers."""
     most_at_once: int = 0
+    is_gone: bool = False
+    """Connections that are still open get no answer any more."""
     _running: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,20 +92,24 @@ class _Handler(BaseHTTPRequestHandler):
             state.log.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
             time.sleep(state.delay_seconds)
             fault = state.fault(self.path)
+            if state.is_gone:
+                self.close_connection = True
+                return
             path = state.folder / self.path.lstrip("/").partition("?")[0]
             if fault is not None and fault.isdigit():
                 self._refuse(int(fault))
             elif not path.is_file():
                 self._refuse(404)
             else:
-                self._send(path.read_bytes(), fault, with_body=with_body)
+                self._send(path, fault, with_body=with_body)
 
     def _refuse(self, status: int) -> None:
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _send(self, data: bytes, fault: str | None, *, with_body: bool) -> None:
+    def _send(self, path: Path, fault: str | None, *, with_body: bool) -> None:
+        data = path.read_bytes()
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if fault == "whole":
             wanted = None
@@ -120,6 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted:
             self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(data)}")
         self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if fault == "stall":
@@ -155,6 +162,7 @@ def serve(folder: Path) -> Iterator[Server]:
     try:
         yield state
     finally:
+        state.is_gone = True
         server.shutdown()
         server.server_close()
         thread.join()
