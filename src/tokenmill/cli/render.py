@@ -268,7 +268,14 @@ def _limited_by(result: BuildResult) -> str:
 
 
 def stage_shares(stage_seconds: Mapping[str, float]) -> str:
-    """'encode 61.0%, parse 20.1%, ...' of the workers' time, largest first."""
-    total = sum(stage_seconds.values())
-    largest = sorted(stage_seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share(seconds, total)}" for name, seconds in largest if seconds)
+    """'encode 61.0%, parse 20.1%, ...' of the workers' time, largest first.
+
+    Writing goes on beside the others: it takes none of that time but what is waited for it.
+    """
+    stages = {name: seconds for name, seconds in stage_seconds.items() if name != "write"}
+    total = sum(stages.values())
+    largest = sorted(stages.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {share(seconds, total)}" for name, seconds in largest if seconds)
+    written = stage_seconds.get("write", 0.0)
+    beside = f"; writes took {duration(written)} beside them" if written else ""
+    return f"{shares}{beside}"
