@@ -100,3 +100,15 @@ def test_a_terminal_shows_borders_in_colour_unless_none_is_wanted(cli: Cli) -> N
     plain = in_terminal(cli, *args, columns=80, NO_COLOR="1")
     assert not background.search(plain)
     assert re.search(r"document\| \d\| says", plain)
+
+
+def test_an_imported_store_says_where_it_is_from_and_no_more(tmp_path: Path) -> None:
+    here = Cli(tmp_path)
+    corpus = write_corpus(tmp_path)
+    here("build", corpus.name, "-t", "bytes", "-o", "store", "-q")
+    here("export", "store", "--to", "megatron", "--out", "pairs", "-q")
+    here("import", "pairs", "-t", "bytes", "-o", "back", "-q")
+    shown = here("inspect", "back").out
+    assert re.search(r"engine +imported from megatron by tokenmill [\d.]+, 1 unit\n", shown)
+    assert re.search(r"specials +what became of special-token strings .* is not known\n", shown)
+    assert "bytes of text per token" not in shown

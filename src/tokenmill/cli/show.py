@@ -30,6 +30,8 @@ PALE_EVEN, PALE_ODD = "grey42 on grey89", "grey42 on grey82"
 """Of tokens that do not count for the loss."""
 OPEN, CLOSE = "[[", "]]"
 """Around tokens that count, where there is no colour."""
+IMPORT = "import"
+"""Says in the configuration of a store that its tokens came from elsewhere, and in which format."""
 NEWLINE = "\u21b5"
 
 
@@ -77,7 +79,7 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
         ("sources", sources_text(inspection)),
         ("tokenizer", tokenizer_text(inspection)),
         ("borders", borders_text(inspection)),
-        ("specials", SPECIAL_TOKENS[inspection.special_tokens]),
+        ("specials", specials_text(inspection)),
         ("engine", engines_text(inspection)),
     ]
 
@@ -133,6 +135,12 @@ SPECIAL_TOKENS = {
 }
 
 
+def specials_text(inspection: Inspection) -> str:
+    if IMPORT in inspection.config:
+        return "what became of special-token strings in the text is not known"
+    return SPECIAL_TOKENS[inspection.special_tokens]
+
+
 def sources_text(inspection: Inspection) -> str:
     groups = [one for one in inspection.sources if one.path.startswith(GROUP_OF_TEXTS)]
     sources = [one for one in inspection.sources if not one.path.startswith(GROUP_OF_TEXTS)]
@@ -171,7 +179,12 @@ def engines_text(inspection: Inspection) -> str:
     lines = []
     for entry in inspection.engines:
         line = f"{entry.name} {entry.version}, {count(entry.units, 'unit')}"
-        if entry.name != entry.reference:
+        if IMPORT in inspection.config:
+            units = count(entry.units, "unit")
+            line = (
+                f"imported from {inspection.config[IMPORT]} by tokenmill {entry.version}, {units}"
+            )
+        elif entry.name != entry.reference:
             line += (
                 f"; {count(entry.checked_documents, 'document')} checked against"
                 f" {entry.reference} {entry.reference_version}, {count(entry.mismatches)} differed"
