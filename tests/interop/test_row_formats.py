@@ -17,6 +17,7 @@ from tests.store.samples import EOS, tree
 
 import tokenmill
 from tokenmill.errors import UsageError
+from tokenmill.interop import mds_shards, npz_files, parquet
 from tokenmill.interop.base import ExportOptions, ImportOptions
 from tokenmill.interop.detect import detect_format
 from tokenmill.interop.export import ExportResult, export_store
@@ -245,3 +246,18 @@ def test_options_without_a_meaning_are_refused(
     store = small_store(tmp_path / "store", [[5]])
     with pytest.raises(UsageError, match=problem):
         export_store(store.path, out=tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize("to", ["mds", "parquet", "arrow", "pt", "npz"])
+def test_parts_of_a_file_cut_no_document_that_is_joined(
+    tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (mds_shards, parquet, npz_files):
+        monkeypatch.setattr(module, "IMPORT_PART_BYTES", 100)
+    store = small_store(tmp_path / "store", [[50, 300, 70, 12]])
+    groups: dict[str, Any] = {"group_tokens": 64} if to == "parquet" else {}
+    export_store(store.path, to=to, out=tmp_path / "rows", seq_len=16, **groups)
+    rows = import_bytes(tmp_path / "rows", tmp_path / "rows-back", format=to)
+    assert rows.parts > 1 or to in ("arrow", "pt")
+    found = back(tmp_path / "rows", tmp_path / "back", format=to, split_at_eos=True)
+    assert found[: len(store)] == documents(store)

@@ -260,7 +260,7 @@ class LitDataFolder(Foreign):
                 chunk = _Chunk(folder, entry, index["config"])
                 name = f"{prefix}{chunk.path.name}"
                 self._chunks[name] = chunk
-                parts += chunk.cut(name, split_of(prefix.rstrip("/"), options))
+                parts += chunk.cut(name, options, split_of(prefix.rstrip("/"), options))
         self.parts = tuple(parts)
         self.files = {name: chunk.path for name, chunk in self._chunks.items()}
         self.note = note_of(options)
@@ -290,8 +290,10 @@ class _Chunk:
         self.path = folder / name
         require_file(self.path, size=None if self._packed else self._bytes)
 
-    def cut(self, name: str, split: str) -> Iterator[ForeignPart]:
-        size = max(1, self._bytes) if self._packed else IMPORT_PART_BYTES
+    def cut(self, name: str, options: ImportOptions, split: str) -> Iterator[ForeignPart]:
+        """Stretches of items; one where they must be unpacked or joined in order."""
+        is_whole = self._packed or options.split_at_eos
+        size = max(1, self._bytes) if is_whole else IMPORT_PART_BYTES
         stretches = ranges(self.items, total_bytes=self._bytes, part_bytes=size)
         for index, (start, end) in enumerate(stretches):
             share = (end - start) / max(1, self.items)

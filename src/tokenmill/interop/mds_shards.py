@@ -106,7 +106,7 @@ class MdsFolder(Foreign):
             for entry in index["shards"]:
                 name, shard = _open_entry(prefix, folder, entry)
                 self._shards[name] = shard
-                parts += _cut(name, shard, split_of(prefix.rstrip("/"), options))
+                parts += _cut(name, shard, options, split_of(prefix.rstrip("/"), options))
         self.parts = tuple(parts)
         self.files = {name: shard.path for name, shard in self._shards.items()}
         self.note = note_of(options)
@@ -171,8 +171,10 @@ def _open_entry(prefix: str, folder: Path, entry: Mapping[str, Any]) -> tuple[st
     return f"{prefix}{name}", shard
 
 
-def _cut(name: str, shard: _Shard, split: str) -> Iterator[ForeignPart]:
-    size = IMPORT_PART_BYTES if shard.codec is None else max(1, shard.raw_bytes)
+def _cut(name: str, shard: _Shard, options: ImportOptions, split: str) -> Iterator[ForeignPart]:
+    """Stretches of samples; one where they must be unpacked or joined in order."""
+    is_whole = shard.codec is not None or options.split_at_eos
+    size = max(1, shard.raw_bytes) if is_whole else IMPORT_PART_BYTES
     stretches = ranges(shard.samples, total_bytes=shard.raw_bytes, part_bytes=size)
     for index, (start, end) in enumerate(stretches):
         share = (end - start) / max(1, shard.samples)

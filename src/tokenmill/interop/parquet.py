@@ -197,7 +197,8 @@ class ParquetFiles(Foreign):
                 schema = parquet.schema_arrow
                 columns = table_columns(schema, options, path=file)
                 self.has_mask = self.has_mask or columns.has_mask
-                parts += _cut(name, split_of(name, options), parquet.metadata, is_chunked(schema))
+                joined = is_chunked(schema) or options.split_at_eos
+                parts += _cut(name, split_of(name, options), parquet.metadata, joined)
         self.parts = tuple(parts)
         self.note = note_of(options)
 
@@ -224,13 +225,13 @@ def _open(path: Path) -> Any:
         raise damaged(path, f"cannot be read as Parquet: {error}") from error
 
 
-def _cut(name: str, split: str, metadata: Any, chunked: bool) -> Iterator[ForeignPart]:
+def _cut(name: str, split: str, metadata: Any, joined: bool) -> Iterator[ForeignPart]:
     """Runs of row groups; a file whose documents go over several rows stays in one."""
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
     start = held = index = 0
     for group, size in enumerate(sizes):
         held += size
-        if group == len(sizes) - 1 or (held >= IMPORT_PART_BYTES and not chunked):
+        if group == len(sizes) - 1 or (held >= IMPORT_PART_BYTES and not joined):
             yield ForeignPart(
                 path=name, index=index, start=start, end=group + 1, split=split, bytes=held
             )
