@@ -363,10 +363,6 @@ def _write_shard(layout: StoreLayout, identity: StoreIdentity, number: int, size
                 version="1",
                 reference="bytes",
                 reference_version="1",
-                checked_documents=0,
-                mismatches=0,
-                redone=False,
-                routed_documents=0,
             ),
         )
     return receipt.unit.name

@@ -54,10 +54,6 @@ ENGINE = EngineFacts(
     version="0",
     reference="none",
     reference_version="0",
-    checked_documents=0,
-    mismatches=0,
-    redone=False,
-    routed_documents=0,
 )
 
 

@@ -67,10 +67,6 @@ ENGINE = EngineFacts(
     version="0",
     reference="hollow",
     reference_version="0",
-    checked_documents=0,
-    mismatches=0,
-    redone=False,
-    routed_documents=0,
 )
 COUNTS = Counts(
     rows=UNIT_DOCUMENTS,

@@ -39,10 +39,6 @@ BYTES_ENGINE = EngineFacts(
     version="1",
     reference="bytes",
     reference_version="1",
-    checked_documents=0,
-    mismatches=0,
-    redone=False,
-    routed_documents=0,
 )
 
 

@@ -122,8 +122,4 @@ def _engine(format_name: str) -> EngineFacts:
         version=__version__,
         reference="none",
         reference_version="",
-        checked_documents=0,
-        mismatches=0,
-        redone=False,
-        routed_documents=0,
     )

@@ -155,11 +155,11 @@ class EngineFacts:
     version: str
     reference: str
     reference_version: str
-    checked_documents: int
-    mismatches: int
-    redone: bool
+    checked_documents: int = 0
+    mismatches: int = 0
+    redone: bool = False
     """The unit was encoded again by the reference after a mismatch."""
-    routed_documents: int
+    routed_documents: int = 0
     """Documents given to the reference from the start."""
 
 
