@@ -79,6 +79,8 @@ class About:
     """Whether it can hold nothing but rows: `--seq-len` must be given."""
     row_overlap: int = 0
     """Tokens that a row has beyond `--seq-len`, which the next row begins with."""
+    tells_overlap: bool = False
+    """Whether its files say which tokens those are, so that an import leaves them out."""
     masks: bool = True
     """Whether it has a place for loss masks."""
     file_tokens: bool = True

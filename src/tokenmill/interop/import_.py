@@ -165,9 +165,8 @@ def _refuse_packed(path: Path, format_: Format) -> None:
         return
     if options.get("seq_len") is None:
         return
-    packing = options.get("packing")
-    # numpy's rows tell inputs from targets, so that what they share is known.
-    if packing == Packing.CONCAT and (not format_.about.row_overlap or format_.about.name == "npz"):
+    packing, about = options.get("packing"), format_.about
+    if packing == Packing.CONCAT and (not about.row_overlap or about.tells_overlap):
         return
     why = f"packed by {packing}" if packing != Packing.CONCAT else "that overlap by a token"
     raise UsageError(

@@ -59,6 +59,7 @@ class Npz(Format):
         kept="rows as inputs, targets and mask",
         lost="where documents end",
         row_overlap=1,
+        tells_overlap=True,
         file_tokens=False,
         rows=True,
         rows_only=True,
