@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -152,17 +152,25 @@ class _QuietServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serve(folder: Path) -> Iterator[Server]:
-    """A server of the files in a folder."""
-    state = Server(folder)
-    server = _QuietServer(("127.0.0.1", 0), partial(_Handler, server_state=state))
-    state.address = f"http://127.0.0.1:{server.server_port}"
+def listening(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on a thread of its own, which is gone afterwards."""
+    server = _QuietServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield state
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        state.is_gone = True
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[Server]:
+    """A server of the files in a folder."""
+    state = Server(folder)
+    with listening(partial(_Handler, server_state=state)) as state.address:
+        try:
+            yield state
+        finally:
+            state.is_gone = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +17,7 @@ from tokenmill.interop.identity import unknown_tokenizer
 from tokenmill.interop.import_ import make_import
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
@@ -103,3 +107,16 @@ def bytes_store(folder: Path, texts: list[str], *, val: float = 0.0) -> Path:
 
 
 __all__ = ["EOS", "write_store"]
+
+
+def end_in_the_middle(
+    code: str, *arguments: str, folder: Path, receipts: Path, end: signal.Signals
+) -> int:
+    """Run a program and end it when it has committed a few parts; how many there are then."""
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
+            time.sleep(0.001)
+        process.send_signal(end)
+        process.wait(10)
+    return len([*receipts.glob("*.json")])

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.interop.stores import BOOKS, EOS, bytes_store, random_shards, tree, write_store
+from tests.interop.stores import (
+    BOOKS,
+    EOS,
+    bytes_store,
+    end_in_the_middle,
+    random_shards,
+    tree,
+    write_store,
+)
 
 import tokenmill
 from tokenmill.errors import StoreError, UsageError
@@ -246,13 +251,9 @@ def test_ended_in_the_middle_it_resumes(tmp_path: Path, merge: str, end: signal.
     )
     whole = tree(tmp_path / "whole")
     receipts = tmp_path / "out" / BOOKS / "parts"
-    command = [sys.executable, "-c", COMMAND, "megatron", "out", merge]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
-            time.sleep(0.001)
-        process.send_signal(end)
-        process.wait(10)
-    kept = len([*receipts.glob("*.json")])
+    kept = end_in_the_middle(
+        COMMAND, "megatron", "out", merge, folder=tmp_path, receipts=receipts, end=end
+    )
     assert end is signal.SIGKILL or not (tmp_path / "out" / BOOKS / "tmp").exists()
     assert not (receipts / "index.json").exists(), "the export was over before it was killed"
     # Whatever has its name is whole.

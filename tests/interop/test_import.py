@@ -6,9 +6,6 @@ import gzip
 import pickle
 import signal
 import struct
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 from tests.interop.stores import (
     EOS,
     bytes_store,
+    end_in_the_middle,
     flat,
     ids_of,
     import_ids,
@@ -350,13 +348,7 @@ def test_an_import_ended_in_the_middle_resumes(tmp_path: Path, end: signal.Signa
         tmp_path / "pairs", tokenizer="bytes", out=tmp_path / "whole", format="megatron"
     )
     receipts = tmp_path / "out" / "shards"
-    command = [sys.executable, "-c", IMPORT]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
-            time.sleep(0.001)
-        process.send_signal(end)
-        process.wait(10)
-    kept = len([*receipts.glob("*.json")])
+    kept = end_in_the_middle(IMPORT, folder=tmp_path, receipts=receipts, end=end)
     assert not (tmp_path / "out" / "tokenmill.json").exists(), "it was over before it was ended"
     result = tokenmill.import_store(
         tmp_path / "pairs", tokenizer="bytes", out=tmp_path / "out", format="megatron"

@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.web import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,24 +151,9 @@ def _digest(path: Path) -> str:
     return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-class _QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no error of the test."""
-
-
 @contextlib.contextmanager
 def serve_hub(folder: Path) -> Iterator[Hub]:
     """A hub with the repositories of a folder."""
     hub = Hub(folder)
-    server = _QuietServer(("127.0.0.1", 0), partial(_Handler, hub=hub))
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with listening(partial(_Handler, hub=hub)) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
