@@ -43,6 +43,8 @@ test: lint .venv-rc/stamp .venv-peers/stamp
 
 test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)
+	rm -rf .work/hostile
+	HOSTILE=long $(PYTEST) tests/hostile -m "not gpu and not network" $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .
