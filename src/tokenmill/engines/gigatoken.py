@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import re
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import numpy as np
 from tokenmill.engines import byte_level
 from tokenmill.engines.added_tokens import kept_tokens
 from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.coverage import RESPELLED
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TokenBatch
 
@@ -86,11 +88,18 @@ class GigatokenEngine:
 
 
 def from_text(
-    content: AddedTokensText, *, special_tokens: SpecialTokens, threads: int = 1
+    content: AddedTokensText, *, patterns: str, special_tokens: SpecialTokens, threads: int = 1
 ) -> GigatokenEngine:
-    """The engine for the text of a tokenizer.json that `coverage` accepts."""
+    """The engine for the text of a tokenizer.json that `coverage` accepts, and its patterns."""
     kept = kept_tokens({"added_tokens": content.tokens}, special_tokens)
-    data = content.with_tokens(kept).encode()
+    text = content.with_tokens(kept)
+    if patterns == RESPELLED[0]:
+        known, other = map(json.dumps, RESPELLED)
+        # Only where it is a pattern: the string may be that of a token too.
+        text, count = re.subn(r'("Regex"\s*:\s*)' + re.escape(known), lambda m: m[1] + other, text)
+        if not count:
+            raise TokenizerError("its split pattern is spelled with escapes that are not covered")
+    data = text.encode()
     return GigatokenEngine(lambda: _gigatoken().Tokenizer.from_json(data), threads=threads)
 
 

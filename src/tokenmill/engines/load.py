@@ -145,13 +145,19 @@ def _json_parts(info: TokenizerInfo, special_tokens: SpecialTokens, threads: int
     coverage = _described_coverage(info, special_tokens)
     if coverage is None:
         coverage = cover_json(read_tokenizer_json(path), special_tokens)
+    patterns = coverage.patterns
     content = find_added_tokens(path.read_text(encoding="utf-8-sig"))
     reference = HuggingFaceEngine(path, special_tokens=special_tokens, threads=threads)
     _check_added_ids(reference, content.tokens, path)
     return _Parts(
         reference=reference,
         coverage=coverage,
-        build=lambda: gigatoken.from_text(content, special_tokens=special_tokens, threads=threads),
+        build=lambda: gigatoken.from_text(
+            content,
+            patterns=patterns,
+            special_tokens=special_tokens,
+            threads=threads,
+        ),
     )
 
 
