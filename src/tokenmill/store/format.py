@@ -183,15 +183,58 @@ def counted_by_document(mask: NDArray[np.uint8], lengths: NDArray[np.integer]) -
     return counts
 
 
+class FileMap(mmap.mmap):
+    """A map that knows its file: reading what was cut off a mapped file ends the process."""
+
+    path: Path
+    inode: int
+
+    def require_whole(self) -> None:
+        """StoreError if the file was cut off since it was mapped."""
+        if sys.version_info >= (3, 13):  # no descriptor is kept
+            require_size(str(self.path), inode=self.inode, size=len(self))
+        elif self.size() < len(self):
+            raise _cut_off(str(self.path), self.size(), len(self))
+
+
+def require_size(path: str, *, inode: int, size: int) -> None:
+    """StoreError if a mapped file was cut off; one that was removed or replaced stays mapped."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 (a path object costs more than the call)
+    except OSError:
+        return
+    if found.st_size < size and found.st_ino == inode:
+        raise _cut_off(path, found.st_size, size)
+
+
+def _cut_off(path: str, found: int, size: int) -> StoreError:
+    return StoreError(
+        f"{path!r} was cut off while it was open: it has {found:,} bytes instead of {size:,}",
+        hint="copy the file again, or run the build again: it rewrites what is missing",
+    )
+
+
+def map_of(values: NDArray[Any]) -> FileMap | None:
+    """The map that an array is a view of; None where it is of other memory."""
+    owner: object = getattr(values, "base", None)
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return owner if isinstance(owner, FileMap) else None
+
+
 def map_file(path: Path) -> mmap.mmap | bytes:
     """A read-only map of a file (its empty bytes where it has none, which no system maps)."""
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            found = os.fstat(file.fileno())
+            if found.st_size == 0:
                 return b""
             if sys.version_info >= (3, 13):
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
+            else:
+                mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped.path, mapped.inode = path, found.st_ino
+            return mapped
     except OSError as error:
         raise StoreError(
             f"{str(path)!r} cannot be mapped: {error.strerror or error}",

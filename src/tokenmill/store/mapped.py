@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.store.format import view_values
+from tokenmill.store.format import map_of, view_values
 from tokenmill.store.spans import NO_SHARD
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class MappedTokens:
         """The values of all spans, back to back."""
         pieces = list(zip(*(column.tolist() for column in spans[:3]), strict=True))
         views = {shard: self._views[shard] for shard, _, _ in pieces if shard != NO_SHARD}
+        for shard in views:
+            self._store.map_shard(shard)  # says if it was cut off
         views[NO_SHARD] = padding
         started = perf_counter()
         if self._is_slow:
@@ -105,8 +107,7 @@ def _view(store: Store, track: Track, scattered: bool, shard: int) -> memoryview
 
 def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
     """Tell the system how bytes of a map will be used, where it has such advice."""
-    base = values.base
-    owner: object = base.obj if isinstance(base, memoryview) else base
-    if isinstance(owner, mmap.mmap) and hasattr(mmap, advice) and first < last:
+    owner = map_of(values)
+    if owner is not None and hasattr(mmap, advice) and first < last:
         start = first - first % PAGE_BYTES
         owner.madvise(getattr(mmap, advice), start, last - start)

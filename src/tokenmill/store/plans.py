@@ -24,7 +24,7 @@ import xxhash
 from tokenmill.errors import StoreError
 from tokenmill.store.durable import sync_folder
 from tokenmill.store.fields import Fields
-from tokenmill.store.format import map_file
+from tokenmill.store.format import map_file, map_of
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.sealed import seal, unseal
 
@@ -147,6 +147,12 @@ class Plan:
     """Pieces of the stream, row by row: `unpack_items` tells position and length."""
     row_starts: NDArray[np.int64]
     """Where the items of each row begin; one entry more than rows."""
+
+    def require_whole(self) -> None:
+        """StoreError if its file was cut off since it was mapped."""
+        mapped = map_of(self.items)
+        if mapped is not None:
+            mapped.require_whole()
 
 
 def pack_items(

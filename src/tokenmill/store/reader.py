@@ -23,7 +23,7 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.lazy import lazy
 from tokenmill.store.entries import UNCOUNTED
 from tokenmill.store.files import StoreFiles, open_files
-from tokenmill.store.format import MASK_DTYPE, counted_by_document
+from tokenmill.store.format import MASK_DTYPE, counted_by_document, map_of
 from tokenmill.store.layout import shard_name
 from tokenmill.store.rows import place_of, row_lengths
 from tokenmill.store.sealed import checksum_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.facts import ShardFacts
-    from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
+    from tokenmill.store.format import FileMap, Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.manifest import Manifest
     from tokenmill.store.receipt import Receipt
@@ -78,6 +78,13 @@ class MappedShard:
     index: Index
     mask: NDArray[np.uint8] | None = None
     """1 for each token that counts for the loss, else 0; None where the store has no masks."""
+    maps: tuple[FileMap, ...] = ()
+    """Of the files that are mapped."""
+
+    def require_whole(self) -> None:
+        """StoreError if one of its files was cut off since it was mapped."""
+        for each in self.maps:
+            each.require_whole()
 
     def track(self, track: Track) -> NDArray[Any]:
         """The values of a file that has one for every token."""
@@ -118,6 +125,7 @@ class MappedShard:
         size, offsets, lengths = self.index.dtype.itemsize, self.index.offsets, self.index.lengths
         first = 0
         while first < len(offsets):
+            self.require_whole()
             base = int(offsets[first])
             last = max(first + 1, bisect_left(offsets, base + RUN_BYTES, first))
             end = int(offsets[last - 1]) + int(lengths[last - 1]) * size
@@ -335,8 +343,10 @@ class Store:
         return shard, wanted - self._starts[shard]
 
     def map_shard(self, shard: int) -> MappedShard:
-        """The contents of a shard, by its position in `shards`."""
-        return self._map(shard)
+        """The contents of a shard, by its position in `shards`; none of its files was cut off."""
+        mapped = self._map(shard)
+        mapped.require_whole()
+        return mapped
 
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every document: 4 bytes each, in memory."""
@@ -484,7 +494,9 @@ def _map_shard(
                 f" instead of {shard.tokens * size:,}: it was changed after it was opened",
                 hint="copy the file again, or run the build again: it rewrites what is missing",
             )
-    return MappedShard(tokens=tokens, index=index, mask=mask)
+    views = (tokens, index.offsets) if mask is None else (tokens, index.offsets, mask)
+    maps = tuple(each for view in views if (each := map_of(view)) is not None)
+    return MappedShard(tokens=tokens, index=index, mask=mask, maps=maps)
 
 
 def max_mapped_shards(*, files: int = 2) -> int:

@@ -154,7 +154,7 @@ class TokenStream:
             places = np.flatnonzero(shards == shard)
             base = self._first_positions[shard]
             if len(places) < FEW_PIECES:
-                offsets, size = self._offsets[shard], self.dtype.itemsize
+                offsets, size = self._offsets_of(shard), self.dtype.itemsize
                 for place in places.tolist():
                     first = bisect_right(offsets, (int(starts[place]) - base) * size)
                     last = bisect_left(offsets, (int(ends[place]) - base) * size, first)
@@ -175,15 +175,19 @@ class TokenStream:
             raise IndexError(f"position {position} of a stream of {self.num_tokens:,} tokens")
         shard = bisect_right(self._first_positions, position) - 1
         offset = (position - self._first_positions[shard]) * self.dtype.itemsize
-        local = bisect_right(self._offsets[shard], offset) - 1
+        local = bisect_right(self._offsets_of(shard), offset) - 1
         return self.store.shards[shard].first_document + local
 
     def document_span(self, number: int) -> tuple[int, int]:
         """Position and tokens of a document."""
         shard, local = self.store.locate(number)
-        offset = self._offsets[shard][local]
+        offset = self._offsets_of(shard)[local]
         length = int(self.store.map_shard(shard).index.lengths[local])
         return self._first_positions[shard] + offset // self.dtype.itemsize, length
+
+    def _offsets_of(self, shard: int) -> memoryview:
+        self.store.map_shard(shard)  # says if it was cut off
+        return self._offsets[shard]
 
     def _spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
         """The shard that each piece begins in, and where; bisection puts padding at NO_SHARD."""

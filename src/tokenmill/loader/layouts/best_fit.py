@@ -73,9 +73,12 @@ class BestFitLayout:
 
     def pieces(self, rows: NDArray[np.int64]) -> Pieces:
         """What to read for these rows: one piece for each document in them, then padding."""
+        self._plan.require_whole()
         first = self._row_starts[rows]
         # One place more than items, for the padding; what is gathered into it is overwritten.
         counts = self._row_starts[rows + 1] - first + 1
+        if counts.min(initial=1) < 1 or counts.max(initial=1) > self.seq_len + 2:
+            raise self._damaged()
         ends = np.cumsum(counts)
         begins = ends - counts
         wanted = np.repeat(first - begins, counts)
