@@ -13,7 +13,7 @@ import pyarrow as pa
 from tokenmill import paths
 from tokenmill.errors import SourceError
 from tokenmill.sources.base import Unit
-from tokenmill.sources.column_source import ColumnSource, damaged
+from tokenmill.sources.column_source import UNREADABLE, ColumnSource, damaged
 from tokenmill.sources.columns import column_at, field_path
 from tokenmill.sources.compression import open_native
 from tokenmill.sources.row_json import columns_for, json_rows
@@ -38,9 +38,9 @@ class ArrowFormat:
         """Runs of equally many record batches, about `unit_bytes` each."""
         try:
             schema, count = _facts(file.location)
-        except (pa.ArrowException, OSError, EOFError) as error:
+            _check_columns(schema, options, path=file.path)
+        except UNREADABLE as error:
             raise damaged(file.path, error) from error
-        _check_columns(schema, options, path=file.path)
         step = max(1, count * unit_bytes_of(file, options) // max(1, file.size))
         for index, start in enumerate(range(0, max(1, count), step)):
             yield Unit(file=file, index=index, start=start, end=min(start + step, count))
@@ -60,7 +60,7 @@ class ArrowSource(ColumnSource):
             self._restart()
             self._columns = _check_columns(self._reader.schema, options, path=file.path)
             self._count: int = _facts(file.location)[1]
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except UNREADABLE as error:
             raise damaged(file.path, error) from error
 
     def close(self) -> None:

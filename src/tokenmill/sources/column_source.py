@@ -26,14 +26,22 @@ if TYPE_CHECKING:
     from tokenmill.sources.base import SourceFile, SourceOptions, Unit
 
 
+UNREADABLE = (pa.ArrowException, OSError, EOFError, UnicodeError, RecursionError)
+"""What Arrow raises for a file that is not what its name says; names in it may be no UTF-8."""
+
+
 def damaged(path: str, error: Exception) -> SourceError:
     """The error for a file whose content does not have the form that its name promises."""
     if isinstance(error, RemoteError):
         return paths.unreadable(path, error)
     return SourceError(
-        f"{shown(path)!r} cannot be read as what its name says: {str(error).splitlines()[0]}",
+        f"{shown(path)!r} cannot be read as what its name says: {_reason(error)}",
         hint="copy or write the file again, or leave it out, then run the same command again",
     )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class ColumnSource(ABC):
@@ -100,7 +108,7 @@ class ColumnSource(ABC):
     def _flat_arrays(self, unit: Unit) -> Iterator[Any]:
         try:
             yield from (flat(array) for array in self._arrays(unit))
-        except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
+        except (*UNREADABLE, StopIteration) as error:
             raise damaged(self._file.path, error) from error
 
 

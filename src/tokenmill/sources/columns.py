@@ -17,7 +17,7 @@ from tokenmill.errors import SourceError
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,10 +44,11 @@ def field_path(schema: Any, field: str, *, path: str) -> tuple[str, ...]:
     """Names that lead to the text column; a column literally named "a.b" goes before b inside a."""
     if field in schema.names:
         names: tuple[str, ...] = (field,)
+        refuse_doubles(names, schema.names, path=path)
         kind = schema.field(field).type
     else:
         names = tuple(field.split("."))
-        kind = _nested_type(schema, names)
+        kind = _nested_type(schema, names, path=path)
     if kind is None:
         raise SourceError(
             f"{path!r} has no column {field!r}; its columns are: {', '.join(_leaves(schema))}",
@@ -62,14 +63,25 @@ def field_path(schema: Any, field: str, *, path: str) -> tuple[str, ...]:
     return names
 
 
-def _nested_type(schema: Any, names: tuple[str, ...]) -> Any:
-    fields = {each.name: each.type for each in schema}
+def refuse_doubles(columns: Iterable[str], names: Sequence[str], *, path: str) -> None:
+    """Raise where a table has two columns of a name that is needed."""
+    for column in columns:
+        if (count := names.count(column)) > 1:
+            raise SourceError(
+                f"{path!r} has {count} columns {column!r}, and nothing says which of them is meant",
+                hint="write the file again with a name for each column, or leave it out",
+            )
+
+
+def _nested_type(schema: Any, names: tuple[str, ...], *, path: str) -> Any:
+    fields = list(schema)
     kind = None
     for name in names:
-        kind = fields.get(name)
+        refuse_doubles((name,), [each.name for each in fields], path=path)
+        kind = next((each.type for each in fields if each.name == name), None)
         if kind is None:
             return None
-        fields = {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}
+        fields = list(kind) if pa.types.is_struct(kind) else []
     return kind
 
 
@@ -83,14 +95,61 @@ def _leaves(fields: Any, prefix: str = "") -> list[str]:
 
 def column_at(batch: Any, names: tuple[str, ...]) -> Any:
     """The array that the names lead to, null where a struct on the way is null."""
-    array = batch.column(batch.schema.get_field_index(names[0]))
-    return array if len(names) == 1 else pc.struct_field(array, list(names[1:]))
+    array = batch.column(batch.schema.names.index(names[0]))
+    return array if len(names) == 1 else pc.struct_field(checked(array), list(names[1:]))
+
+
+def checked(array: Any) -> Any:
+    """The array with bytes for its strings, its offsets and indices within its data.
+
+    A file may say anything, and an offset beyond the data would read this process's memory.
+    """
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    array.validate()
+    # As bytes: of strings, UTF-8 would be checked too, and that costs the row and not the file.
+    array = array.view(_of_bytes(array.type))
+    array.validate(full=True)
+    return array
+
+
+def _of_bytes(kind: Any) -> Any:
+    """The type with bytes where it has strings."""
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_of_bytes(each.type)) for each in kind])
+    for nested, make in _LISTS:
+        if nested(kind):
+            return make(kind.value_field.with_type(_of_bytes(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_of_bytes(kind.value_type)), kind.list_size)
+    if pa.types.is_map(kind):
+        key, value = (
+            each.with_type(_of_bytes(each.type)) for each in (kind.key_field, kind.item_field)
+        )
+        return pa.map_(key, value, keys_sorted=kind.keys_sorted)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), ordered=kind.ordered)
+    return _BYTES.get(kind, kind)
+
+
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 def flat(array: Any) -> Any:
-    """The same values as a large_binary array that stands in one piece."""
+    """The same values, checked, as an array of bytes that stands in one piece."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
+    array = checked(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     return array if _has_offsets(array.type) else array.cast(pa.large_binary())
@@ -121,11 +180,13 @@ def rows_of(
     rejects: Mapping[int, Reject] | None = None,
     offsets: NDArray[np.int64] | None = None,
     sizes: NDArray[np.int64] | None = None,
+    is_valid: bool = False,
 ) -> RowBatch:
     """Rows of a flat array, those without usable text rejected.
 
     `rejects` (by slot) are decided already; `offsets` are the places of the slots in the file,
-    `sizes` what the limit counts where that is not the bytes of the text.
+    `sizes` what the limit counts where that is not the bytes of the text. `is_valid`: all of it is
+    known to be UTF-8.
     """
     found = dict(rejects or {})
     lengths = text_batch(array).lengths
@@ -141,7 +202,7 @@ def rows_of(
     for slot in np.flatnonzero(lengths > max_document_bytes).tolist():
         size = int(lengths[slot])
         reject(slot, RejectReason.TOO_LARGE, too_large(size, max_document_bytes), size)
-    if not _is_valid_utf8(array):
+    if not (is_valid or _is_valid_utf8(array)):
         for slot, text in enumerate(array.cast(pa.large_binary()).to_pylist()):
             if text is not None and (why := utf8_error(text)):
                 reject(slot, RejectReason.INVALID_UTF8, why)

@@ -6,13 +6,15 @@ starts.
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.sources.base import MEGABYTE, Unit
-from tokenmill.sources.column_source import ColumnSource, damaged
+from tokenmill.sources.column_source import UNREADABLE, ColumnSource, damaged
 from tokenmill.sources.columns import column_at, field_path
 from tokenmill.sources.compression import open_native
 from tokenmill.sources.row_json import columns_for, json_rows
@@ -35,8 +37,7 @@ class ParquetFormat:
     def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of row groups whose text is about `unit_bytes` in all."""
         with _open(file.location) as parquet:
-            columns = _columns(parquet.schema_arrow, options, path=file.path)
-            sizes = _text_sizes(parquet.metadata, columns)
+            _, sizes = _facts(parquet, file, options)
         target = options.unit_bytes or unit_bytes_for(sum(sizes))
         start = held = index = 0
         for group, size in enumerate(sizes):
@@ -57,12 +58,8 @@ class ParquetSource(ColumnSource):
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         super().__init__(file, options)
         self._parquet = _open(file.location)
-        schema = self._parquet.schema_arrow
-        self._columns = _columns(schema, options, path=file.path)
-        self._names = (
-            () if options.fields else field_path(schema, options.text_field, path=file.path)
-        )
-        self._sizes = _text_sizes(self._parquet.metadata, self._columns)
+        self._names, self._sizes = _facts(self._parquet, file, options)
+        self._columns = self._names if options.fields else (".".join(self._names),)
 
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, as the footer says."""
@@ -83,10 +80,13 @@ class ParquetSource(ColumnSource):
                 size, row_groups=[group], columns=list(self._columns), use_threads=False
             )
             for batch in batches:
-                if self._names:
-                    yield column_at(batch, self._names)
-                else:
+                rows -= batch.num_rows
+                if self._options.fields:
                     yield json_rows(batch, self._columns)
+                else:
+                    yield column_at(batch, self._names)
+            if rows:
+                raise pa.ArrowInvalid(f"row group {group} lacks {rows:,} of the rows in its footer")
 
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or unit.end >= len(self._sizes)
@@ -99,17 +99,62 @@ def _open(path: str) -> Any:
     source = open_native(path)
     try:
         # A buffer makes the reader go page by page instead of holding a whole column chunk.
-        return pq.ParquetFile(source, pre_buffer=False, buffer_size=MEGABYTE)
-    except (pa.ArrowException, OSError) as error:
+        return pq.ParquetFile(
+            source, pre_buffer=False, buffer_size=MEGABYTE, page_checksum_verification=True
+        )
+    except UNREADABLE as error:
         source.close()
         raise damaged(path, error) from error
 
 
-def _columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
-    """The columns to read: the one of the text, or those of all fields."""
-    if options.fields:
-        return columns_for(schema.names, options, path=path)
-    return (".".join(field_path(schema, options.text_field, path=path)),)
+def _facts(
+    parquet: Any, file: SourceFile, options: SourceOptions
+) -> tuple[tuple[str, ...], list[int]]:
+    """Names of the columns of all fields, or those that lead to the text; and bytes per group."""
+    try:
+        schema = parquet.schema_arrow
+        if options.fields:
+            names = columns = columns_for(schema.names, options, path=file.path)
+        else:
+            names = field_path(schema, options.text_field, path=file.path)
+            columns = (".".join(names),)
+        _check_chunks(parquet.metadata, columns, size=file.size)
+        return names, _text_sizes(parquet.metadata, columns)
+    except UNREADABLE as error:
+        raise damaged(file.path, error) from error
+
+
+class _SizeAlone(io.RawIOBase):
+    """A file of which nothing can be had but its size."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._size if whence else offset
+
+    def tell(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes:
+        raise EOFError(size)
+
+
+def _check_chunks(metadata: Any, columns: tuple[str, ...], *, size: int) -> None:
+    """Refuse a footer with a bad entry for a column: a plain look at one ends the process.
+
+    Arrow's readers go through all entries and raise an error before they read the first byte.
+    """
+    source = pa.PythonFile(_SizeAlone(size), mode="r")
+    with contextlib.suppress(EOFError):
+        probe = pq.ParquetFile(source, metadata=metadata, pre_buffer=True)
+        next(probe.iter_batches(1, columns=list(columns)), None)
 
 
 def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
@@ -118,5 +163,17 @@ def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     wanted = [i for i, name in enumerate(paths) if name in columns or name.startswith(below)]
     assert wanted, f"{columns} are in the schema but not among the columns"
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    return [sum(group.column(i).total_uncompressed_size for i in wanted) for group in groups]
+    sizes = []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        chunks = [group.column(i) for i in wanted]
+        for i, chunk in zip(wanted, chunks, strict=True):
+            # What lies behind the rows that the footer counts would be passed over.
+            is_flat = metadata.schema.column(i).max_repetition_level == 0
+            if is_flat and chunk.num_values != group.num_rows:
+                raise pa.ArrowInvalid(
+                    f"row group {index} has {chunk.num_values:,} values of {paths[i]!r} and "
+                    f"{group.num_rows:,} rows"
+                )
+        sizes.append(sum(chunk.total_uncompressed_size for chunk in chunks))
+    return sizes

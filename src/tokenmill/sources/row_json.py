@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenmill.errors import SourceError
+from tokenmill.sources.columns import checked, refuse_doubles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,20 +36,34 @@ def columns_for(names: Sequence[str], options: SourceOptions, *, path: str) -> t
             f"{path!r} has no column {lacking}; its columns are: {', '.join(names)}",
             hint="name the columns that it has, in --template or with the options of the format",
         )
+    refuse_doubles(found, names, path=path)
     return tuple(dict.fromkeys(found))
 
 
 def json_rows(batch: Any, columns: Sequence[str]) -> Any:
     """One JSON object for each row of a record batch, as a flat array of text."""
-    names = batch.schema.names
-    lists = [batch.column(names.index(column)).to_pylist() for column in columns]
-    return pa.array(_written(zip(*lists, strict=True), columns), pa.large_string())
+    arrays = [batch.column(batch.schema.names.index(column)) for column in columns]
+    for array in arrays:
+        checked(array)
+    try:
+        rows = _written(zip(*(array.to_pylist() for array in arrays), strict=True), columns)
+    except UnicodeDecodeError:
+        rows = [_row(arrays, slot, columns) for slot in range(batch.num_rows)]
+    return pa.array(rows, pa.large_binary())
 
 
-def _written(rows: Iterable[tuple[Any, ...]], columns: Sequence[str]) -> list[str]:
+def _written(rows: Iterable[tuple[Any, ...]], columns: Sequence[str]) -> list[str | bytes]:
     return [
         json.dumps(_filled(dict(zip(columns, row, strict=True))), default=_plain) for row in rows
     ]
+
+
+def _row(arrays: Sequence[Any], slot: int, columns: Sequence[str]) -> str | bytes:
+    """One row; bytes of it that are no UTF-8 stand for it, so that it is rejected for them."""
+    try:
+        return _written([tuple(array[slot].as_py() for array in arrays)], columns)[0]
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
 
 
 def _filled(value: Any) -> Any:
