@@ -1,7 +1,9 @@
 """CSV and TSV with a header line, through Arrow's streaming reader: one unit per file.
 
 A row with too few or too many values is rejected by itself. Arrow reports such rows ahead of the
-batches around them, by number, so they are put back into their place here.
+batches around them, by number, so they are put back into their place here. It reports them as
+strings, and gives up where they are none: so a byte that is no UTF-8 passes through it as a
+character of its own, and is a byte again in the text.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tokenmill.errors import SourceError
 from tokenmill.records import Reject, RejectReason
 from tokenmill.sources.base import Unit, UnitEnd
 from tokenmill.sources.column_source import damaged
-from tokenmill.sources.columns import rows_of
+from tokenmill.sources.columns import is_utf8, refuse_doubles, rows_of
 from tokenmill.sources.compression import open_decompressed
 from tokenmill.sources.row_json import columns_for, json_rows
 from tokenmill.sources.units import check_unchanged
@@ -31,6 +33,15 @@ if TYPE_CHECKING:
 
 _SMALLEST_BLOCK_BYTES = 1 << 16
 _HEADER_ROWS = 1
+
+# Characters that stand for bytes; where a text has one of them, it stands for its own bytes.
+_FIRST_BYTE = 0x10FF00
+_MARK = chr(_FIRST_BYTE).encode()[:1]  # a single byte is looked for at the speed of memory
+_HIDDEN = {0xDC00 + byte: chr(_FIRST_BYTE + byte) for byte in range(0x80, 0x100)} | {
+    code: "".join(chr(_FIRST_BYTE + byte) for byte in chr(code).encode())
+    for code in range(_FIRST_BYTE, _FIRST_BYTE + 0x100)
+}
+_SHOWN = {_FIRST_BYTE + byte: 0xDC00 + byte for byte in range(0x80, 0x100)}
 
 
 class CsvFormat:
@@ -108,25 +119,33 @@ class CsvSource:
             for batch in _open_csv(
                 reader, self._file, self._options, columns=columns, malformed=malformed
             ):
+                if reader.has_hidden:
+                    batch = pa.record_batch([*map(_shown, batch.columns)], names=columns)
                 texts = json_rows(batch, columns) if self._options.fields else batch.column(0)
                 array, rejects = _with_gaps(texts, malformed, first_row=row)
-                yield self._rows(array, rejects, first_row=row, num_bytes=reader.size - done)
+                yield self._rows(array, rejects, reader, first_row=row, done=done)
                 row, done = row + len(array), reader.size
         except (pa.ArrowException, OSError) as error:
             raise _unreadable_rows(self._file.path, error) from error
-        kind = pa.large_string() if self._options.fields else pa.large_binary()
-        array, rejects = _with_gaps(pa.array([], kind), malformed, first_row=row)
-        yield self._rows(array, rejects, first_row=row, num_bytes=reader.size - done)
+        array, rejects = _with_gaps(pa.array([], pa.large_binary()), malformed, first_row=row)
+        yield self._rows(array, rejects, reader, first_row=row, done=done)
 
     def _rows(
-        self, array: Any, rejects: dict[int, Reject], *, first_row: int, num_bytes: int
+        self,
+        array: Any,
+        rejects: dict[int, Reject],
+        reader: _HashingReader,
+        *,
+        first_row: int,
+        done: int,
     ) -> RowBatch:
         return rows_of(
             array,
             first_row=first_row,
-            num_bytes=num_bytes,
+            num_bytes=reader.size - done,
             max_document_bytes=self._options.max_document_bytes,
             rejects=rejects,
+            is_valid=not reader.has_hidden,
         )
 
 
@@ -173,6 +192,7 @@ def _columns(file: SourceFile, options: SourceOptions) -> tuple[str, ...]:
         names = _open_csv(reader, file, options, columns=None).schema.names
     if options.fields:
         return columns_for(names, options, path=file.path)
+    refuse_doubles((options.text_field,), names, path=file.path)
     if options.text_field not in names:
         raise SourceError(
             f"{file.path!r} has no column {options.text_field!r}; its columns are: "
@@ -212,8 +232,40 @@ def _unreadable_rows(path: str, error: Exception) -> SourceError:
     return damaged(path, error)
 
 
+def _hidden(data: bytes) -> bytes:
+    """The bytes as UTF-8: those that are none are characters that stand for them."""
+    return data.decode(errors="surrogateescape").translate(_HIDDEN).encode()
+
+
+def _shown(array: Any) -> Any:
+    """The values with the bytes that characters stand for."""
+    data = array.buffers()[2]
+    if data is None or _MARK not in data.to_pybytes():
+        return array
+    return pa.array(
+        [
+            text
+            if text is None or _MARK not in text
+            else text.decode().translate(_SHOWN).encode(errors="surrogateescape")
+            for text in array.to_pylist()
+        ],
+        array.type,
+    )
+
+
+def _whole_characters(data: bytes) -> int:
+    """Where a character begins that is not complete; the length if there is none."""
+    for place in range(len(data) - 1, max(-1, len(data) - 4), -1):
+        if data[place] >= 0xC0:
+            size = 2 + (data[place] >= 0xE0) + (data[place] >= 0xF0)
+            return place if place + size > len(data) else len(data)
+        if data[place] < 0x80:
+            break
+    return len(data)
+
+
 class _HashingReader:
-    """Passes bytes on to Arrow and keeps their digest and count."""
+    """Passes bytes on to Arrow as UTF-8, and keeps their digest and count."""
 
     closed = False
 
@@ -221,6 +273,9 @@ class _HashingReader:
         self._reader = reader
         self._hasher = xxhash.xxh3_128()
         self.size = 0
+        self.has_hidden = False
+        self._begun = b""  # of a character that the next bytes end
+        self._ready = b""
 
     def __enter__(self) -> _HashingReader:
         return self
@@ -232,6 +287,20 @@ class _HashingReader:
         return True
 
     def read(self, size: int = -1) -> bytes:
+        """At most so many bytes; none at the end."""
+        while not self._ready:
+            data = self._next(size)
+            joined = self._begun + data
+            whole = len(joined) if not data else _whole_characters(joined)
+            self._begun, self._ready = joined[whole:], joined[:whole]
+            if not is_utf8(self._ready) or _MARK in self._ready:
+                self.has_hidden, self._ready = True, _hidden(self._ready)
+            if not data:
+                break
+        found, self._ready = self._ready[:size], self._ready[size:]
+        return found
+
+    def _next(self, size: int) -> bytes:
         data = self._reader.read(size)
         self._hasher.update(data)
         self.size += len(data)
@@ -239,6 +308,6 @@ class _HashingReader:
 
     def hexdigest(self) -> str:
         """Digest of the whole file; what Arrow did not ask for is read now."""
-        while self.read(_SMALLEST_BLOCK_BYTES):
+        while self._next(_SMALLEST_BLOCK_BYTES):
             pass
         return self._hasher.hexdigest()

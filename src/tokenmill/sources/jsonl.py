@@ -77,7 +77,7 @@ class JsonlParser:
 
     def _whole_lines(self, lines: _Lines, block: Block, first_row: int) -> RowBatch:
         """Rows that are their lines, to be parsed by whoever needs several fields of them."""
-        if not lines.odd.any() and len(lines.starts) and is_utf8(lines.data):
+        if not lines.odd.any() and len(lines.starts):
             return self._all_lines(lines, block, first_row)
         rejects: dict[int, Reject] = {}
         texts: list[bytes | None] = []
@@ -180,6 +180,9 @@ class _Lines:
         self.odd = ~_looks_like_object(view, self.starts, self.ends) | (self.sizes > limit)
         if self.odd.any():
             self._look_closer(limit)
+        if not is_utf8(self.data):
+            # Arrow looks at the bytes of the text alone, and not at those of names or other fields.
+            self.odd |= [not is_utf8(self.at(index)) for index in range(len(self.odd))]
 
     def at(self, index: int) -> bytes:
         """The line, without its end."""
