@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FACTS: dict[str, Any] = {"loader": {}, "essentials": {}}
+
+
 def write(checkpoints: Checkpoints, step: int, **facts: object) -> Path:
     return checkpoints.write(
-        step=step, tensors={"model": {"w": torch.full((3,), step)}}, facts=facts
+        step=step, tensors={"model": {"w": torch.full((3,), step)}}, facts=FACTS | facts
     )
 
 
@@ -38,30 +43,48 @@ def test_only_the_last_ones_stay(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
 
 
-@pytest.mark.parametrize(
-    "damage", ["no facts", "cut facts", "cut tensors", "no tensors", "unnamed"]
-)
-def test_one_that_is_not_whole_is_passed_over(tmp_path: Path, damage: str) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=5)
+@pytest.mark.parametrize("damage", ["no facts", "cut facts", "cut tensors", "no tensors", "link"])
+def test_one_that_is_not_whole_is_refused_with_the_one_before(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path / "my run", keep=5)
     write(checkpoints, 5)
     path = write(checkpoints, 10)
     facts, tensors = path / "checkpoint.json", path / "model.pt"
+    damaged = facts
     if damage == "no facts":
         facts.unlink()
     elif damage == "cut facts":
         facts.write_bytes(facts.read_bytes()[:20])
-    elif damage == "cut tensors":
-        tensors.write_bytes(tensors.read_bytes()[:-1])
-    elif damage == "no tensors":
-        tensors.unlink()
     else:
-        path.rename(tmp_path / ".unfinished-step-00000010-abcd")
+        damaged = tensors
+        whole = tensors.read_bytes()
+        tensors.unlink()
+        if damage == "cut tensors":
+            tensors.write_bytes(whole[:-1])
+        elif damage == "link":
+            (tmp_path / "elsewhere.pt").write_bytes(whole)
+            tensors.symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(TrainingError) as caught:
+        checkpoints.newest()
+    assert str(damaged) in caught.value.message
+    hint = str(caught.value.hint)
+    assert "'step-00000005'" in hint
+    command = hint.partition(": ")[2].partition(", then")[0]
+    subprocess.run(shlex.split(command), check=True)
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.step == 5
+    assert write(checkpoints, 10).name == "step-00000010"
+    assert [each.name[-2:] for each in checkpoints.paths()] == ["05", "10"]
+
+
+def test_what_a_crash_left_behind_is_passed_over_and_swept_up(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=5)
+    write(checkpoints, 5)
+    write(checkpoints, 10).rename(tmp_path / ".unfinished-step-00000010-abcd")
     newest = checkpoints.newest()
     assert newest is not None
     assert newest.step == 5
     checkpoints.sweep()
-    assert write(checkpoints, 10).name == "step-00000010"
-    assert [each.step for each in checkpoints.complete()] == [5, 10]
     assert not list(tmp_path.glob(".unfinished*"))
 
 
@@ -74,10 +97,10 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_data_and_no_program(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.write(step=1, tensors={"model": {"f": print}}, facts={})
+    checkpoints.write(step=1, tensors={"model": {"f": print}}, facts=FACTS)
     newest = checkpoints.newest()
     assert newest is not None
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(TrainingError, match=r"[Ww]eights.only"):
         newest.load("model")
 
 
@@ -97,7 +120,7 @@ def test_random_numbers_go_on() -> None:
     states = random_states(device)
     expected = torch.rand(3)
     torch.rand(5)
-    set_random_states(states, device)
+    set_random_states([states], device)
     assert torch.equal(torch.rand(3), expected)
 
 

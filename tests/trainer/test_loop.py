@@ -210,7 +210,8 @@ def test_a_state_that_was_saved_goes_on_as_if_nothing_happened(
     first = make_trainer(store, setup)
     losses = losses_of(first, 4)
     checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.write(step=4, tensors=first.state(), facts={})
+    facts: dict[str, object] = {"loader": {}, "essentials": {}}
+    checkpoints.write(step=4, tensors=first.state(), facts=facts)
     saved = checkpoints.newest()
     assert saved is not None
     second = make_trainer(store, replace(setup, options=replace(setup.options, seed=9)))

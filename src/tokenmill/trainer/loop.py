@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import distributed
@@ -29,7 +29,7 @@ from tokenmill.trainer.optimizer import make_optimizer, require_eight_bit, scale
 from tokenmill.trainer.schedule import learning_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tokenmill.trainer.setup import Setup
 
@@ -170,13 +170,55 @@ class Trainer:
         """All that changes in a step; weights and optimizer state are not copies."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
-    def load_state(self, state: dict[str, dict[str, object]], *, step: int) -> None:
-        """Go on from a state after so many steps."""
+    def load_state(self, state: Mapping[str, Any], *, step: int) -> None:
+        """Go on from a state after so many steps; ValueError, and nothing is changed, if not."""
+        _require_like(state["model"], self.model.state_dict(), what="the model")
+        groups = self.optimizer.state_dict()["param_groups"]
+        self._require_optimizer(state["optimizer"], groups, step=step)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # Rates and the like are those of this run; what it was told then may have changed.
+        self.optimizer.load_state_dict(
+            {"state": state["optimizer"]["state"], "param_groups": groups}
+        )
         for group in self.optimizer.param_groups:  # what was loaded is a copy
             group["lr"] = self._rate
         self.step_number = step
+
+    def _require_optimizer(self, saved: Any, groups: list[Any], *, step: int) -> None:
+        """ValueError unless the optimizer has moments like its parameters, of that very step."""
+        ours = [number for group in groups for number in group["params"]]
+        parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
+        try:
+            found = [number for group in saved["param_groups"] for number in group["params"]]
+            moments = saved["state"]
+            if found != ours or list(moments) != ours:
+                raise ValueError("the optimizer has other parameters")
+            for number, parameter in zip(ours, parameters, strict=True):
+                said = moments[number]
+                count = said["step"]
+                if not isinstance(count, torch.Tensor) or count.numel() != 1 or count != step:
+                    raise ValueError(f"the optimizer is not at step {step:,}")
+                like = dict.fromkeys(("exp_avg", "exp_avg_sq"), parameter)
+                _require_like(said, {**like, "step": count}, what="the optimizer")
+        except (TypeError, KeyError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"the optimizer has no state of AdamW: {error}") from error
+
+
+def _require_like(found: Any, expected: Mapping[str, torch.Tensor], *, what: str) -> None:
+    """ValueError unless both have the same names, with tensors of the same shapes and types."""
+    if not isinstance(found, dict) or set(found) != set(expected):
+        raise ValueError(f"{what} has other names")
+    for name, ours in expected.items():
+        each = found[name]
+        if not isinstance(each, torch.Tensor) or _kind(each) != _kind(ours):
+            has = _kind(each) if isinstance(each, torch.Tensor) else type(each).__name__
+            raise ValueError(f"{name!r} of {what} is {has}, and this run has {_kind(ours)}")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """What a tensor must have in common with one whose place it takes."""
+    has_gaps = tensor.layout != torch.strided or not tensor.is_contiguous()
+    return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device}{' with gaps' * has_gaps}"
 
 
 def inputs_of(batch: TrainingBatch, fields: tuple[str, ...]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ is worked out in setup.py.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypedDict
 
@@ -154,7 +155,9 @@ class TrainOptions:
     def as_json(self) -> dict[str, object]:
         """All of it, as JSON has it."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**values, "out": str(self.out)}
+        # JSON has no infinity, which is a fair value for `clip`.
+        infinite = {name: str(value) for name, value in values.items() if value == math.inf}
+        return {**values, **infinite, "out": str(self.out)}
 
 
 def _require_whole(name: str, value: object) -> None:

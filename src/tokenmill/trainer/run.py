@@ -22,7 +22,12 @@ from tokenmill.errors import UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.stalls import StallMeter
 from tokenmill.torch import DeviceFeeder
-from tokenmill.trainer.checkpoint import Checkpoints, random_states, set_random_states
+from tokenmill.trainer.checkpoint import (
+    PREFIX,
+    Checkpoints,
+    random_states,
+    set_random_states,
+)
 from tokenmill.trainer.evaluation import NO_SPLIT, Evaluation
 from tokenmill.trainer.journal import Journal, require_tensorboard
 from tokenmill.trainer.loop import Collector, Trainer
@@ -46,6 +51,10 @@ PARTS_OF_A_RUN = 10
 """Checkpoints, and evaluations, of a run that does not say how often ..."""
 LEAST_STEPS = 100
 """... but not more often than every so many steps."""
+UNCHECKED = (
+    "{path!r} was written by an older tokenmill, without checksums: its tensors are taken as they"
+    " are; the next checkpoint has them"
+)
 
 
 def run_training(
@@ -120,15 +129,17 @@ class TrainingRun:
             self.evaluation = Evaluation(val, setup, cu_seqlens_capacity=capacity)
 
     def _find_resume(self) -> Checkpoint | None:
-        newest = self.checkpoints.newest()
-        if newest is None:
-            return None
-        if not self.options.resume:
+        if not self.options.resume and (paths := self.checkpoints.paths()):
+            step = int(paths[-1].name.removeprefix(PREFIX))
             raise UsageError(
-                f"{str(self.out)!r} holds a run already, at step {newest.step:,}",
+                f"{str(self.out)!r} holds a run already, at step {step:,}",
                 hint="go on with it: --resume; or begin another in another folder: --out FOLDER",
             )
-        newest.require(self._essentials())
+        newest = self.checkpoints.newest()
+        if newest is not None:
+            newest.require(self._essentials())
+            if not newest.is_checked:
+                self.notes.append(UNCHECKED.format(path=str(newest.path)))
         return newest
 
     def _essentials(self) -> dict[str, object]:
@@ -167,7 +178,10 @@ class TrainingRun:
             world_size=ranks.world_size,
         )
         if self._resume_from is not None:
-            loader.load_state_dict(self._resume_from.facts["loader"])
+            try:
+                loader.load_state_dict(self._resume_from.facts["loader"])
+            except RecursionError as error:
+                raise self._resume_from.damaged("nests its loader's state too deep") from error
         return loader
 
     def run(self) -> TrainResult:
@@ -208,10 +222,12 @@ class TrainingRun:
                 hint=f"use --steps with a number above {found.step}",
             )
         state = {name: found.load(name, device=device) for name in ("model", "optimizer")}
-        self.trainer.load_state(state, step=found.step)
         states = found.load("rng")
-        if rank < len(states):
-            set_random_states(states[rank], device)
+        try:
+            set_random_states(states, device, rank=rank)
+            self.trainer.load_state(state, step=found.step)
+        except ValueError as error:
+            raise found.damaged(f"is not of this run: {error}", name="") from error
         return found.step
 
     def _steps(self, start: int, request: StopRequest) -> bool:
