@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tokenmill.trainer.progress import TrainResult
+
 FILES = ("checkpoint.json", "model.pt", "optimizer.pt", "rng.pt")
 OPTIONS: dict[str, Any] = {
     "model": "tiny",
@@ -60,7 +62,7 @@ class Victim:
         shutil.copytree(self.place / "whole", self.place / "run")
         return self.newest
 
-    def resume(self, *, steps: int = 3) -> tokenmill.TrainResult:
+    def resume(self, *, steps: int = 3) -> TrainResult:
         run = self.place / "run"
         return tokenmill.train(
             self.place / "plain", out=run, resume=True, steps=steps, schedule="wsd", **OPTIONS
