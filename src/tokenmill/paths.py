@@ -17,6 +17,7 @@ import contextlib
 import glob
 import os
 import re
+import stat as filestat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -107,6 +108,7 @@ def stat(path: str, *, fresh: bool = False) -> FileStat:
         if is_remote(path):
             return _remote_stat(path, fresh=fresh)
         facts = os.stat(path)
+        _refuse_special(facts)
     except OSError as error:
         raise unreadable(path, error) from error
     return FileStat(facts.st_size, str(facts.st_mtime_ns), (facts.st_dev, facts.st_ino))
@@ -116,12 +118,35 @@ def open_binary(path: str) -> BinaryIO:
     """Open for unbuffered, seekable reading; every later read error is an OSError."""
     try:
         if not is_remote(path):
-            return cast("BinaryIO", open(path, "rb", buffering=0))
+            return cast("BinaryIO", open(path, "rb", buffering=0, opener=_open_file))
         fs, name = filesystem(path)
         file = persistently(path, lambda: fs.open(name, "rb", block_size=_REMOTE_BLOCK_BYTES))
         return cast("BinaryIO", RemoteFile(file, url=path))
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _open_file(path: str, flags: int) -> int:
+    # A pipe may have taken the place of the file that was found; opening one waits for a writer.
+    found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _refuse_special(os.fstat(found))
+    except OSError:
+        os.close(found)
+        raise
+    return found
+
+
+def _refuse_special(facts: os.stat_result) -> None:
+    """Raise for what has no end or would be waited for: pipes, sockets, devices."""
+    if not filestat.S_ISREG(facts.st_mode):
+        kinds = {
+            filestat.S_IFIFO: "a pipe",
+            filestat.S_IFSOCK: "a socket",
+            filestat.S_IFDIR: "a folder",
+        }
+        kind = kinds.get(filestat.S_IFMT(facts.st_mode), "a device")
+        raise OSError(f"it is {kind}, and only files are read")
 
 
 def unreadable(path: str, error: Exception) -> SourceError:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import socket
 import struct
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from tests.hostile.attack import attack, times, tried
 from tests.sources.reading import read
 
 from tokenmill.errors import SourceError
+from tokenmill.sources import discover, format_of, source_file
 from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.compression import open_decompressed, open_native
 
 PLAIN = SourceOptions()
 CHATS = SourceOptions(fields=("messages",))
@@ -338,3 +341,72 @@ def test_nested_text_of_a_table_that_is_no_utf8_costs_its_row(tmp_path: Path) ->
     assert got.rejects == [(1, "invalid-utf8")]
     assert len(got.documents) == 2
     tried("tables and text with bytes that are no utf-8")
+
+
+# ----- what is no file ------------------------------------------------------------------------
+
+NAMES = (
+    "a.jsonl",
+    "a.json",
+    "a.txt",
+    "a.csv",
+    "a.parquet",
+    "a.arrow",
+    "a.jsonl.gz",
+    "a",
+    "state.json",
+)
+
+
+def make_special(path: Path, kind: str) -> None:
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(os.path.relpath(path))
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "loop":
+            path.symlink_to(path.name + ".other")
+            path.with_name(path.name + ".other").symlink_to(path.name)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "loop"])
+def test_what_is_no_file_is_left_out_of_a_folder_and_refused_by_name(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "good.txt").write_text("text")
+    (tmp_path / "data" / "round").symlink_to("..")
+    for name in NAMES:
+        make_special(tmp_path / "data" / name, kind)
+        with pytest.raises(SourceError, match=r"only files are read|symbolic links"):
+            discover([f"data/{name}"], PLAIN)
+        tried("pipes, sockets, devices and loops of links as input")
+    found = discover(["data"], PLAIN)
+    assert [each.path for group in found.files for each in group.members] == ["data/good.txt"]
+    left = {Path(each.path).name for each in found.skipped}
+    assert left >= set(NAMES)
+    assert all("only files" in each.reason or "links" in each.reason for each in found.skipped)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "state.json"])
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"text")
+    file = source_file(str(path))
+    options = SourceOptions(separator="\n")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SourceError, match="only files are read"):
+        format_of(file).open(file, options)
+    if file.format in ("parquet", "arrow", "csv"):
+        with pytest.raises(SourceError, match="only files are read"):
+            list(format_of(file).plan(file, options))
+    with pytest.raises(SourceError, match="only files are read"):
+        open_decompressed(file)
+    with pytest.raises(SourceError, match="only files are read"):
+        open_native(file.location)
+    tried("pipes in the place of a file")

@@ -109,8 +109,10 @@ def open_native(path: str) -> Any:
     """Open an uncompressed file for Arrow's own readers."""
     import pyarrow as pa
 
+    found = paths.open_binary(path)
     if paths.is_remote(path):
-        return pa.PythonFile(paths.open_binary(path), mode="r")
+        return pa.PythonFile(found, mode="r")
+    found.close()  # it is a file: Arrow would wait for a pipe
     try:
         return pa.OSFile(path)
     except OSError as error:

@@ -57,6 +57,7 @@ FORMATS = {
 _PLAIN_ONLY = ("parquet", "arrow")
 _DATASET_INDEX = "state.json"
 _DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", _DATASET_INDEX})
+_DESCRIPTION = "describes a dataset"
 _SNIFF_BYTES = 1 << 14
 _KNOWN = ".jsonl .parquet .arrow .feather .csv .tsv .txt .md, and .gz .zst .bz2 .xz behind them"
 
@@ -138,21 +139,21 @@ def _grouped(files: Sequence[SourceFile], options: SourceOptions) -> list[Source
     return sorted([*others, *group_texts(texts, options)], key=lambda file: file.path)
 
 
-def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | None]]:
-    """Each file once, sorted by path; None stands for a broken link in a folder."""
+def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceError]]:
+    """Each file once, sorted by path; an error for what lies in a folder and is no file."""
     named: dict[str, Match] = {}
     for match in matches:
         if match.named or match.path not in named:
             named[match.path] = match
     seen: set[tuple[object, ...]] = set()
-    unique: list[tuple[Match, FileStat | None]] = []
+    unique: list[tuple[Match, FileStat | SourceError]] = []
     for match in sorted(named.values(), key=lambda match: match.path):
         try:
             facts = paths.stat(match.path)
-        except SourceError:
+        except SourceError as error:
             if match.named:
                 raise
-            unique.append((match, None))
+            unique.append((match, error))
             continue
         if facts.key not in seen:
             seen.add(facts.key)
@@ -161,14 +162,15 @@ def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | None]]:
 
 
 def _examine(
-    match: Match, facts: FileStat | None, looked_at: set[tuple[str, str | None, str | None]]
+    match: Match, facts: FileStat | SourceError, looked_at: set[tuple[str, str | None, str | None]]
 ) -> SourceFile | Skipped:
     path = shown(match.path) if paths.is_remote(match.path) else match.path
-    if facts is None:
-        return Skipped(path, "cannot be found: a broken link")
+    if isinstance(facts, SourceError):
+        is_gone = isinstance(facts.__cause__, FileNotFoundError)
+        return Skipped(path, "cannot be found: a broken link" if is_gone else _why(facts))
     form, compression = _by_name(path)
     if PurePosixPath(path).name in _DATASET_FILES and not match.named:
-        return Skipped(path, "describes a dataset")
+        return Skipped(path, _DESCRIPTION)
     if compression is not None and form in _PLAIN_ONLY:
         if match.named:
             raise SourceError(
@@ -187,6 +189,10 @@ def _examine(
     if match.named:
         raise SourceError(f"{path!r} cannot be used: {problem}", hint=_hint(file))
     return Skipped(path, problem)
+
+
+def _why(error: SourceError) -> str:
+    return str(getattr(error.__cause__, "strerror", None) or error.__cause__)
 
 
 def _problem(file: SourceFile, *, known: bool) -> str | None:
@@ -238,7 +244,8 @@ def _stem(path: str) -> str:
 
 def _without_caches(found: list[SourceFile], skipped: list[Skipped]) -> Iterator[SourceFile]:
     """In a folder of `save_to_disk`, only the Arrow files that its index lists are data."""
-    indices = [skip.path for skip in skipped if skip.path.endswith("/" + _DATASET_INDEX)]
+    described = (skip.path for skip in skipped if skip.reason == _DESCRIPTION)
+    indices = [path for path in described if path.endswith("/" + _DATASET_INDEX)]
     listed = {path.rpartition("/")[0]: _listed_files(path) for path in indices}
     for file in found:
         folder, _, name = file.path.rpartition("/")
@@ -255,7 +262,7 @@ def _listed_files(path: str) -> frozenset[str] | None:
         try:
             index = json.loads(file.read())
             return frozenset(str(each["filename"]) for each in index["_data_files"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
 
