@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -124,8 +124,7 @@ class RejectReason(enum.StrEnum):
     NOTHING_TO_TRAIN = "nothing-to-train-on"
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(NamedTuple):
     """A row that could not be used, and where it stands."""
 
     row: int

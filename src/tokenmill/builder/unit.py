@@ -10,7 +10,6 @@ reference engine the whole unit is read and encoded again by the reference.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_REJECTS = 3
+_FORMATS_IN_BYTES = ("jsonl", "text", "csv")
 REFERENCE_BYTES = 256 << 10
 """A reference engine takes about a tenth of a second for so much text."""
 
@@ -139,6 +139,7 @@ class UnitPass:
                             self._take(batch, unit, row_limit, behind)
                     else:
                         self._take(batch, unit, row_limit, behind)
+                    self._check_early(unit, row_limit)
                     self.on_batch(self.tally)
         finally:
             batches.close()
@@ -312,29 +313,46 @@ class UnitPass:
     def _count_rejects(self, rejects: tuple[Reject, ...]) -> None:
         self.tally.rejected += len(rejects)
         shown = self.tally.first_rejects
-        for reject in rejects:
-            if len(shown) < _SHOWN_REJECTS and not any(_is_alike(reject, one) for one in shown):
+        kinds = {reject[1:3] for reject in shown}
+        for reject in rejects if len(shown) < _SHOWN_REJECTS else ():
+            if len(shown) < _SHOWN_REJECTS and reject[1:3] not in kinds:
                 shown.append(reject)
-            if reject.size is not None:
-                known = self.tally.smallest_too_large_bytes
-                self.tally.smallest_too_large_bytes = (
-                    reject.size if known is None else min(known, reject.size)
-                )
+                kinds.add(reject[1:3])
+        sizes = [reject.size for reject in rejects if reject.size is not None]
+        if sizes:
+            known = self.tally.smallest_too_large_bytes
+            self.tally.smallest_too_large_bytes = min(sizes if known is None else [known, *sizes])
 
-    def _check_rejects(self, unit: Unit, end: UnitEnd) -> None:
+    def _check_early(self, unit: Unit, row_limit: int | None) -> None:
+        """Refuse the unit as soon as no number of good rows could bring it below the threshold."""
+        end = unit.end
+        if end is None and unit.file.compression is None:
+            end = unit.file.size
+        if unit.file.format not in _FORMATS_IN_BYTES or end is None:
+            return
+        # A row takes a byte at least.
+        left = max(0, end - unit.start - self.tally.input_bytes)
+        most = self.tally.rows - self.tally.skipped + left
+        if row_limit is not None:
+            most = min(most, row_limit)
+        if left and self.tally.rejected > self.rules.max_reject_fraction * most:
+            self._check_rejects(unit, None)
+
+    def _check_rejects(self, unit: Unit, end: UnitEnd | None) -> None:
         used = self.tally.rows - self.tally.skipped
         if self.tally.rejected <= self.rules.max_reject_fraction * used:
             return
         # Only the lines before the first unit are known to be none, and blank ones are no rows.
         tells_lines = unit.file.format == "jsonl" and unit.index == 0
-        tells_lines = tells_lines and end.num_lines == self.tally.rows
+        tells_lines = tells_lines and end is not None and end.num_lines == self.tally.rows
         examples = "; ".join(
             _describe(reject, unit, tells_lines=tells_lines) for reject in self.tally.first_rejects
         )
         raise TooManyRejectsError(
-            f"{self.tally.rejected:,} of {used:,} rows of {unit.file.path!r} (unit {unit.index}) "
-            f"were rejected, more than the threshold of {self.rules.max_reject_fraction:.2%}; so "
-            f"many bad rows usually mean a wrong option or a damaged file; the first: {examples}",
+            f"{self.tally.rejected:,} of {'' if end else 'the first '}{used:,} rows of "
+            f"{unit.file.path!r} (unit {unit.index}) were rejected, more than the threshold of "
+            f"{self.rules.max_reject_fraction:.2%}; so many bad rows usually mean a wrong "
+            f"option or a damaged file; the first: {examples}",
             hint=f"look at those rows in the input, then correct {self._options_at_fault()} or the "
             "input, or accept the loss with --max-rejects "
             f"{_enough_rejects(self.tally.rejected, used)}",
@@ -398,11 +416,7 @@ def _placed(reject: Reject, batch: RowBatch, unit: Unit) -> Reject:
     if batch.places is not None:
         offset = int(batch.places[np.searchsorted(batch.rows, reject.row)])
     path = members[reject.row].path if members else None
-    return dataclasses.replace(reject, offset=offset, path=path)
-
-
-def _is_alike(one: Reject, other: Reject) -> bool:
-    return (one.reason, one.detail) == (other.reason, other.detail)
+    return reject._replace(offset=offset, path=path)
 
 
 def _describe(reject: Reject, unit: Unit, *, tells_lines: bool) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tokenmill.records import RowBatch
 
 MEGABYTE = 1 << 20
+LARGEST_BATCH_ROWS = 1 << 16
+"""What is kept for a row (its place, its length, why it is rejected) may be more than its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

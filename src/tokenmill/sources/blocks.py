@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tokenmill import paths
+from tokenmill.sources.base import LARGEST_BATCH_ROWS
 from tokenmill.sources.compression import open_decompressed
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class BlockReader:
         self.is_stream = file.compression is not None or not self._unbordered
         self._target = max(1, options.batch_bytes)
         self._limit = record_limit(options) + len(separator)
+        self._most_records = min(LARGEST_BATCH_ROWS, max(1 << 12, self._target // 128))
         self._buffer = bytearray(self._target)
         self._raw: Any = None
         self.read_seconds = 0.0
@@ -172,13 +174,25 @@ class BlockReader:
             # The first separator that ends at or behind `end` closes the last record of the range.
             first = max(self._low, end - self._base - size)
             if (found := self._buffer.find(self._separator, first, self._high)) >= 0:
-                return found + size
+                return self._few(found + size)
         found = self._buffer.rfind(self._separator, self._low, self._high)
-        return found + size if found >= 0 else self._low
+        return self._few(found + size) if found >= 0 else self._low
+
+    def _few(self, cut: int) -> int:
+        """A cut in front of this one, if so many records are not taken at once."""
+        while (count := self._buffer.count(self._separator, self._low, cut)) > self._most_records:
+            bound = self._low + max(1, (cut - self._low) * self._most_records // count)
+            found = self._buffer.rfind(self._separator, self._low, bound)
+            if found < 0:
+                found = self._buffer.find(self._separator, self._low, cut)
+            cut = found + len(self._separator)
+        return cut
 
     def _cut_from_front(self, end: int | None) -> int:
         cut = self._low
-        while end is None or self._base + cut < end:
+        for _ in range(self._most_records):
+            if end is not None and self._base + cut >= end:
+                break
             found = self._buffer.find(self._separator, cut, self._high)
             if found < 0:
                 break

@@ -198,7 +198,8 @@ def rows_of(
 
     if array.null_count:
         for slot in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
-            reject(slot, RejectReason.NULL_TEXT, "the text is null")
+            if slot not in found:
+                reject(slot, RejectReason.NULL_TEXT, "the text is null")
     for slot in np.flatnonzero(lengths > max_document_bytes).tolist():
         size = int(lengths[slot])
         reject(slot, RejectReason.TOO_LARGE, too_large(size, max_document_bytes), size)

@@ -14,6 +14,7 @@ from tokenmill.records import RejectReason
 from tokenmill.sources.columns import utf8_error
 
 WHITESPACE = b" \t\r"
+NESTED_TOO_DEEPLY = "nested too deeply"
 _DETAIL_CHARACTERS = 60
 
 # Numbers are never text; as strings they would be, and int() refuses those of many digits.
@@ -29,7 +30,7 @@ def decide(line: bytes, field: str) -> bytes | tuple[RejectReason, str]:
     except json.JSONDecodeError as error:
         return RejectReason.INVALID_JSON, f"{error.msg} at character {error.pos} of the line"
     except RecursionError:
-        return RejectReason.INVALID_JSON, "nested too deeply"
+        return RejectReason.INVALID_JSON, NESTED_TOO_DEEPLY
     if not isinstance(row, dict):
         return RejectReason.NOT_AN_OBJECT, f"the line holds {_name(row)}"
     return _text(row, field)

@@ -6,13 +6,13 @@ and ends with "}" (nowhere in valid JSON does "{" follow "}", so no value crosse
 are as many values as lines. Lines of another shape never reach Arrow, which also crashes on a block
 that begins with null.
 
-A block that does not parse is halved until the bad line stands alone. So a line meets the same
-parser with the same answer whatever block it happens to be in.
+A block that does not parse is halved until few lines are left, which Python decides one by one. It
+takes what Arrow takes, except for lines that are nested deeply, and Arrow is asked about those. So
+a line gets the same answer whatever block it is in, and bad lines cost little more than good ones.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +22,12 @@ import pyarrow.json as pj
 
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
 from tokenmill.sources.blocks import record_limit
-from tokenmill.sources.columns import is_utf8, rows_of, too_large
-from tokenmill.sources.json_line import WHITESPACE, decide
+from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large
+from tokenmill.sources.json_line import NESTED_TOO_DEEPLY, WHITESPACE, decide
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from tokenmill.sources.base import SourceOptions
@@ -33,7 +35,11 @@ if TYPE_CHECKING:
 
 BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_SPACE = 32
 _LONG_LINE_BYTES = 512
+_FEW_LINES = 256
+_MEMO_LINES = 1 << 12
+_MEMO_LINE_BYTES = 64
 
 
 class JsonlParser:
@@ -45,6 +51,7 @@ class JsonlParser:
         self._field = options.text_field
         self._whole = bool(options.fields)
         self._limit = record_limit(options)
+        self._memo: dict[bytes, bytes | tuple[RejectReason, str]] = {}
         self._options = pj.ParseOptions(
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
         )
@@ -55,13 +62,12 @@ class JsonlParser:
         rejects: dict[int, Reject] = {}
         if self._whole:
             return self._whole_lines(lines, block, first_row), lines.total
-        arrays = [
-            self._decide(lines, first, first_row, rejects)
-            if lines.odd[first]
-            else self._parse(lines, first, last, first_row, rejects)
-            for first, last in lines.runs()
-        ]
-        array = arrays[0] if len(arrays) == 1 else pa.concat_arrays([_EMPTY, *arrays])
+        self._reject(lines, np.flatnonzero(lines.odd), first_row, rejects)
+        plain = lines.take_out_odd()
+        array = self._parse(lines, plain, first_row, rejects) if len(plain) else _EMPTY
+        if len(plain) < len(lines.odd):
+            slots = np.cumsum(~lines.odd) - 1
+            array = array.take(pa.array(slots, mask=lines.odd))
         if array.null_count > len(rejects):
             self._explain_nulls(lines, array, first_row, rejects)
         batch = rows_of(
@@ -118,45 +124,98 @@ class JsonlParser:
         return len(_Lines(block, limit=self._limit).starts)
 
     def _parse(
-        self, lines: _Lines, first: int, last: int, first_row: int, rejects: dict[int, Reject]
+        self,
+        lines: _Lines,
+        plain: NDArray[np.int64],
+        first_row: int,
+        rejects: dict[int, Reject],
     ) -> Any:
-        """Text of the lines [first, last), null where a line has none."""
-        data = lines.data[lines.starts[first] : lines.ends[last - 1]]
+        """Text of these lines, null where a line has none; nothing else stands between them."""
+        table = self._table(lines.data[lines.starts[plain[0]] : lines.ends[plain[-1]]])
+        if table is not None and table.num_rows == len(plain):
+            return _text_column(table, self._field)
+        if len(plain) <= _FEW_LINES:
+            texts = self._texts(lines, plain, first_row, rejects)
+            return pa.array(texts, pa.large_binary()).view(pa.large_string())
+        halves = np.array_split(plain, 2)
+        return pa.concat_arrays([self._parse(lines, half, first_row, rejects) for half in halves])
+
+    def _table(self, data: memoryview) -> Any:
+        """The values in the bytes as Arrow reads them; None where it refuses them."""
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             source = pa.BufferReader(pa.py_buffer(data))
-            table = pj.read_json(source, parse_options=self._options, read_options=read)
+            return pj.read_json(source, parse_options=self._options, read_options=read)
+        except MemoryError:
+            raise
         except pa.ArrowException:
-            table = None
-        if table is not None and table.num_rows == last - first:
-            return _text_column(table, self._field)
-        if last - first == 1:
-            return self._decide(lines, first, first_row, rejects)
-        middle = (first + last) // 2
-        halves = ((first, middle), (middle, last))
-        return pa.concat_arrays([self._parse(lines, a, b, first_row, rejects) for a, b in halves])
+            return None
 
-    def _decide(self, lines: _Lines, index: int, first_row: int, rejects: dict[int, Reject]) -> Any:
-        """One line by itself: an array of one text, or of a null with the reject noted."""
-        size = int(lines.sizes[index])
-        found: bytes | tuple[RejectReason, str]
-        if size > self._limit:
-            found = RejectReason.TOO_LARGE, too_large(size, self._limit)
-        else:
-            found = decide(lines.at(index), self._field)
-        if isinstance(found, bytes):
-            return pa.array([found.decode()], pa.large_string())
-        offset = int(lines.starts[index]) + lines.offset
-        is_large = found[0] is RejectReason.TOO_LARGE
-        rejects[index] = Reject(first_row + index, *found, offset, size=size if is_large else None)
-        return pa.nulls(1, pa.large_string())
+    def _texts(
+        self,
+        lines: _Lines,
+        plain: NDArray[np.int64],
+        first_row: int,
+        rejects: dict[int, Reject],
+    ) -> list[bytes | None]:
+        """Text of each line by itself, or None with the reject noted."""
+        texts: list[bytes | None] = []
+        refused: list[int] = []
+        for index, start, end in lines.places(plain):
+            found = self._decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+            if isinstance(found, bytes):
+                texts.append(found)
+                continue
+            table = None
+            if found[1] == NESTED_TOO_DEEPLY:  # which Arrow does not mind
+                table = self._table(lines.data[start:end])
+            if table is not None and table.num_rows == 1:
+                column = _text_column(table, self._field)
+                texts.append(None if column.null_count else text_batch(column).bytes_at(0))
+            else:
+                texts.append(None)
+                refused.append(index)
+        self._reject(lines, np.array(refused, np.int64), first_row, rejects)
+        return texts
+
+    def _decided(self, line: bytes) -> bytes | tuple[RejectReason, str]:
+        """What Python says of a line; of a short one that came before, what it said then."""
+        if len(line) > _MEMO_LINE_BYTES:
+            return decide(line, self._field)
+        if (found := self._memo.get(line)) is None:
+            if len(self._memo) >= _MEMO_LINES:
+                self._memo.clear()
+            found = self._memo[line] = decide(line, self._field)
+        return found
+
+    def _reject(
+        self,
+        lines: _Lines,
+        indices: NDArray[np.int64],
+        first_row: int,
+        rejects: dict[int, Reject],
+    ) -> None:
+        """Note why these lines, which have no text, are rejected."""
+        for index, start, end in lines.places(indices):
+            row, offset = first_row + index, lines.offset + start
+            if (
+                end - start + len(BOM) > self._limit
+                and (size := int(lines.sizes[index])) > self._limit
+            ):
+                detail = too_large(size, self._limit)
+                rejects[index] = Reject(row, RejectReason.TOO_LARGE, detail, offset, size)
+                continue
+            found = self._decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+            assert not isinstance(found, bytes), "a line that has text was to be rejected"
+            rejects[index] = Reject(row, found[0], found[1], offset)
 
     def _explain_nulls(
         self, lines: _Lines, array: Any, first_row: int, rejects: dict[int, Reject]
     ) -> None:
-        for index in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
-            if index not in rejects:
-                self._decide(lines, index, first_row, rejects)
+        nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+        if rejects:
+            nulls = np.setdiff1d(nulls, np.fromiter(rejects, np.int64, len(rejects)))
+        self._reject(lines, nulls, first_row, rejects)
 
 
 _EMPTY = pa.array([], pa.large_string())
@@ -188,22 +247,30 @@ class _Lines:
         """The line, without its end."""
         return bytes(self.data[self.starts[index] : self.ends[index]]).strip(WHITESPACE)
 
-    def runs(self) -> list[tuple[int, int]]:
-        """Ranges of lines to parse together; an odd line stands alone."""
-        if not self.odd.any():
-            return [(0, len(self.odd))] if len(self.odd) else []
-        cuts = np.flatnonzero(self.odd)
-        bounds = np.unique(np.concatenate([[0, len(self.odd)], cuts, cuts + 1])).tolist()
-        return list(itertools.pairwise(bounds))
+    def places(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Number, start and end of each line; far faster than to look each of them up."""
+        starts, ends = self.starts[indices].tolist(), self.ends[indices].tolist()
+        return zip(indices.tolist(), starts, ends, strict=True)
+
+    def take_out_odd(self) -> NDArray[np.int64]:
+        """The lines that are left once those that are odd were made white space, in place."""
+        if self.odd.any():
+            edges = np.zeros(len(self.data) + 1, np.int8)
+            edges[self.starts[self.odd]] = 1
+            edges[self.ends[self.odd]] = -1
+            inside = np.cumsum(edges[:-1], dtype=np.int8).view(bool)
+            np.frombuffer(self.data, np.uint8)[inside] = _SPACE
+        return np.flatnonzero(~self.odd)
 
     def _look_closer(self, limit: int) -> None:
         """Drop blank lines; a line with white space around its object is an ordinary one."""
-        blank = np.zeros(len(self.odd), bool)
-        for index in np.flatnonzero(self.odd).tolist():
-            line = self.at(index)
-            blank[index] = not line
-            in_order = line.startswith(b"{") and line.endswith(b"}")
-            self.odd[index] = not in_order or self.sizes[index] > limit
+        blank = self.sizes == 0
+        for index, start, end in self.places(np.flatnonzero(self.odd & ~blank)):
+            line = bytes(self.data[start:end]).strip(WHITESPACE)
+            if not line:
+                blank[index] = True
+            elif line.startswith(b"{") and line.endswith(b"}"):
+                self.odd[index] = self.sizes[index] > limit
         # A blank line over the limit is a row all the same: a larger one is passed over unseen.
         kept = ~blank | (self.sizes > limit)
         self.starts, self.ends = self.starts[kept], self.ends[kept]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.sources.base import MEGABYTE, Unit
+from tokenmill.sources.base import LARGEST_BATCH_ROWS, MEGABYTE, Unit
 from tokenmill.sources.column_source import UNREADABLE, ColumnSource, damaged
 from tokenmill.sources.columns import column_at, field_path
 from tokenmill.sources.compression import open_native
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tokenmill.sources.base import Source, SourceFile, SourceOptions
-
-_LARGEST_BATCH_ROWS = 1 << 16
 
 
 class ParquetFormat:
@@ -75,7 +73,7 @@ class ParquetSource(ColumnSource):
             rows = self._parquet.metadata.row_group(group).num_rows
             mean = max(1, self._sizes[group] // max(1, rows))
             # Half of what is asked for: the size in the footer may be that of a dictionary.
-            size = min(max(1, self._options.batch_bytes // (2 * mean)), _LARGEST_BATCH_ROWS)
+            size = min(max(1, self._options.batch_bytes // (2 * mean)), LARGEST_BATCH_ROWS)
             batches = self._parquet.iter_batches(
                 size, row_groups=[group], columns=list(self._columns), use_threads=False
             )

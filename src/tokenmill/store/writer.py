@@ -316,16 +316,20 @@ class _Rejects:
         self._file = HashedFile(path)
         self._pending = bytearray()
         self._rows = 0
+        self._last: tuple[object, ...] = ()
+        self._parts = ("", "")
 
     def add(self, reject: Reject, *, path: str) -> None:
-        line = {
-            "file": path if reject.path is None else reject.path,
-            "row": reject.row,
-            "offset": reject.offset,
-            "reason": str(reject.reason),
-            "detail": reject.detail,
-        }
-        self._pending += json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+        if self._last != (now := (reject.path, reject.reason, reject.detail)):
+            # Most rejects of a unit differ in their place alone.
+            self._last = now
+            about = {"reason": str(reject.reason), "detail": reject.detail}
+            file = json.dumps(path if reject.path is None else reject.path)
+            self._parts = file, json.dumps(about, separators=(",", ":"))[1:]
+        offset = "null" if reject.offset is None else reject.offset
+        file, about_it = self._parts
+        line = f'{{"file":{file},"row":{reject.row},"offset":{offset},{about_it}\n'
+        self._pending += line.encode("ascii")
         self._rows += 1
         if len(self._pending) >= REJECT_BLOCK_BYTES:
             self._flush()
