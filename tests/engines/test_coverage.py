@@ -256,6 +256,8 @@ def test_a_pattern_that_gigatoken_reads_as_another_is_respelled_or_refused(tmp_p
     assert engine.fast is not None, engine.refusal
     ids = engine.fast.encode(TextBatch.from_texts(["a\n "])).ids.tolist()
     assert ids == reference_ids(content, "a\n ")
+    seen = [t for t in probes_of(content) if fast_ids(content, t) != reference_ids(content, t)]
+    assert seen, "the probes would not have seen it"
     path.write_text(json.dumps(content).replace("'", r"\u0027"))
     assert "spelled" in (load_engine(path).refusal or "")
 
@@ -316,6 +318,20 @@ def test_tokens_that_can_overlap_send_a_document_to_the_reference(
     assert engine.name == "gigatoken", engine.refusal
     encoded = engine.encode(TextBatch.from_texts(texts))
     assert [encoded[i].tolist() for i in range(7)] == [reference_ids(content, t) for t in texts]
+
+
+@pytest.mark.parametrize(
+    "token", [b" a", b"a ", b"a\n", b"\n ", b"1a", b"a1", b"a!", b"''s", b"aA", b"Aa", b"\r\n"]
+)
+def test_a_token_over_two_classes_becomes_probes_at_the_start_middle_and_end(token: bytes) -> None:
+    content = byte_level_json([(token[:1], token[1:2]), (token[:2], token[2:])][: len(token) - 1])
+    text = token.decode()
+    expected = {text, f"a{text}", f"{text}a", f"{text}\n", f"\n{text}", f"1{text}1"}
+    assert expected <= set(probes_of(content))
+
+
+def probes_of(content: dict[str, Any]) -> tuple[str, ...]:
+    return cover_json(content, SpecialTokens.TEXT).probes
 
 
 def test_merges_that_tie_become_probes() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tokenmill.engines import byte_level
 from tokenmill.engines.added_tokens import (
     contested_strings,
@@ -21,6 +23,7 @@ from tokenmill.engines.added_tokens import (
     refuse_added_tokens,
 )
 from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.probes import in_contexts, spanning_tokens
 from tokenmill.engines.rank_files import (
     CL100K_PATTERN,
     LLAMA3_PATTERN,
@@ -117,6 +120,7 @@ def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
         patterns=_pattern_text(content.get("pre_tokenizer") or {}),
         normalizes=_is_nfc(content.get("normalizer")),
         probes=_tied_merges(merges, model)
+        + _spanning_texts(model)
         + tuple(t["content"] for t in kept_tokens(content, policy)),
         contested=contested_strings(content, policy),
     )
@@ -139,7 +143,8 @@ def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
     for refused, reason in checks:
         if refused:
             return _refused(f"{reason}, and gigatoken is not known to treat that exactly")
-    return Coverage(engine=ENGINE, refusal=None)
+    pieces = {"vocab": dict.fromkeys(text for text, _ in model.pieces), "byte_fallback": True}
+    return Coverage(engine=ENGINE, refusal=None, probes=_spanning_texts(pieces))
 
 
 def cover_ranks(ranks: RankFile, policy: SpecialTokens) -> Coverage:
@@ -161,7 +166,13 @@ def cover_ranks(ranks: RankFile, policy: SpecialTokens) -> Coverage:
     ):
         # tiktoken takes either of the two, gigatoken the longer one.
         return _refused("a special token opens with another one")
-    return Coverage(engine=ENGINE, refusal=None, patterns=definition.pattern)
+    codes = np.frombuffer(b"".join(ranks.ranks), np.uint8)
+    return Coverage(
+        engine=ENGINE,
+        refusal=None,
+        patterns=definition.pattern,
+        probes=in_contexts(spanning_tokens(ranks.ranks, codes)),
+    )
 
 
 def _refused(reason: str) -> Coverage:
@@ -283,6 +294,17 @@ def _tied_merges(merges: list[tuple[str, str]], model: dict[str, Any]) -> tuple[
         except UnicodeDecodeError:
             continue
     return tuple(texts)
+
+
+def _spanning_texts(model: dict[str, Any]) -> tuple[str, ...]:
+    """Texts that show a split between any two classes which a token of the vocabulary joins."""
+    vocab = model["vocab"]
+    if not model.get("byte_fallback"):
+        tokens = spanning_tokens(vocab, byte_level.codes_of(vocab))
+        return in_contexts(map(byte_level.to_bytes, tokens))
+    points = np.frombuffer("".join(vocab).encode("utf-32-le", "surrogatepass"), np.uint32)
+    codes = np.where(points == ord(_SPACE), ord(" "), np.minimum(points, 0xFF)).astype(np.uint8)
+    return in_contexts(token.replace(_SPACE, " ") for token in spanning_tokens(vocab, codes))
 
 
 def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
