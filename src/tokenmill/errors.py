@@ -15,19 +15,22 @@
       MissingExtraError    an optional package is needed (also an ImportError)
 
 A message has three parts: what is wrong with which value, why it matters, what to do. The last part
-is kept apart as `hint`, so that the command line can print it on a line of its own.
+is kept apart as `hint`, so that the command line can print it on a line of its own. Each is one
+line: names that others chose are in it, and must not act on a terminal or look like a line of ours.
 """
 
 from __future__ import annotations
+
+from tokenmill.visible import visible
 
 
 class TokenmillError(Exception):
     """Base of all errors that tokenmill raises on purpose."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = visible(message)
+        self.hint = None if hint is None else visible(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}; {self.hint}"

@@ -6,6 +6,7 @@ with the part that has it. What the parts were asked for is in their records.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +165,8 @@ def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
             )
         raise StoreError(
             f"there is no store at {layout.name!r}, and no part of one",
-            hint=f"check the name; parts are built with: tokenmill build ... -o {layout.name} "
-            "--part 1/64",
+            hint="check the name; parts are built with: tokenmill build ... -o "
+            f"{shlex.quote(layout.name)} --part 1/64",
         )
     if prune:
         raise UsageError(

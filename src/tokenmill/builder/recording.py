@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) ->
     if store.absolute().resolve() in (place, *place.parents):
         raise UsageError(
             f"the time line {str(path)!r} would lie in the store; a store holds nothing else",
-            hint=f"put it beside the store: --monitor {store.name}-timeline.jsonl",
+            hint=f"put it beside the store: --monitor {shlex.quote(store.name)}-timeline.jsonl",
         )
     for each in inputs:
         source = Path(each).absolute()

@@ -9,6 +9,7 @@ import typer
 
 from tokenmill.cli import options as opt
 from tokenmill.errors import UsageError
+from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
@@ -242,7 +243,7 @@ def export_result(result: ExportResult, *, as_json: bool) -> None:
         print_json(result)
         return
     if result.nothing_to_do:
-        print(f"nothing to do: {result.out} is complete")
+        print(f"nothing to do: {visible(result.out)} is complete")
     linked = f", {format_size(result.linked_bytes)} of it links" if result.linked_bytes else ""
     kept = f", {count(result.parts_resumed)} kept from before" if result.parts_resumed else ""
     speed = rate(result.bytes - result.linked_bytes, result.seconds)
@@ -251,11 +252,14 @@ def export_result(result: ExportResult, *, as_json: bool) -> None:
             ("folder", result.out),
             ("format", result.format),
             ("documents", count(result.documents)),
-            ("tokens", "\n".join(f"{name}: {count(n)}" for name, n in result.splits.items())),
+            (
+                "tokens",
+                "\n".join(f"{visible(name)}: {count(n)}" for name, n in result.splits.items()),
+            ),
             ("files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"),
             ("parts", f"{count(result.parts)}{kept}"),
             ("time", f"{duration(result.seconds)}" + (f", {speed}" if speed else "")),
-            ("notes", "\n".join(result.notes)),
+            ("notes", "\n".join(map(visible, result.notes))),
         ]
     )
 
@@ -272,7 +276,7 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
         print_json(result)
         return
     if result.nothing_to_do:
-        print(f"nothing to do: {result.store} is complete and up to date")
+        print(f"nothing to do: {visible(result.store)} is complete and up to date")
     kept = f", {count(result.parts_resumed)} kept from before" if result.parts_resumed else ""
     facts(
         [
@@ -284,7 +288,7 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
             ("eos", result.eos),
             ("parts", f"{count(result.parts)}{kept}"),
             ("time", f"{duration(result.seconds)}, {rate(result.bytes, result.seconds)}"),
-            ("notes", "\n".join(result.notes)),
+            ("notes", "\n".join(map(visible, result.notes))),
         ]
     )
     store = shlex.quote(result.store)

@@ -29,8 +29,10 @@ from tokenmill.cli import (
     version,
 )
 from tokenmill.cli.grouping import GroupedCommand
+from tokenmill.cli.output import guard_streams
 from tokenmill.cli.stopping import raise_on_sigterm
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.visible import visible
 
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
 ParserError: Any = typer.BadParameter.__mro__[2]
@@ -91,6 +93,9 @@ def tokenmill(
 
 def run() -> NoReturn:
     """Run the command and end the process with its exit code."""
+    guard_streams()
+    # Its bars move the cursor, which the guard does not let them.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     raise_on_sigterm()
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False) or 0
@@ -126,9 +131,9 @@ def report(error: Exception) -> int:
     else:
         message = f"{type(error).__name__}: {error}"
         hint = "this is a fault of tokenmill; run the command again with --debug to see where"
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {visible(message)}", file=sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(f"hint: {visible(hint)}", file=sys.stderr)
     return code
 
 

@@ -12,7 +12,9 @@ import time
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.numbers import clock, compact, count, of_budget, share
+from tokenmill.cli.output import live_display, make_console, unguarded
 from tokenmill.config import format_size
+from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +40,6 @@ def watch(*, quiet: bool = False) -> Iterator[OnProgress | None]:
     if quiet:
         yield None
     elif sys.stderr.isatty():
-        from tokenmill.cli.output import make_console
-
         with live_bar(make_console(stderr=True)) as on_progress:
             yield on_progress
     else:
@@ -63,14 +63,19 @@ def watch_amount(
         if now >= next_at:
             next_at = now + (0.1 if live else PLAIN_SECONDS)
             line = f"{what} {share(done, total)} of {shown(total)}"
-            sys.stderr.write(f"\r\x1b[2K{line}" if live else f"{line}\n")
-            sys.stderr.flush()
+            show_line(line, live=live)
 
     try:
         yield show
     finally:
         if live:
-            sys.stderr.write("\r\x1b[2K")
+            show_line("", live=True)
+
+
+def show_line(line: str, *, live: bool) -> None:
+    """Say it on stderr: in the place of the last one, or below it where there is no terminal."""
+    unguarded(sys.stderr).write(f"\r\x1b[2K{visible(line)}" if live else f"{visible(line)}\n")
+    sys.stderr.flush()
 
 
 class PlainLines:
@@ -99,7 +104,7 @@ class PlainLines:
     def _print(self, line: str) -> None:
         # Nobody reads any more (a closed pipe): no reason to stop the build.
         with contextlib.suppress(OSError):
-            print(line, file=self.stream, flush=True)
+            print(visible(line), file=self.stream, flush=True)
 
 
 def opening_line(progress: Progress) -> str:
@@ -129,13 +134,11 @@ def plain_line(progress: Progress) -> str:
 @contextlib.contextmanager
 def live_bar(console: Console) -> Iterator[OnProgress]:
     """A bar with two lines of facts, redrawn in place and removed at the end."""
-    from rich.live import Live
-
-    with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
+    with live_display(console) as live:
 
         def show(progress: Progress) -> None:
             if progress.message is not None:
-                console.print(progress.message, markup=False, soft_wrap=True)
+                console.print(visible(progress.message), markup=False, soft_wrap=True)
             live.update(draw(progress, width=console.width), refresh=True)
 
         yield show

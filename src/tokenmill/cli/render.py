@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.cli.numbers import count, duration, of_budget, rate, share
 from tokenmill.cli.output import make_console, print_json
+from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,8 +35,8 @@ def facts(rows: Iterable[Row]) -> None:
     for name, value in rows:
         lines = [
             piece
-            for line in value.splitlines()
-            for piece in _wrap(line, width=max(console.width - LABEL_COLUMNS, 40))
+            for line in value.split("\n")
+            for piece in _wrap(visible(line), width=max(console.width - LABEL_COLUMNS, 40))
         ]
         for number, line in enumerate(lines):
             _labelled(console, "" if number else name, line)
@@ -45,7 +46,7 @@ def next_steps(*commands: str) -> None:
     """Print commands to try, unbroken, so that they can be copied."""
     console = make_console()
     for number, command in enumerate(commands):
-        _labelled(console, "" if number else "next", command)
+        _labelled(console, "" if number else "next", visible(command))
 
 
 def _labelled(console: Console, label: str, line: str) -> None:
@@ -72,12 +73,13 @@ def build_result(
             tokens_per_second=_per_second(result.built.tokens, result),
         )
         return
-    whole = result.store if result.part is None else f"part {result.part} of {result.store}"
+    store = visible(result.store)
+    whole = store if result.part is None else f"part {result.part} of {store}"
     if result.nothing_to_do:
         print(f"nothing to do: {whole} is {standing}")
     facts(build_rows(result))
     for warning in result.warnings:
-        make_console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
+        make_console(stderr=True).print(visible(f"warning: {warning}"), soft_wrap=True)
     store = shlex.quote(result.store)
     if result.part is not None and not result.nothing_to_do:
         next_steps(f"tokenmill finish {store}    when all parts are built")
@@ -93,7 +95,7 @@ def build_rows(result: BuildResult) -> list[Row]:
     """The facts of a build, in the order of a reader's questions."""
     totals = result.totals
     rows = [
-        ("store", result.store),
+        ("store", visible(result.store)),
         ("part", "" if result.part is None else f"{result.part}; what follows is of it alone"),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
         ("tokens", f"{count(totals.tokens)} as {result.dtype}{_ratio(result)}"),
@@ -150,7 +152,7 @@ def left_out(totals: Counts | StoreCounts) -> str:
 def splits_text(splits: Mapping[str, SplitTotals] | Mapping[str, StoreSplitTotals]) -> str:
     """One line for each split."""
     return "\n".join(
-        f"{name}: {count(split.documents, 'document')}, {count(split.tokens, 'token')},"
+        f"{visible(name)}: {count(split.documents, 'document')}, {count(split.tokens, 'token')},"
         f" {count(split.shards, 'shard')}"
         for name, split in splits.items()
     )
@@ -207,13 +209,13 @@ def _cuts(result: BuildResult) -> str:
 def _rejects(result: BuildResult) -> str:
     if not result.totals.rejected:
         return ""
-    where = shlex.quote(f"{result.store}/rejects")
+    where = visible(shlex.quote(f"{result.store}/rejects"))
     return f"{count(result.totals.rejected, 'row')}; file, row and reason of each: {where}"
 
 
 def first_of(skipped: Sequence[tuple[str, str]]) -> str:
     """Files that were left out, with the reason, the first of them by name."""
-    lines = [f"{path}: {reason}" for path, reason in skipped[:3]]
+    lines = [visible(f"{path}: {reason}") for path, reason in skipped[:3]]
     if len(skipped) > len(lines):
         lines.append(f"... and {count(len(skipped) - len(lines), 'more file')}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from tokenmill.cli.numbers import count, duration, share
 from tokenmill.cli.output import make_console, print_json
 from tokenmill.cli.render import Row, facts, first_of, with_note
 from tokenmill.config import format_size
+from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from tokenmill.builder.estimate import BuildPlan
@@ -50,8 +51,8 @@ def _memory(planned: BuildPlan) -> str:
 
 
 def _borders(planned: BuildPlan) -> str:
-    start = f"{planned.bos} before, " if planned.bos else ""
-    end = f"{planned.eos} after" if planned.eos else "nothing after"
+    start = f"{visible(planned.bos)} before, " if planned.bos else ""
+    end = f"{visible(planned.eos)} after" if planned.eos else "nothing after"
     return f"{start}{end} each document"
 
 
@@ -71,11 +72,9 @@ def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
     console = make_console()
     facts(verify_rows(report))
     for finding in report.findings:
-        console.print(
-            f"{finding.file}: {finding.problem}", style="red", markup=False, soft_wrap=True
-        )
+        console.print(visible(f"{finding.file}: {finding.problem}"), style="red", soft_wrap=True)
     for note in report.notes:
-        console.print(f"note: {note.file}: {note.problem}", markup=False, soft_wrap=True)
+        console.print(visible(f"note: {note.file}: {note.problem}"), soft_wrap=True)
 
 
 def verify_rows(report: VerifyReport) -> list[Row]:
@@ -101,15 +100,15 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
         steps = {account.packing: report.steps(account) for account in report.accounts}
         print_json(report, steps=steps)
         return
-    split = "all splits" if report.split is None else f"split {report.split}"
+    split = "all splits" if report.split is None else f"split {visible(report.split)}"
     held = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
     if report.counted is not None:
         held += f", of which {count(report.counted)} count for the loss"
-    facts([("store", f"{report.store}, {split}: {held}")])
+    facts([("store", f"{visible(report.store)}, {split}: {held}")])
     console = make_console()
     header, *lines = layout_table(report)
-    console.print(f"\n[bold]{header}[/]", soft_wrap=True)
-    console.print("\n".join(lines), end="\n\n", markup=False, soft_wrap=True)
+    console.print(f"\n{header}", style="bold", soft_wrap=True)
+    console.print("\n".join(lines), end="\n\n", soft_wrap=True)
     facts((account.packing, layout_sentence(account)) for account in report.accounts)
     facts([("best", layout_advice(report)), ("epoch", layout_epochs(report))])
 

@@ -9,6 +9,7 @@ from tokenmill.cli.numbers import compact, count, share
 from tokenmill.cli.output import make_console, print_json
 from tokenmill.cli.render import facts, left_out, next_steps, splits_text
 from tokenmill.config import format_size
+from tokenmill.visible import visible, visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,16 +51,22 @@ def overview(inspection: Inspection) -> None:
     console = make_console()
     facts(store_rows(inspection))
     if inspection.lengths is not None:
-        console.print(f"\n[bold]tokens per document[/]{of_split(inspection)}")
+        console.print(heading("\ntokens per document", of_split(inspection)))
         console.print(length_line(inspection.lengths))
         console.print(histogram(inspection.lengths.histogram, console=console))
-        console.print(
-            f"\n[bold]most frequent tokens[/]{of_split(inspection)}, {counted(inspection)}"
-        )
+        rest = f"{of_split(inspection)}, {counted(inspection)}"
+        console.print(heading("\nmost frequent tokens", rest))
         console.print(top_tokens(inspection))
     console.print()
     store = shlex.quote(inspection.store)
     next_steps(f"tokenmill inspect {store} --doc 0", f"tokenmill verify {store}")
+
+
+def heading(name: str, rest: str) -> Text:
+    """A line that begins in bold."""
+    from rich.text import Text
+
+    return Text(name, style="bold").append(rest, "not bold")
 
 
 def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
@@ -67,9 +74,9 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
     totals, ratio = inspection.totals, inspection.bytes_per_token
     per_token = "" if ratio is None else f", {ratio:.2f} bytes of text per token"
     reasons = [f"{count(rows)} {reason}" for reason, rows in inspection.rejects.items()]
-    where = shlex.quote(f"{inspection.store}/rejects")
+    where = visible(shlex.quote(f"{inspection.store}/rejects"))
     return [
-        ("store", f"{inspection.store}, written by {inspection.created_by}"),
+        ("store", visible(f"{inspection.store}, written by {inspection.created_by}")),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
         ("tokens", f"{count(totals.tokens)} as {inspection.dtype}{per_token}"),
         ("rows", shape_text(inspection)),
@@ -145,7 +152,7 @@ def sources_text(inspection: Inspection) -> str:
     groups = [one for one in inspection.sources if one.path.startswith(GROUP_OF_TEXTS)]
     sources = [one for one in inspection.sources if not one.path.startswith(GROUP_OF_TEXTS)]
     lines = [
-        f"{source.path} ({format_size(source.size)}, {count(source.rows, 'row')})"
+        f"{visible(source.path)} ({format_size(source.size)}, {count(source.rows, 'row')})"
         for source in sources[:SHOWN_SOURCES]
     ]
     if len(sources) > SHOWN_SOURCES:
@@ -168,7 +175,7 @@ def borders_text(inspection: Inspection) -> str:
     if inspection.config.get("too_long") == "truncate":
         what += " that was not cut off"
     parts = [
-        f"{border.token} ({border.id}) at the {border.position} of every {what}"
+        f"{visible(border.token)} ({border.id}) at the {border.position} of every {what}"
         for border in (inspection.bos, inspection.eos)
         if border is not None
     ]
@@ -196,7 +203,7 @@ def engines_text(inspection: Inspection) -> str:
 
 
 def of_split(inspection: Inspection) -> str:
-    return "" if inspection.split is None else f" of {inspection.split}"
+    return "" if inspection.split is None else f" of {visible(inspection.split)}"
 
 
 def counted(inspection: Inspection) -> str:
@@ -264,16 +271,16 @@ def document(view: DocumentView) -> None:
     console = make_console()
     shown = view.tokens[:SHOWN_TOKENS]
     tokens = count(len(view.tokens), "token")
-    console.print(f"[bold]document {count(view.number)} of {view.split}[/]: {tokens}")
+    console.print(heading(f"document {count(view.number)} of {visible(view.split)}", f": {tokens}"))
     line = "" if view.line is None else f", line {count(view.line)}"
     piece = "" if view.pieces == 1 else f", piece {view.piece + 1} of {view.pieces}"
-    place = f"from {view.path}, row {count(view.row)}{line}{piece}\n"
-    console.print(place, markup=False, soft_wrap=True)
+    place = f"from {visible(view.path)}, row {count(view.row)}{line}{piece}\n"
+    console.print(place, soft_wrap=True)
     coloured = console.is_terminal and not console.no_color
     if said := counting_line(view, coloured=coloured):
-        console.print(said + "\n", markup=False, soft_wrap=True)
+        console.print(said + "\n", soft_wrap=True)
     console.print(with_borders(shown, coloured=coloured), soft_wrap=True)
-    console.print("\n[bold]ids[/]")
+    console.print("\nids", style="bold")
     console.print(" ".join(str(token.id) for token in shown), soft_wrap=True)
     if len(shown) < len(view.tokens):
         rest = count(len(view.tokens) - len(shown), "more token")
@@ -300,15 +307,16 @@ def with_borders(tokens: Sequence[Token], *, coloured: bool) -> Text:
     text = Text()
     inside = False
     for number, token in enumerate(tokens):
+        shown = visible_lines(token.text)
         if coloured:
-            shown = token.text.replace("\n", f"{NEWLINE}\n")
+            shown = shown.replace("\n", f"{NEWLINE}\n")
             even, odd = (PALE_EVEN, PALE_ODD) if token.counts is False else (EVEN, ODD)
             text.append(shown, style=odd if number % 2 else even)
             continue
         opens, closes = token.counts is True and not inside, inside and not token.counts
         inside = token.counts is True
         border = "|" if number else ""
-        text.append(f"{CLOSE if closes else ''}{border}{OPEN if opens else ''}{token.text}")
+        text.append(f"{CLOSE if closes else ''}{border}{OPEN if opens else ''}{shown}")
     if inside:
         text.append(CLOSE)
     return text

@@ -32,7 +32,7 @@ def tell(step: Step) -> None:
 @tell.register
 def _(step: Heading) -> None:
     console = make_console()
-    console.print(f"\n[bold cyan]{step.number}. {step.title}[/]")
+    console.print(f"\n{step.number}. {step.title}", style="bold cyan")
     console.print(step.why, style="dim")
 
 

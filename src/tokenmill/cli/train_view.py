@@ -13,9 +13,10 @@ import time
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.numbers import clock, compact, count, duration
-from tokenmill.cli.output import make_console, print_json
+from tokenmill.cli.output import live_display, make_console, print_json
 from tokenmill.cli.progress import PLAIN_SECONDS
 from tokenmill.config import format_size
+from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ class PlainLines:
     def _print(self, line: str) -> None:
         # Nobody reads any more (a closed pipe): no reason to stop the run.
         with contextlib.suppress(OSError):
-            print(line, file=self.stream, flush=True)
+            print(visible(line), file=self.stream, flush=True)
 
 
 def plain_line(progress: TrainProgress) -> str:
@@ -104,14 +105,12 @@ def figures(progress: TrainProgress) -> list[str]:
 @contextlib.contextmanager
 def live_panel(console: Console) -> Iterator[OnProgress]:
     """A bar, a curve and two lines of facts, redrawn in place and removed at the end."""
-    from rich.live import Live
-
     losses: list[float] = []
-    with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
+    with live_display(console) as live:
 
         def show(progress: TrainProgress) -> None:
             if progress.message is not None:
-                console.print(progress.message, markup=False, soft_wrap=True)
+                console.print(visible(progress.message), markup=False, soft_wrap=True)
             if progress.phase == "training" and progress.loss is not None:
                 losses.append(progress.loss)
                 if len(losses) > CURVE_POINTS:
@@ -173,7 +172,7 @@ def show_result(result: TrainResult, *, as_json: bool) -> None:
         print_json(result)
         return
     for name, value in summary(result):
-        print(f"{name:<12}{value}")
+        print(f"{name:<12}{visible(value)}")
 
 
 def summary(result: TrainResult) -> Iterator[tuple[str, str]]:

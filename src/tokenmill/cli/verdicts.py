@@ -8,10 +8,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.output import make_console
+from tokenmill.cli.progress import show_line
 from tokenmill.cli.render import facts, next_steps
 from tokenmill.config import format_size
 from tokenmill.diagnosis.summary import as_json as diagnosis_json
 from tokenmill.diagnosis.words import compact, count, milliseconds
+from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
     from tokenmill.diagnosis.values import Diagnosis, WayResult
 
 STATES = {
-    "fed": "[green]fast enough[/]",
-    "borderline": "[yellow]just enough[/]",
-    "starved": "[red]too slow[/]",
+    "fed": ("fast enough", "green"),
+    "borderline": ("just enough", "yellow"),
+    "starved": ("too slow", "red"),
 }
 
 
@@ -37,15 +39,14 @@ def watch_steps(*, quiet: bool = False) -> Iterator[Callable[[int, int, str], No
     live = sys.stderr.isatty()
 
     def show(number: int, steps: int, what: str) -> None:
-        line = f"[{number}/{steps}] {what}"
-        sys.stderr.write(f"\r\x1b[2K{line[:78]}" if live else f"{line}\n")
-        sys.stderr.flush()
+        line = f"[{number}/{steps}] {visible(what)}"
+        show_line(line[:78] if live else line, live=live)
 
     try:
         yield show
     finally:
         if live:
-            sys.stderr.write("\r\x1b[2K")
+            show_line("", live=True)
 
 
 def diagnosis_result(found: Diagnosis, *, report: Path | None, as_json: bool) -> None:
@@ -62,7 +63,7 @@ def diagnosis_result(found: Diagnosis, *, report: Path | None, as_json: bool) ->
         facts([("needed" if not n else "", need) for n, need in enumerate(_needs(found))])
     for line in found.advice:
         console.print()
-        console.print(line, markup=False)
+        console.print(visible(line))
     if found.sweep:
         console.print()
         console.print(sweep_table(found))
@@ -104,6 +105,7 @@ def _needs(found: Diagnosis) -> Iterator[str]:
 def ways_table(found: Diagnosis) -> Table:
     """What each way reached; fits into 80 columns."""
     from rich.table import Table
+    from rich.text import Text
 
     states = (
         {verdict.way: verdict.state for verdict in found.verdicts}
@@ -117,9 +119,8 @@ def ways_table(found: Diagnosis) -> Table:
     if states:
         table.add_column("")
     for way in found.ways:
-        table.add_row(
-            way.title, *_cells(way), *([STATES.get(states.get(way.key, ""), "")] if states else [])
-        )
+        state = [Text(*STATES.get(states.get(way.key, ""), ("", "")))] if states else []
+        table.add_row(way.title, *_cells(way), *state)
     return table
 
 

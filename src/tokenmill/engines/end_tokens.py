@@ -6,6 +6,7 @@ never stops.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import TokenizerError
@@ -53,4 +54,4 @@ def _hint(name: str, candidates: list[str]) -> str:
         return 'leave --bos out, or name it in tokenizer_config.json: {"bos_token": "..."}'
     if not candidates:
         return "use --no-eos"
-    return f"use --eos '{candidates[0]}' or --no-eos"
+    return f"use --eos {shlex.quote(candidates[0])} or --no-eos"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -176,8 +177,9 @@ def _check_added_ids(
             raise TokenizerError(
                 f"the added token {token['content']!r} has the id {token['id']} in {str(path)!r}, "
                 f"but {reference.name} {reference.version} gives it {found}",
-                hint='write the file anew with: python -c "import tokenizers as t; '
-                f"t.Tokenizer.from_file('{path}').save('{path}')\"",
+                hint='write the file anew with: python -c "import sys, tokenizers as t; '
+                't.Tokenizer.from_file(sys.argv[1]).save(sys.argv[1])" '
+                f"{shlex.quote(str(path))}",
             )
 
 

@@ -8,6 +8,7 @@ file, that of Llama 2 a SentencePiece model.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,14 +91,15 @@ def _from_folder(folder: Path, source: str) -> TokenizerFiles:
         raise TokenizerError(
             f"folder {str(folder)!r} holds several tokenizers ({names}) and no tokenizer.json, so "
             "which one is meant would be a guess",
-            hint=f"name the file: --tokenizer {found[0]}",
+            hint=f"name the file: --tokenizer {shlex.quote(str(found[0]))}",
         )
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         raise TokenizerError(
             f"folder {str(folder)!r} holds only vocab.json and merges.txt: they do not say how "
             "text is split and normalized, so its ids could not be trusted",
-            hint='convert it once with: python -c "from transformers import AutoTokenizer as A; '
-            f"A.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+            hint='convert it once with: python -c "import sys; from transformers import '
+            'AutoTokenizer as A; A.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])" '
+            f"{shlex.quote(str(folder))}",
         )
     raise TokenizerError(
         f"folder {str(folder)!r} holds no tokenizer.json, SentencePiece model or rank file",

@@ -11,6 +11,7 @@ files and of blocks of 4 KB of each: the first, the last, and some evenly spaced
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,7 +177,8 @@ def open_in_place(
     if not isinstance(format_, RawFormat):
         raise UsageError(
             f"files of {format_.about.name} cannot be read in place: their ids are not raw",
-            hint=f"import them: tokenmill import {path} --from {format_.about.name}",
+            hint=f"import them: tokenmill import {shlex.quote(str(root))} --from "
+            f"{format_.about.name}",
         )
     named = None if tokenizer is None else name_tokenizer(tokenizer, eos=eos)
     options = ImportOptions(

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from tokenmill.runners.base import Job, resolve
 from tokenmill.runners.frames import read_frame, write_frame
+from tokenmill.visible import guarded
 
 
 def _receive(pipe: IO[bytes], inbox: queue.SimpleQueue[Any]) -> None:
@@ -76,6 +77,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     job: Job = read_frame(sys.stdin.buffer)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox), daemon=True).start()

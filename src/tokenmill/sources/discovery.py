@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -226,7 +227,8 @@ def _head(file: SourceFile) -> bytes:
 
 def _hint(file: SourceFile) -> str:
     if file.format == "jsonl":
-        return f"write it as JSON Lines with: jq -c '.[]' {file.path} > {_stem(file.path)}l"
+        out = shlex.quote(f"{_stem(file.path)}l")
+        return f"write it as JSON Lines with: jq -c '.[]' {shlex.quote(file.path)} > {out}"
     return f"name a file with one of these endings: {_KNOWN}"
 
 

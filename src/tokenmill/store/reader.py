@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import shlex
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -482,7 +483,7 @@ def _map_shard(
         raise StoreError(
             f"the index '{shard.name}.idx' of {str(files.path)!r} is of another shard: it is for"
             f" {index.bin_bytes:,} bytes of {index.dtype.name}",
-            hint=f"see what is damaged with: tokenmill verify {files.path}",
+            hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(files.path))}",
         )
     tokens = files.tokens(shard.name, dtype=dtype)
     mask = files.mask(shard.name) if has_mask else None

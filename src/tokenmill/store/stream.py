@@ -11,6 +11,7 @@ pages of it: so it goes with thousands of shards.
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left, bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -225,7 +226,7 @@ class TokenStream:
         return StoreError(
             f"a row of {str(self.store.path)!r} lies behind the last of its {self.num_tokens:,}"
             " tokens: an index or a plan of rows was changed after it was made",
-            hint=f"find the damaged file with: tokenmill verify {self.store.path}",
+            hint=f"find what is damaged with: tokenmill verify {shlex.quote(str(self.store.path))}",
         )
 
     def __reduce__(self) -> tuple[object, ...]:

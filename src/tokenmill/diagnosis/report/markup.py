@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
+from tokenmill.visible import visible_lines
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -31,7 +33,7 @@ def tag(name: str, *children: Content, **attributes: object) -> Markup:
 
 def safe(content: Content) -> Markup:
     """Markup as it is, text escaped."""
-    return content if isinstance(content, Markup) else Markup(html.escape(_printable(content)))
+    return content if isinstance(content, Markup) else Markup(html.escape(visible_lines(content)))
 
 
 def join(parts: Iterable[Content]) -> Markup:
@@ -55,10 +57,6 @@ def table(
 
 
 def _value(value: object) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-
-def _printable(text: str) -> str:
-    # A file's name may hold bytes that are no UTF-8, and control characters are no part of HTML.
-    whole = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c >= " " or c in "\n\t" else f"\\x{ord(c):02x}" for c in whole)
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return visible_lines(str(value))

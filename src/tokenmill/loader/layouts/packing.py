@@ -11,6 +11,7 @@ numpy: about 0.1 microseconds per document, and memory for one block of document
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -80,7 +81,7 @@ def _shard_lengths(store: Store, shard: int) -> NDArray[np.int32]:
         raise StoreError(
             f"the lengths in the index of shard {facts.name!r} are not those of {facts.tokens:,}"
             " tokens; its documents cannot be told apart",
-            hint=f"see what is damaged with: tokenmill verify {store.path}",
+            hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(store.path))}",
         )
     return lengths
 
