@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 ByteRange: TypeAlias = tuple[str, int, int]
 """A URL, the first byte, and the byte after the last."""
+Versioned: TypeAlias = tuple[bytes, str]
+"""Bytes of a file, and the version of it that the server says they are of; "" if it says none."""
 
 ATTEMPTS = 8
 OPENING_ATTEMPTS = 4
@@ -377,10 +379,13 @@ def _for_writing(error: RemoteError) -> RemoteError:
     return RemoteError(error.url, reason, failure=error.failure, hint=hint)
 
 
-def list_sizes(url: str) -> dict[str, int] | None:
-    """Name -> bytes of the files in a folder; None where the server does not tell."""
+def list_sizes(url: str, *, versions: dict[str, str] | None = None) -> dict[str, int] | None:
+    """Name -> bytes of the files in a folder; None where the server does not tell.
+
+    `versions` gets the version of each file, where the listing has it.
+    """
     try:
-        found = list_folder(url)
+        found = list_folder(url, versions=versions)
     except RemoteError as error:
         # A key that may read files need not be allowed to list them.
         if error.failure is Failure.DENIED:
@@ -391,7 +396,9 @@ def list_sizes(url: str) -> dict[str, int] | None:
     return {name: size for name, size in found.items() if size is not None}
 
 
-def list_folder(url: str) -> dict[str, int | None] | None:
+def list_folder(
+    url: str, *, versions: dict[str, str] | None = None
+) -> dict[str, int | None] | None:
     """Name -> bytes of what is in a folder, None for folders in it; None for a web server."""
     if _is_web(url):
         return None
@@ -399,7 +406,7 @@ def list_folder(url: str) -> dict[str, int | None] | None:
     def attempt() -> dict[str, int | None]:
         fs, (name,) = _resolve([url])
         with foreign_errors(url):
-            return _listing(fs, name)
+            return _listing(fs, name, {} if versions is None else versions)
 
     try:
         return _persist(attempt, attempts=OPENING_ATTEMPTS)
@@ -409,21 +416,22 @@ def list_folder(url: str) -> dict[str, int | None] | None:
         raise
 
 
-def _listing(fs: Any, name: str) -> dict[str, int | None]:
+def _listing(fs: Any, name: str, versions: dict[str, str]) -> dict[str, int | None]:
     if hasattr(fs, "_iterdir"):  # s3: page by page, since 30,000 names take 30 MB otherwise
-        listed: dict[str, int | None] = _run(fs, _listing_by_page(fs, name))
+        listed: dict[str, int | None] = _run(fs, _listing_by_page(fs, name, versions))
         return listed
     fs.invalidate_cache(name)
-    found = {_last(entry["name"]): _size_in(entry) for entry in fs.ls(name, detail=True)}
+    found = {_last(entry["name"]): _size_in(entry, versions) for entry in fs.ls(name, detail=True)}
     fs.invalidate_cache(name)
     return found
 
 
-async def _listing_by_page(fs: Any, name: str) -> dict[str, int | None]:
+async def _listing_by_page(fs: Any, name: str, versions: dict[str, str]) -> dict[str, int | None]:
     bucket, _, key = name.partition("/")
     prefix = f"{key.rstrip('/')}/" if key else ""
     found = {
-        _last(entry["name"]): _size_in(entry) async for entry in fs._iterdir(bucket, prefix=prefix)
+        _last(entry["name"]): _size_in(entry, versions)
+        async for entry in fs._iterdir(bucket, prefix=prefix)
     }
     found.pop("", None)  # some tools leave an empty object in the place of a folder
     return found
@@ -433,7 +441,11 @@ def _last(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _size_in(entry: dict[str, Any]) -> int | None:
+def _size_in(entry: dict[str, Any], versions: dict[str, str]) -> int | None:
+    # s3; gs and abfs; hf
+    version = entry.get("ETag") or entry.get("etag") or entry.get("blob_id")
+    if isinstance(version, str):
+        versions[_last(entry["name"])] = version
     return int(entry["size"]) if entry["type"] == "file" else None
 
 
@@ -442,7 +454,14 @@ def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = N
 
     Setting the event makes another thread's call end with StoppedError within a moment.
     """
-    answers = [b""] * len(wanted)
+    return [data for data, _ in read_versions(wanted, stop=stop)]
+
+
+def read_versions(
+    wanted: Sequence[ByteRange], *, stop: threading.Event | None = None
+) -> list[Versioned]:
+    """What `read_ranges` gives, and the version of the file that each answer is of."""
+    answers: list[Versioned] = [(b"", "")] * len(wanted)
     left = [place for place, (_, first, last) in enumerate(wanted) if first < last]
 
     def attempt() -> None:
@@ -462,7 +481,7 @@ def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = N
     return answers
 
 
-def _ask(wanted: list[ByteRange], stop: threading.Event | None) -> list[bytes | RemoteError]:
+def _ask(wanted: list[ByteRange], stop: threading.Event | None) -> list[Versioned | RemoteError]:
     """One attempt at each range: its bytes, or why there are none."""
     fs, names = _resolve([url for url, _, _ in wanted])
     firsts, lasts = [first for _, first, _ in wanted], [last for _, _, last in wanted]
@@ -482,13 +501,13 @@ def _web_options(fs: Any) -> dict[str, Any]:
     return {"timeout": aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)}
 
 
-def _checked(answer: object, asked: ByteRange) -> bytes | RemoteError:
+def _checked(answer: object, asked: ByteRange) -> Versioned | RemoteError:
     url, first, last = asked
     if isinstance(answer, BaseException):
         return as_remote_error(answer, url)
-    data = cast("bytes", answer)
+    data, version = cast("Versioned", answer if isinstance(answer, tuple) else (answer, ""))
     if len(data) == last - first:
-        return data
+        return data, version
     reason = f"{len(data):,} bytes came instead of the {last - first:,} from byte {first:,}"
     if len(data) < last - first:
         return RemoteError(url, reason, failure=Failure.PASSING)
@@ -506,14 +525,46 @@ async def _ask_together(
     # fsspec's own `_cat_ranges` does the same, but cancelling it leaves its requests running.
     import asyncio
 
-    gate, options = asyncio.Semaphore(CONCURRENT_RANGES), _web_options(fs)
+    gate, cat = asyncio.Semaphore(CONCURRENT_RANGES), _CATS.get(_protocols(fs)[0], _cat)
 
     async def ask(name: str, first: int, last: int) -> object:
         async with gate:
-            return await fs._cat_file(name, start=first, end=last, **options)
+            return await cat(fs, name, first, last)
 
     asked = map(ask, names, firsts, lasts)
     return await asyncio.gather(*asked, return_exceptions=True)
+
+
+# fsspec's own `_cat_file` drops what an answer says beside its bytes: which version they are of.
+
+
+async def _cat_web(fs: Any, name: str, first: int, last: int) -> Versioned:
+    options = {**fs.kwargs, **_web_options(fs)}
+    options["headers"] = {**options.get("headers", {}), "Range": f"bytes={first}-{last - 1}"}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(name), **options) as answer:
+        data = await answer.read()
+        fs._raise_not_found_for_status(answer, name)
+        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified", "")
+        return data, version.removeprefix("W/")
+
+
+async def _cat_s3(fs: Any, name: str, first: int, last: int) -> Versioned:
+    bucket, key, version = fs.split_path(name)
+    options = {"VersionId": version} if version else {}
+    wanted = f"bytes={first}-{last - 1}"
+    answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted, **options)
+    try:
+        return await answer["Body"].read(), answer.get("ETag", "")
+    finally:
+        answer["Body"].close()
+
+
+async def _cat(fs: Any, name: str, first: int, last: int) -> Versioned:
+    return await fs._cat_file(name, start=first, end=last), ""
+
+
+_CATS = {"http": _cat_web, "https": _cat_web, "s3": _cat_s3, "s3a": _cat_s3}
 
 
 def _ask_in_threads(

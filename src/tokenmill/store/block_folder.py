@@ -8,8 +8,9 @@ Running numbers fill the sets evenly: a store that fits the limit is kept whole.
 
     slot  =  magic, key (16 bytes), bytes of the block, xxh3-128 of the block  |  block
 
-The key is a hash of the store's address, the file's name and checksum in the manifest, and the
-block's place. A slot that is damaged, or that holds another block, is one that is not there.
+The key is a hash of the store's address, the file's name and checksum in the manifest, the block's
+place, and the version that the server gives the file, if it does. A slot that is damaged, or that
+holds another block, is one that is not there.
 Another limit means other sets: what was kept under the old one is then brought again.
 """
 
@@ -29,7 +30,7 @@ import xxhash
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from io import FileIO
     from pathlib import Path
 
@@ -54,9 +55,18 @@ class BlockFolder:
     >>> folder = BlockFolder(Path("cache"), limit_bytes=10**10, block_bytes=1 << 20, store="s3://b")
     """
 
-    def __init__(self, path: Path, *, limit_bytes: int, block_bytes: int, store: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limit_bytes: int,
+        block_bytes: int,
+        store: str,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
         self._path = path
         self._store = store
+        self._versions = {} if versions is None else versions
         slots = limit_bytes // (block_bytes + HEADER.size)
         if slots < 1:
             raise UsageError(
@@ -136,6 +146,8 @@ class BlockFolder:
     def _key(self, block: Block) -> bytes:
         file = block.file
         place = f"{self._store}\n{file.name}\n{file.content}\n{block.first}-{block.last}"
+        if version := self._versions.get(file.name):
+            place += f"\n{version}"
         return xxhash.xxh3_128_digest(place.encode("utf-8", "surrogatepass"))
 
     def _slots(self, block: Block) -> Iterator[Path]:

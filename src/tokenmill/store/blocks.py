@@ -21,11 +21,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from tokenmill.errors import StoreError
-from tokenmill.remote import Failure, RemoteError, StoppedError, join, read_ranges
+from tokenmill.remote import Failure, RemoteError, StoppedError, join, read_versions, shown
+from tokenmill.store.sealed import checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from tokenmill.remote import Versioned
     from tokenmill.store.block_folder import BlockFolder
 
 BLOCK_BYTES = 1 << 20
@@ -55,6 +57,8 @@ class BlockFile:
     """Checksum of the file in the manifest: other bytes are another file."""
     first_block: int
     """Blocks of all files of the store that lie before it."""
+    is_whole: bool = True
+    """It is all of the file, and so its checksum can be compared."""
 
     @property
     def num_blocks(self) -> int:
@@ -110,9 +114,18 @@ class _Extent:
 class BlockReader:
     """Reads the files below a URL; safe to use from several threads."""
 
-    def __init__(self, url: str, *, folder: BlockFolder | None, files: Iterable[BlockFile]) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        folder: BlockFolder | None,
+        files: Iterable[BlockFile],
+        versions: dict[str, str],
+    ) -> None:
+        """`versions` tells which version of a file was seen first, and learns it."""
         self._url = url
         self._folder = folder
+        self._versions = versions
         num_blocks = sum(file.num_blocks for file in files)
         self._fits_folder = folder is not None and num_blocks <= folder.capacity_blocks
         self._memory: RecentlyUsed[int, bytes] = RecentlyUsed(MEMORY_BYTES)
@@ -130,6 +143,8 @@ class BlockReader:
         if self._process != os.getpid():
             self._begin()
         out = memoryview(bytearray(sum(last - first for _, first, last in pieces)))
+        if self._folder is not None:
+            self._learn_versions(pieces, stop)
         left = [
             block
             for block in _cut(pieces)
@@ -257,13 +272,32 @@ class BlockReader:
                 del self._flights[number]
 
     def _download(self, extents: list[_Extent], stop: threading.Event | None) -> list[bytes]:
-        ranges = [
-            (join(self._url, extent.file.name), extent.first, extent.last) for extent in extents
-        ]
+        ranges = [(extent.file, extent.first, extent.last) for extent in extents]
+        return [data for data, _ in self._ask(ranges, stop)]
+
+    def _learn_versions(self, pieces: Sequence[Piece], stop: threading.Event | None) -> None:
+        """Ask for a byte of files of which no version is known: what the folder has may be old."""
+        files = {file.name: file for file, first, last in pieces if first < last and file.is_whole}
+        unknown = [file for name, file in files.items() if name not in self._versions]
+        answers = self._ask([(file, 0, 1) for file in unknown], stop) if unknown else []
+        for file, (_, version) in zip(unknown, answers, strict=True):
+            self._versions.setdefault(file.name, version)
+
+    def _ask(self, ranges: list[Piece], stop: threading.Event | None) -> list[Versioned]:
+        """The bytes of ranges; StoreError where they are of another version than was seen first."""
+        wanted = [(join(self._url, file.name), first, last) for file, first, last in ranges]
         try:
-            return read_ranges(ranges, stop=stop)
+            answers = read_versions(wanted, stop=stop)
         except RemoteError as error:
             raise store_error(error) from error
+        for (file, first, last), (data, version) in zip(ranges, answers, strict=True):
+            if not file.is_whole:  # an index: whoever completes it compares its checksum
+                continue
+            known = version and self._versions.setdefault(file.name, version)
+            is_all = (first, last) == (0, file.size)
+            if (known and known != version) or (is_all and checksum_of(data) != file.content):
+                raise changed(self._url, file.name)
+        return answers
 
 
 class RecentlyUsed(Generic[_Key, _Value]):
@@ -303,6 +337,15 @@ class RecentlyUsed(Generic[_Key, _Value]):
             self.clear()
         with self._lock:
             self._bytes -= self._values.pop(key, (None, 0))[1]
+
+
+def changed(url: str, name: str) -> StoreError:
+    """The error for a file behind a URL that is not the one that it was, or should be."""
+    return StoreError(
+        f"{join(shown(url), name)!r} is not the file that this store had when it was opened, or"
+        " it is damaged; two versions of a store must not be mixed",
+        hint="open the store again; if that fails too, copy it to the server again",
+    )
 
 
 def store_error(error: RemoteError) -> StoreError:

@@ -28,7 +28,14 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.remote import Failure, RemoteError, join, shown
 from tokenmill.store.ahead import ReadAhead
 from tokenmill.store.block_folder import BlockFolder
-from tokenmill.store.blocks import BLOCK_BYTES, BlockFile, BlockReader, RecentlyUsed, store_error
+from tokenmill.store.blocks import (
+    BLOCK_BYTES,
+    BlockFile,
+    BlockReader,
+    RecentlyUsed,
+    changed,
+    store_error,
+)
 from tokenmill.store.format import (
     HEADER,
     MASK_DTYPE,
@@ -92,6 +99,8 @@ class RemoteFiles:
         self._url = url
         self._cache = _cache_folder(cache, cache_bytes)
         self._manifest_checksum: str | None = None
+        self._versions: dict[str, str] = {}
+        """Name of a file -> the version of it that is read, as its server calls it."""
         self._begin()
 
     def _begin(self) -> None:
@@ -127,9 +136,14 @@ class RemoteFiles:
             self._require_files()
             self._manifest_checksum = checksum
         elif checksum != self._manifest_checksum:
-            raise self._changed("tokenmill.json")
+            raise changed(self._url, "tokenmill.json")
         self._files = _block_files(self._manifest)
-        self.blocks = BlockReader(self._url, folder=self._open_folder(), files=self._files.values())
+        self.blocks = BlockReader(
+            self._url,
+            folder=self._open_folder(),
+            files=self._files.values(),
+            versions=self._versions,
+        )
         self.ahead = ReadAhead(self.blocks)
         return self._manifest
 
@@ -158,10 +172,13 @@ class RemoteFiles:
             raise incomplete(*problems[0], others=len(problems) - 1)
 
     def _list(self, folder: str) -> dict[str, int] | None:
+        versions: dict[str, str] = {}
         try:
-            return remote.list_sizes(join(self._url, folder))
+            found = remote.list_sizes(join(self._url, folder), versions=versions)
         except RemoteError as error:
             raise store_error(error) from error
+        self._versions.update({f"{folder}/{name}": each for name, each in versions.items()})
+        return found
 
     def index(self, shard: str) -> Index:
         index = self._indexes.get(shard)
@@ -191,7 +208,7 @@ class RemoteFiles:
                 index = self._complete_index(piece[0], *self.blocks.read([piece], keep=False))
             if index is None:
                 self.blocks.forget(piece[0])
-                raise self._changed(piece[0].name)
+                raise changed(self._url, piece[0].name)
             self._indexes.put(shard, index, size=index_bytes(len(index.lengths)))
             indexes.append(index)
         return indexes
@@ -251,14 +268,7 @@ class RemoteFiles:
                 raise store_error(error) from error
             if checksum_of(data) == checksum:
                 return data
-        raise self._changed(name)
-
-    def _changed(self, name: str) -> StoreError:
-        return StoreError(
-            f"{join(self.path, name)!r} is not the file that this store had when it was opened, or"
-            " it is damaged; two versions of a store must not be mixed",
-            hint="open the store again; if that fails too, copy it to the server again",
-        )
+        raise changed(self._url, name)
 
     @functools.cached_property
     def _units(self) -> dict[str, UnitEntry]:
@@ -279,6 +289,7 @@ class RemoteFiles:
             limit_bytes=self._cache.limit_bytes,
             block_bytes=BLOCK_BYTES,
             store=self.path,
+            versions=self._versions,
         )
 
     def close(self) -> None:
@@ -290,11 +301,13 @@ class RemoteFiles:
             self._tokenizer.remove()
             self._tokenizer = None
 
-    def __getstate__(self) -> tuple[str, _CacheFolder | None, str | None]:
-        return self._url, self._cache, self._manifest_checksum
+    def __getstate__(self) -> tuple[str, _CacheFolder | None, str | None, dict[str, str]]:
+        return self._url, self._cache, self._manifest_checksum, dict(self._versions)
 
-    def __setstate__(self, state: tuple[str, _CacheFolder | None, str | None]) -> None:
-        self._url, self._cache, self._manifest_checksum = state
+    def __setstate__(
+        self, state: tuple[str, _CacheFolder | None, str | None, dict[str, str]]
+    ) -> None:
+        self._url, self._cache, self._manifest_checksum, self._versions = state
         self._begin()
 
 
@@ -312,7 +325,11 @@ def _block_files(manifest: Manifest) -> dict[tuple[str, Kind], BlockFile]:
             found.append(("mask", shard.tokens, shard.mask))
         for kind, size, checksum in found:
             file = files[name, kind] = BlockFile(
-                name=f"shards/{name}.{kind}", size=size, content=checksum, first_block=block
+                name=f"shards/{name}.{kind}",
+                size=size,
+                content=checksum,
+                first_block=block,
+                is_whole=kind != "idx",
             )
             block += file.num_blocks
     return files
