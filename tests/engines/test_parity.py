@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.engines.detectors import detector_json, pattern_sets
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
-from tokenmill.engines.parity import SLICE_BYTES, CheckedEngine
+from tokenmill.engines.parity import PIECE_BYTES, CheckedEngine, Sample
 from tokenmill.engines.raw_bytes import BytesEngine
 from tokenmill.engines.special_text import SpecialText
 from tokenmill.records import TextBatch, TokenBatch
@@ -52,12 +55,12 @@ def test_probes_find_a_wrong_engine_and_pass_a_right_one() -> None:
     assert (passed.num_documents, passed.mismatches) == (2, ())
 
 
-def test_a_sample_finds_a_document_that_is_wrong() -> None:
+def test_a_sample_finds_the_first_document_that_is_wrong() -> None:
     engine = checked(WRONG)
     batch = TextBatch.from_texts(["good"] * 3 + ["baZd"] * 3)
-    result = engine.check_sample(batch, engine.encode(batch), seed=1)
-    assert result.num_documents == 6
-    assert {mismatch.text for mismatch in result.mismatches} == {"baZd"}
+    result = engine.check_sample(batch, engine.encode(batch), Sample())
+    assert (result.num_documents, result.num_bytes) == (4, 16)
+    assert [mismatch.text for mismatch in result.mismatches] == ["baZd"]
 
 
 def test_a_sample_finds_wrong_ids_whoever_made_them() -> None:
@@ -65,44 +68,82 @@ def test_a_sample_finds_wrong_ids_whoever_made_them() -> None:
     batch = TextBatch.from_texts(["abcd"])
     tokens = engine.encode(batch)
     tokens.ids[2] += 1
-    assert len(engine.check_sample(batch, tokens, seed=0).mismatches) == 1
+    assert len(engine.check_sample(batch, tokens, Sample()).mismatches) == 1
 
 
-def test_long_documents_are_checked_by_slices_that_keep_characters_whole() -> None:
+def test_long_documents_are_checked_by_pieces_that_keep_characters_whole() -> None:
     engine = checked(WRONG)
-    batch = TextBatch.from_texts(["\u4e2d\U0001f600Z" * 40_000])
-    for seed in range(20):
-        result = engine.check_sample(batch, engine.encode(batch), seed=seed, budget_bytes=5000)
-        assert 5000 <= result.num_bytes <= 5000 + 16
-        assert result.mismatches
-        for mismatch in result.mismatches:
-            assert len(mismatch.text.encode()) <= SLICE_BYTES + 8
-            assert set(mismatch.text) <= {"\u4e2d", "\U0001f600", "Z"}
+    text = "\u4e2d\U0001f600Z" * 40_000
+    batch = TextBatch.from_texts([text, text])
+    pieces = Sample().choose(batch)
+    assert len(pieces) > 10
+    for index, start, stop in pieces:
+        assert set(batch.bytes_at(index)[start:stop].decode()) <= {"\u4e2d", "\U0001f600", "Z"}
+        assert stop - start <= PIECE_BYTES + 8
+    assert {stop for _, _, stop in pieces} >= {len(text.encode())}, "the end is not looked at"
+    assert engine.check_sample(batch, engine.encode(batch), Sample()).mismatches
 
 
-def test_a_sample_is_small_reproducible_and_different_for_each_seed() -> None:
-    engine = checked(WRONG)
-    batch = TextBatch.from_texts([f"{i} Z" + "x" * 200 for i in range(20_000)])
-    tokens = engine.encode(batch)
-    results = [engine.check_sample(batch, tokens, seed=seed) for seed in ("a", "a", "b")]
-    assert results[0] == results[1]
-    assert results[0].mismatches != results[2].mismatches
-    assert 2048 <= results[0].num_bytes < 2048 + SLICE_BYTES
-    assert engine.check_sample(batch, tokens, seed=0, budget_bytes=50_000).num_bytes < 60_000
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=5),
+    end=st.sampled_from(["", " ", "\n ", "x\n", "\t"]),
+)
+def test_a_sample_follows_from_the_text_and_not_from_its_batches(
+    sizes: list[int], cuts: list[int], end: str
+) -> None:
+    texts = [("ab " * size)[:size] + end * (size % 3) for size in sizes]
+    whole = Sample().choose(TextBatch.from_texts(texts))
+    sample, found = Sample(), []
+    bounds = [0, *sorted(min(cut, len(texts)) for cut in cuts), len(texts)]
+    for low, high in pairwise(bounds):
+        batch = TextBatch.from_texts(texts[low:high])
+        found += [(low + index, start, stop) for index, start, stop in sample.choose(batch)]
+    assert found == whole
+
+
+@pytest.mark.parametrize(
+    ("count", "size"), [(5, 100), (15_000, 400), (40, 100_000), (1, 20_000_000), (300_000, 8)]
+)
+def test_a_sample_holds_a_byte_in_4096_and_two_kilobytes_of_any_text(count: int, size: int) -> None:
+    total = count * size
+    sample, pieces = Sample(), 0
+    for _ in range(4):
+        batch = TextBatch.from_texts(["x" * size] * count)
+        pieces += sum(stop - start for _, start, stop in sample.choose(batch))
+    assert pieces >= min(4 * total, max(2048, 4 * total // 4096))
+    assert pieces <= 4 * total // 4096 + 2048 * 40 + 256 * 40
+
+
+def test_each_kind_of_ending_is_looked_at_and_again_when_there_are_twice_as_many() -> None:
+    texts = ["word" * 50] * 5000
+    odd = {
+        3000: "a\n ",
+        3001: "a \n",
+        3500: "a\t",
+        4000: "a\n  ",
+        4001: "a\n ",
+        4900: "7",
+        4901: "a\u00a0",
+    }
+    for index, text in odd.items():
+        texts[index] = "word" * 300 + text
+    chosen = {index for index, _, _ in Sample().choose(TextBatch.from_texts(texts))}
+    assert set(odd) - chosen == {4001}, "the third of its kind"
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", "", "a", ""]])
 def test_tiny_and_empty_batches_can_be_sampled(texts: list[str]) -> None:
     engine = checked(RIGHT)
     batch = TextBatch.from_texts(texts)
-    assert engine.check_sample(batch, engine.encode(batch), seed=3).mismatches == ()
+    assert engine.check_sample(batch, engine.encode(batch), Sample()).mismatches == ()
 
 
 def test_without_a_fast_engine_there_is_nothing_to_check(wordpiece_tokenizer_dir: Path) -> None:
     engine = load_engine(wordpiece_tokenizer_dir)
     batch = TextBatch.from_texts(["some text"])
     assert engine.check_probes().num_documents == 0
-    assert engine.check_sample(batch, engine.encode(batch), seed=0).num_documents == 0
+    assert engine.check_sample(batch, engine.encode(batch), Sample()).num_documents == 0
     assert engine.recycle() is False
 
 

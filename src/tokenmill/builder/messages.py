@@ -71,4 +71,5 @@ class UnitReport:
     pid: int
     counts: Counts
     engine: EngineFacts
+    checked_bytes: int = 0
     stage_seconds: dict[str, float]

@@ -66,6 +66,7 @@ class Monitor:
     units: set[str] = field(default_factory=set)
     """Names: a unit is reported twice if its worker dies right after committing it."""
     built: Counts = field(default_factory=Counts)
+    checked_bytes: int = 0
     redone: list[str] = field(default_factory=list)
     reports: list[UnitReport] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -139,6 +140,7 @@ class Monitor:
             return
         self.units.add(report.unit)
         self.built += report.counts
+        self.checked_bytes += report.checked_bytes
         if self.keeps_reports:
             self.reports.append(report)
         for stage, seconds in report.stage_seconds.items():

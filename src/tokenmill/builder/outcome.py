@@ -79,6 +79,7 @@ def make_result(
         else ", ".join(sorted({entry.reference for entry in engines})),
         engine_note=ready.note if ready else None,
         checked_documents=sum(entry.checked_documents for entry in engines),
+        checked_bytes=0 if monitor is None else monitor.checked_bytes,
         mismatches=sum(entry.mismatches for entry in engines),
         redone_units=() if monitor is None else tuple(monitor.redone),
         workers=memory.workers,

@@ -77,6 +77,8 @@ class BuildResult:
     engine_note: str | None
     """Why the fast engine was not used, where it was not."""
     checked_documents: int
+    checked_bytes: int
+    """Text that this run encoded again by the reference."""
     mismatches: int
     redone_units: tuple[str, ...]
     """Units whose sample disagreed with the reference and that it encoded in full."""

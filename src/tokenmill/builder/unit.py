@@ -21,6 +21,7 @@ from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
 from tokenmill.builder.splits import VAL, in_validation
+from tokenmill.engines.parity import Sample
 from tokenmill.errors import TooManyRejectsError
 from tokenmill.paths import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.builder.fitting import Fitting
-    from tokenmill.engines.parity import CheckedEngine, SampleResult
+    from tokenmill.engines.parity import CheckedEngine
     from tokenmill.sources.base import Source, Unit, UnitEnd
     from tokenmill.store.writer import UnitWriter
     from tokenmill.supervised.shaper import Shaper
@@ -72,13 +73,12 @@ class UnitTally:
     rejected: int = 0
     skipped: int = 0
     input_bytes: int = 0
-    encoded_bytes: int = 0
-    """Text that went through the engine, kept or not: where the sample is in it."""
     text_bytes: int = 0
     tokens: int = 0
     split_rows: int = 0
     pieces: int = 0
     checked_documents: int = 0
+    checked_bytes: int = 0
     mismatches: int = 0
     routed_documents: int = 0
     largest_row_bytes: int = 0
@@ -89,10 +89,11 @@ class UnitTally:
 class EngineDisagreesError(Exception):
     """The sample of a unit differs from the reference; caught where the unit is done again."""
 
-    def __init__(self, checked_documents: int) -> None:
-        super().__init__(checked_documents)
+    def __init__(self, checked_documents: int, checked_bytes: int) -> None:
+        super().__init__(checked_documents, checked_bytes)
         self.checked_documents = checked_documents
         """Up to and including the one that differs."""
+        self.checked_bytes = checked_bytes
 
 
 class _Made(NamedTuple):
@@ -125,6 +126,7 @@ class UnitPass:
     shaper: Shaper | None = None
     """Makes documents of rows that are more than one text."""
     tally: UnitTally = field(default_factory=UnitTally)
+    sample: Sample = field(default_factory=Sample)
 
     def run(self, source: Source, unit: Unit, *, row_limit: int | None) -> UnitEnd:
         """Read, encode and write all rows of the unit; the writer is left uncommitted."""
@@ -227,22 +229,17 @@ class UnitPass:
 
     def _encode(self, texts: TextBatch) -> TokenBatch:
         if self.use_reference:
-            tokens = self.clock.timed("encode", self.engine.reference.encode, texts)
-            self.tally.encoded_bytes += texts.num_bytes
-            return tokens
+            return self.clock.timed("encode", self.engine.reference.encode, texts)
         routed = self.engine.routed_documents
         tokens = self.clock.timed("encode", self.engine.encode, texts)
         self.tally.routed_documents += self.engine.routed_documents - routed
-        sample = self.clock.timed("check", self._check, texts, tokens)
+        sample = self.clock.timed("check", self.engine.check_sample, texts, tokens, self.sample)
         self.tally.checked_documents += sample.num_documents
+        self.tally.checked_bytes += sample.num_bytes
         self.tally.mismatches += len(sample.mismatches)
         if sample.mismatches:
-            raise EngineDisagreesError(self.tally.checked_documents)
-        self.tally.encoded_bytes += texts.num_bytes
+            raise EngineDisagreesError(self.tally.checked_documents, self.tally.checked_bytes)
         return tokens
-
-    def _check(self, texts: TextBatch, tokens: TokenBatch) -> SampleResult:
-        return self.engine.check_places(texts, tokens, first_byte=self.tally.encoded_bytes)
 
     def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
         tally = self.tally

@@ -155,6 +155,7 @@ class BuildWorker:
             draft = self._attempt(source, unit, row_limit, progress, use_reference=True)
             draft.was_redone = True
             draft.tally.checked_documents = disagreement.checked_documents
+            draft.tally.checked_bytes = disagreement.checked_bytes
             draft.tally.mismatches = 1
         # At most one unit is being committed; an error of the one before is raised here.
         if self._pending is not None:
@@ -247,6 +248,7 @@ class BuildWorker:
                 pid=os.getpid(),
                 counts=counts,
                 engine=engine,
+                checked_bytes=tally.checked_bytes,
                 stage_seconds=draft.clock.seconds,
             )
         )

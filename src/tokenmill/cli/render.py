@@ -225,6 +225,8 @@ def _engine(result: BuildResult) -> str:
     if result.engine == result.reference:
         return with_note(result.engine, result.engine_note)
     checked = count(result.checked_documents, "document")
+    if result.checked_bytes:
+        checked += f" ({count(result.checked_bytes, 'byte')} encoded again in this run)"
     verdict = f"equal to {result.reference} on the probes and on {checked} of this input"
     if result.redone_units:
         again = count(len(result.redone_units), "unit")

@@ -8,7 +8,6 @@ do on a mismatch is the caller's decision: the build redoes the unit with `.refe
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,14 +26,92 @@ if TYPE_CHECKING:
 
 SAMPLE_SHARE = 4096
 """One byte in so many is encoded again by the reference: 2% of the time if 80 times slower."""
-SAMPLE_FLOOR_BYTES = 2048
-SLICE_BYTES = 4096
-"""A longer document is checked by a slice of at most this, encoded by both engines."""
-
-
-PLACE_BYTES = 8 << 20
+SAMPLE_BYTES = 2048
+"""So much of any text, and again each time that it has grown to twice its size."""
 PIECE_BYTES = 1024
-"""What a build encodes again of each PLACE_BYTES of text: 2% of the time if 80 times slower."""
+"""A longer document is checked by pieces of at most this, encoded by both engines."""
+TAIL_BYTES = 256
+
+_SIGNS = np.full(256, 6, np.uint8)
+"""Class of a byte: space, line break, other whitespace, letter, digit, other ASCII, the rest."""
+for _byte in range(128):
+    _is = chr(_byte)
+    _tests = (_is == " ", _is in "\n\r", _is.isspace(), _is.isalpha(), _is.isdigit(), True)
+    _SIGNS[_byte] = _tests.index(True)
+_EMPTY = 7
+_LOOKED_AT = 8
+NUM_ENDINGS = 64
+
+
+def ending_kinds(texts: TextBatch) -> NDArray[np.uint8]:
+    """How each document ends: the class of its last byte, and which whitespace stands there."""
+    if not texts.num_bytes:
+        return np.full(len(texts), _EMPTY * 8, np.uint8)
+    first, last = texts.offsets[:-1], texts.offsets[1:] - 1
+    signs = _SIGNS[texts.data[np.maximum(last, 0)]]
+    kinds = np.where(last < first, _EMPTY, signs).astype(np.uint8) * 8
+    is_space = (last >= first) & (signs <= 2)
+    for back in range(1, _LOOKED_AT):
+        if not is_space.any():
+            break
+        kinds |= np.where(is_space, 1 << signs, 0).astype(np.uint8)
+        signs = _SIGNS[texts.data[np.maximum(last - back, 0)]]
+        is_space &= (last - back >= first) & (signs <= 2)
+    return kinds
+
+
+class Sample:
+    """Chooses what is encoded again of a text that comes in batches.
+
+    It follows from the documents alone, never from how they were cut into batches: places in the
+    bytes, ever further apart, and documents of each kind of ending, the first and then each time
+    that there are twice as many.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._chosen = 0
+        self._due = 0
+        self._endings = [0] * NUM_ENDINGS
+
+    def choose(self, texts: TextBatch) -> list[tuple[int, int, int]]:
+        """Position of a document, and where in it a piece begins and ends; in order."""
+        found = set(self._at_places(texts))
+        for index in self._by_ending(texts):
+            low, high = map(int, texts.offsets[index : index + 2])
+            size = high - low
+            start = 0 if size <= PIECE_BYTES else size - TAIL_BYTES
+            found.add((index, *_whole_characters(texts.data[low:high], start, size)))
+        return sorted(found)
+
+    def _at_places(self, texts: TextBatch) -> Iterator[tuple[int, int, int]]:
+        begin, end = self._seen, self._seen + texts.num_bytes
+        self._seen = end
+        while self._due < end:
+            position = int(texts.offsets[0]) + self._due - begin
+            index = int(np.searchsorted(texts.offsets, position, side="right")) - 1
+            low, high = map(int, texts.offsets[index : index + 2])
+            start, stop = 0, high - low
+            if stop > PIECE_BYTES:
+                start = position - low
+                stop = min(stop, start + PIECE_BYTES)
+            start, stop = _whole_characters(texts.data[low:high], start, stop)
+            yield index, start, stop
+            self._chosen += stop - start
+            spread = SAMPLE_BYTES * ((1 << min(self._chosen // SAMPLE_BYTES, 64)) - 1)
+            behind = begin + low - int(texts.offsets[0]) + stop
+            self._due = max(behind, min(spread, self._chosen * SAMPLE_SHARE))
+
+    def _by_ending(self, texts: TextBatch) -> Iterator[int]:
+        kinds = ending_kinds(texts)
+        for kind in np.flatnonzero(np.bincount(kinds, minlength=NUM_ENDINGS)[: _EMPTY * 8]):
+            places = np.flatnonzero(kinds == kind)
+            before = self._endings[kind]
+            self._endings[kind] += len(places)
+            ordinal = 1 << before.bit_length()
+            while ordinal <= self._endings[kind]:
+                yield int(places[ordinal - before - 1])
+                ordinal *= 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +128,7 @@ class SampleResult:
     """What a check looked at, and where the engines disagreed."""
 
     num_documents: int
+    """Of a sample: up to and including the first on which they disagree."""
     num_bytes: int
     mismatches: tuple[Mismatch, ...]
 
@@ -134,130 +212,65 @@ class CheckedEngine:
         if self.fast is None:
             return SampleResult(num_documents=0, num_bytes=0, mismatches=())
         texts = TextBatch.from_texts(self._probes)
-        return self._compare(texts, self.encode(texts))
-
-    def check_sample(
-        self,
-        texts: TextBatch,
-        tokens: TokenBatch,
-        *,
-        seed: int | str,
-        budget_bytes: int | None = None,
-    ) -> SampleResult:
-        """Encode a small, reproducible part of `texts` again by the reference.
-
-        `tokens` are the ids that were found for `texts`. A document up to SLICE_BYTES is compared
-        whole with its ids; of a longer one a slice is encoded by both engines.
-        """
-        if self.fast is None or not texts.num_bytes:
-            return SampleResult(num_documents=0, num_bytes=0, mismatches=())
-        if budget_bytes is None:
-            budget_bytes = max(SAMPLE_FLOOR_BYTES, texts.num_bytes // SAMPLE_SHARE)
-        whole, slices = _choose(texts, random.Random(seed), budget_bytes)
-        found = TokenBatch.from_lists([tokens[index] for index in whole])
-        one = self._compare(texts.take(whole), found)
-        # Each call of the fast engine costs a millisecond, whatever it is given.
-        cut = TextBatch.from_texts(slices)
-        other = self._compare(cut, self.encode(cut) if slices else TokenBatch.from_lists([]))
         return SampleResult(
-            num_documents=one.num_documents + other.num_documents,
-            num_bytes=one.num_bytes + other.num_bytes,
-            mismatches=one.mismatches + other.mismatches,
+            num_documents=len(texts),
+            num_bytes=texts.num_bytes,
+            mismatches=tuple(found for _, found in self._compare(texts, self.encode(texts))),
         )
 
-    def check_places(
-        self, texts: TextBatch, tokens: TokenBatch, *, first_byte: int
-    ) -> SampleResult:
-        """Encode again by the reference what stands at every PLACE_BYTES-th byte of a unit.
+    def check_sample(self, texts: TextBatch, tokens: TokenBatch, sample: Sample) -> SampleResult:
+        """Encode again by the reference what the sample chooses of `texts`.
 
-        `first_byte` is how much of the unit's text lies before `texts`. The places, and so the
-        result, do not depend on how the unit is cut into batches; a mismatch ends the check.
+        `tokens` are the ids that were found for them. A short document is compared whole with its
+        ids; a piece of a longer one is encoded by both engines. A mismatch ends the check.
         """
-        checked = num_bytes = 0
-        for index, piece in _pieces_at_places(texts, first_byte):
-            # Not all in one call: a mismatch must be found after the same number of pieces.
-            alone = TextBatch.from_texts([piece])
-            whole = len(piece) == texts.offsets[index + 1] - texts.offsets[index]
-            found = TokenBatch.from_lists([tokens[index]]) if whole else self.encode(alone)
-            result = self._compare(alone, found)
-            checked += 1
-            num_bytes += len(piece)
-            if result.mismatches:
-                return SampleResult(
-                    num_documents=checked, num_bytes=num_bytes, mismatches=result.mismatches
-                )
-        return SampleResult(num_documents=checked, num_bytes=num_bytes, mismatches=())
+        pieces = sample.choose(texts) if self.fast is not None else []
+        if not pieces:
+            return SampleResult(num_documents=0, num_bytes=0, mismatches=())
+        cut = TextBatch.from_texts(
+            texts.bytes_at(index)[start:stop] for index, start, stop in pieces
+        )
+        sizes = texts.lengths
+        parts = [i for i, (index, *_) in enumerate(pieces) if sizes[index] > cut.lengths[i]]
+        found = [tokens[index] for index, *_ in pieces]
+        # Each call of the fast engine costs a millisecond, whatever it is given.
+        encoded = self.encode(cut.take(parts)) if parts else TokenBatch.from_lists([])
+        for place, part in enumerate(parts):
+            found[part] = encoded[place]
+        differing = self._compare(cut, TokenBatch.from_lists(found))
+        if not differing:
+            return SampleResult(num_documents=len(pieces), num_bytes=cut.num_bytes, mismatches=())
+        first, mismatch = differing[0]
+        return SampleResult(
+            num_documents=first + 1,
+            num_bytes=int(cut.offsets[first + 1]),
+            mismatches=(mismatch,),
+        )
 
-    def _compare(self, texts: TextBatch, found: TokenBatch) -> SampleResult:
+    def _compare(self, texts: TextBatch, found: TokenBatch) -> list[tuple[int, Mismatch]]:
+        """Positions at which `found` is not what the reference finds, and what was found there."""
         expected = self.reference.encode(texts)
-        mismatches = tuple(
-            Mismatch(
-                text=texts.text_at(index),
-                found=tuple(found[index].tolist()),
-                expected=tuple(expected[index].tolist()),
+        return [
+            (
+                index,
+                Mismatch(
+                    text=texts.text_at(index),
+                    found=tuple(found[index].tolist()),
+                    expected=tuple(expected[index].tolist()),
+                ),
             )
             for index in range(len(texts))
             if not np.array_equal(found[index], expected[index])
-        )
-        return SampleResult(
-            num_documents=len(texts), num_bytes=texts.num_bytes, mismatches=mismatches
-        )
+        ]
 
 
-def _pieces_at_places(texts: TextBatch, first_byte: int) -> Iterator[tuple[int, bytes]]:
-    """Documents at the places, whole if they are short, with their position in the batch."""
-    start = int(texts.offsets[0])
-    for place in range(
-        -(-first_byte // PLACE_BYTES) * PLACE_BYTES, first_byte + texts.num_bytes, PLACE_BYTES
-    ):
-        position = start + place - first_byte
-        index = int(np.searchsorted(texts.offsets, position, side="right")) - 1
-        low, high = int(texts.offsets[index]), int(texts.offsets[index + 1])
-        if high - low <= PIECE_BYTES:
-            yield index, texts.bytes_at(index)
-        else:
-            yield index, _slice(texts.data[low:high], position - low, PIECE_BYTES)
-
-
-def _choose(
-    texts: TextBatch, dice: random.Random, budget_bytes: int
-) -> tuple[list[int], list[bytes]]:
-    """Short documents by position, and slices of long ones, until the budget is used up.
-
-    A place in the bytes is drawn, not a document, so that long documents are not overlooked.
-    """
-    whole: list[int] = []
-    slices: list[bytes] = []
-    first, last = int(texts.offsets[0]), int(texts.offsets[-1])
-    seen: set[int] = set()
-    # A unit of a few tiny documents runs out of new ones before the budget: hence the bound.
-    for _ in range(64):
-        if budget_bytes <= 0:
-            break
-        place = dice.randrange(first, last)
-        index = int(np.searchsorted(texts.offsets, place, side="right")) - 1
-        if index in seen:
-            continue
-        start, stop = int(texts.offsets[index]), int(texts.offsets[index + 1])
-        if stop - start <= SLICE_BYTES:
-            seen.add(index)
-            whole.append(index)
-            budget_bytes -= stop - start
-        else:
-            piece = _slice(texts.data[start:stop], place - start, min(budget_bytes, SLICE_BYTES))
-            slices.append(piece)
-            budget_bytes -= max(1, len(piece))
-    return whole, slices
-
-
-def _slice(data: NDArray[np.uint8], start: int, num_bytes: int) -> bytes:
-    """About `num_bytes` from `start` on, cut at borders of characters."""
-    stop = min(len(data), start + num_bytes)
+def _whole_characters(data: NDArray[np.uint8], start: int, stop: int) -> tuple[int, int]:
+    """The same range, or one a little longer, cut between characters."""
     while start and data[start] & 0xC0 == 0x80:
         start -= 1
     while stop < len(data) and data[stop] & 0xC0 == 0x80:
         stop += 1
-    return data[start:stop].tobytes()
+    return start, stop
 
 
 def _replace(

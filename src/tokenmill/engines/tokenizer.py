@@ -3,7 +3,7 @@
     tokenizer = tokenmill.load_tokenizer("path/or/hub-id")
     encoded = tokenizer.encode_batch(texts)        # encoded.ids, encoded.offsets, encoded[3]
 
-Unlike the build's workers this uses every core by default. Every so often a small part of a call
+Unlike the build's workers this uses every core by default. As in a build, a small part of the text
 is encoded again by the reference; on a disagreement the call is redone and the fast engine is
 given up, with a warning.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, overload
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.end_tokens import resolve_eos
 from tokenmill.engines.load import AUTO, load_engine
+from tokenmill.engines.parity import Sample
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.base import Engine
     from tokenmill.engines.parity import CheckedEngine
-
-CHECK_EVERY = 16
-"""Calls between two checks; the first call is always checked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +62,7 @@ class Tokenizer:
     def __init__(self, checked: CheckedEngine) -> None:
         self._checked = checked
         self._engine: CheckedEngine | Engine = checked
-        self._num_calls = 0
+        self._sample = Sample()
 
     @property
     def engine(self) -> str:
@@ -88,12 +86,11 @@ class Tokenizer:
         """Ids of each text."""
         batch = TextBatch.from_texts(texts)
         tokens = self._engine.encode(batch)
-        if self._engine is self._checked and self._num_calls % CHECK_EVERY == 0:
-            result = self._checked.check_sample(batch, tokens, seed=self._num_calls)
+        if self._engine is self._checked:
+            result = self._checked.check_sample(batch, tokens, self._sample)
             if result.mismatches:
                 self._give_up(result.mismatches[0].text)
                 tokens = self._engine.encode(batch)
-        self._num_calls += 1
         return Encoded(tokens.ids, tokens.offsets)
 
     def encode(self, text: str) -> NDArray[np.uint32]:
