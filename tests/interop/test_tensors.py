@@ -81,12 +81,10 @@ def test_rows_of_any_shape_are_read(tmp_path: Path) -> None:
     torch.save(rows, tmp_path / "bare.pt")
     torch.save({"ids": rows.to(torch.uint16)}, tmp_path / "named.pt")
     torch.save([torch.tensor(row) for row in ragged], tmp_path / "list.pt")
-    torch.save(rows, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
 
     assert back(tmp_path / "bare.pt", tmp_path / "1") == rows.tolist()
     assert back(tmp_path / "named.pt", tmp_path / "2") == rows.tolist()
     assert back(tmp_path / "list.pt", tmp_path / "3") == ragged
-    assert back(tmp_path / "old.pt", tmp_path / "4") == rows.tolist()
 
 
 def test_what_would_execute_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ same, and single `.arrow` files of either kind, streams and files.
 from __future__ import annotations
 
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,14 +26,16 @@ from tokenmill.interop.base import (
     ForeignPart,
     Format,
     Sure,
+    check_held,
     damaged,
+    file_size,
 )
 from tokenmill.interop.columns import (
     cut_at_eos,
     files_below,
     first_bytes,
     note_of,
-    require_file,
+    read_json,
     split_folders,
     split_of,
 )
@@ -46,6 +49,7 @@ from tokenmill.interop.records import (
     stretch_of,
 )
 from tokenmill.interop.tables import (
+    CHUNK_INDEX,
     SETTINGS,
     Sink,
     is_chunked,
@@ -174,28 +178,27 @@ class ArrowFiles(Foreign):
             )
         self.files = {name: file for name, file, _ in found}
         self.parts = tuple(
-            ForeignPart(
-                path=name, index=0, start=0, end=None, split=split, bytes=require_file(file)
-            )
+            ForeignPart(path=name, index=0, start=0, end=None, split=split, bytes=file_size(file))
             for name, file, split in found
         )
         self.note = note_of(options)
-        schemas = [_schema(file) for file in self.files.values()]
         self.has_mask = any(
-            table_columns(schema, options, path=path).has_mask for schema in schemas
+            table_columns(_schema(file), options, path=file).has_mask
+            for file in self.files.values()
         )
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The rows of a file."""
         path = self.files[part.path]
-        return cut_at_eos(self._read(path), self._options)
+        return cut_at_eos(self._read(path), self._options, path=path)
 
     def _read(self, path: Path) -> Iterator[Block]:
         schema = _schema(path)
-        columns = table_columns(schema, self._options, path=path)
-        yield from read_batches(
-            _batches(path), columns, self._options, path=path, chunked=is_chunked(schema)
-        )
+        columns, chunked = table_columns(schema, self._options, path=path), is_chunked(schema)
+        names = [*columns.names, *([CHUNK_INDEX] if chunked else [])]
+        fields = [schema.get_field_index(name) for name in names]
+        batches = _batches(path, fields)
+        yield from read_batches(batches, columns, self._options, path=path, chunked=chunked)
 
 
 def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path, str]]:
@@ -203,7 +206,7 @@ def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path,
     folders = split_folders(path, STATE)
     for prefix, folder in folders:
         try:
-            state = json.loads((folder / STATE).read_bytes())
+            state = read_json(folder / STATE)
             names = [str(file["filename"]) for file in state["_data_files"]]
             indices = state.get("_indices_data_files")
             split = split_of(prefix.rstrip("/") or str(state.get("_split") or ""), options)
@@ -229,36 +232,68 @@ def _alone(path: Path) -> list[tuple[str, Path]]:
     return [(path.name, path)] if path.is_file() else []
 
 
-def _open(path: Path) -> Any:
-    """A reader of a stream or a file, over a map."""
-    require_file(path)
-    source = pa.memory_map(str(path))
-    if first_bytes(path).startswith(FILE_MAGIC):
-        return pa.ipc.open_file(source)
-    return pa.ipc.open_stream(source)
+def _stream(path: Path) -> Any:
+    """The bytes of a stream; an Arrow file is one behind its first eight."""
+    file_size(path)
+    data = pa.memory_map(str(path)).read_buffer()
+    return data.slice(8) if first_bytes(path).startswith(FILE_MAGIC) else data
 
 
 def _schema(path: Path) -> Any:
     try:
-        return _open(path).schema
+        return pa.ipc.open_stream(_stream(path)).schema
     except (pa.ArrowException, OSError, EOFError) as error:
         raise damaged(path, f"cannot be read as Arrow: {error}") from error
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def _batches(path: Path, fields: Sequence[int]) -> Iterator[Any]:
+    """Batches with some columns of a file, which are compared with what the file says of itself."""
     try:
-        reader = _open(path)
-        if isinstance(reader, pa.ipc.RecordBatchFileReader):
-            for number in range(reader.num_record_batches):
-                yield _validated(reader.get_batch(number))
-        else:
-            for batch in reader:
-                yield _validated(batch)
+        data, count = _stream(path), 0
+        for message in pa.ipc.MessageReader.open_stream(data):
+            if message.type != "schema":
+                check_held(path, _unpacked_bytes(message), "a packed batch")
+        options = pa.ipc.IpcReadOptions(included_fields=[*fields])
+        for batch in pa.ipc.open_stream(data, options=options):
+            count += 1
+            yield batch
+        if first_bytes(path).startswith(FILE_MAGIC):
+            listed = pa.ipc.open_file(pa.memory_map(str(path))).num_record_batches
+            if listed != count:
+                raise damaged(path, f"holds {count:,} batches, and its end lists {listed:,}")
     except (pa.ArrowException, OSError, EOFError) as error:
         raise damaged(path, f"cannot be read as Arrow: {error}") from error
 
 
-def _validated(batch: Any) -> Any:
-    """A batch whose offsets stay within its buffers."""
-    batch.validate()
-    return batch
+def _unpacked_bytes(message: Any) -> int:
+    """What the packed buffers of a message claim to unpack to; 0 where they are not packed.
+
+    pyarrow allocates whatever they claim, and does not tell it before. The claims stand in front of
+    the buffers, and where these lie in a table of the message's flatbuffer.
+    """
+    data, body = message.metadata, message.body
+
+    def field(table: int, number: int) -> int:
+        """Where a field of a table lies; 0 where it has none."""
+        (back,) = struct.unpack_from("<i", data, table)
+        (size,) = struct.unpack_from("<H", data, table - back)
+        slot = 4 + 2 * number
+        offset = struct.unpack_from("<H", data, table - back + slot)[0] if slot < size else 0
+        return table + offset if offset else 0
+
+    def follow(place: int) -> int:
+        return place + int(struct.unpack_from("<I", data, place)[0])
+
+    batch = follow(field(follow(0), 2))
+    if message.type == "dictionary":
+        batch = follow(field(batch, 1))
+    if not field(batch, 3):
+        return 0
+    buffers = follow(field(batch, 2))
+    (count,) = struct.unpack_from("<I", data, buffers)
+    claims = 0
+    for number in range(count):
+        offset, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
+        (claim,) = struct.unpack_from("<q", body, offset) if length else (0,)
+        claims += length if claim == -1 else claim  # -1: not packed after all
+    return claims

@@ -12,8 +12,9 @@ one. `finish` runs once, after all parts, and writes what describes them (an ind
 
 Import. `detect` looks at names and first bytes, never at more. `open` reads what the files say
 about themselves and cuts them into *parts* of bounded size, which workers read as blocks of whole
-documents. Everything a file says is checked: a truncated, damaged or wrong file is a SourceError
-that names it. Nothing that could execute (a pickle) is ever loaded.
+documents. Everything a file says is checked against its size before it is used: a truncated,
+damaged or wrong file is a SourceError that names it, whatever a reader of it stumbles over
+(`reading`). Nothing that could execute (a pickle) is ever loaded.
 
     detect(path)                  -> None, or how sure it is and why
     open(path, options)           -> Foreign: its parts, and what it knows about borders
@@ -26,13 +27,18 @@ command line, keyword arguments in Python.
 
 from __future__ import annotations
 
+import contextlib
+import stat
+import struct
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill.errors import SourceError, UsageError
+from tokenmill.errors import SourceError, TokenmillError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +55,26 @@ BLOCK_BYTES = 8 << 20
 """About what a block of an import holds, and what an export reads in one go."""
 IMPORT_PART_BYTES = 256 << 20
 """Foreign files larger than this are imported in several parts, each a shard of the store."""
+HELD_BYTES = 512 << 20
+"""The most that an import unpacks or joins in memory in one piece."""
+MOST_EXPANSION = 1000
+"""Files that claim to unpack to more than so many times their size are refused."""
+_UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    SystemError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What readers raise over files that are not what they say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,3 +304,50 @@ def damaged(path: Path | str, problem: str, *, hint: str | None = None) -> Sourc
         f"{str(path)!r} {problem}",
         hint=hint or "get the file again from where it came, or write it again",
     )
+
+
+@contextlib.contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn whatever a reader of a foreign file stumbles over into an error that names the file."""
+    try:
+        yield
+    except TokenmillError:
+        raise
+    except _UNREADABLE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise damaged(path, f"cannot be read: {reason}") from error
+
+
+def file_size(path: Path, *, size: int | None = None) -> int:
+    """The size of a file that must be there, and of this size where it is known."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise damaged(path, f"cannot be read: {error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise damaged(path, "is not a file", hint="put the file there, not a folder or a pipe")
+    if size is not None and found.st_size != size:
+        raise damaged(path, f"has {found.st_size:,} bytes, and its index says {size:,}")
+    return found.st_size
+
+
+def check_expansion(path: Path, unpacked: int, *, packed: int) -> None:
+    """Refuse to unpack what claims to become far larger than tokens do."""
+    if not 0 <= unpacked <= max(IMPORT_PART_BYTES, MOST_EXPANSION * packed):
+        raise damaged(
+            path,
+            f"claims that {packed:,} bytes unpack to {unpacked:,}, over {MOST_EXPANSION:,} times as"
+            " many: it is damaged, or made to fill the memory",
+            hint="unpack it yourself if you trust it, and import that",
+        )
+
+
+def check_held(path: Path | str, size: int, what: str) -> None:
+    """Refuse what would have to lie in memory in one piece, and is too large for that."""
+    if size > HELD_BYTES:
+        raise damaged(
+            path,
+            f"has {what} of {size:,} bytes, which would have to lie in memory as a whole; an import"
+            f" holds {HELD_BYTES:,} at most",
+            hint="write it again in smaller pieces, or without compression",
+        )

@@ -7,14 +7,26 @@ A row becomes a document. `attention_mask` takes padding out of it; `loss_mask` 
 from __future__ import annotations
 
 import itertools
+import json
+import mmap
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.interop.base import Block, Setting, damaged
+from tokenmill.interop.base import (
+    BLOCK_BYTES,
+    Block,
+    Setting,
+    check_expansion,
+    check_held,
+    damaged,
+    file_size,
+)
 from tokenmill.loader.batch import IGNORED
 from tokenmill.store.layout import SPLIT_NAME
 
@@ -34,6 +46,10 @@ COLUMN_SETTING = Setting(
 LABELS_SETTING = Setting(
     default=True, help="import: whether labels of -100 say what does not count for the loss"
 )
+INDEX_BYTES = 64 << 20
+"""Of an index of JSON, which becomes some 20 times as much in memory."""
+UNPACKED_BYTES = (1 << 32) - 1
+"""Of a packed file of MDS or LitData: offsets in them are of 32 bits."""
 ROWS_NOTE = "each row became a document; if rows were cut from a stream: --split-at-eos"
 CUT_NOTE = "rows were joined and cut behind the end-of-text id; what lies in two files is cut there"
 
@@ -128,7 +144,7 @@ def _mask(
         return None
     labels = found[columns.labels]
     counts = np.not_equal(labels, IGNORED)
-    if not np.array_equal(labels[counts], ids[counts]):
+    if (np.not_equal(labels, ids) & counts).any():
         raise damaged(
             path,
             f"has labels that are neither its {columns.ids!r} nor {IGNORED}, so they do not say"
@@ -157,7 +173,9 @@ def _without_padding(
     return Block(ids[real], kept, None if mask is None else mask[real])
 
 
-def cut_at_eos(blocks: Iterable[Block], options: ImportOptions) -> Iterator[Block]:
+def cut_at_eos(
+    blocks: Iterable[Block], options: ImportOptions, *, path: Path | str
+) -> Iterator[Block]:
     """The documents of rows that were cut from a stream: rows joined, cut behind each eos."""
     if not options.split_at_eos:
         yield from blocks
@@ -172,6 +190,7 @@ def cut_at_eos(blocks: Iterable[Block], options: ImportOptions) -> Iterator[Bloc
         ends = np.flatnonzero(block.ids == options.eos_id) + 1
         if not len(ends):
             held.append(block)
+            check_held(path, sum(each.ids.nbytes for each in held), "rows without an end-of-text")
             continue
         last = int(ends[-1])
         joined = _join([*held, _part(block, 0, last)])
@@ -210,8 +229,12 @@ def gather(
     """Stretches of a file back to back: one strided copy where all are alike, else a join."""
     if not len(starts):
         return np.zeros(0, np.uint8)
+    if int(starts.min()) < 0 or int(ends.max()) > len(data) or (ends < starts).any():
+        raise IndexError("stretches that do not lie in the file")
+    if len(starts) == 1:
+        return data[int(starts[0]) : int(ends[0])]
     length = int(ends[0] - starts[0])
-    step = int(starts[1] - starts[0]) if len(starts) > 1 else length
+    step = int(starts[1] - starts[0])
     alike = bool((ends - starts == length).all()) and bool((np.diff(starts) == step).all())
     if alike and 0 < length <= step:
         rows = np.lib.stride_tricks.as_strided(
@@ -238,6 +261,46 @@ def split_folders(path: Path, marker: str) -> list[tuple[str, Path]]:
     return [(f"{folder.name}/", folder) for folder in folders]
 
 
+def read_json(path: Path) -> Any:
+    """The value in a small file of JSON; None where it is none."""
+    if file_size(path) > INDEX_BYTES:
+        raise damaged(
+            path,
+            f"is larger than {INDEX_BYTES:,} bytes, which no index should be",
+            hint="write the files again into several folders, each with its own index",
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def whole_number(value: object, *, path: Path, most: int | None = None) -> int:
+    """A count or a size of an index; SourceError where it is none, or larger than it can be."""
+    if type(value) is not int or value < 0 or (most is not None and value > most):
+        limit = "" if most is None else f" up to {most:,}"
+        raise damaged(path, f"says {repr(value)[:40]} where a count or size{limit} must stand")
+    return value
+
+
+def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
+    """The bytes of a packed file, piece by piece by way of the disk: they may be 4 GB."""
+    check_expansion(path, size, packed=file_size(path))
+    left = size
+    with tempfile.TemporaryFile() as file:
+        try:
+            with pa.CompressedInputStream(pa.memory_map(str(path)), codec) as stream:
+                while left >= 0 and (piece := stream.read(BLOCK_BYTES)):
+                    left -= len(piece)
+                    file.write(piece)
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(path, f"cannot be unpacked: {error}") from error
+        if left or not size:
+            raise damaged(path, f"does not unpack to the {size:,} bytes of its index")
+        file.flush()
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+
+
 def split_of(name: str, options: ImportOptions) -> str:
     """The split that a folder's or file's name says, else `train`."""
     if options.split is not None:
@@ -252,17 +315,6 @@ def ranges(count: int, *, total_bytes: int, part_bytes: int) -> Iterator[tuple[i
     parts = max(1, min(count, -(-total_bytes // part_bytes)))
     borders = [count * i // parts for i in range(parts + 1)]
     yield from itertools.pairwise(borders)
-
-
-def require_file(path: Path, *, size: int | None = None) -> int:
-    """The size of a file that must be there, and of this size where it is known."""
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror or error}") from error
-    if size is not None and found != size:
-        raise damaged(path, f"has {found:,} bytes, and its index says {size:,}")
-    return found
 
 
 def first_bytes(path: Path, count: int = 16) -> bytes:

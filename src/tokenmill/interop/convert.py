@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
-from tokenmill.interop.base import ImportOptions
+from tokenmill.interop.base import ImportOptions, reading
 from tokenmill.interop.detect import detect_format
 from tokenmill.interop.export import (
     INDEX,
@@ -180,7 +180,8 @@ class Conversion:
 
     def _title(self, asked: ExportRequest, split: str | Sequence[str] | None) -> dict[str, Json]:
         """What a finished conversion was made from: the same again has nothing to do."""
-        foreign = self.format.open(self.source, self._complete(self.options))
+        with reading(self.source):
+            foreign = self.format.open(self.source, self._complete(self.options))
         try:
             versions: dict[str, Json] = {
                 name: [*source_version(foreign, name)] for name in foreign.files

@@ -20,7 +20,9 @@ from tokenmill.interop.base import (
     Part,
     Sure,
     damaged,
+    file_size,
 )
+from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
     Borders,
     EndBorders,
@@ -28,7 +30,6 @@ from tokenmill.interop.raw import (
     RawShard,
     check_ends,
     count_tokens,
-    file_size,
     find_files,
     raw_dtype,
     require_files,
@@ -181,7 +182,7 @@ def _named_dtype(path: Path) -> str | None:
     if not file.is_file():
         return None
     try:
-        first = file.read_text(encoding="utf-8").splitlines()[0]
+        first = file_head(file, 1 << 16).decode().splitlines()[0]
         return {"2": "uint16", "4": "uint32"}[first.rpartition("|")[2].strip()]
     except (OSError, ValueError, KeyError, IndexError):
         raise damaged(

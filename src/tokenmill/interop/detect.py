@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import SourceError, UsageError
+from tokenmill.interop.base import reading
 from tokenmill.interop.registry import NAMES, get_format
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def candidates(path: Path) -> dict[str, Detection]:
     found = {}
     for name in NAMES:
         try:
-            detection = get_format(name).detect(path)
+            with reading(path):
+                detection = get_format(name).detect(path)
         except (ImportError, OSError):
             # A format whose packages are not there can still be named, and says so then.
             continue

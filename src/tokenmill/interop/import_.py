@@ -19,7 +19,7 @@ import numpy as np
 
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop.base import ImportOptions
+from tokenmill.interop.base import ImportOptions, reading
 from tokenmill.interop.detect import detect_format
 from tokenmill.interop.identity import (
     EosTally,
@@ -191,7 +191,8 @@ class ImportRun:
     def run(self) -> ImportResult:
         """Carry out the import."""
         self._started = time.monotonic()
-        foreign = self.format.open(self.path, self.options)
+        with reading(self.path):
+            foreign = self.format.open(self.path, self.options)
         try:
             self._check_folder()
             was_there = self.layout.root.exists()
@@ -206,7 +207,8 @@ class ImportRun:
 
     def _run_locked(self, foreign: Foreign) -> ImportResult:
         identity = import_identity(self.tokenizer, self._config(), mask=foreign.has_mask)
-        units = [unit_of(part) for part in foreign.parts]
+        with reading(self.path):
+            units = [unit_of(part) for part in foreign.parts]
         if len({unit.name for unit in units}) != len(units):
             raise SourceError(
                 f"two files of {str(self.path)!r} have the same name", hint="import one of them"

@@ -9,13 +9,22 @@ import numpy as np
 
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError
+from tokenmill.interop.base import damaged, reading
 from tokenmill.interop.identity import EosTally, tally_eos
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
-from tokenmill.store.format import map_file, read_index, token_dtype, view_tokens
+from tokenmill.store.format import (
+    MAX_DOCUMENT_TOKENS,
+    map_file,
+    read_index,
+    token_dtype,
+    view_tokens,
+)
 from tokenmill.store.reader import MappedShard
 from tokenmill.store.writer import UnitWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tokenmill.interop.base import Block, Foreign, ForeignPart, ImportOptions
     from tokenmill.interop.pool import Report
     from tokenmill.store.layout import StoreLayout
@@ -39,7 +48,7 @@ class ImportWorker:
             self.layout, unit, dtype=token_dtype(vocab_size), vocab_size=vocab_size
         ) as writer:
             rows = tokens = largest = read = 0
-            for block in self.foreign.blocks(task):
+            for block in self._blocks(task):
                 self._append(writer, task, block, first_row=rows)
                 rows += len(block.lengths)
                 tokens += len(block.ids)
@@ -62,6 +71,10 @@ class ImportWorker:
             )
         return tally_receipt(self.layout, receipt, self.options.eos_id)
 
+    def _blocks(self, task: ForeignPart) -> Iterator[Block]:
+        with reading(self.foreign.files[task.path]):
+            yield from self.foreign.blocks(task)
+
     def _append(
         self, writer: UnitWriter, task: ForeignPart, block: Block, *, first_row: int
     ) -> None:
@@ -82,7 +95,14 @@ class ImportWorker:
 
 def check_ids(block: Block, *, vocab_size: int, path: str, first: int) -> None:
     """Raise SourceError, which names the document, where an id is not in the vocabulary."""
-    ids = block.ids
+    ids, longest = block.ids, int(block.lengths.max(initial=0))
+    if longest > MAX_DOCUMENT_TOKENS:
+        raise damaged(
+            path,
+            f"has a document of {longest:,} tokens, and a store's have {MAX_DOCUMENT_TOKENS:,} at"
+            " most",
+            hint="cut it, or name the end-of-text id and use --split-at-eos",
+        )
     if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         return
     place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])

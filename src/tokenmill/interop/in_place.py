@@ -21,7 +21,7 @@ import xxhash
 
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop.base import ImportOptions
+from tokenmill.interop.base import ImportOptions, damaged, reading
 from tokenmill.interop.detect import detect_format
 from tokenmill.interop.identity import (
     EosTally,
@@ -45,7 +45,7 @@ from tokenmill.store.entries import (
 )
 from tokenmill.store.facts import Counts
 from tokenmill.store.files import TrackFile
-from tokenmill.store.format import Index
+from tokenmill.store.format import MAX_DOCUMENT_TOKENS, Index
 from tokenmill.store.layout import shard_name, unit_name, unit_prefix
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.reader import MappedShard
@@ -112,7 +112,8 @@ class ForeignFiles:
     def index(self, shard: str) -> Index:
         format_ = get_format(self.format)
         assert isinstance(format_, RawFormat)
-        return make_index(format_, self.shards[shard], self.options)
+        with reading(self.shards[shard].path):
+            return make_index(format_, self.shards[shard], self.options)
 
     def prepare_indexes(self, shards: Sequence[str]) -> None:
         """Nothing to do: they are mapped, or made when asked for."""
@@ -187,11 +188,12 @@ def open_in_place(
         eos_id=None if named is None or named.eos is None else named.eos[1],
         settings=complete_settings(format_, settings or {}),
     )
-    shards = format_.shards(root, options)
-    stored = _stored_dtype(shards, root)
-    _check_masks(shards)
-    named = named or unknown_tokenizer(1 << 16 if stored.itemsize == 2 else (1 << 31) - 1)
-    manifest, by_name = _describe(format_, shards, options, named, stored)
+    with reading(root):
+        shards = format_.shards(root, options)
+        stored = _stored_dtype(shards, root)
+        _check_masks(shards)
+        named = named or unknown_tokenizer(1 << 16 if stored.itemsize == 2 else (1 << 31) - 1)
+        manifest, by_name = _describe(format_, shards, options, named, stored)
     return ForeignFiles(
         path=str(path),
         format=format_.about.name,
@@ -206,11 +208,17 @@ def make_index(format_: RawFormat, shard: RawShard, options: ImportOptions) -> I
     """What an `.idx` would say about a raw token file."""
     dtype = _STORED[shard.dtype]
     borders = format_.borders(shard, options)
-    lengths = lengths_of(borders, 0, len(borders)).astype(np.int32)
+    lengths = lengths_of(borders, 0, len(borders))
+    if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
+        raise damaged(
+            shard.path,
+            f"has a document of {lengths.max():,} tokens, and the most is {MAX_DOCUMENT_TOKENS:,}",
+            hint="cut it into several, or name the end-of-text id and use split_at_eos=True",
+        )
     offsets = (borders.ends(0, len(borders)) - lengths) * dtype.itemsize
     return Index(
         dtype=dtype,
-        lengths=lengths,
+        lengths=lengths.astype(np.int32),
         offsets=offsets,
         documents=np.arange(len(borders) + 1, dtype=np.int64),
     )

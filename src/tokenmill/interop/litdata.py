@@ -11,11 +11,9 @@ dropped.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop.base import (
@@ -31,14 +29,18 @@ from tokenmill.interop.base import (
     Setting,
     Sure,
     damaged,
+    file_size,
 )
 from tokenmill.interop.columns import (
+    UNPACKED_BYTES,
     cut_at_eos,
     note_of,
     ranges,
-    require_file,
+    read_json,
     split_folders,
     split_of,
+    unpack,
+    whole_number,
 )
 from tokenmill.interop.records import (
     BATCH_TOKENS,
@@ -232,10 +234,7 @@ def _find_indexes(path: Path) -> list[tuple[str, Path, dict[str, Any]]]:
     """Folders whose index lists chunks: what their files' names begin with, path, index."""
     found = []
     for prefix, folder in split_folders(path, INDEX):
-        try:
-            index = json.loads((folder / INDEX).read_bytes())
-        except (OSError, ValueError):
-            continue
+        index = read_json(folder / INDEX)
         if isinstance(index, dict) and isinstance(index.get("chunks"), list) and "config" in index:
             found.append((prefix, folder, index))
     return found
@@ -250,7 +249,9 @@ class LitDataFolder(Foreign):
         indexes = _find_indexes(path)
         if not indexes:
             raise damaged(
-                path, f"has no {INDEX} of chunks", hint=f"name the folder that holds the {INDEX}"
+                path,
+                f"has no {INDEX} of chunks that can be read",
+                hint=f"name the folder that holds the {INDEX}",
             )
         self._options = options
         self._chunks: dict[str, _Chunk] = {}
@@ -267,7 +268,8 @@ class LitDataFolder(Foreign):
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The items of a part."""
-        return cut_at_eos(self._chunks[part.path].read(part), self._options)
+        chunk = self._chunks[part.path]
+        return cut_at_eos(chunk.read(part), self._options, path=chunk.path)
 
 
 class _Chunk:
@@ -276,19 +278,19 @@ class _Chunk:
     def __init__(self, folder: Path, entry: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         index = folder / INDEX
         try:
-            name, self.items = str(entry["filename"]), int(entry["chunk_size"])
+            name, self.items = str(entry["filename"]), whole_number(entry["chunk_size"], path=index)
             tokens = entry["dim"]
+            self._tokens = None if tokens is None else whole_number(tokens, path=index)
             self._dtype = _dtype_of(config, index)
             self._packed = config.get("compression") is not None
             # The index of a packed chunk tells its size before it was packed.
-            self._bytes = int(entry["chunk_bytes"])
-        except (KeyError, TypeError, ValueError) as error:
+            self._bytes = whole_number(entry["chunk_bytes"], path=index, most=UNPACKED_BYTES)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(index, f"lacks what a chunk needs: {error!r}") from error
         if "/" in name or "\\" in name or name.startswith("."):
             raise damaged(index, f"names a chunk {name!r} that is not in its own folder")
-        self._tokens = None if tokens is None else int(tokens)
         self.path = folder / name
-        require_file(self.path, size=None if self._packed else self._bytes)
+        file_size(self.path, size=None if self._packed else self._bytes)
 
     def cut(self, name: str, options: ImportOptions, split: str) -> Iterator[ForeignPart]:
         """Stretches of items; one where they must be unpacked or joined in order."""
@@ -320,14 +322,9 @@ class _Chunk:
             place = upto
 
     def _data(self) -> NDArray[np.uint8]:
-        mapped = map_file(self.path)
-        if not self._packed:
-            return np.frombuffer(mapped, np.uint8)
-        try:
-            with pa.CompressedInputStream(pa.py_buffer(mapped), "zstd") as stream:
-                return np.frombuffer(stream.read(self._bytes + 1), np.uint8)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(self.path, f"cannot be unpacked: {error}") from error
+        if self._packed:
+            return unpack(self.path, "zstd", size=self._bytes)
+        return np.frombuffer(map_file(self.path), np.uint8)
 
     def _offsets(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Where items begin, and the last ends; the whole table is checked."""

@@ -28,6 +28,7 @@ from tokenmill.interop.base import (
     Setting,
     Sure,
     damaged,
+    file_size,
 )
 from tokenmill.interop.eos_stream import EosForeign, eos_borders
 from tokenmill.interop.raw import (
@@ -35,7 +36,6 @@ from tokenmill.interop.raw import (
     Borders,
     RawFormat,
     RawShard,
-    file_size,
     find_files,
     no_borders,
     require_files,

@@ -7,12 +7,10 @@ once wrote. Columns that are not asked for are passed over unseen; some of them 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 
 from tokenmill.errors import SourceError
@@ -23,17 +21,21 @@ from tokenmill.interop.base import (
     Foreign,
     ForeignPart,
     damaged,
+    file_size,
 )
 from tokenmill.interop.columns import (
+    UNPACKED_BYTES,
     choose_columns,
     cut_at_eos,
     gather,
     make_block,
     note_of,
     ranges,
-    require_file,
+    read_json,
     split_folders,
     split_of,
+    unpack,
+    whole_number,
 )
 from tokenmill.store.format import map_file
 
@@ -58,10 +60,7 @@ def find_indexes(path: Path) -> list[tuple[str, Path, dict[str, Any]]]:
     """Folders whose index lists MDS shards: what their files' names begin with, path, index."""
     found = []
     for prefix, folder in split_folders(path, INDEX):
-        try:
-            index = json.loads((folder / INDEX).read_bytes())
-        except (OSError, ValueError):
-            continue
+        index = read_json(folder / INDEX)
         shards = index.get("shards") if isinstance(index, dict) else None
         if isinstance(shards, list) and all(_is_mds(shard) for shard in shards):
             found.append((prefix, folder, index))
@@ -96,7 +95,7 @@ class MdsFolder(Foreign):
         if not indexes:
             raise damaged(
                 path,
-                f"has no {INDEX} of MDS shards",
+                f"has no {INDEX} of MDS shards that can be read",
                 hint=f"name the folder that holds the {INDEX}",
             )
         self._options = options
@@ -117,7 +116,7 @@ class MdsFolder(Foreign):
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The samples of a part."""
-        return cut_at_eos(self._rows(part), self._options)
+        return cut_at_eos(self._rows(part), self._options, path=self.files[part.path])
 
     def _rows(self, part: ForeignPart) -> Iterator[Block]:
         shard = self._shards[part.path]
@@ -142,32 +141,43 @@ class MdsFolder(Foreign):
 
 
 def _open_entry(prefix: str, folder: Path, entry: Mapping[str, Any]) -> tuple[str, _Shard]:
+    index = folder / INDEX
     try:
         raw, packed = entry["raw_data"], entry.get("zip_data")
         file, codec = raw, None
         if not (folder / raw["basename"]).is_file() and packed is not None:
             file, codec = packed, str(packed["basename"]).rpartition(".")[2]
         name = str(file["basename"])
+        raw_bytes = whole_number(raw["bytes"], path=index, most=UNPACKED_BYTES)
         shard = _Shard(
             path=folder / name,
             codec=codec,
-            raw_bytes=int(raw["bytes"]),
-            samples=int(entry["samples"]),
+            raw_bytes=raw_bytes,
+            samples=whole_number(entry["samples"], path=index),
             hashes=dict(file["hashes"]),
-            names=tuple(entry["column_names"]),
-            encodings=tuple(entry["column_encodings"]),
-            sizes=tuple(entry["column_sizes"]),
+            names=tuple(map(str, entry["column_names"])),
+            encodings=tuple(map(str, entry["column_encodings"])),
+            sizes=tuple(
+                None if size is None else whole_number(size, path=index, most=raw_bytes)
+                for size in entry["column_sizes"]
+            ),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(folder / INDEX, f"lacks what a shard needs: {error!r}") from error
+        size = whole_number(file["bytes"], path=index)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(index, f"lacks what a shard needs: {error!r}") from error
     if "/" in name or "\\" in name or name.startswith("."):
-        raise damaged(folder / INDEX, f"names a shard {name!r} that is not in its own folder")
+        raise damaged(index, f"names a shard {name!r} that is not in its own folder")
+    if not len({*shard.names}) == len(shard.names) == len(shard.encodings) == len(shard.sizes):
+        raise damaged(
+            index,
+            f"does not give each column of {name!r} one name, one encoding and one size",
+        )
     if codec is not None and codec not in CODECS:
         raise SourceError(
             f"{str(shard.path)!r} is packed with {codec!r}, which is not read",
             hint=f"unpack it; of packed ones these are read: {', '.join(CODECS)}",
         )
-    require_file(shard.path, size=int(file["bytes"]))
+    file_size(shard.path, size=size)
     return f"{prefix}{name}", shard
 
 
@@ -195,14 +205,7 @@ def _read(shard: _Shard, *, check: bool) -> NDArray[np.uint8]:
         _check_hash(shard, mapped)
     if shard.codec is None:
         return np.frombuffer(mapped, np.uint8)
-    try:
-        with pa.CompressedInputStream(pa.py_buffer(mapped), CODECS[shard.codec]) as stream:
-            data = stream.read(shard.raw_bytes + 1)
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(shard.path, f"cannot be unpacked: {error}") from error
-    if len(data) != shard.raw_bytes:
-        raise damaged(shard.path, f"does not unpack to the {shard.raw_bytes:,} bytes of its index")
-    return np.frombuffer(data, np.uint8)
+    return unpack(shard.path, CODECS[shard.codec], size=shard.raw_bytes)
 
 
 def _check_hash(shard: _Shard, data: Any) -> None:

@@ -25,6 +25,7 @@ from tokenmill.interop.base import (
     SharedFile,
     Sure,
     damaged,
+    file_size,
 )
 from tokenmill.interop.raw import (
     Borders,
@@ -33,7 +34,6 @@ from tokenmill.interop.raw import (
     RawShard,
     check_ends,
     count_tokens,
-    file_size,
     find_files,
     require_files,
     split_of,

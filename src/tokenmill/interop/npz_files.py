@@ -7,7 +7,9 @@ archive's checksums are compared before that. Arrays of objects are refused: the
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,10 @@ from tokenmill.interop.base import (
     Block,
     Foreign,
     ForeignPart,
+    check_expansion,
+    check_held,
     damaged,
+    file_size,
 )
 from tokenmill.interop.columns import (
     ID_NAMES,
@@ -32,7 +37,6 @@ from tokenmill.interop.columns import (
     first_bytes,
     make_block,
     note_of,
-    require_file,
     split_of,
 )
 
@@ -50,6 +54,7 @@ MAGIC = b"\x93NUMPY"
 SUFFIXES = (".npz", ".npy")
 _KNOWN = {*ID_NAMES, *ARRAYS, "labels", "attention_mask", "loss_mask"}
 _BROKEN = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, struct.error)
+_NO_HEADER = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError)
 _numpy_format: Any = np.lib.format  # most of it has no types
 
 
@@ -94,14 +99,15 @@ class NumpyFiles(Foreign):
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The rows of a part."""
-        with _reading(self.files[part.path]) as found:
-            rows = _Rows(found, self._options, self.files[part.path])
-            yield from cut_at_eos(rows.blocks(part.start, part.end), self._options)
+        path = self.files[part.path]
+        with _reading(path) as found:
+            blocks = _Rows(found, self._options, path).blocks(part.start, part.end)
+            yield from cut_at_eos(blocks, self._options, path=path)
 
     def _cut(self, name: str) -> Iterator[ForeignPart]:
         """Parts of some rows each; one where rows must be joined or unpacked in order."""
         path = self.files[name]
-        size = require_file(path)
+        size = file_size(path)
         with _reading(path) as found:
             rows = _Rows(found, self._options, path)
             whole = self._options.split_at_eos or not rows.are_mapped
@@ -157,7 +163,7 @@ def _open_arrays(path: Path, stack: contextlib.ExitStack) -> dict[str, _Array]:
         if info.compress_type == zipfile.ZIP_STORED:
             array: _Array = _MappedArray(path, _data_offset(path, info), info.file_size)
         else:
-            array = _PackedArray(stack.enter_context(archive.open(info)), path)
+            array = _PackedArray(archive, info, path, stack)
         found[info.filename.removesuffix(".npy")] = array
     return found
 
@@ -214,7 +220,7 @@ class _MappedArray:
             file.seek(offset)
             self.shape, dtype = _read_header(file, path)
             offset, size = file.tell(), size - (file.tell() - offset)
-        wanted = int(np.prod(self.shape)) * dtype.itemsize
+        wanted = math.prod(self.shape) * dtype.itemsize
         if size < wanted:
             raise damaged(path, "ends before its arrays do")
         if size > wanted:
@@ -241,10 +247,22 @@ class _MappedArray:
 class _PackedArray:
     """An array that must be unpacked from front to back; nothing is kept that was read."""
 
-    def __init__(self, stream: Any, path: Path) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        archive: zipfile.ZipFile,
+        info: zipfile.ZipInfo,
+        path: Path,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        if info.compress_type != zipfile.ZIP_DEFLATED:
+            raise damaged(path, f"has {info.filename!r} packed in a way that numpy does not")
+        check_expansion(path, info.file_size, packed=info.compress_size)
+        self._stream = stack.enter_context(archive.open(info))
         self._path = path
-        self.shape, self._dtype = _read_header(stream, path)
+        self.shape, self._dtype = _read_header(self._stream, path)
+        if math.prod(self.shape) * self._dtype.itemsize > info.file_size:
+            raise damaged(path, f"has {info.filename!r} of fewer bytes than its shape takes")
+        check_held(path, self.shape[-1] * self._dtype.itemsize, "packed rows")
 
     def skip(self, count: int) -> None:
         while count:
@@ -273,7 +291,7 @@ def _read_header(stream: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any
         read = _numpy_format.read_array_header_1_0
         read = _numpy_format.read_array_header_2_0 if version[0] > 1 else read
         shape, fortran, dtype = read(stream)
-    except ValueError as error:
+    except _NO_HEADER as error:
         raise damaged(path, f"does not begin as an array: {error}") from error
     if dtype.hasobject:
         raise damaged(
@@ -281,7 +299,14 @@ def _read_header(stream: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any
             "holds an array of objects, which is a pickle; loading it could run anything",
             hint="save the ids as an array of whole numbers",
         )
-    if fortran or len(shape) not in (1, 2) or dtype.kind not in "iub":
+    sizes_hold = all(type(size) is int and size >= 0 for size in shape)
+    if (
+        fortran
+        or len(shape) not in (1, 2)
+        or dtype.kind not in "iub"
+        or not sizes_hold
+        or (len(shape) == 2 and shape[0] and not shape[1])
+    ):
         raise damaged(
             path,
             f"holds {dtype} of shape {shape}{' by columns' if fortran else ''}; ids are rows of"

@@ -21,7 +21,9 @@ from tokenmill.interop.base import (
     Part,
     Setting,
     Sure,
+    check_expansion,
     damaged,
+    file_size,
 )
 from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 NUMPY_MAGIC = b"\x93NUMPY"
 MASK = ".label_mask.npy"
 LINES = 1 << 16
+LINE_BYTES = 1 << 20
+EMPTY_DOCUMENTS = 1_000_000
+"""What may be empty, besides as many as there are tokens: more would fill the memory alone."""
 
 
 class Olmo(RawFormat):
@@ -145,7 +150,7 @@ class Olmo(RawFormat):
 
     def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
         assert shard.index is not None
-        ends = np.concatenate([*_read_ends(shard.index), np.zeros(0, np.int64)])
+        ends = np.concatenate([*_read_ends(shard.index, shard.tokens), np.zeros(0, np.int64)])
         check_ends(ends, tokens=shard.tokens, path=shard.index)
         return EndBorders(ends)
 
@@ -172,18 +177,34 @@ def _write_csv(store: Store, number: int, file: OutFile, level: int) -> None:
     file.write(packer.flush())
 
 
-def _read_ends(path: Path) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _lines(path: Path) -> Iterator[list[bytes]]:
+    """The lines of a `.csv.gz`, some at a time, however it is packed."""
+    read, packed, rest = 0, file_size(path), b""
+    with gzip.open(path) as file:
+        while piece := file.read(1 << 20):
+            read += len(piece)
+            check_expansion(path, read, packed=packed)
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > LINE_BYTES:
+                raise damaged(path, f"has a line of more than {LINE_BYTES:,} bytes")
+            yield lines
+    yield [rest]
+
+
+def _read_ends(path: Path, tokens: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Ends of documents, some at a time; SourceError where starts do not follow from them."""
-    last = 0
+    last, count = 0, 0
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
-            while batch := lines.readlines(1 << 20):
-                pairs = [line.split(",", 2)[:2] for line in batch if line.strip()]
-                numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-                starts, ends = numbers[:, 0], numbers[:, 1]
-                if not np.array_equal(starts, np.append(last, ends)[: len(starts)]):
-                    raise damaged(path, "has documents that do not follow each other without a gap")
-                last = int(ends[-1]) if len(ends) else last
-                yield ends
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        for batch in _lines(path):
+            pairs = [line.split(b",", 2)[:2] for line in batch if line.strip()]
+            numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+            count += len(batch)
+            if count > 2 * tokens + EMPTY_DOCUMENTS:
+                raise damaged(path, f"has over {count:,} lines for {tokens:,} tokens")
+            starts, ends = numbers[:, 0], numbers[:, 1]
+            if not np.array_equal(starts, np.append(last, ends)[: len(starts)]):
+                raise damaged(path, "has documents that do not follow each other without a gap")
+            last = int(ends[-1]) if len(ends) else last
+            yield ends
+    except (OSError, EOFError, OverflowError, ValueError, zlib.error) as error:
         raise damaged(path, f"is not a whole .csv.gz of starts and ends: {error}") from error

@@ -27,14 +27,15 @@ from tokenmill.interop.base import (
     Format,
     Setting,
     Sure,
+    check_expansion,
     damaged,
+    file_size,
 )
 from tokenmill.interop.columns import (
     cut_at_eos,
     files_below,
     first_bytes,
     note_of,
-    require_file,
     split_of,
 )
 from tokenmill.interop.records import (
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.interop.base import ExportOptions, ImportOptions, Part, PartDone
+    from tokenmill.interop.columns import Columns
     from tokenmill.interop.parts import PartFiles
     from tokenmill.interop.records import Batch
     from tokenmill.store.reader import Store
@@ -196,6 +198,7 @@ class ParquetFiles(Foreign):
             with _open(file) as parquet:
                 schema = parquet.schema_arrow
                 columns = table_columns(schema, options, path=file)
+                _check_claims(parquet.metadata, columns, file)
                 self.has_mask = self.has_mask or columns.has_mask
                 joined = is_chunked(schema) or options.split_at_eos
                 parts += _cut(name, split_of(name, options), parquet.metadata, joined)
@@ -204,7 +207,7 @@ class ParquetFiles(Foreign):
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The rows of some row groups."""
-        return cut_at_eos(self._read(part), self._options)
+        return cut_at_eos(self._read(part), self._options, path=self.files[part.path])
 
     def _read(self, part: ForeignPart) -> Iterator[Block]:
         path = self.files[part.path]
@@ -218,11 +221,26 @@ class ParquetFiles(Foreign):
 
 
 def _open(path: Path) -> Any:
-    require_file(path)
+    file_size(path)
     try:
-        return pq.ParquetFile(path, memory_map=True)
+        return pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, f"cannot be read as Parquet: {error}") from error
+
+
+def _check_claims(metadata: Any, columns: Columns, path: Path) -> None:
+    """Compare what the end of a file says of its ids with the bytes that they take."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = [group.column(index) for index in range(group.num_columns)]
+        named = {each.path_in_schema.partition(".")[0]: each for each in chunks}
+        ids = named[columns.ids]
+        # A run of the same id takes no bytes at all, so both are looked at.
+        claimed = max(ids.total_uncompressed_size, 4 * ids.num_values)
+        check_expansion(path, claimed, packed=max(0, ids.total_compressed_size))
+        for name in columns.names:
+            if named[name].num_values != ids.num_values:
+                raise damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
 
 
 def _cut(name: str, split: str, metadata: Any, joined: bool) -> Iterator[ForeignPart]:
@@ -245,8 +263,9 @@ def _batches(parquet: Any, groups: range, names: Sequence[str], path: Path) -> I
     try:
         for group in groups:
             facts = parquet.metadata.row_group(group)
-            mean = max(1, facts.total_byte_size // max(1, facts.num_rows))
-            rows = max(1, min(1 << 16, BLOCK_BYTES // mean))
+            values = max(facts.column(i).num_values for i in range(facts.num_columns))
+            mean = max(1, facts.total_byte_size, 4 * values) // max(1, facts.num_rows)
+            rows = max(1, min(1 << 16, BLOCK_BYTES // max(1, mean)))
             yield from parquet.iter_batches(
                 rows, row_groups=[group], columns=[*names], use_threads=False
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ from tokenmill.interop.base import (
     Format,
     Sure,
     damaged,
+    file_size,
+    reading,
 )
 from tokenmill.interop.columns import (
     choose_columns,
@@ -37,7 +40,6 @@ from tokenmill.interop.columns import (
     first_bytes,
     make_block,
     note_of,
-    require_file,
     split_of,
 )
 from tokenmill.interop.pt_archive import MAX_TENSOR_BYTES, Tensor, write_tensors
@@ -214,7 +216,7 @@ class PtFiles(Foreign):
                 start=0,
                 end=None,
                 split=split_of(name.rpartition("/")[0] or name, options),
-                bytes=require_file(file),
+                bytes=file_size(file),
             )
             for name, file in found
         )
@@ -225,7 +227,8 @@ class PtFiles(Foreign):
 
     def blocks(self, part: ForeignPart) -> Iterator[Block]:
         """The rows of a file."""
-        return cut_at_eos(self._read(self.files[part.path]), self._options)
+        path = self.files[part.path]
+        return cut_at_eos(self._read(path), self._options, path=path)
 
     def _read(self, path: Path) -> Iterator[Block]:
         found = _tensors(path)
@@ -246,30 +249,58 @@ def _tensors(path: Path) -> dict[str, Any]:
     """What a file holds, by name; a tensor or list that has none is the ids."""
     import torch
 
-    require_file(path)
-    zipped = first_bytes(path).startswith(ZIP_MAGIC)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        with reading(path):
+            _check_archive(path)
+            # First without any bytes: a tensor that has some then is not of the file, but memory
+            # that a call in the pickle asked for and nobody filled.
+            outline = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise SourceError(
             f"{str(path)!r} holds more than tensors, or is damaged; to load it in another way would"
             " run what it says",
             hint="write the tensors alone with torch.save, in a place where you trust the file",
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise damaged(path, f"cannot be read as tensors: {_first_line(error)}") from error
-    return found if isinstance(found, dict) else {IDS: found}
+    named = found if isinstance(found, dict) else {IDS: found}
+    outlines = outline.values() if isinstance(outline, dict) else [outline]
+    tensors = [each for value in outlines for each in _listed(value)]
+    if not all(type(each) is torch.Tensor and each.is_meta for each in tensors):
+        raise damaged(path, "holds other things than tensors of whole numbers")
+    if sum(each.numel() * each.element_size() for each in tensors) > file_size(path):
+        raise damaged(
+            path,
+            "has tensors that are larger than the file: the same bytes several times, by a stride"
+            " of 0 or in a list",
+            hint="write them again with: torch.save(tensor.clone(), FILE)",
+        )
+    return {str(name): value for name, value in named.items()}
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _check_archive(path: Path) -> None:
+    """Refuse what torch would read otherwise than as bytes that lie in the file."""
+    if not first_bytes(path).startswith(ZIP_MAGIC):
+        raise damaged(
+            path,
+            "is no archive of tensors, as torch writes them since version 1.6",
+            hint="write it again with: torch.save(torch.load(FILE, weights_only=True), FILE)",
+        )
+    file_size(path)
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if any(each.compress_type or each.file_size != each.compress_size for each in members):
+        raise damaged(path, "is a compressed archive, which torch does not write")
+
+
+def _listed(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
 
 
 def _rows(value: Any, name: str, path: Path) -> Any:
     """A tensor of rows, or a list of tensors that are rows, as numpy arrays."""
     import torch
 
-    tensors = [*value] if isinstance(value, list | tuple) else [value]
+    tensors = _listed(value)
     if not tensors or not all(isinstance(each, torch.Tensor) for each in tensors):
         raise damaged(path, f"holds {type(value).__name__} under {name!r}, not tensors")
     arrays = [each.numpy() for each in tensors]

@@ -28,6 +28,7 @@ from tokenmill.interop.base import (
     Format,
     ImportOptions,
     damaged,
+    file_size,
 )
 from tokenmill.lazy import lazy
 from tokenmill.store.format import map_file
@@ -264,13 +265,6 @@ def count_tokens(path: Path, *, dtype: str, offset: int = 0) -> int:
             hint="say which type its ids have with --dtype, or get the file again",
         )
     return size // width
-
-
-def file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror or error}") from error
 
 
 def raw_dtype(options: ImportOptions, *, default: str = "uint16") -> str:

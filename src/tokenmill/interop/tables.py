@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tokenmill.interop.base import Block, damaged
+from tokenmill.interop.base import Block, check_held, damaged
 from tokenmill.interop.columns import (
     COLUMN_SETTING,
     LABELS_SETTING,
@@ -136,6 +136,8 @@ def read_batches(
     """Documents of record batches; where rows are chunks, those of a document are joined."""
     held: list[Block] = []
     for batch in batches:
+        # What a file says of its buffers is not true before it was compared, entry by entry.
+        batch.validate(full=True)
         block = _block(batch, columns, options, path)
         if not chunked:
             yield block
@@ -146,6 +148,7 @@ def read_batches(
         first = int(np.argmax(begins)) if begins.any() else len(begins)
         last = len(begins) - 1 - int(np.argmax(begins[::-1])) if begins.any() else 0
         held.append(_rows(block, 0, first))
+        check_held(path, sum(each.ids.nbytes for each in held), "a document")
         if begins.any():
             yield from _whole(held)
             if first < last:
@@ -177,7 +180,15 @@ def _rows(block: Block, first: int, last: int) -> Block:
 def table_columns(schema: Any, options: ImportOptions, *, path: Path) -> Columns:
     """Which columns of lists to read."""
     names = [field.name for field in schema if any(check(field.type) for check in LISTS)]
-    return choose_columns(names, options, path=path)
+    columns = choose_columns(names, options, path=path)
+    for name in (*columns.names, CHUNK_INDEX):
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise damaged(
+                path,
+                f"has several columns {name!r}, and nothing says which to read",
+                hint="write it again with one of them",
+            )
+    return columns
 
 
 def is_chunked(schema: Any) -> bool:
@@ -209,6 +220,8 @@ def _flat_lists(batch: Any, name: str, path: Path) -> tuple[NDArray[Any], NDArra
             hint="name a column of lists of whole numbers with: --set column=NAME",
         )
     if pa.types.is_fixed_size_list(lists.type):
+        if len(lists) and not lists.type.list_size:
+            raise damaged(path, f"holds {len(lists):,} rows of {name!r} that are of no length")
         lengths = np.full(len(lists), lists.type.list_size, np.int64)
     else:
         lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
