@@ -60,6 +60,9 @@ class FileStat:
     """Changes when the file changes: modification time in ns, or what the remote system gives."""
     key: tuple[object, ...]
     """Equal for two names of one file."""
+    changed: int = 0
+    """When anything about the file was last changed, in ns, which no program can set back; 0 where
+    nothing tells."""
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -111,7 +114,10 @@ def stat(path: str, *, fresh: bool = False) -> FileStat:
         _refuse_special(facts)
     except OSError as error:
         raise unreadable(path, error) from error
-    return FileStat(facts.st_size, str(facts.st_mtime_ns), (facts.st_dev, facts.st_ino))
+    key = (facts.st_dev, facts.st_ino)
+    # On Windows the same member is the time at which a file was made.
+    changed = 0 if os.name == "nt" else facts.st_ctime_ns
+    return FileStat(facts.st_size, str(facts.st_mtime_ns), key, changed)
 
 
 def open_binary(path: str) -> BinaryIO:

@@ -129,6 +129,56 @@ def test_an_edit_that_keeps_size_and_time_of_other_units_is_found_by_their_bytes
     assert tree(Path("fresh")) == tree(Path("store"))
 
 
+def change_behind_its_time(path: Path, old: bytes, new: bytes) -> None:
+    """Other bytes, the same size and modification time."""
+    facts = path.stat()
+    data = path.read_bytes()
+    assert len(old) == len(new)
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_change_that_keeps_size_and_time_is_noticed(name: str) -> None:
+    path = Path(name)
+    write_jsonl(path, make_texts(200))
+    build(name, unit_bytes=2000)
+    change_behind_its_time(path, b"mill", b"MILL")
+    result = build(name, unit_bytes=2000)
+    assert result.units_built == 1
+    assert build(name, unit_bytes=2000).nothing_to_do
+    build(name, "fresh", unit_bytes=2000)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
+def test_what_leaves_the_bytes_alone_is_no_change() -> None:
+    path = write_jsonl(Path("a.jsonl"), make_texts(40))
+    build("a.jsonl", unit_bytes=1000)
+    before = tree(Path("store"))
+    path.chmod(0o600)
+    assert build("a.jsonl", unit_bytes=1000).units_built == 0
+    assert build("a.jsonl", unit_bytes=1000).nothing_to_do
+    assert tree(Path("store")) == before
+
+
+def test_sources_are_held_against_their_receipts_where_that_is_asked_for() -> None:
+    path = write_jsonl(Path("a.jsonl"), make_texts(200))
+    Path("b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    inputs = ["a.jsonl", "b.jsonl.gz"]
+    build(inputs, unit_bytes=2000)
+    change_behind_its_time(path, b"mill", b"MILL")
+    # As if the store was copied after the change, without its times.
+    later = path.stat().st_ctime_ns + 10**9
+    for receipt in Path("store/shards").glob("*.json"):
+        os.utime(receipt, ns=(later, later))
+    assert build(inputs, unit_bytes=2000).nothing_to_do
+    assert build(inputs, unit_bytes=2000, verify_sources=True).units_built == 1
+    assert build(inputs, unit_bytes=2000, verify_sources=True).nothing_to_do
+    build(inputs, "fresh", unit_bytes=2000)
+    assert tree(Path("fresh")) == tree(Path("store"))
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

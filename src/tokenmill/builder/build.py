@@ -63,6 +63,7 @@ def build(
     unit_bytes: int | str | None = None,
     prune: bool = False,
     rebuild: bool = False,
+    verify_sources: bool = False,
     pin: bool = False,
     serial: bool = False,
     runner: str = "local",
@@ -76,8 +77,9 @@ def build(
 
     `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `prune` drops
     what files no longer among the inputs left in the store; `rebuild` drops what was built with
-    another tokenizer or configuration. Without them such a store is refused. `monitor` names a file
-    for the time line of the run (see `tokenmill.monitor`).
+    another tokenizer or configuration. Without them such a store is refused. `verify_sources` reads
+    all files of units that are complete, and builds those again whose bytes are others. `monitor`
+    names a file for the time line of the run (see `tokenmill.monitor`).
 
     `template` makes a text of several fields. `format="chat"` and `format="prompt-completion"` make
     stores with masks, which say what counts for the loss; docs/supervised.md tells all of it.
@@ -116,6 +118,7 @@ def build(
         unit_bytes=unit_bytes,
         prune=prune,
         rebuild=rebuild,
+        verify_sources=verify_sources,
         pin=pin,
         serial=serial,
         runner=runner,
@@ -160,6 +163,7 @@ class BuildOptions(TypedDict, total=False):
     unit_bytes: int | str | None
     prune: bool
     rebuild: bool
+    verify_sources: bool
     pin: bool
     serial: bool
     runner: str
@@ -212,6 +216,7 @@ def make_run(
         resources=resources,
         prune=options.get("prune", False),
         rebuild=options.get("rebuild", False),
+        verify_sources=options.get("verify_sources", False),
         on_progress=on_progress,
         chat_template=_chat_template(options),
     )

@@ -114,6 +114,7 @@ def _estimate(run: BuildRun) -> BuildPlan:
         config=request.identity.fingerprint,
         limit=run.config.limit,
         workers=memory.workers,
+        verify_sources=run.verify_sources,
         part=run.part if isinstance(run, PartRun) else None,
     )
     work = plan_work(run.layout, discovery.files, rules=rules)

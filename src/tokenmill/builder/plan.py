@@ -2,8 +2,9 @@
 
 Resume is nothing but this: plan the units again and keep those whose receipt still holds. A receipt
 holds if its configuration, its slice and its source file are the ones of the plan. A file that was
-only touched is recognised by its bytes. What the files do not say is never taken from an earlier
-run.
+only touched is recognised by its bytes, and so is one with its old size and time that was changed
+after the receipt was written (docs/decisions/0016). What the files do not say is never taken from
+an earlier run.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class PlanRules:
     config: str
     limit: int | None
     workers: int
+    verify_sources: bool = False
+    """Hold the bytes of every source against its receipt, whatever its size and time say."""
     part: Part | None = None
     """Plan the work of this part alone; what the others have is neither looked at nor touched."""
 
@@ -263,11 +266,18 @@ class _FilePlanner:
             return True
         if found.size != self.file.size or self.source().digest(unit) != found.digest:
             return False
-        self.plan.touched.append((name, self.file))
+        if found.version != self.file.version or self._changed_since(found):
+            self.plan.touched.append((name, self.file))
         return True
 
     def _is_same(self, found: Glance) -> bool:
-        return (found.size, found.version) == (self.file.size, self.file.version)
+        """Whether the file need not be read to know that it is the one of the receipt."""
+        facts = (found.size, found.version) == (self.file.size, self.file.version)
+        return facts and not self.rules.verify_sources and not self._changed_since(found)
+
+    def _changed_since(self, found: Glance) -> bool:
+        # Sizes and times can be put back as they were; when that was done cannot.
+        return self.file.changed >= found.written
 
     @staticmethod
     def _is_same_slice(found: Glance, unit: Unit) -> bool:

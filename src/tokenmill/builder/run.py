@@ -108,6 +108,8 @@ class BuildRun:
     """A file with the template for chats; None takes the tokenizer's own."""
     document_bytes: int | None = None
     """Largest document, where it does not follow from this machine's budget but was said."""
+    verify_sources: bool = False
+    """Read every source that the store has units of, and compare."""
     keeps_reports: bool = False
     """Remember what each unit took, for a profile."""
     _cluster: RayCluster | None = None
@@ -138,6 +140,7 @@ class BuildRun:
             config=request.identity.fingerprint,
             limit=self.config.limit,
             workers=memory.workers,
+            verify_sources=self.verify_sources,
             part=part,
         )
         plan = plan_work(self.layout, discovery.files, rules=rules)

@@ -399,6 +399,15 @@ Rebuild = Annotated[
         help="Discard what was built with another tokenizer or other options, and build anew.",
     ),
 ]
+VerifySources = Annotated[
+    bool,
+    typer.Option(
+        "--verify-sources",
+        rich_help_panel=RERUN,
+        help="Read all files of units that are complete, and build those again whose bytes are "
+        "not the ones that were read then.",
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

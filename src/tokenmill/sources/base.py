@@ -65,6 +65,9 @@ class SourceFile:
     """Where it is read from, if that holds more than its path does: a password, a signature. The
     path is written into the store and shown; this never is."""
 
+    changed: int = field(default=0, compare=False, repr=False)
+    """When anything about it was last changed, in ns; never written into a store."""
+
     @property
     def location(self) -> str:
         """What opens the file."""

@@ -129,6 +129,7 @@ def _source_file(path: str, facts: FileStat) -> SourceFile:
         compression=compression,
         size=facts.size,
         version=facts.version,
+        changed=facts.changed,
     )
 
 

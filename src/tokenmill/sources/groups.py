@@ -55,6 +55,7 @@ def make_group(path: str, members: Sequence[SourceFile]) -> SourceFile:
         size=sum(member.size for member in members),
         version=xxhash.xxh3_128_hexdigest(facts.encode(errors="surrogateescape")),
         members=tuple(members),
+        changed=max(member.changed for member in members),
     )
 
 

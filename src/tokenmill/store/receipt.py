@@ -8,6 +8,7 @@ leftovers.
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +57,8 @@ class Glance(NamedTuple):
     largest_row_bytes: int
     smallest_too_large_bytes: int | None
     claim: Claim
+    written: int
+    """When the receipt was written, in ns, as its file system says."""
 
 
 @functools.cache
@@ -222,8 +225,9 @@ def glance_at(layout: StoreLayout, unit: str) -> Glance | None:
     check_version(members, path=path)
     try:
         is_complete = members["unit"]["name"] == unit and _has_files(layout, unit, members)
-        return _glance(members) if is_complete else None
-    except (AttributeError, KeyError, TypeError):
+        written = os.stat(path).st_mtime_ns  # noqa: PTH116 (a path object takes longer)
+        return _glance(members, written=written) if is_complete else None
+    except (AttributeError, KeyError, TypeError, OSError):
         return None
 
 
@@ -236,7 +240,7 @@ def _has_files(layout: StoreLayout, unit: str, members: dict[str, Any]) -> bool:
     return rejects is None or layout.size("rejects", f"{unit}.jsonl") == rejects["bytes"]
 
 
-def _glance(members: dict[str, Any]) -> Glance:
+def _glance(members: dict[str, Any], *, written: int) -> Glance:
     unit, source, counts = members["unit"], members["source"], members["counts"]
     bounds, shards = members["bounds"], members["shards"]
     return Glance(
@@ -256,6 +260,7 @@ def _glance(members: dict[str, Any]) -> Glance:
             members["rejects"] is not None,
             source["is_last"],
         ),
+        written=written,
     )
 
 
