@@ -114,6 +114,7 @@ class RejectReason(enum.StrEnum):
     LONE_SURROGATE = "lone-surrogate"
     TOO_LARGE = "too-large"
     SPECIAL_TOKEN = "special-token"
+    CANNOT_ENCODE = "cannot-encode"
     MALFORMED_ROW = "malformed-row"
     BAD_CONVERSATION = "bad-conversation"
     UNKNOWN_ROLE = "unknown-role"

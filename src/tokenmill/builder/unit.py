@@ -10,6 +10,7 @@ reference engine the whole unit is read and encoded again by the reference.
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,8 +22,9 @@ from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
 from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
 from tokenmill.builder.splits import VAL, in_validation
+from tokenmill.engines.base import UnencodableError
 from tokenmill.engines.parity import Sample
-from tokenmill.errors import TooManyRejectsError
+from tokenmill.errors import TokenizerError, TooManyRejectsError
 from tokenmill.paths import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
 from tokenmill.store.layout import TRAIN
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_REJECTS = 3
+_MOST_FAILURES = 100
 _FORMATS_IN_BYTES = ("jsonl", "text", "csv")
 REFERENCE_BYTES = 256 << 10
 """A reference engine takes about a tenth of a second for so much text."""
@@ -127,6 +130,7 @@ class UnitPass:
     """Makes documents of rows that are more than one text."""
     tally: UnitTally = field(default_factory=UnitTally)
     sample: Sample = field(default_factory=Sample)
+    _failures: int = 0
 
     def run(self, source: Source, unit: Unit, *, row_limit: int | None) -> UnitEnd:
         """Read, encode and write all rows of the unit; the writer is left uncommitted."""
@@ -199,10 +203,52 @@ class UnitPass:
         found: tuple[Reject, ...] = ()
         if self.rules.reject_special and len(texts):
             texts, rows, found = self._without_special(texts, rows)
-        tokens = self._encode(texts) if len(texts) else TokenBatch.from_lists([])
-        return _Made(tokens, rows, texts, np.diff(texts.offsets), found)
+        while True:
+            try:
+                tokens = self._encode(texts) if len(texts) else TokenBatch.from_lists([])
+                return _Made(tokens, rows, texts, np.diff(texts.offsets), found)
+            except UnencodableError as error:
+                failed = error.documents
+            found += tuple(self._unencodable(int(rows[at]), why) for at, why in failed.items())
+            kept = np.array([at for at in range(len(rows)) if at not in failed], np.int64)
+            texts, rows = texts.take(kept), rows[kept]
+
+    def _unencodable(self, row: int, reason: str) -> Reject:
+        """The reject of a row on which the reference fails."""
+        self._failures += 1
+        if self._failures > max(
+            _MOST_FAILURES, self.rules.max_reject_fraction * (self.tally.rows - self.tally.skipped)
+        ):
+            # Each costs as long as the package cares to try: not to be gone through to the end.
+            raise TokenizerError(
+                f"{self.engine.reference.name} fails on text after text with this tokenizer, "
+                f"{self._failures} so far in one unit: {reason}",
+                hint="look at the patterns in the tokenizer: one that goes back and forth over a "
+                "text fails on long runs; or accept the loss with --max-rejects 1",
+            )
+        return Reject(row, RejectReason.CANNOT_ENCODE, reason)
 
     def _shaped(self, shaper: Shaper, texts: TextBatch, rows: NDArray[np.int64]) -> _Made:
+        tally, sample = self.tally, copy.deepcopy(self.sample)
+        before = tally.checked_documents, tally.checked_bytes, tally.routed_documents
+        try:
+            return self._shaped_together(shaper, texts, rows)
+        except UnencodableError as error:
+            # Not the whole tally: the writer's thread counts in it too.
+            tally.checked_documents, tally.checked_bytes, tally.routed_documents = before
+            self.sample = sample
+            if len(rows) == 1:
+                reject = self._unencodable(int(rows[0]), error.documents.popitem()[1])
+                none = np.empty(0, np.int64)
+                empty = TokenBatch(none.astype(np.uint32), np.zeros(1, np.int64))
+                return _Made(empty, none, TextBatch.from_texts([]), none, (reject,))
+        # Which row a stretch of text is of is the shaper's own affair.
+        alone = [TextBatch(texts.data, texts.offsets[at : at + 2]) for at in range(len(rows))]
+        return _joined(
+            [self._shaped(shaper, text, rows[at : at + 1]) for at, text in enumerate(alone)]
+        )
+
+    def _shaped_together(self, shaper: Shaper, texts: TextBatch, rows: NDArray[np.int64]) -> _Made:
         shaped = self.clock.timed("render", shaper.shape, texts, rows)
         tokens = shaper.encode(shaped, self._encode)
         joined = self.clock.timed("render", shaper.assemble, shaped, tokens)
@@ -360,6 +406,26 @@ class UnitPass:
             return "--text-field"
         is_missing = self.tally.first_rejects[0].reason is RejectReason.MISSING_FIELD
         return self.shaper.naming_options if is_missing else "the options of --format"
+
+
+def _joined(made: list[_Made]) -> _Made:
+    """What rows became, one after the other."""
+    lengths = np.concatenate([each.tokens.lengths for each in made])
+    masks = [each.tokens.mask for each in made if each.tokens.mask is not None]
+    tokens = TokenBatch(
+        np.concatenate([each.tokens.ids for each in made]),
+        np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        np.concatenate(masks) if masks else None,
+    )
+    return _Made(
+        tokens,
+        np.concatenate([each.rows for each in made]),
+        TextBatch.from_texts(
+            [each.texts.bytes_at(i) for each in made for i in range(len(each.texts))]
+        ),
+        np.concatenate([each.sizes for each in made]),
+        tuple(reject for each in made for reject in each.rejects),
+    )
 
 
 def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:

@@ -20,6 +20,7 @@ from tokenmill.builder.memory import default_budget, max_document_bytes
 from tokenmill.builder.reshaping import Remaker
 from tokenmill.builder.run import fields_of
 from tokenmill.config import RowShape
+from tokenmill.engines.base import UnencodableError
 from tokenmill.errors import SourceError
 from tokenmill.records import TextBatch
 from tokenmill.sources import format_of, source_file
@@ -50,7 +51,7 @@ class VerifyReport:
     bytes: int
     documents_reencoded: int
     documents_unavailable: int
-    """Drawn, but their source is gone or has changed."""
+    """Drawn, but their source is gone or has changed, or the reference fails on them."""
     mismatches: int
     """Documents whose ids are not the reference's."""
     reference: str | None
@@ -125,8 +126,24 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
             result.unavailable += len(documents)
             result.notes.append(Finding(receipt.unit.path, error.message))
             continue
-        _compare(store, remaker, texts, result)
+        try:
+            _compare(store, remaker, texts, result)
+        except UnencodableError:
+            _compare_each(store, remaker, texts, result)
     return result
+
+
+def _compare_each(
+    store: Store, remaker: Remaker, texts: dict[int, bytes], result: _Reencoding
+) -> None:
+    """Compare one by one: the reference fails on some of the texts."""
+    for document, text in texts.items():
+        try:
+            _compare(store, remaker, {document: text}, result)
+        except UnencodableError as error:
+            result.unavailable += 1
+            what = f"document {document} cannot be compared: {error.message}"
+            result.notes.append(Finding("tokenmill.json", what))
 
 
 def _draw(store: Store, *, sample: int, seed: int) -> Mapping[str, list[int]]:

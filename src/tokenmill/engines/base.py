@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tokenmill.errors import TokenizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.coverage import Coverage
     from tokenmill.records import TextBatch, TokenBatch
+
+
+Found = TypeVar("Found")
 
 
 class SpecialTokens(enum.StrEnum):
@@ -71,6 +76,51 @@ class TokenizerInfo:
     """Whether a text gets a space in front, but only where it is the beginning of everything."""
 
 
+class UnencodableError(TokenizerError):
+    """The reference itself fails on some texts of a batch."""
+
+    def __init__(self, documents: Mapping[int, str], *, engine: str) -> None:
+        place, reason = next(iter(documents.items()))
+        super().__init__(
+            f"{engine} fails on {len(documents)} of the texts, first on text {place}: {reason}",
+            hint="leave such texts out, or look at the patterns of the tokenizer: one that goes "
+            "back and forth over a text fails on long runs",
+        )
+        self.documents = dict(documents)
+        """Their positions in the batch, and why."""
+
+
+def encode_all(
+    encode: Callable[[list[str]], Sequence[Found]], texts: list[str], *, engine: str
+) -> Sequence[Found]:
+    """What `encode` makes of the texts; where it fails, UnencodableError names those at fault."""
+    failed: dict[int, str] = {}
+    found: list[Found] = []
+    try:
+        return encode(texts)
+    except BaseException as error:
+        reason = failure_of(error)
+    if len(texts) == 1:
+        raise UnencodableError({0: reason}, engine=engine)
+    for place, text in enumerate(texts):
+        try:
+            found += encode([text])
+        except BaseException as error:
+            failed[place] = failure_of(error)
+    if failed:
+        raise UnencodableError(failed, engine=engine)
+    return found
+
+
+def failure_of(error: BaseException) -> str:
+    """What a package says of its failure; the error itself is raised where it is not one."""
+    # A Rust panic is no Exception; anything else (an interrupt) is not ours to hold.
+    is_panic = type(error).__name__ == "PanicException"
+    if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic):
+        raise error
+    return f"it panicked: {error}" if is_panic else str(error) or repr(error)
+
+
 class Engine(Protocol):
     """Turns text into ids and back. Not thread-safe; one per worker."""
 
@@ -79,7 +129,10 @@ class Engine(Protocol):
     version: str
 
     def encode(self, texts: TextBatch) -> TokenBatch:
-        """Ids of each document; the text must be valid UTF-8."""
+        """Ids of each document; the text must be valid UTF-8.
+
+        UnencodableError where the engine fails on some of them.
+        """
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids, special tokens shown as their content."""

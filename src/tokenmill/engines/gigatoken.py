@@ -21,7 +21,7 @@ import numpy as np
 
 from tokenmill.engines import byte_level
 from tokenmill.engines.added_tokens import kept_tokens
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import SpecialTokens, failure_of
 from tokenmill.engines.coverage import RESPELLED
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TokenBatch
@@ -63,7 +63,13 @@ class GigatokenEngine:
         strings = awkward.contents.ListOffsetArray(
             awkward.index.Index64(offsets), content, parameters={"__array__": "string"}
         )
-        encoded = self._tokenizer.encode_batch(awkward.Array(strings), parallel=self._parallel)
+        try:
+            encoded = self._tokenizer.encode_batch(awkward.Array(strings), parallel=self._parallel)
+        except BaseException as error:
+            raise TokenizerError(
+                f"gigatoken cannot encode {texts.num_bytes:,} bytes of text: {failure_of(error)}",
+                hint="use the reference engine: --engine tokenizers, sentencepiece or tiktoken",
+            ) from error
         layout = encoded.layout
         return TokenBatch(
             np.asarray(layout.content.data, np.uint32), np.asarray(layout.offsets.data, np.int64)
@@ -160,13 +166,8 @@ def _gigatoken() -> Any:
 def _built(build: Callable[[], Any]) -> Any:
     try:
         return build()
-    except Exception as error:
-        reason = str(error)
     except BaseException as error:
-        # A Rust panic is no Exception; anything else (an interrupt) is not ours to hold.
-        if type(error).__name__ != "PanicException":
-            raise
-        reason = f"it panicked: {error}"
+        reason = failure_of(error)
     raise TokenizerError(
         f"gigatoken cannot load this tokenizer: {reason}",
         hint="use the reference engine: --engine auto",

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import (
+    SpecialTokens,
+    UnencodableError,
+    encode_all,
+    failure_of,
+)
 from tokenmill.engines.describe import read_tokenizer_json, vocabulary
 from tokenmill.engines.pieces import json_token_bytes
 from tokenmill.errors import TokenizerError
@@ -59,9 +64,10 @@ class HuggingFaceEngine:
             self._old_api = hasattr(self._tokenizer, "encode_special_tokens")
             self._prepare()
             self._encode_texts(["probe"])
-        except Exception as error:  # the package raises bare Exception for an unusable file
+        except BaseException as error:  # the package raises bare Exception, or panics
             raise TokenizerError(
-                f"the tokenizers package {self.version} cannot run {str(path)!r}: {error}",
+                f"the tokenizers package {self.version} cannot run {str(path)!r}: "
+                f"{failure_of(error)}",
                 hint="check the file, or try another version: pip install 'tokenizers<1'",
             ) from error
 
@@ -76,7 +82,12 @@ class HuggingFaceEngine:
         lengths = np.zeros(len(texts) + 1, np.int64)
         for start, stop in _slices(texts.offsets):
             window = type(texts)(texts.data, texts.offsets[start : stop + 1])
-            for index, ids in enumerate(self._encode_texts(window.texts()), start=start):
+            try:
+                found = encode_all(self._encode_texts, window.texts(), engine=self.name)
+            except UnencodableError as error:
+                moved = {start + place: why for place, why in error.documents.items()}
+                raise UnencodableError(moved, engine=self.name) from error
+            for index, ids in enumerate(found, start=start):
                 parts.append(ids)
                 lengths[index + 1] = len(ids)
         ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
@@ -84,14 +95,7 @@ class HuggingFaceEngine:
 
     def _encode_texts(self, texts: list[str]) -> list[NDArray[np.uint32]]:
         if not self._old_api:
-            encodings = self._tokenizer.encode_batch(
-                texts,
-                add_special_tokens=False,
-                encode_special_tokens=self._as_text,
-                padding=None,
-                truncation=None,
-            )
-            return [encoding.ids_array for encoding in encodings]
+            return [encoding.ids_array for encoding in self._encodings(texts)]
         # The fast variant leaves out offsets, which nobody here needs; old releases lack it.
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         encodings = encode(texts, add_special_tokens=False)
@@ -99,17 +103,21 @@ class HuggingFaceEngine:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Characters that each token of the text stands for, as [start, end)."""
-        if self._old_api:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        else:
-            encoding = self._tokenizer.encode_batch(
-                [text],
-                add_special_tokens=False,
-                encode_special_tokens=self._as_text,
-                padding=None,
-                truncation=None,
-            )[0]
+        (encoding,) = encode_all(self._encodings, [text], engine=self.name)
         return [(int(start), int(end)) for start, end in encoding.offsets]
+
+    def _encodings(self, texts: list[str]) -> list[Any]:
+        """What the package says of each text, with offsets."""
+        if self._old_api:
+            return [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        encodings: list[Any] = self._tokenizer.encode_batch(
+            texts,
+            add_special_tokens=False,
+            encode_special_tokens=self._as_text,
+            padding=None,
+            truncation=None,
+        )
+        return encodings
 
     def added_token_id(self, content: str) -> int | None:
         """The id that the package gives to an added token, which need not be the file's."""

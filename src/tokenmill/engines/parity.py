@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenmill.engines.base import UnencodableError
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
@@ -181,8 +182,13 @@ class CheckedEngine:
         contested = self._contested(texts)
         if not len(contested):
             return tokens
+        try:
+            by_reference = self.reference.encode(texts.take(contested))
+        except UnencodableError as error:
+            failed = {int(contested[place]): why for place, why in error.documents.items()}
+            raise UnencodableError(failed, engine=self.reference.name) from error
         self.routed_documents += len(contested)
-        return _replace(tokens, contested, self.reference.encode(texts.take(contested)))
+        return _replace(tokens, contested, by_reference)
 
     def _contested(self, texts: TextBatch) -> NDArray[np.int64]:
         """Positions of the documents that only the reference may encode."""
@@ -249,7 +255,14 @@ class CheckedEngine:
 
     def _compare(self, texts: TextBatch, found: TokenBatch) -> list[tuple[int, Mismatch]]:
         """Positions at which `found` is not what the reference finds, and what was found there."""
-        expected = self.reference.encode(texts)
+        failed: dict[int, str] = {}
+        try:
+            expected = self.reference.encode(texts)
+        except UnencodableError as error:
+            failed = error.documents
+            good = [index for index in range(len(texts)) if index not in failed]
+            ids = dict(zip(good, _documents(self.reference.encode(texts.take(good))), strict=True))
+            expected = TokenBatch.from_lists([ids.get(index, ()) for index in range(len(texts))])
         return [
             (
                 index,
@@ -260,8 +273,12 @@ class CheckedEngine:
                 ),
             )
             for index in range(len(texts))
-            if not np.array_equal(found[index], expected[index])
+            if index in failed or not np.array_equal(found[index], expected[index])
         ]
+
+
+def _documents(tokens: TokenBatch) -> list[NDArray[np.uint32]]:
+    return [tokens[index] for index in range(len(tokens))]
 
 
 def _whole_characters(data: NDArray[np.uint8], start: int, stop: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import SpecialTokens, encode_all
 from tokenmill.engines.pieces import spaced_piece_bytes
 from tokenmill.engines.sentencepiece_model import proto_fields
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
@@ -55,8 +55,11 @@ class SentencePieceEngine:
             ) from error
 
     def encode(self, texts: TextBatch) -> TokenBatch:
-        documents = self._processor.encode(texts.texts(), num_threads=self._threads)
-        return TokenBatch.from_lists(documents)
+        return TokenBatch.from_lists(encode_all(self._encode, texts.texts(), engine=self.name))
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        documents: list[list[int]] = self._processor.encode(texts, num_threads=self._threads)
+        return documents
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Characters that each token of the text stands for, as [start, end)."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import SpecialTokens, encode_all, failure_of
 from tokenmill.engines.locate import SIDECAR_SUFFIX
 from tokenmill.engines.rank_files import RankDefinition
 from tokenmill.errors import MissingExtraError, TokenizerError
@@ -53,9 +53,10 @@ class TiktokenEngine:
                 mergeable_ranks=dict(ranks.ranks),
                 special_tokens=dict(ranks.definition.special_tokens),
             )
-        except ValueError as error:
+        except BaseException as error:
             raise TokenizerError(
-                f"the tiktoken package {self.version} cannot use {str(ranks.path)!r}: {error}",
+                f"the tiktoken package {self.version} cannot use {str(ranks.path)!r}: "
+                f"{failure_of(error)}",
                 hint=f"check the pattern in {ranks.path.name}{SIDECAR_SUFFIX}",
             ) from error
 
@@ -63,9 +64,12 @@ class TiktokenEngine:
         strings = texts.texts()
         if self._normalization:
             strings = [unicodedata.normalize(self._normalization, text) for text in strings]
-        if self._threads > 1 and len(strings) > 1:
-            return TokenBatch.from_lists(self._encode_threaded(strings))
-        return TokenBatch.from_lists([self._encode_text(text) for text in strings])
+        return TokenBatch.from_lists(encode_all(self._encode_texts, strings, engine=self.name))
+
+    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
+        if self._threads > 1 and len(texts) > 1:
+            return self._encode_threaded(texts)
+        return [self._encode_text(text) for text in texts]
 
     def _encode_text(self, text: str) -> list[int]:
         if self._parse:
@@ -91,7 +95,8 @@ class TiktokenEngine:
             normalized = unicodedata.normalize(self._normalization, text)
         places = self._places(text)
         found, position = [], 0
-        for token in self._encode_text(normalized):
+        (tokens,) = encode_all(self._encode_texts, [normalized], engine=self.name)
+        for token in tokens:
             end = position + len(self.token_bytes(token))
             first = bisect.bisect_right(places, position) - 1
             found.append((first, bisect.bisect_left(places, end)))
