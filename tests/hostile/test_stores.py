@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
+import json
 import os
+import random
+import shutil
 import sys
+import tempfile
 import time
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.hostile.attack import tried
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builder.stores import tree
+from tests.hostile.attack import attack, tried
 from tests.loader.stores import write_store
+from tests.store.samples import GOLDEN, SampleStore
 
 import tokenmill
-from tokenmill.errors import StoreError
+from tokenmill import build, finish
+from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.loader.loader import Loader
 from tokenmill.store import stream
+from tokenmill.store.check import check_store
+from tokenmill.store.facts import facts_of
 from tokenmill.store.mapped import MappedTokens
+from tokenmill.store.reader import Store
+from tokenmill.store.sealed import checksum_of
 from tokenmill.torch import DeviceFeeder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tokenmill.store.reader import Store
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, links or truncation")
 
@@ -153,3 +166,216 @@ def test_a_file_that_is_cut_off_under_a_loader_is_named(
 
     assert in_a_fork(attack) == 0
     tried("files cut off while they were mapped")
+
+
+# Files of a store that are sealed anew after they were changed: whoever makes a store can do that.
+
+VALUES: list[object] = [
+    *(None, True, False, -1, 0, 1, 2, 7, 255, 65_536, 10**14, 2**31, 2**63, 10**30, 10**5000, 0.5),
+    *("", "x", "train", "../../../etc/passwd", "/etc/passwd", "a/b", "0" * 32, "\ud800", "bytes"),
+    *([], {}, [1], [-1, 2], [[1]], {"a": 1}, "@nested@", "@infinity@"),
+]
+
+
+def reseal(members: object) -> bytes:
+    """The bytes of a JSON value with a checksum that holds."""
+    sys.set_int_max_str_digits(0)
+    body = json.dumps(members, separators=(",", ":"))[:-1]
+    sys.set_int_max_str_digits(4300)
+    body = body.replace('"@nested@"', "[" * 100_000 + "]" * 100_000)
+    body = body.replace('"@infinity@"', "1e999")
+    data = f"{body},".encode()
+    return data + f'"checksum":"{checksum_of(data)}"}}\n'.encode()
+
+
+def places_in(value: object) -> list[tuple[Any, Any]]:
+    """Every place in a JSON value: what holds it, and its key there."""
+    found: list[tuple[Any, Any]] = []
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, (dict, list)):
+            keys = list(each) if isinstance(each, dict) else list(range(len(each)))
+            found += [(each, key) for key in keys]
+            left += [each[key] for key in keys]
+    return found
+
+
+def change(members: dict[str, Any], dice: random.Random) -> None:
+    """Change a JSON object in one place or two."""
+    for _ in range(dice.choice([1, 1, 1, 2])):
+        places = places_in(members)
+        holder, key = dice.choice(places)
+        other, other_key = dice.choice(places)
+        match dice.randrange(6):
+            case 0 | 1:
+                holder[key] = copy.deepcopy(dice.choice(VALUES))
+            case 2:
+                del holder[key]
+            case 3:
+                holder[key] = copy.deepcopy(other[other_key])
+            case 4 if isinstance(holder, list):
+                holder.insert(key, copy.deepcopy(holder[key]))
+            case 5 if isinstance(holder, dict):
+                holder[str(dice.choice(VALUES[:5]))] = holder[key]
+            case _:
+                if type(holder[key]) is int:
+                    holder[key] += dice.choice([-1, 1, 10**6, 10**14])
+
+
+def use_store(root: Path) -> list[object]:
+    """All that can be asked of a store."""
+    found: list[object] = []
+    with Store(root, split=None) as store:
+        found += [ids.tolist() for ids in store]
+        found += [store[k].tolist() for k in range(min(20, len(store)))]
+        found += [store.source(k) for k in range(min(20, len(store)))]
+        found += [store.lengths().tolist(), store.content, store.num_counted]
+        found += [store.row_lengths(k).tolist() for k in range(len(store.shards))]
+        found += [list(store.rejects()), store.tokenizer_dir.name]
+        for packing in ("concat", "best-fit", "pad"):
+            loader = Loader(store, seq_len=7, batch_size=2, packing=packing, epochs=1)
+            for batch in itertools.islice(loader, 20):
+                found += [batch.input_ids.tolist(), batch.loss_mask.tolist()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[object]]:
+    root = tmp_path_factory.mktemp("sample") / "store"
+    files = {"tokenizer.json": b"{}"}
+    units = GOLDEN.units
+    SampleStore(units=units, tokenizer_files=files, has_mask=True, piece_tokens=9).write(root)
+    return root, use_store(root)
+
+
+def changed_copy(
+    root: Path, out: Path, *, kind: str, dice: random.Random, trust: bool = True
+) -> Path:
+    """A copy of a store with a file of a kind changed, sealed anew."""
+    shutil.copytree(root, out)
+    path = dice.choice(sorted(out.glob(kind)))
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        members = json.loads(data)
+        del members["checksum"]
+        change(members, dice)
+        path.write_bytes(reseal(members))
+        if trust and path.parent.name == "shards":
+            trust_receipt(out, path)
+    elif path.suffix == ".plan":
+        members = json.loads(data[:4096].rstrip(b"\0"))
+        del members["checksum"]
+        if dice.random() < 0.5:
+            change(members, dice)
+        path.write_bytes(reseal(members).ljust(4096, b"\0") + spoiled(data[4096:], dice))
+    else:
+        path.write_bytes(spoiled(data, dice))
+    return path
+
+
+def spoiled(data: bytes, dice: random.Random) -> bytes:
+    """Numbers of 4 and 8 bytes overwritten."""
+    out = bytearray(data)
+    for _ in range(dice.choice([0, 1, 1, 3])):
+        size = dice.choice([1, 4, 8])
+        if len(out) >= size:
+            at = dice.randrange(len(out) - size + 1)
+            value = dice.choice([0, 1, 255, 2 ** (8 * size) - 1, 2 ** (8 * size - 1), 10**14])
+            out[at : at + size] = (value % 2 ** (8 * size)).to_bytes(size, "little")
+    return bytes(out)
+
+
+def trust_receipt(root: Path, path: Path) -> None:
+    """Make the manifest name the receipt as it is."""
+    manifest = root / "tokenmill.json"
+    members = json.loads(manifest.read_bytes())
+    del members["checksum"]
+    names = [
+        f"{source['prefix']}-{index:05d}"
+        for source in members["sources"]
+        for index in range(source["units"])
+    ]
+    unit = members["units"][names.index(path.stem)]
+    facts = facts_of(path.read_bytes())
+    unit[2], unit[3] = facts.bytes, facts.checksum
+    manifest.write_bytes(reseal(members))
+
+
+KINDS = [
+    "tokenmill.json",
+    "shards/*.json",
+    "shards/*.idx",
+    "shards/*.mask",
+    "layouts/*.plan",
+    "rejects/*.jsonl",
+]
+
+
+@attack(short=50, long=6000)
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**9))
+def test_a_store_with_changed_facts_gives_an_error_or_its_data(
+    sample: tuple[Path, list[object]], kind: str, seed: int
+) -> None:
+    root, _ = sample
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "store"
+        path = changed_copy(root, out, kind=kind, dice=random.Random(seed))
+        before = (root / path.relative_to(out)).read_bytes()
+        with contextlib.suppress(TokenmillError):
+            use_store(out)
+        with contextlib.suppress(TokenmillError):
+            report = check_store(out)
+            if kind in ("shards/*.idx", "shards/*.mask", "rejects/*.jsonl"):
+                assert report.is_sound == (path.read_bytes() == before)
+    tried(f"stores with a changed {kind.rpartition('.')[2]}")
+
+
+BUILD: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "workers": 1,
+    "memory": "2GB",
+    "unit_bytes": 400,
+    "val": 0.3,
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an input, the store of it, and parts of the same that are not finished."""
+    root = tmp_path_factory.mktemp("built")
+    lines = [json.dumps({"text": f"document {k} " * (k % 7)}) for k in range(40)]
+    (root / "in.jsonl").write_text("\n".join([*lines, "{bad"]) + "\n")
+    build(root / "in.jsonl", out=root / "store", max_rejects=1.0, **BUILD)
+    for part in ("1/2", "2/2"):
+        build(root / "in.jsonl", out=root / "parts", max_rejects=1.0, part=part, **BUILD)
+    return root
+
+
+@attack(short=6, long=1000)
+@given(seed=st.integers(0, 10**9), kind=st.sampled_from(["receipt", "manifest", "part", "copy"]))
+def test_a_build_makes_the_same_store_of_what_was_changed_or_says_what_is_wrong(
+    built: Path, seed: int, kind: str
+) -> None:
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "store"
+        if kind == "copy":
+            shutil.copytree(built / "store", out)
+            one, other = dice.sample(sorted(out.glob("shards/*.json")), 2)
+            shutil.copyfile(one, other)
+        else:
+            which = {"manifest": "tokenmill.json", "part": "parts/*.json"}
+            source = built / ("parts" if kind == "part" else "store")
+            pattern = which.get(kind, "shards/*.json")
+            changed_copy(source, out, kind=pattern, dice=dice, trust=False)
+        with contextlib.suppress(TokenmillError):
+            if kind == "part":
+                finish(out)
+            else:
+                build(built / "in.jsonl", out=out, max_rejects=1.0, **BUILD)
+            if kind in ("receipt", "manifest"):  # what is sealed is believed, if it can be true
+                use_store(out)
+            else:
+                assert tree(out) == tree(built / "store")
+    tried("builds that go on in a store with a changed receipt, manifest or record")

@@ -161,7 +161,7 @@ def test_units_of_another_configuration_or_another_version_of_a_file_are_not_mix
     add(assembler, first)
     with pytest.raises(StoreError, match="two versions of the file"):
         add(assembler, replace(second, source=replace(second.source, version="v2")))
-    with pytest.raises(ValueError, match=r"unit 0 .* follows 1 others"):
+    with pytest.raises(StoreError, match=r"unit 0 .* follows 1 others"):
         add(assembler, first)
     add(assembler, second)
     assert assembler.manifest().totals == first.counts + second.counts

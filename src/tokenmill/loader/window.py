@@ -169,6 +169,9 @@ class SourceRows:
         self._pad_id = pad_id
         self._row_tokens = layout.seq_len + 1
         pieces = layout.pieces(rows)
+        total, shortest = int(pieces.lengths.sum()), int(pieces.lengths.min(initial=0))
+        if total != len(rows) * self._row_tokens or shortest < 0:
+            raise self._stream.damaged("does not have the length of a row")
         self._spans = self._stream.locate(pieces.starts, pieces.lengths)
         self._firsts: list[int] | None = None
         """The first span of each row, and the end; None where each row is one span."""

@@ -68,15 +68,21 @@ class ManifestAssembler:
         return unit
 
     def manifest(self) -> Manifest:
-        """The manifest of all units added."""
-        return Manifest(
-            identity=self._identity,
-            totals=self._sum.totals(),
-            splits=split_totals(self._units),
-            engines=self._sum.engines(),
-            sources=tuple(source.entry() for source in self._sources),
-            units=tuple(self._units),
-        )
+        """The manifest of all units added; StoreError where their receipts do not go together."""
+        try:
+            return Manifest(
+                identity=self._identity,
+                totals=self._sum.totals(),
+                splits=split_totals(self._units),
+                engines=self._sum.engines(),
+                sources=tuple(source.entry() for source in self._sources),
+                units=tuple(self._units),
+            )
+        except ValueError as error:
+            raise StoreError(
+                f"the receipts of {len(self._units):,} units do not go together: {error}",
+                hint="see which are damaged with: tokenmill verify STORE",
+            ) from error
 
     def _check(self, receipt: Receipt) -> None:
         identity, unit = self._identity, receipt.unit
@@ -112,7 +118,11 @@ class ManifestAssembler:
                 hint="run the build again with the same command",
             )
         if unit.index != last.units:
-            raise ValueError(f"unit {unit.index} of {unit.path!r} follows {last.units} others")
+            raise StoreError(
+                f"unit {unit.index} of {unit.path!r} follows {last.units} others: a receipt is"
+                " missing, or is of another unit",
+                hint="run the build again with the same command",
+            )
         if not is_known:
             self._sources.append(last)
         last.units += 1

@@ -151,7 +151,10 @@ class _Check:
             done += scan.bytes
             yield done
         if complete:
-            self._compare(assembler.manifest())
+            try:
+                self._compare(assembler.manifest())
+            except StoreError as error:
+                self._find(self._layout.manifest, error.message)
 
     def _scan_units(self) -> Iterator[UnitScan]:
         with ThreadPoolExecutor(MAX_THREADS) as pool:
@@ -170,7 +173,7 @@ class _Check:
             return False
         try:
             assembler.add(scan.receipt, file=scan.file)
-        except (StoreError, ValueError) as error:
+        except StoreError as error:
             self._find(self._layout.receipt(scan.unit), f"does not fit the manifest: {error}")
             return False
         return True

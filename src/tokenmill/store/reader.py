@@ -23,6 +23,7 @@ import numpy as np
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.lazy import lazy
 from tokenmill.store.entries import UNCOUNTED
+from tokenmill.store.fields import Fields
 from tokenmill.store.files import StoreFiles, open_files
 from tokenmill.store.format import MASK_DTYPE, counted_by_document, map_of
 from tokenmill.store.layout import shard_name
@@ -368,7 +369,14 @@ class Store:
 
     def _facts(self, shard: Shard) -> ShardFacts:
         receipt = self._receipt(shard.unit)
-        return next(facts for facts in receipt.shards if facts.split == shard.split)
+        for facts in receipt.shards:
+            if (facts.name, facts.documents) == (shard.name, shard.documents):
+                return facts
+        raise StoreError(
+            f"the receipt of {shard.unit!r} in {str(self.path)!r} does not know its shard"
+            f" {shard.name!r}: it is not the one that the manifest was made from",
+            hint=f"see what is damaged with: tokenmill verify {self.path}",
+        )
 
     def receipt(self, unit: str) -> Receipt:
         """The receipt of a unit."""
@@ -419,7 +427,19 @@ class Store:
             if unit.rejects is None:
                 continue
             for line in self.files.rejects(unit.name):
-                yield RejectedRow(unit=unit.name, **json.loads(line))
+                yield self._rejected(unit.name, line)
+
+    def _rejected(self, unit: str, line: bytes) -> RejectedRow:
+        try:
+            members = json.loads(line)
+            if isinstance(members, dict):
+                members["unit"] = unit
+            return Fields(members, where="row").into(RejectedRow)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(
+                f"the rejects of the unit {unit!r} of {str(self.path)!r} were changed: {error}",
+                hint=f"see what is damaged with: tokenmill verify {self.path}",
+            ) from error
 
     def decode(self, number: SupportsIndex) -> str:
         """The text of a document, without the tokens that the build put around it."""

@@ -160,7 +160,10 @@ class Receipt:
         members = unseal(data, path=path)
         check_version(members, path=path)
         try:
-            return _receipt(Fields(members, where="receipt"))
+            receipt = _receipt(Fields(members, where="receipt"))
+            if not str(path).endswith(f"{receipt.unit.name}.json"):
+                raise ValueError(f"it is of the unit {receipt.unit.name!r}")
+            return receipt
         except ValueError as error:
             raise StoreError(
                 f"{str(path)!r} is not a receipt that tokenmill wrote: {error}",

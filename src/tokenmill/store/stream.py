@@ -216,16 +216,17 @@ class TokenStream:
         pieces: list[tuple[int, int, int]] = []
         while last > (size := int(self._sizes[shard])):
             if shard + 1 == len(self._first_positions):
-                raise self._beyond_the_end()
+                raise self.damaged(f"lies behind the last of its {self.num_tokens:,} tokens")
             pieces.append((shard, first, size))
             shard, first, last = shard + 1, 0, last - size
         pieces.append((shard, first, last))
         return [piece for piece in pieces if piece[1] < piece[2]]
 
-    def _beyond_the_end(self) -> StoreError:
+    def damaged(self, problem: str) -> StoreError:
+        """The error for a row that no sound index and no sound plan of rows gives."""
         return StoreError(
-            f"a row of {str(self.store.path)!r} lies behind the last of its {self.num_tokens:,}"
-            " tokens: an index or a plan of rows was changed after it was made",
+            f"a row of {str(self.store.path)!r} {problem}: an index or a plan of rows was changed"
+            " after it was made",
             hint=f"find what is damaged with: tokenmill verify {shlex.quote(str(self.store.path))}",
         )
 
