@@ -84,6 +84,9 @@ class TooManyRejectsError(BuildError):
 class MemoryBudgetError(BuildError):
     """The memory budget is too small for this build."""
 
+    short_bytes: int | None = None
+    """How many more a worker must be able to hold at once, where that is known."""
+
 
 class TrainingError(TokenmillError):
     """A training run cannot go on; its checkpoints stay valid."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
+from tokenmill.builder.memory import divide_budget
 from tokenmill.builder.messages import ProgressReport, UnitReport, WorkerSettings
 from tokenmill.builder.plan import Task
 from tokenmill.builder.worker import BuildWorker
@@ -73,7 +74,8 @@ def settings_for(layout: StoreLayout, lock: StoreLock, options: SourceOptions) -
         eos_id=256,
         val_fraction=0.0,
         max_reject_fraction=0.0,
-        memory_bytes=1 << 30,
+        memory=divide_budget(2 << 30, tokenizer_bytes=0, most_workers=1),
+        is_own_process=False,
     )
 
 

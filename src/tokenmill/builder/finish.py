@@ -181,7 +181,7 @@ def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
         store=layout.name,
         discovery=Discovery(files=(), skipped=()),
         plan=WorkPlan(files=()),
-        memory=MemoryPlan(budget=0, workers=0, worker_bytes=0, batch_bytes=0, max_document_bytes=0),
+        memory=MemoryPlan(budget=0, workers=0, worker_bytes=0, batch_bytes=0),
         monitor=None,
         seconds=0.0,
     )

@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psutil
 
 from tokenmill.config import format_size
 from tokenmill.errors import MemoryBudgetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MEGABYTE = 1 << 20
 
@@ -37,6 +42,7 @@ LARGE_DOCUMENT_FACTOR = 160
 """Memory per byte of a document that a reference engine encodes alone, at about a token a byte.
 The fast engine needs far less, but which engine is used may not decide which rows are rejected."""
 
+_USUAL_ROOM = 192 * MEGABYTE
 _SMALLEST_BATCH = 1 * MEGABYTE
 _LARGEST_BATCH = 8 * MEGABYTE
 
@@ -50,9 +56,13 @@ class MemoryPlan:
     worker_bytes: int
     """Size at which a worker drops its caches."""
     batch_bytes: int
-    max_document_bytes: int
+    max_document_bytes: int = 0
     """Follows from the budget alone: it decides which rows are rejected, and so may not depend on
     the number of workers."""
+    room_bytes: int = 0
+    """What a reader may hold at once beside its batches; a file that needs more is an error."""
+    hard_bytes: int = 0
+    """Size at which a worker gets no more memory: its share and one large document."""
     worker_cpus: int = 1
     """CPUs of a cluster's node for each worker, so that no more start there than fit."""
 
@@ -110,13 +120,53 @@ def divide_budget(
         )
     share = free // workers
     batch = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, (share - fixed) // (2 * BATCH_FACTOR)))
+    # Taken from what the engine's cache could grow to.
+    spare = share - fixed - BATCH_FACTOR * batch
+    room = max(4 * batch, spare // 2, min(spare, _USUAL_ROOM))
     return MemoryPlan(
         budget=budget,
         workers=workers,
         worker_bytes=share,
         batch_bytes=batch,
         max_document_bytes=document,
+        room_bytes=room,
+        hard_bytes=share + LARGE_DOCUMENT_FACTOR * document,
     )
+
+
+def budget_with(plan: MemoryPlan, more_bytes: int) -> str:
+    """A budget, as one writes it, whose readers have so many bytes more room."""
+    # Of a larger budget a quarter is for large documents; of a share, half may go to batches, and
+    # of what is left half is room.
+    more = more_bytes * plan.workers * 16 // 3
+    return f"{-(-(plan.budget + more) // 10**8) * 100}MB"
+
+
+_SPARE_BYTES = 64 * MEGABYTE
+"""Mapped and never used: stacks of threads, what allocators keep."""
+
+
+def limit_memory(most_bytes: int) -> Callable[[], None]:
+    """Make this process get no more memory than that; what is returned takes the limit back.
+
+    For a process of one's own that works on what may be hostile. Beyond the limit Python, numpy and
+    Arrow raise MemoryError, to be caught around the work (`BuildWorker.work` does) and told as an
+    error that names the file; native code that cannot raise ends the process with SIGABRT, which
+    `LocalRunner` tells as such an error and does not try again. Only Linux has such a limit.
+    """
+    if sys.platform != "linux":
+        return lambda: None
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/status") as file:
+        facts = dict(line.split(":", 1) for line in file if line.startswith(("VmData", "RssAnon")))
+    mapped, used = (int(facts[name].split()[0]) * 1024 for name in ("VmData", "RssAnon"))
+    limit = mapped + max(0, most_bytes - used) + _SPARE_BYTES
+    if before[1] != resource.RLIM_INFINITY:
+        limit = min(limit, before[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 class MemoryGuard:
@@ -125,9 +175,11 @@ class MemoryGuard:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._process = psutil.Process()
+        self.kept_free = 0
+        """What a reader may take at any moment."""
 
     def is_over(self) -> bool:
-        return int(self._process.memory_info().rss) > self._limit
+        return int(self._process.memory_info().rss) > self._limit - self.kept_free
 
 
 def release_free_memory() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenmill.builder.memory import MemoryPlan
     from tokenmill.config import RowShape
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.sources.base import SourceOptions
@@ -39,7 +40,9 @@ class WorkerSettings:
     eos_id: int | None
     val_fraction: float
     max_reject_fraction: float
-    memory_bytes: int
+    memory: MemoryPlan
+    is_own_process: bool = True
+    """Whether a worker may limit the memory of its process; not where that is the user's own."""
     shape: RowShape | None = None
 
 

@@ -69,6 +69,8 @@ _WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # glibc gives each thread an arena of its own, and none of them returns what it once held.
     "MALLOC_ARENA_MAX": "2",
+    # Arrow's allocator would map a gigabyte at once, and a limit could not tell what is used.
+    "MIMALLOC_ARENA_EAGER_COMMIT": "0",
 }
 
 
@@ -134,7 +136,9 @@ class BuildRun:
         self.layout.upstream.begin()
         request = self.request()
         memory = self.memory_plan(request)
-        options = self.source_options(batch_bytes=memory.batch_bytes)
+        options = dataclasses.replace(
+            self.source_options(batch_bytes=memory.batch_bytes), room_bytes=memory.room_bytes
+        )
         rules = PlanRules(
             options=options,
             config=request.identity.fingerprint,
@@ -334,7 +338,8 @@ class BuildRun:
             eos_id=identity.eos_id,
             val_fraction=self.config.val_fraction,
             max_reject_fraction=self.config.max_reject_fraction,
-            memory_bytes=memory.worker_bytes,
+            memory=memory,
+            is_own_process=not self.resources.serial,
             shape=self.config.shape,
         )
         job = Job(function="tokenmill.builder.worker:start_worker", payload=settings)

@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.builder.fitting import Fitting
 from tokenmill.builder.framing import Scratch
-from tokenmill.builder.memory import MemoryGuard, release_free_memory
+from tokenmill.builder.memory import (
+    MemoryGuard,
+    budget_with,
+    limit_memory,
+    release_free_memory,
+)
 from tokenmill.builder.messages import EngineReport, ProgressReport, UnitReport
 from tokenmill.builder.pipeline import StageClock
 from tokenmill.builder.unit import EngineDisagreesError, UnitPass, UnitRules, UnitTally
+from tokenmill.config import format_size
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import load_engine
+from tokenmill.errors import MemoryBudgetError
 from tokenmill.sources import format_of
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.format import token_dtype
@@ -31,7 +38,7 @@ from tokenmill.store.place import join_layout
 from tokenmill.store.writer import UnitWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from tokenmill.builder.messages import WorkerSettings
@@ -95,7 +102,7 @@ class BuildWorker:
             max_reject_fraction=settings.max_reject_fraction,
             batch_bytes=settings.options.batch_bytes,
         )
-        self._guard = MemoryGuard(settings.memory_bytes)
+        self._guard = MemoryGuard(settings.memory.worker_bytes)
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
         self._pending: Future[None] | None = None
         self._scratch = Scratch()
@@ -104,6 +111,9 @@ class BuildWorker:
         # What is alive now stays alive: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+        self._unlimit: Callable[[], None] = lambda: None
+        if settings.is_own_process:
+            self._unlimit = limit_memory(settings.memory.hard_bytes)
 
     def ready(self) -> EngineReport:
         return EngineReport(
@@ -118,10 +128,15 @@ class BuildWorker:
             source = self._open(task.file)
             for unit in _units_of(task, source, self._settings.options):
                 self._build(source, unit, task.row_limits.get(unit.index), report)
-        except BaseException:
+        except BaseException as error:
             # The driver ends everything when it hears of this; wait for the unit before.
             if self._pending is not None:
                 wait([self._pending])
+            if isinstance(error, MemoryError):
+                raise self._out_of_memory(task.file.path) from None
+            if isinstance(error, MemoryBudgetError) and error.short_bytes is not None:
+                enough = budget_with(self._settings.memory, error.short_bytes)
+                error.hint = f"allow more with --memory {enough}{self._or_fewer()}"
             raise
         return self._pending
 
@@ -130,11 +145,27 @@ class BuildWorker:
         self._close_source()
         self._lock.release()
         self._layout.upstream.close()
+        self._unlimit()
+
+    def _out_of_memory(self, path: str) -> MemoryBudgetError:
+        budget = self._settings.memory.budget
+        return MemoryBudgetError(
+            f"a worker came to the end of its share of the memory, {format_size(budget)} in all, "
+            f"while it worked on {path!r}: something in that file takes far more than its size",
+            hint=f"allow more with --memory {-(-2 * budget // 10**8) * 100}MB{self._or_fewer()}, "
+            "or leave the file out",
+        )
+
+    def _or_fewer(self) -> str:
+        return " or fewer --workers" if self._settings.memory.workers > 1 else ""
 
     def _open(self, file: SourceFile) -> Source:
         """The file's source; it stays open, since the next task is mostly of the same file."""
         if self._source is None or self._file != file:
             self._close_source()
+            # A line or a record is held once, as part of a batch.
+            is_plain = file.format in ("jsonl", "text") and file.compression is None
+            self._guard.kept_free = 0 if is_plain else self._settings.options.room_bytes
             self._source = format_of(file).open(file, self._settings.options)
             self._file = file
         return self._source
@@ -238,8 +269,10 @@ class BuildWorker:
                 ),
                 engine=engine,
             )
-        except BaseException:
+        except BaseException as error:
             draft.writer.abort()
+            if isinstance(error, MemoryError):
+                raise self._out_of_memory(draft.unit.file.path) from None
             raise
         draft.clock.add("write", time.perf_counter() - start)
         report(

@@ -5,12 +5,13 @@ A fresh interpreter started by name, not by `multiprocessing`: a user's script n
 Messages come on standard input and go to what was standard output; prints of libraries go to
 standard error.
 
-A worker never outlives its driver: the thread that reads standard input ends the process when that
-closes, however the driver died.
+A worker never outlives its driver: the system ends it with its parent (on Linux), and the thread
+that reads standard input ends the process when that closes, however the driver died.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import queue
@@ -24,6 +25,8 @@ from typing import IO, Any
 from tokenmill.runners.base import Job, resolve
 from tokenmill.runners.frames import read_frame, write_frame
 from tokenmill.visible import guarded
+
+_PR_SET_PDEATHSIG = 1
 
 
 def _receive(pipe: IO[bytes], inbox: queue.SimpleQueue[Any]) -> None:
@@ -71,8 +74,18 @@ def _serve(job: Job, inbox: queue.SimpleQueue[Any], outbox: IO[bytes]) -> None:
         fail(error)
 
 
+def end_with_parent() -> None:
+    """Have the system end this process when the thread that started it ends; only Linux can.
+
+    Unlike a thread that waits for that, it also ends a process that is stopped, or in native code.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Serve the driver at the other end of standard input until it is done or gone."""
+    end_with_parent()
     # Ctrl-C goes to the whole group of processes; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = os.fdopen(os.dup(1), "wb")

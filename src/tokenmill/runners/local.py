@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -178,6 +179,13 @@ class LocalRunner:
         self._processes.remove(process)
         reason = process.exit_reason()
         for number, task in process.tasks.items():
+            if process.popen.returncode == -signal.SIGABRT:
+                raise BuildError(
+                    f"a worker ended itself ({reason}) while it worked on {task}; native code does "
+                    "so when it gets no more memory, and it would do so again",
+                    hint="allow more with a larger --memory or fewer --workers, or leave the file "
+                    "out; what the worker said last stands above",
+                )
             on_event(WorkerLost(process.number, task, reason))
             backlog.give_back(number, task, reason)
         # Also after a normal end: another worker may have been lost since this one was let go.

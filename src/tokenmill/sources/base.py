@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tokenmill.config import format_size
+from tokenmill.errors import MemoryBudgetError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,8 +45,23 @@ class SourceOptions:
     """Bytes of text in a unit; None chooses by the file's size (see `unit_bytes_for`)."""
     batch_bytes: int = 8 * MEGABYTE
     """Input read in one go. Bounds memory; never changes the result."""
+    room_bytes: int = 1 << 30
+    """What a reader may hold at once of what a file cannot be read without: a page of Parquet, a
+    batch of Arrow, the window of a decompressor. A file that needs more is an error."""
     max_document_bytes: int = 64 * MEGABYTE
     """A row whose text is larger is rejected. Follows from the memory budget."""
+
+
+def check_room(needs: int, what: str, *, path: str, room: int) -> None:
+    """Refuse what a reader would have to hold at once and has no room for."""
+    if needs > room:
+        error = MemoryBudgetError(
+            f"{path!r} has {what}, and reading it takes {format_size(needs)} of memory at once; a "
+            f"worker of this build has room for {format_size(room)}",
+            hint="allow more with --memory, or write the file again in smaller parts",
+        )
+        error.short_bytes = needs - room
+        raise error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

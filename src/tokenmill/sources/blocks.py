@@ -64,6 +64,7 @@ class BlockReader:
         self._limit = record_limit(options) + len(separator)
         self._most_records = min(LARGEST_BATCH_ROWS, max(1 << 12, self._target // 128))
         self._buffer = bytearray(self._target)
+        self._room = options.room_bytes
         self._raw: Any = None
         self.read_seconds = 0.0
         self._floor: float = 0  # no record begins between here and the current position
@@ -124,7 +125,7 @@ class BlockReader:
             self._restart(0)
             return
         self.close()
-        self._raw = open_decompressed(self._file)
+        self._raw = open_decompressed(self._file, room=self._room)
         self._base = self._low = self._high = 0
         self._at_end = False
 

@@ -77,7 +77,8 @@ class CsvSource:
         row = 0
         digest = xxhash.xxh3_128_hexdigest(b"")
         if self._file.size:
-            with _HashingReader(open_decompressed(self._file)) as reader:
+            room = self._options.room_bytes
+            with _HashingReader(open_decompressed(self._file, room=room)) as reader:
                 for batch in self._batches(reader):
                     row += batch.num_rows
                     yield batch
@@ -222,7 +223,7 @@ def _with_gaps(
     return (pa.concat_arrays(parts) if rejects else array), rejects
 
 
-def _unreadable_rows(path: str, error: Exception) -> SourceError:
+def _unreadable_rows(path: str, error: Exception) -> Exception:
     if "straddl" in str(error):
         return SourceError(
             f"{path!r} has a row that is larger than what is read in one go, or a quote that is "

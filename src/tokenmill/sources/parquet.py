@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.sources.base import LARGEST_BATCH_ROWS, MEGABYTE, Unit
+from tokenmill import paths
+from tokenmill.config import format_size
+from tokenmill.sources.base import LARGEST_BATCH_ROWS, MEGABYTE, Unit, check_room
 from tokenmill.sources.column_source import UNREADABLE, ColumnSource, damaged
 from tokenmill.sources.columns import column_at, field_path
 from tokenmill.sources.compression import open_native
@@ -71,9 +73,7 @@ class ParquetSource(ColumnSource):
         # One row group at a time: the length of rows may differ much between them.
         for group in self._groups(unit):
             rows = self._parquet.metadata.row_group(group).num_rows
-            mean = max(1, self._sizes[group] // max(1, rows))
-            # Half of what is asked for: the size in the footer may be that of a dictionary.
-            size = min(max(1, self._options.batch_bytes // (2 * mean)), LARGEST_BATCH_ROWS)
+            size = self._rows_at_once(group)
             batches = self._parquet.iter_batches(
                 size, row_groups=[group], columns=list(self._columns), use_threads=False
             )
@@ -85,6 +85,34 @@ class ParquetSource(ColumnSource):
                     yield column_at(batch, self._names)
             if rows:
                 raise pa.ArrowInvalid(f"row group {group} lacks {rows:,} of the rows in its footer")
+
+    def _rows_at_once(self, group: int) -> int:
+        """Rows whose decoded text is bounded, as the headers of the pages say."""
+        metadata, room = self._parquet.metadata.row_group(group), self._options.room_bytes
+        rows, target = max(1, metadata.num_rows), self._options.batch_bytes // 2
+        most = min(max(1, target * rows // max(1, self._sizes[group])), LARGEST_BATCH_ROWS)
+        for index in _wanted(self._parquet.metadata, self._columns):
+            chunk = metadata.column(index)
+            is_small = 3 * chunk.total_uncompressed_size <= room
+            if is_small and not chunk.has_dictionary_page:
+                continue
+            # A value of a dictionary may stand in every row.
+            values = -(-chunk.num_values // rows)
+            with paths.open_binary(self._file.location) as file:
+                for page in _pages(file, chunk):
+                    check_room(
+                        page.compressed + 2 * page.size,
+                        f"a page of {format_size(page.size)} in column {chunk.path_in_schema!r}",
+                        path=self._file.path,
+                        room=room,
+                    )
+                    if page.is_dictionary:
+                        most = min(most, room // max(1, 2 * page.size * values))
+                    else:
+                        most = min(most, target * page.num_values // max(1, page.size * values))
+                    if is_small:
+                        break
+        return max(1, int(most))
 
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or unit.end >= len(self._sizes)
@@ -157,10 +185,7 @@ def _check_chunks(metadata: Any, columns: tuple[str, ...], *, size: int) -> None
 
 def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
     """Uncompressed bytes of the columns in each row group, those below them counted."""
-    below = tuple(f"{column}." for column in columns)
-    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    wanted = [i for i, name in enumerate(paths) if name in columns or name.startswith(below)]
-    assert wanted, f"{columns} are in the schema but not among the columns"
+    wanted = _wanted(metadata, columns)
     sizes = []
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
@@ -170,8 +195,95 @@ def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
             is_flat = metadata.schema.column(i).max_repetition_level == 0
             if is_flat and chunk.num_values != group.num_rows:
                 raise pa.ArrowInvalid(
-                    f"row group {index} has {chunk.num_values:,} values of {paths[i]!r} and "
-                    f"{group.num_rows:,} rows"
+                    f"row group {index} has {chunk.num_values:,} values of "
+                    f"{chunk.path_in_schema!r} and {group.num_rows:,} rows"
                 )
         sizes.append(sum(chunk.total_uncompressed_size for chunk in chunks))
     return sizes
+
+
+def _wanted(metadata: Any, columns: tuple[str, ...]) -> list[int]:
+    """Numbers of the columns, those below them counted."""
+    below = tuple(f"{column}." for column in columns)
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    wanted = [i for i, name in enumerate(names) if name in columns or name.startswith(below)]
+    assert wanted, f"{columns} are in the schema but not among the columns"
+    return wanted
+
+
+class _Page(NamedTuple):
+    compressed: int
+    size: int
+    num_values: int
+    is_dictionary: bool
+
+
+def _pages(file: Any, chunk: Any) -> Iterator[_Page]:
+    """The pages of a column chunk by their headers; ends where one is not understood.
+
+    Arrow reads the headers too and says what is wrong with them, but first it takes the memory.
+    """
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        start = min(start, chunk.dictionary_page_offset)
+    end = start + chunk.total_compressed_size
+    while start < end:
+        size = _HEADER_BYTES
+        while True:
+            file.seek(start)
+            data = file.read(size)
+            try:
+                header, used = _thrift(data, 0)
+                break
+            except IndexError:
+                if len(data) < size or size > MEGABYTE:
+                    return
+                size *= 16
+            except (KeyError, RecursionError):
+                return
+        kinds = [header.get(number) for number in (5, 7, 8)]
+        about = next((kind for kind in kinds if isinstance(kind, dict)), {})
+        found = [header.get(3), header.get(2), about.get(1, 0)]
+        compressed, whole, num_values = (each if type(each) is int else -1 for each in found)
+        if min(compressed, whole, num_values) < 0:
+            return
+        yield _Page(compressed, whole, num_values, is_dictionary=type(header.get(7)) is dict)
+        start += used + compressed
+
+
+def _thrift(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct of Thrift's compact protocol and where it ends; IndexError if it goes on."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        at, kind = at + 1, head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _varint(data, at)
+            number = number >> 1
+        if kind == _STRUCT:
+            fields[number], at = _thrift(data, at)
+        elif kind == _BINARY:
+            size, at = _varint(data, at)
+            at += size
+        elif kind in _INTEGERS:
+            value, at = _varint(data, at)
+            fields[number] = (value >> 1) ^ -(value & 1)
+        else:
+            at += _FIXED[kind]
+    return fields, at + 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+
+
+_HEADER_BYTES = 512
+_INTEGERS, _BINARY, _STRUCT = (4, 5, 6), 8, 12
+_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}

@@ -78,6 +78,7 @@ class TextGroupSource:
         self._members = file.members
         self._batch_bytes = options.batch_bytes
         self._limit = options.max_document_bytes
+        self._room = options.room_bytes
         self._end: UnitEnd | None = None
 
     def read(self, unit: Unit) -> Iterator[RowBatch]:  # noqa: ARG002
@@ -86,7 +87,7 @@ class TextGroupSource:
         digest = xxhash.xxh3_128()
         pending = _Pending()
         for row, member in enumerate(self._members):
-            content, size, file_digest = _read_file(member, limit=self._limit)
+            content, size, file_digest = _read_file(member, limit=self._limit, room=self._room)
             digest.update(_member_key(member, file_digest))
             pending.add(row, member, content, size, limit=self._limit)
             if pending.num_bytes >= self._batch_bytes:
@@ -114,7 +115,7 @@ class TextGroupSource:
         """The group's digest alone."""
         digest = xxhash.xxh3_128()
         for member in self._members:
-            digest.update(_member_key(member, _read_file(member, limit=0)[2]))
+            digest.update(_member_key(member, _read_file(member, limit=0, room=self._room)[2]))
         return digest.hexdigest()
 
     def close(self) -> None:
@@ -168,13 +169,13 @@ def _member_key(member: SourceFile, digest: bytes) -> bytes:
     return member.path.encode(errors="surrogateescape") + b"\0" + digest
 
 
-def _read_file(member: SourceFile, *, limit: int) -> tuple[bytes | None, int, bytes]:
+def _read_file(member: SourceFile, *, limit: int, room: int) -> tuple[bytes | None, int, bytes]:
     """Text of the file (None above the limit), its size and its digest."""
     hasher = xxhash.xxh3_128()
     chunks: list[bytes] = []
     size = 0
     step = min(member.size + 1, MEGABYTE) if member.compression is None else MEGABYTE
-    reader = open_decompressed(member)
+    reader = open_decompressed(member, room=room)
     try:
         while chunk := reader.read(step):
             size += len(chunk)
