@@ -379,3 +379,73 @@ def test_a_build_makes_the_same_store_of_what_was_changed_or_says_what_is_wrong(
             else:
                 assert tree(out) == tree(built / "store")
     tried("builds that go on in a store with a changed receipt, manifest or record")
+
+
+LINKED = [
+    "tokenmill.json",
+    "runs.jsonl",
+    ".lock",
+    ".lock-workers",
+    ".lock-large",
+    "tokenizer",
+    "shards",
+    "rejects",
+    "layouts",
+    "tmp",
+    "parts",
+    "layouts/*.plan",
+    "shards/*.json",
+    "shards/*.bin",
+    "shards/*.idx",
+    "rejects/*",
+    "tokenizer/extra.json",
+    "parts/*.json",
+]
+
+
+@posix
+@pytest.mark.parametrize("linked", LINKED)
+def test_nothing_of_a_store_may_be_a_link_that_leaves_it(
+    built: Path, tmp_path: Path, linked: str
+) -> None:
+    kind = "parts" if linked.startswith("parts") else "store"
+    root, outside = tmp_path / "store", tmp_path / "outside"
+    shutil.copytree(built / kind, root)
+    if kind == "store":
+        list(Loader(Store(root), seq_len=16, batch_size=2, packing="best-fit", epochs=1))
+    path = next(iter(sorted(root.glob(linked))), root / linked)
+    if path.exists():
+        path.rename(outside)
+    elif linked == "tmp":
+        outside.mkdir()
+    else:
+        outside.write_text("precious")
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(outside)
+    before = tree(outside) if outside.is_dir() else outside.read_bytes()
+    with pytest.raises(StoreError, match="is a link that leaves the store") as caught:
+        if kind == "parts":
+            finish(root)
+        else:
+            build(built / "in.jsonl", out=root, max_rejects=1.0, **BUILD)
+    assert str(path) in caught.value.message
+    assert (tree(outside) if outside.is_dir() else outside.read_bytes()) == before
+    if kind == "store":
+        with pytest.raises(StoreError, match="is a link that leaves the store"):
+            Store(root)
+        assert not check_store(root).is_sound
+    tried("links out of a store")
+
+
+@posix
+def test_a_lock_that_is_a_link_to_another_file_of_the_store_spares_that_file(
+    built: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(built / "store", root)
+    (root / ".lock").unlink()
+    (root / ".lock").symlink_to(next(root.glob("shards/*.bin")))
+    before = tree(root)
+    with pytest.raises(StoreError, match="cannot be locked"):
+        build(built / "in.jsonl", out=root, max_rejects=1.0, **BUILD)
+    assert tree(root) == before

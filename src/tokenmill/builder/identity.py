@@ -139,7 +139,7 @@ def keep_tokenizer(layout: StoreLayout, request: Request) -> None:
     wanted = request.identity.tokenizer.files
     for stray in {path.name for path in layout.tokenizer.iterdir()} - set(wanted):
         path = layout.tokenizer / stray
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         layout.upstream.remove([path])
     for name, source in request.files.files.items():
         target = layout.tokenizer / name

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import unicodedata
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import xxhash
 
+from tokenmill.errors import StoreError
 from tokenmill.store.durable import sync_folder
 from tokenmill.store.upstream import ITSELF, Upstream
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRAIN = "train"
 SLUG_CHARACTERS = 40
@@ -115,6 +114,28 @@ class StoreLayout:
         """Bytes of a file of the store; None if it is not there."""
         return self.upstream.size(f"{self.root}/{folder}/{name}")
 
+    def require_inside(self, *, to_write: bool = False) -> None:
+        """StoreError for a file or folder of the store that is a link out of the store's folder.
+
+        Of shards and rejects only if `to_write`: who reads looks at all that the manifest names.
+        """
+        names = {each.name for each in (self.manifest, self.runs, *self.locks)}
+        folders = [self.tokenizer, self.layouts, self.parts, self.shards, self.rejects]
+        names |= {"tmp", *(folder.name for folder in folders)}
+        looked_at = folders if to_write else folders[:3]
+        for folder, known in ((self.root, names), *((each, None) for each in looked_at)):
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                links = [
+                    e for e in entries if e.is_symlink() and (known is None or e.name in known)
+                ]
+                for link in sorted(links, key=lambda each: each.name):
+                    if not is_inside(link.path, root=self.root):
+                        raise StoreError(
+                            f"{link.path!r} is a link that leaves the store; what it leads to is "
+                            "neither read nor written",
+                            hint="put the file itself in its place, or copy the store again",
+                        )
+
     def create(self) -> None:
         """Make the folders that every build needs."""
         if self.shards.is_dir() and self.rejects.is_dir():
@@ -129,6 +150,12 @@ class StoreLayout:
             self.tmp.rmdir()
             if self.corner:
                 self.tmp.parent.rmdir()
+
+
+def is_inside(path: str, *, root: Path) -> bool:
+    """Whether a path, links followed, lies in a folder."""
+    # Not Path.resolve(), which raises on links that lead to each other.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 @functools.lru_cache(1024)

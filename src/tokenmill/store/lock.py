@@ -74,6 +74,7 @@ class StoreLock(_FileLock):
     def acquire(self) -> None:
         """Take the lock, and wait until no worker of an earlier build is left."""
         _make_folder(self._layout.root)
+        self._layout.require_inside(to_write=True)
         self._file = _open(self._layout.lock)
         try:
             if not _try_lock(self._file, shared=False, path=self._layout.lock):
@@ -100,6 +101,7 @@ class PartLock(_FileLock):
     def acquire(self) -> None:
         """Take the lock; every part writes the same bytes into it, so none disturbs another."""
         _make_folder(self._layout.root)
+        self._layout.require_inside(to_write=True)
         self._file = _open(self._layout.lock)
         try:
             if not _try_lock(self._file, shared=True, path=self._layout.lock):
@@ -207,8 +209,10 @@ def _make_folder(path: Path) -> None:
 
 
 def _open(path: Path) -> int:
+    # The file is written to: through a link that would be another file.
+    flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
     except OSError as error:
         raise _unlockable(path, error) from error
 

@@ -117,6 +117,7 @@ class Manifest:
 def read_manifest(root: Path) -> Manifest:
     """The manifest of the store in a folder; StoreError where there is none or it is damaged."""
     path = StoreLayout(root).manifest
+    StoreLayout(root).require_inside()
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -87,6 +87,7 @@ def read_records(layout: StoreLayout) -> list[PartRecord]:
     """The records of all parts that were started, part by part."""
     if not layout.parts.is_dir():
         return []
+    layout.require_inside()
     found = sorted(path for path in layout.parts.iterdir() if RECORD_FILE.fullmatch(path.name))
     return [PartRecord.from_bytes(path.read_bytes(), path=path) for path in found]
 

@@ -9,14 +9,14 @@ second and more; sizes are compared again anyway whenever a shard is mapped.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.errors import StoreError
-from tokenmill.store.layout import shard_name
+from tokenmill.store.layout import is_inside, shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.manifest import Manifest
@@ -58,7 +58,7 @@ def find_problems(
     for folder, expected in expected_files(layout, manifest).items():
         if not expected:
             continue
-        if not folder.resolve().is_relative_to(layout.root.resolve()):
+        if not is_inside(str(folder), root=layout.root):
             yield Problem(folder, "is a link that leaves the store")
             continue
         files = _sizes(folder, root=layout.root, ask=sizes)
@@ -109,16 +109,12 @@ def _sizes(folder: Path, *, root: Path, ask: bool) -> dict[str, int | str]:
 
 
 def _size_of_other(entry: os.DirEntry[str], *, root: Path) -> int | str:
-    if entry.is_symlink() and not _is_inside(entry.path, root=root):
+    if entry.is_symlink() and not is_inside(entry.path, root=root):
         return "is a link that leaves the store"
     try:
         return entry.stat().st_size if entry.is_file() else "is not a file"
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
-
-
-def _is_inside(path: str, *, root: Path) -> bool:
-    return Path(path).resolve().is_relative_to(root.resolve())
 
 
 def size_problem(found: int | str | None, size: int) -> str:
