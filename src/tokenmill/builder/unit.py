@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_REJECTS = 3
-_MOST_FAILURES = 100
+_MOST_FAILURES = 20
 _FORMATS_IN_BYTES = ("jsonl", "text", "csv")
 REFERENCE_BYTES = 256 << 10
 """A reference engine takes about a tenth of a second for so much text."""

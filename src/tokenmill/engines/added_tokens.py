@@ -15,6 +15,8 @@ from tokenmill.engines.base import SpecialTokens
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+_MOST_COMPARED = 1 << 24
+
 
 def kept_tokens(content: dict[str, Any], policy: SpecialTokens) -> list[dict[str, Any]]:
     """Added tokens that are recognised in text: all of them, or under `text` those not special."""
@@ -31,6 +33,8 @@ def refuse_added_tokens(content: dict[str, Any], policy: SpecialTokens) -> str |
     contents = [token["content"] for token in content.get("added_tokens") or []]
     if len(set(contents)) != len(contents):
         return "an added token is listed twice"
+    if sum(len(text) ** 2 for text in contents) > _MOST_COMPARED:
+        return "its added tokens are too long to be compared with each other"
     for token in kept:
         text = token["content"]
         for flag in ("single_word", "lstrip", "rstrip"):
@@ -66,9 +70,7 @@ def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
     """Those of `tokens` that can share characters with one of `others` in some text."""
     starts = {other[:i] for other in others for i in range(1, len(other) + 1)}
     ends = {other[i:] for other in others for i in range(len(other))}
-    insides = {
-        other[i:j] for other in others for i in range(len(other)) for j in range(i + 1, len(other))
-    }
+    insides = "\0".join(others)
     whole = set(others)
     found = []
     for token in tokens:

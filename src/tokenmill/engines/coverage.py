@@ -186,6 +186,8 @@ def _refuse_model(model: dict[str, Any]) -> str | None:
         if model.get(setting):
             return f"its model has a {setting} ({model[setting]!r})"
     ids = model["vocab"].values()
+    if max(ids, default=0) > 4 * len(ids) + 65_536:
+        return "its ids have large gaps, for which gigatoken would take memory"
     if len(set(ids)) != len(ids):
         return "two entries of its vocabulary share an id"
     return None

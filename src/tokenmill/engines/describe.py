@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind
@@ -17,15 +19,18 @@ from tokenmill.engines.coverage import Coverage, cover_json, cover_ranks, cover_
 from tokenmill.engines.locate import TokenizerFiles, find_tokenizer
 from tokenmill.engines.rank_files import RankFile, read_rank_file
 from tokenmill.engines.sentencepiece_model import SentencePieceModel, read_sentencepiece_model
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import TokenizerError, TokenmillError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
     from pathlib import Path
 
 BYTES_EOS = "<|endoftext|>"
 BYTES_EOS_ID = 256
+_MOST_IDS = 1 << 24
+_LONGEST_ADDED = 4096
+_MOST_GROWTH = 64
 _UNASKED = Coverage(engine=None, refusal="nothing is encoded, so nobody asked")
 
 
@@ -44,7 +49,8 @@ def describe(
     if files.main is None:
         return _describe_bytes(files)
     if files.kind is TokenizerKind.HUGGINGFACE:
-        return _describe_json(files, read_tokenizer_json(files.main), policy)
+        with well_formed(files.main):
+            return _describe_json(files, read_tokenizer_json(files.main), policy)
     if files.kind is TokenizerKind.SENTENCEPIECE:
         return _describe_sentencepiece(files, read_sentencepiece_model(files.main), policy)
     return _describe_ranks(files, read_rank_file(files.main, sidecar=sidecar_of(files)), policy)
@@ -69,7 +75,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     """Parse a tokenizer.json and make sure that it is one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(
             f"file {str(path)!r} is not valid JSON: {error}",
             hint="copy it again from where it came from",
@@ -83,6 +89,100 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
         )
     parsed: dict[str, Any] = content
     return parsed
+
+
+@contextmanager
+def well_formed(path: Path) -> Iterator[None]:
+    """Say of a tokenizer.json that a member is not what it must be, wherever that is noticed."""
+    try:
+        yield
+    except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        if isinstance(error, TokenmillError):
+            raise
+        raise TokenizerError(
+            f"file {str(path)!r} is no tokenizer.json that can be used: a member is missing or of "
+            f"the wrong type ({type(error).__name__}: {str(error)[:200]})",
+            hint="copy it again from where it came from",
+        ) from error
+
+
+def _refuse_harmful(content: dict[str, Any], ids: Mapping[str, int], path: Path) -> None:
+    """Raise for what would take all memory, whatever text it is given."""
+    wrong = [token for token, index in ids.items() if type(index) is not int or index < 0]
+    if wrong:
+        raise TokenizerError(
+            f"the token {wrong[0]!r} has the id {ids[wrong[0]]!r} in {str(path)!r}, which is no "
+            "whole number from 0 on",
+            hint="copy the file again from where it came from",
+        )
+    refuse_large_ids(ids, path)
+    for token in content.get("added_tokens") or []:
+        if len(token["content"]) > _LONGEST_ADDED:
+            raise TokenizerError(
+                f"the added token {token['content'][:40]!r}... of {str(path)!r} has "
+                f"{len(token['content']):,} characters, and finding it in text would take more "
+                "memory than the text itself",
+                hint=f"give it at most {_LONGEST_ADDED:,} characters",
+            )
+    growth = _growth(content.get("normalizer"))
+    if growth > _MOST_GROWTH:
+        raise TokenizerError(
+            f"the normalizer of {str(path)!r} can make a text {growth:,.0f} times as long, "
+            "which no memory budget allows for",
+            hint=f"replace with shorter texts: at most {_MOST_GROWTH} times as long is taken",
+        )
+
+
+def refuse_large_ids(ids: Mapping[Any, int], path: Path) -> None:
+    """Raise where the largest id is out of all proportion: engines keep a table up to it."""
+    largest = max(ids.values(), default=0)
+    if largest >= _MOST_IDS:
+        raise TokenizerError(
+            f"the largest id of {str(path)!r} is {largest:,}, with {len(ids):,} tokens; engines "
+            "keep a table with a place for every id up to the largest",
+            hint=f"give its tokens ids below {_MOST_IDS:,}",
+        )
+
+
+def _growth(normalizer: dict[str, Any] | None) -> float:
+    """How many times as long a normalizer can make a text by replacing, at most."""
+    growth = 1.0
+    made: list[tuple[set[str] | None, float]] = []
+    for step in _steps(normalizer):
+        if step["type"] == "Prepend":
+            growth = max(growth, len(step["prepend"]))
+        if step["type"] != "Replace":
+            # What it makes of characters is not known here: they may be any now.
+            made = [(None, factor) for _, factor in made]
+            continue
+        found, text = step["pattern"].get("String"), step["content"]
+        factor = max(1.0, len(text) / max(1, len(found or "")))
+        # A pattern that finds nothing at every place adds to each character.
+        factor += not found and _finds_nothing(step["pattern"].get("Regex", ""))
+        fed = [
+            before
+            for characters, before in made
+            if not found or characters is None or characters & set(found)
+        ]
+        factor *= max(fed, default=1.0)
+        made.append((set(text), factor))
+        growth = max(growth, factor)
+    return growth
+
+
+def _finds_nothing(pattern: str) -> bool:
+    try:
+        return re.search(pattern, "") is not None
+    except re.error:
+        return False
+
+
+def _steps(normalizer: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if normalizer and normalizer["type"] == "Sequence":
+        for step in normalizer.get("normalizers") or []:
+            yield from _steps(step)
+    elif normalizer:
+        yield normalizer
 
 
 def _describe_bytes(files: TokenizerFiles) -> TokenizerInfo:
@@ -110,9 +210,11 @@ def _describe_json(
         )
     vocab = vocabulary(content)
     added = content.get("added_tokens") or []
-    special = {token["content"]: int(token["id"]) for token in added if token.get("special")}
-    other = {token["content"]: int(token["id"]) for token in added if not token.get("special")}
+    special = {token["content"]: token["id"] for token in added if token.get("special")}
+    other = {token["content"]: token["id"] for token in added if not token.get("special")}
     ids = vocab | other | special
+    assert files.main is not None
+    _refuse_harmful(content, ids, files.main)
     named = {name: _named_token(files.metadata, name, ids) for name in ("eos", "bos")}
     other |= {token: ids[token] for token in named.values() if token and token not in special}
     tokenizer = {
@@ -171,6 +273,8 @@ def _describe_ranks(
                 f"the definition of {str(ranks.path)!r} names {token!r}, no special token of it",
                 hint=f'add it to "special_tokens" in {ranks.path.name}.json, with its id',
             )
+    refuse_large_ids(ranks.ranks, ranks.path)
+    refuse_large_ids(definition.special_tokens, ranks.path)
     ids = [*ranks.ranks.values(), *definition.special_tokens.values()]
     return TokenizerInfo(
         kind=files.kind,

@@ -15,7 +15,7 @@ from tokenmill.engines.coverage import (
     cover_ranks,
     cover_sentencepiece,
 )
-from tokenmill.engines.describe import describe, read_tokenizer_json
+from tokenmill.engines.describe import describe, read_tokenizer_json, well_formed
 from tokenmill.engines.json_text import find_added_tokens
 from tokenmill.engines.locate import SIDECAR_SUFFIX
 from tokenmill.engines.parity import CheckedEngine
@@ -145,7 +145,8 @@ def _json_parts(info: TokenizerInfo, special_tokens: SpecialTokens, threads: int
     path = info.files["tokenizer.json"]
     coverage = _described_coverage(info, special_tokens)
     if coverage is None:
-        coverage = cover_json(read_tokenizer_json(path), special_tokens)
+        with well_formed(path):
+            coverage = cover_json(read_tokenizer_json(path), special_tokens)
     patterns = coverage.patterns
     content = find_added_tokens(path.read_text(encoding="utf-8-sig"))
     reference = HuggingFaceEngine(path, special_tokens=special_tokens, threads=threads)

@@ -180,6 +180,11 @@ def _read_sidecar(path: Path) -> RankDefinition:
             bos_token=content.get("bos_token"),
             normalization=content.get("normalization"),
         )
+        if not isinstance(definition.pattern, str):
+            raise TypeError(f"the pattern is {definition.pattern!r}")
+        for token, index in definition.special_tokens.items():
+            if type(index) is not int or index < 0:
+                raise ValueError(f"the id of {token!r} is {index!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TokenizerError(
             f"the definition {str(path)!r} of a rank file cannot be used ({error!r}), so how it "
