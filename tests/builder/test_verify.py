@@ -47,6 +47,18 @@ def test_as_many_documents_are_drawn_as_were_asked_for_whatever_the_dice_say() -
         assert tokenmill.verify("store", sample=60, seed=seed).documents_reencoded == 60
 
 
+def test_a_rare_ending_is_among_the_few_documents_that_are_drawn() -> None:
+    texts = [f"document {number} of many" for number in range(150)]
+    texts[77] = "abc\n "
+    path = write_jsonl(Path("a.jsonl"), texts)
+    build(path)
+    stat = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"abc\\n ", b"abd\\n "))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    for seed in range(5):
+        assert tokenmill.verify("store", sample=10, seed=seed).mismatches == 1
+
+
 def test_files_of_a_group_are_read_again_by_their_names() -> None:
     Path("code").mkdir()
     for number in range(40):

@@ -29,6 +29,7 @@ class Remaker:
         self.shape = RowShape.of_identity(identity.config) or RowShape()
         reference = load_reference(store)
         self.reference = f"{reference.name} {reference.version}"
+        self.token_bytes = reference.token_bytes
         self._encode = _shaping(store, self.shape) if self.shape.has_fields else reference.encode
         self._fitting = Fitting(shape=self.shape, bos_id=identity.bos_id, eos_id=identity.eos_id)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from tokenmill.builder.reshaping import Remaker
 from tokenmill.builder.run import fields_of
 from tokenmill.config import RowShape
 from tokenmill.engines.base import UnencodableError
+from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.records import TextBatch
 from tokenmill.sources import format_of, source_file
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _MOST_UNITS = 16
 """A document is found by reading its unit, so the sample is drawn from a few units."""
+_LOOKED_AT = 16
+"""So many times as many documents as are drawn are looked at for how they end."""
+_LAST_IDS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +122,7 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
     remaker = Remaker(store)
     result = _Reencoding()
     result.reference = remaker.reference
-    for unit_name, documents in _draw(store, sample=sample, seed=seed).items():
+    for unit_name, documents in _draw(store, remaker, sample=sample, seed=seed).items():
         receipt = store.receipt(unit_name)
         try:
             texts = _texts(store, receipt, documents)
@@ -146,8 +150,11 @@ def _compare_each(
             result.notes.append(Finding("tokenmill.json", what))
 
 
-def _draw(store: Store, *, sample: int, seed: int) -> Mapping[str, list[int]]:
-    """Random documents, by unit, of as few units as hold enough of them."""
+def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[str, list[int]]:
+    """Random documents, by unit, of as few units as hold enough of them.
+
+    Half of them are drawn by how they end: where engines part, it is often there.
+    """
     dice = random.Random(seed)
     shards = [shard for shard in store.shards if shard.documents]
     # A random order in which large shards tend to come first, as if drawn by their documents.
@@ -156,14 +163,33 @@ def _draw(store: Store, *, sample: int, seed: int) -> Mapping[str, list[int]]:
     for place, shard in enumerate(shards):
         if place >= _MOST_UNITS and len(pool) >= sample:
             break
-        few = min(shard.documents, sample)
+        few = min(shard.documents, _LOOKED_AT * sample)
         pool += dice.sample(
             range(shard.first_document, shard.first_document + shard.documents), few
         )
+    dice.shuffle(pool)
+    pool = pool[: _LOOKED_AT * sample]
+    seen: Counter[int] = Counter()
+    rank: dict[int, int] = {}
+    for document, kind in zip(pool, _endings(store, remaker, pool), strict=True):
+        rank[document] = seen[kind]
+        seen[kind] += 1
+    by_kind = sorted(pool, key=rank.__getitem__)[: -(-sample // 2)]
+    drawn = set(by_kind)
+    others = [document for document in pool if document not in drawn]
     by_unit: dict[str, list[int]] = defaultdict(list)
-    for document in sorted(dice.sample(pool, min(sample, len(pool)))):
+    for document in sorted((by_kind + others)[:sample]):
         by_unit[store.shards[store.locate(document)[0]].unit].append(document)
     return by_unit
+
+
+def _endings(store: Store, remaker: Remaker, documents: list[int]) -> list[int]:
+    """How each document ends, by its last ids."""
+    eos = store.manifest.identity.eos_id
+    tails = (store[document][-_LAST_IDS:].tolist() for document in documents)
+    texts = [b"".join(remaker.token_bytes(i) for i in tail if i != eos) for tail in tails]
+    kinds: list[int] = ending_kinds(TextBatch.from_texts(texts)).tolist()
+    return kinds
 
 
 def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, bytes]:
