@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import pickle
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 
 import aiohttp
 import botocore.exceptions
 import fsspec
 import pytest
-from tests.web import Fault, Server, serve
+from tests.web import Fault, Server, listening, serve
 from yarl import URL
 
 from tokenmill import paths, remote
-from tokenmill.errors import SourceError
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.remote import Failure, RemoteError, StoppedError, read_bytes, read_ranges
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         ("http://token@host:80/a", "http://host:80/a"),
         ("s3://key:pw@bucket/a?b", "s3://bucket/a?b"),
         ("hf://datasets/org/name@main/a", "hf://datasets/org/name@main/a"),
+        ("https://user:p@w@host/a", "https://host/a"),
         ("data/a@b?c", "data/a@b?c"),
     ],
 )
@@ -196,8 +199,7 @@ def test_what_network_libraries_raise_is_understood(error: Exception, failure: F
 
 
 def test_inputs_keep_secrets_too(server: Server) -> None:
-    host = server.address.removeprefix("http://")
-    for url in (f"http://u:hunter2@{host}/none?s=hunter2", "http://u:hunter2@127.0.0.1:1/a"):
+    for url in (f"{server.address}/none?s=hunter2", "http://127.0.0.1:1/a?s=hunter2"):
         for action in (paths.open_binary, paths.stat):
             with pytest.raises(SourceError, match=r"cannot read 'http://127") as caught:
                 action(url)
@@ -224,9 +226,34 @@ def test_an_input_is_read_on_after_failures_that_pass(server: Server) -> None:
 @pytest.mark.parametrize("url", ["s3://key:hunter2@bucket/a", "gs://hunter2@bucket/a"])
 def test_keys_in_front_of_a_bucket_are_refused_before_anything_is_asked(url: str) -> None:
     for action in (paths.stat, paths.open_binary, paths.matches, read_bytes):
-        with pytest.raises((SourceError, RemoteError), match="do not belong") as caught:
+        with pytest.raises(UsageError, match="do not belong") as caught:
             action(url)
         assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_web_server_gets_the_password_of_a_netrc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    (tmp_path / "netrc").write_text("machine localhost login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with listening(Handler) as address:
+        assert read_bytes(f"{address}/a") == b"ok"
+        assert read_bytes(f"{address.replace('127.0.0.1', 'localhost')}/a") == b"ok"
+    given = base64.b64encode(b"me:hunter2").decode()
+    assert asked == [None, f"Basic {given}"]
 
 
 def test_files_are_sent_listed_read_and_removed(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from tokenmill.errors import SourceError
-from tokenmill.remote import RemoteError, RemoteFile, filesystem, persistently, shown
+from tokenmill.remote import (
+    RemoteError,
+    RemoteFile,
+    filesystem,
+    persistently,
+    refuse_secrets,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,8 +73,9 @@ class FileStat:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is read through fsspec."""
+    """Whether the path is read through fsspec; UsageError for an address with a password in it."""
     text = os.fspath(path)
+    refuse_secrets(text)
     return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
 
 
@@ -99,7 +107,7 @@ def matches(name: str | os.PathLike[str]) -> list[Match]:
     found = list(_remote_matches(path) if is_remote(path) else _local_matches(path))
     if not found:
         raise SourceError(
-            f"input {os.fspath(name)!r} matches no file",
+            f"input {shown(os.fspath(name))!r} matches no file",
             hint="check the path; a glob looks like 'data/**/*.jsonl', quotes included",
         )
     return sorted(found, key=lambda match: match.path)

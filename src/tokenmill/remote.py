@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
-from tokenmill.errors import MissingExtraError
+from tokenmill.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     import threading
@@ -72,6 +72,30 @@ _UPLOAD_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "hf")
 """What stands before the first slash there is a name alone: there is no user in front of it."""
+_ADDRESS = re.compile(r"\s*(?:[\w-]+::)*([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+# One slash too: pathlib makes one of the two.
+_SIGNATURE = re.compile(r"[?&](x-(amz|goog)-|(sig|signature|token|awsaccesskeyid)=)", re.IGNORECASE)
+_WEB_PLACES = (
+    "put them into ~/.netrc, or the file that NETRC names; an '@' in a path is written as %40"
+)
+_S3_PLACES = (
+    "leave them out: they are taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from"
+    " ~/.aws/credentials (AWS_PROFILE) or from the machine's role"
+)
+_GS_PLACES = (
+    "leave them out: they are taken from GOOGLE_APPLICATION_CREDENTIALS, or from:"
+    " gcloud auth application-default login"
+)
+_KEY_PLACES = {
+    "http": _WEB_PLACES,
+    "https": _WEB_PLACES,
+    "s3": _S3_PLACES,
+    "s3a": _S3_PLACES,
+    "gs": _GS_PLACES,
+    "gcs": _GS_PLACES,
+    "hf": "leave it out: it is taken from HF_TOKEN, or from: hf auth login",
+}
+"""Where the tools of each kind of server look for keys."""
 _PASSING = {408, 421, 425, 429}
 _WEB = ("http://", "https://")
 # Not the module's own functions: those would take from the numbers that a user has seeded.
@@ -134,7 +158,7 @@ _HINTS = {
 
 def shown(url: str) -> str:
     """The address without user name, password, query and fragment: fit for messages."""
-    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@", r"\1", url)
+    text = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@", r"\1", url)
     return re.split(r"[?#]", text, maxsplit=1)[0] if _is_web(text) else text
 
 
@@ -148,14 +172,14 @@ def _is_web(url: str) -> bool:
     return url.lower().startswith(_WEB)
 
 
-def filesystem(url: str, **options: Any) -> tuple[Any, str]:
+def filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of a URL, and its own name for the file."""
     import fsspec
 
+    refuse_secrets(url)
     scheme = url.split("://", 1)[0].lower()
-    _refuse_user(url, scheme)
     try:
-        fs, name = fsspec.core.url_to_fs(url, **options)
+        fs, name = fsspec.core.url_to_fs(url, **_options(scheme))
     except ImportError as error:
         package, extra = _BACKENDS.get(scheme, (scheme, None))
         missing = MissingExtraError(
@@ -174,30 +198,52 @@ def filesystem(url: str, **options: Any) -> tuple[Any, str]:
     return fs, name
 
 
-def _refuse_user(url: str, scheme: str) -> None:
-    """A key in front of a bucket would be taken for a part of its name, and told to the server."""
-    if scheme in _BUCKETS and shown(url) != url:
-        raise RemoteError(
-            url,
-            "keys and passwords do not belong in such an address",
-            failure=Failure.WRONG,
-            hint="put them where the tools of the store look: environment, profile, login",
-        )
+def refuse_secrets(address: str) -> None:
+    """UsageError for an address with a name or password in it, which repeats nothing of them.
+
+    They would be told to the wrong server, or kept in logs and in what is built.
+    """
+    found = _ADDRESS.match(address)
+    if found is None or not _has_secret(scheme := found[1].lower(), found[2]):
+        return
+    raise UsageError(
+        f"keys and passwords do not belong in an address, and this one, {scheme}://..., has one",
+        hint=_KEY_PLACES.get(scheme, "put them where the tools of that store look"),
+    )
+
+
+def _has_secret(scheme: str, rest: str) -> bool:
+    # A password may hold any character, also those that end the name of a server.
+    if scheme in _BUCKETS:
+        bucket = rest.split("/", 1)[0]
+        has_user = re.search("[@%]|^(?!arn:).*:", bucket, re.DOTALL)
+        return bool(has_user or _SIGNATURE.search(rest))
+    server = re.sub(r"^\[[0-9A-Fa-f:.]*\]", "", re.split(r"[/?#\\]", rest, maxsplit=1)[0])
+    _, colon, port = server.partition(":")
+    if scheme in ("http", "https"):
+        is_port = port.isascii() and port.isdigit()
+        return bool(re.search("[@%]", server)) or bool(colon and ("@" in rest or not is_port))
+    # Elsewhere a name alone is a login or a container, and this is how GitHub's files are named.
+    return bool(colon) and "@" in rest and scheme not in ("file", "github")
 
 
 # A filesystem has connections of its own, so a process keeps one for each server, whatever thread
 # asks. A forked process must not use its parent's: that is why its number is part of the key.
 @functools.lru_cache(16)
 def _shared_filesystem(scheme: str, server: str, _process: int) -> Any:
-    return filesystem(f"{scheme}://{server}", **_options(scheme))[0]
+    return filesystem(f"{scheme}://{server}")[0]
 
 
 def _options(scheme: str) -> dict[str, Any]:
     """What our way of reading needs, under what the user's configuration of fsspec says."""
-    if scheme.lower() not in ("s3", "s3a"):
-        return {}
     from fsspec.config import conf
 
+    if scheme in ("http", "https"):
+        # Names and passwords of a .netrc, as curl and requests take them, and proxies.
+        given = conf.get(scheme, {}).get("client_kwargs", {})
+        return {"client_kwargs": {"trust_env": True, **given}}
+    if scheme not in ("s3", "s3a"):
+        return {}
     given = conf.get("s3", {}).get("config_kwargs", {})
     # botocore opens 10 connections, however many ranges are asked for.
     return {"config_kwargs": {"max_pool_connections": CONCURRENT_RANGES, **given}}
@@ -206,7 +252,7 @@ def _options(scheme: str) -> dict[str, Any]:
 def _resolve(urls: Sequence[str]) -> tuple[Any, list[str]]:
     """The filesystem of several URLs of one server, and its own names for them."""
     scheme, _, rest = urls[0].partition("://")
-    _refuse_user(urls[0], scheme.lower())
+    refuse_secrets(urls[0])
     fs = _shared_filesystem(scheme, re.split(r"[/?#]", rest, maxsplit=1)[0], os.getpid())
     return fs, [fs._strip_protocol(url) for url in urls]
 
@@ -669,6 +715,9 @@ def as_remote_error(error: BaseException, url: str) -> RemoteError:
         failure = Failure.DENIED if denied else Failure.PASSING if passing else Failure.WRONG
         return RemoteError(url, f"the server answers {_phrase(status)}", failure=failure)
     reason = f"{type(error).__name__}: {_without_addresses(str(error))}".rstrip(": ")
+    query = url.partition("?")[2]
+    if query and any(part in reason for part in (query, *re.findall("[^&=]{4,}", query))):
+        reason = type(error).__name__
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
         return RemoteError(url, reason, failure=Failure.DENIED)
     if isinstance(error, (ValueError, TypeError, NotImplementedError, IsADirectoryError)):
@@ -700,7 +749,7 @@ def _phrase(status: int) -> str:
 
 
 def _without_addresses(text: str) -> str:
-    return re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>)]+", lambda found: shown(found[0]), text)
+    return re.sub(r"[A-Za-z][A-Za-z0-9+.-]*://\S+", lambda found: shown(found[0]), text)
 
 
 class RemoteFile(io.RawIOBase):

@@ -232,7 +232,7 @@ def test_a_warning_beside_a_bar_and_a_traceback_after_it_do_not_act(folder: Path
 ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from(sorted(NASTY)))
 
 
-@attack(short=100, long=20_000)
+@attack(short=100, long=5000)
 @given(text=ANY_TEXT)
 def test_any_text_is_made_visible_and_no_other_is_changed(text: str) -> None:
     line = visible(text)

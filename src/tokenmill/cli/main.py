@@ -8,6 +8,7 @@ no module of the command line imports numpy, pyarrow or rich before a command ru
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -98,6 +99,7 @@ def run() -> NoReturn:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     raise_on_sigterm()
     try:
+        refuse_secret_arguments()
         code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -112,6 +114,15 @@ def run() -> NoReturn:
             raise
         code = report(error)
     sys.exit(code)
+
+
+def refuse_secret_arguments() -> None:
+    """No address with a password goes any further, whatever it is given for."""
+    for argument in sys.argv[1:]:
+        if ":/" in argument:
+            from tokenmill.remote import refuse_secrets
+
+            refuse_secrets(re.sub(r"^(--[\w-]+=|-\w)", "", argument))
 
 
 def report(error: Exception) -> int:

@@ -7,6 +7,7 @@ which knows only KeyboardInterrupt, ends its workers for both in the same way.
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import signal
 import sys
@@ -56,7 +57,9 @@ def same_command() -> str:
     """The command line of this process, as it can be pasted into a shell again."""
     program = Path(sys.argv[0])
     start = ["python", "-m", "tokenmill"] if program.name == "__main__.py" else [program.name]
-    command = shlex.join([*start, *sys.argv[1:]])
+    # What is behind the '?' of an address may be a signature.
+    arguments = [re.sub(r"(https?://[^?#]*[?#]).*", r"\1...", each) for each in sys.argv[1:]]
+    command = shlex.join([*start, *arguments])
     if len(command) <= LONGEST_COMMAND:
         return command
-    return f"{shlex.join([*start, *sys.argv[1:3]])} ... (the same command as before)"
+    return f"{shlex.join([*start, *arguments[:2]])} ... (the same command as before)"

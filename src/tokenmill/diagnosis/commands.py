@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from tokenmill import remote
 from tokenmill.engines.end_tokens import resolve_eos
 from tokenmill.errors import TokenizerError
 
@@ -21,7 +22,7 @@ def fix_commands(
     request: Request, info: TokenizerInfo, recommendation: Recommendation | None
 ) -> tuple[str, ...]:
     """Build once, then load: a command and a line of Python."""
-    inputs = list(request.inputs[:SHOWN_INPUTS])
+    inputs = [remote.shown(each) for each in request.inputs[:SHOWN_INPUTS]]
     command = ["tokenmill", "build", *inputs, "--tokenizer", request.tokenizer, "--out", STORE]
     if request.text_field != "text":
         command += ["--text-field", request.text_field]

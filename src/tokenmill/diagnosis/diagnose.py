@@ -22,6 +22,7 @@ from tokenmill.diagnosis.evidence import findings, read_evidence
 from tokenmill.diagnosis.measuring import Request, measure_all, usable_cores
 from tokenmill.diagnosis.values import Diagnosis, Machine
 from tokenmill.errors import UsageError
+from tokenmill.remote import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +121,7 @@ def _conclude(
     needs = demands(wanted, vocab_size=measured.info.vocab_size)
     verdicts = advice.judge_all(measured.ways, needs, cores=cores)
     return Diagnosis(
-        inputs=request.inputs,
+        inputs=tuple(map(shown, request.inputs)),
         tokenizer=request.tokenizer,
         machine=machine(),
         sample=measured.sample,

@@ -15,6 +15,7 @@ import numpy as np
 from tokenmill.diagnosis.values import SampleFacts
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.records import TextBatch
+from tokenmill.remote import shown
 from tokenmill.sources import discover, format_of
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.units import text_size
@@ -114,5 +115,5 @@ def _keep(documents: Sequence[bytes], folder: Path) -> None:
 
 
 def _names(inputs: Sequence[str | os.PathLike[str]]) -> str:
-    names = [repr(str(each)) for each in inputs[:3]]
+    names = [repr(shown(str(each))) for each in inputs[:3]]
     return ", ".join(names) + (" ..." if len(inputs) > len(names) else "")

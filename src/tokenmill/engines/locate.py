@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from tokenmill.engines.base import TokenizerKind
 from tokenmill.errors import TokenizerError
+from tokenmill.paths import is_remote
+from tokenmill.remote import shown
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -63,6 +65,11 @@ def find_tokenizer(source: str | PathLike[str]) -> TokenizerFiles:
         from tokenmill.engines.tiktoken import export_encoding
 
         return _from_file(export_encoding(name.removeprefix(TIKTOKEN_PREFIX)), name)
+    if is_remote(name):
+        raise TokenizerError(
+            f"the tokenizer {shown(name)!r} is an address; it is read from a local disk",
+            hint="copy its files to a local folder, and give that: --tokenizer FOLDER",
+        )
     path = Path(source).expanduser()
     if path.is_dir():
         return _from_folder(path, name)

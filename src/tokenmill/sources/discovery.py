@@ -273,7 +273,7 @@ def _nothing_usable(
     inputs: Sequence[str | os.PathLike[str]], skipped: Sequence[Skipped]
 ) -> SourceError:
     examples = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped[:3]) or "none"
-    names = ", ".join(repr(str(each)) for each in inputs)
+    names = ", ".join(repr(shown(str(each))) for each in inputs)
     return SourceError(
         f"no usable text in {names or 'an empty list of inputs'}; files passed over: {examples}",
         hint=f"name files with one of these endings: {_KNOWN}",

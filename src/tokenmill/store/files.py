@@ -142,7 +142,7 @@ def open_files(
 ) -> StoreFiles:
     """The files of the store at a path or URL; a local one needs no cache."""
     text = os.fspath(path)
-    if "://" in text:
+    if ":/" in text:
         # Imported here: a local store needs none of it.
         from tokenmill import paths
         from tokenmill.store.remote import RemoteFiles

@@ -23,7 +23,7 @@ _MARKS = {"shards", "tokenmill.json", "tokenizer", "parts", ".lock"}
 def open_layout(out: str | os.PathLike[str]) -> StoreLayout:
     """The folder in which a build into a path or URL works."""
     text = os.fspath(out)
-    if "://" in text:
+    if ":/" in text:
         from tokenmill import paths
         from tokenmill.store.mirror import open_mirror
 
@@ -36,7 +36,7 @@ def open_layout(out: str | os.PathLike[str]) -> StoreLayout:
 def visit_layout(path: str | os.PathLike[str]) -> StoreLayout:
     """The folder of a finished store; of one behind a URL, what is borrowed of it."""
     text = os.fspath(path)
-    if "://" in text:
+    if ":/" in text:
         from tokenmill import paths
         from tokenmill.store.mirror import open_mirror
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.engines.locate import CHAT_TEMPLATE
 from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.paths import is_remote
+from tokenmill.remote import shown
 from tokenmill.supervised.jinja import ChatTemplate, tells_answers
 
 if TYPE_CHECKING:
@@ -48,6 +50,11 @@ class ChatTemplates:
 def with_template(files: TokenizerFiles, given: str | None) -> TokenizerFiles:
     """A tokenizer's files with the chat template that is to be used: the given one, or its own."""
     if given is not None:
+        if is_remote(given):
+            raise UsageError(
+                f"chat_template={shown(given)!r} is an address; a template is a local file",
+                hint="copy it to a local disk: --chat-template FILE",
+            )
         path = Path(given).expanduser()
         _read_text(path)
     elif files.main is None:

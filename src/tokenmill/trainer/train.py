@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Unpack
 
+from tokenmill import remote
 from tokenmill.errors import MissingExtraError, StoreError, UsageError
+from tokenmill.paths import is_remote
 from tokenmill.store.reader import Store
 from tokenmill.trainer.options import TrainOptions
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from tokenmill.trainer.options import TrainKeywords
@@ -39,6 +42,12 @@ def train(
             f"train has no option {', '.join(unknown)}", hint=f"it has: {', '.join(sorted(known))}"
         )
     settled = TrainOptions(**options)
+    if is_remote(settled.out):
+        raise UsageError(
+            f"out={remote.shown(os.fspath(settled.out))!r} is an address; a run is kept on a local"
+            " disk",
+            hint="use a local folder, and copy it from there: --out run",
+        )
     train_split, val_split = open_splits(store)
     if find_spec("torch") is None:
         raise MissingExtraError("torch", extra="torch", purpose="training")
@@ -50,12 +59,13 @@ def train(
 def open_splits(store: str | os.PathLike[str] | Store) -> tuple[Store, Store | None]:
     """The split train, and val where there is one; an error that says how to make a store."""
     path = store.path if isinstance(store, Store) else store
-    hint = HOW_TO_BUILD.format(store=path)
+    shown = remote.shown(os.fspath(path))
+    hint = HOW_TO_BUILD.format(store=shlex.quote(shown))
     try:
         found = store if isinstance(store, Store) else Store(path)
     except StoreError as error:
         raise StoreError(error.message, hint=hint) from error
     if not found.num_tokens:
-        raise StoreError(f"{str(path)!r} has no tokens to train on", hint=hint)
+        raise StoreError(f"{shown!r} has no tokens to train on", hint=hint)
     has_val = "val" in found.manifest.splits
     return found, Store(path, split="val") if has_val else None
