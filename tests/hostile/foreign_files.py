@@ -19,6 +19,7 @@ import resource
 import shutil
 import struct
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,6 +286,14 @@ def _npz_slip(folder: Path) -> str:
     return "npz"
 
 
+def _npz_twice(folder: Path) -> str:
+    with warnings.catch_warnings(), zipfile.ZipFile(folder / "a.npz", "w") as archive:
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            archive.writestr("input_ids.npy", _npy_bytes("(1000,)"))
+    return "npz"
+
+
 def _pt(write: Callable[[Any], Any]) -> Case:
     def make(folder: Path) -> str:
         import torch
@@ -515,6 +524,7 @@ CASES: dict[str, Case] = {
     "npz: 300 MB of packed zeros": _npz_bomb(f"({BOMB >> 2},)", BOMB),
     "npz: zeros packed with lzma": _npz_bomb(f"({1 << 18},)", 1 << 20, method=zipfile.ZIP_LZMA),
     "npz: a member outside": _npz_slip,
+    "npz: a member twice": _npz_twice,
     "pt: a stride of 0": _pt(lambda torch: torch.zeros(1, dtype=torch.int32).expand(10**12)),
     "pt: rows with a stride of 0": _pt(
         lambda torch: torch.zeros(1, 8, dtype=torch.int32).expand(10**9, 8)
@@ -813,6 +823,8 @@ def _unzip(data: bytes) -> bytes:
 
 
 def _unzstd(data: bytes) -> bytes:
+    if not data.startswith(b"\x28\xb5\x2f\xfd"):
+        return b""
     with pa.CompressedInputStream(pa.py_buffer(data), "zstd") as stream:
         found: bytes = stream.read()
     return found

@@ -215,3 +215,11 @@ def test_a_selection_of_rows_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match="selection of rows"):
         import_bytes(tmp_path / "ours", tmp_path / "back")
+
+
+def test_a_name_with_a_dot_is_a_name(tmp_path: Path) -> None:
+    rows = [[1, 2, 3], [4]]
+    table = pa.table({"text.ids": pa.array(rows, pa.list_(pa.int32())), "text": ["a", "b"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+
+    assert back(tmp_path / "a.parquet", tmp_path / "back", column="text.ids") == rows

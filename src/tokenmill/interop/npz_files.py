@@ -160,6 +160,8 @@ def _open_arrays(path: Path, stack: contextlib.ExitStack) -> dict[str, _Array]:
     archive = stack.enter_context(zipfile.ZipFile(path))
     found: dict[str, _Array] = {}
     for info in _members(archive):
+        if info.filename.removesuffix(".npy") in found:
+            raise damaged(path, f"has {info.filename!r} several times")
         if info.compress_type == zipfile.ZIP_STORED:
             array: _Array = _MappedArray(path, _data_offset(path, info), info.file_size)
         else:

@@ -233,7 +233,12 @@ def _check_claims(metadata: Any, columns: Columns, path: Path) -> None:
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         chunks = [group.column(index) for index in range(group.num_columns)]
-        named = {each.path_in_schema.partition(".")[0]: each for each in chunks}
+        named = {
+            name: each
+            for name in columns.names
+            for each in chunks
+            if each.path_in_schema.startswith(f"{name}.")  # of a list, there are the items below it
+        }
         ids = named[columns.ids]
         # A run of the same id takes no bytes at all, so both are looked at.
         claimed = max(ids.total_uncompressed_size, 4 * ids.num_values)
