@@ -248,6 +248,19 @@ def _parquet_bomb(folder: Path) -> str:
     return "parquet"
 
 
+def _parquet_pages(folder: Path) -> str:
+    """Pages with one value more than the footer counts."""
+    rows = pa.array([[7] * 4321], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"input_ids": rows}), folder / "a.parquet", compression="none")
+    data = bytearray((folder / "a.parquet").read_bytes())
+    number = bytes([0xC2, 0x43])  # 4321, as Thrift writes it; first in the header of the page
+    assert data.count(number) > 1
+    place = data.index(number)
+    data[place : place + 2] = bytes([0xC4, 0x43])
+    (folder / "a.parquet").write_bytes(data)
+    return "parquet"
+
+
 def _npy(shape: str, descr: str = "<i4", body: int = 4000) -> Case:
     """An array whose header has this shape."""
 
@@ -512,6 +525,7 @@ CASES: dict[str, Case] = {
     "arrow: a state of nested lists": _nested("state.json", "arrow"),
     "parquet: a column twice": _parquet_twice,
     "parquet: chunk_index twice": _chunks_twice,
+    "parquet: pages of more than the footer says": _parquet_pages,
     "npy: a shape that overflows": _npy("(4294967296, 4294967296)"),
     "npy: a shape that overflows to what is there": _npy("(9223372036854775809, 2000)"),
     "npy: negative sizes": _npy("(-10, -100)"),

@@ -28,6 +28,7 @@ from tokenmill.interop.base import (
     Setting,
     Sure,
     check_expansion,
+    check_held,
     damaged,
     file_size,
 )
@@ -57,6 +58,7 @@ from tokenmill.interop.tables import (
     table_columns,
     table_parts,
 )
+from tokenmill.sources.parquet import check_chunks, columns_below, pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -230,22 +232,46 @@ def _open(path: Path) -> Any:
 
 def _check_claims(metadata: Any, columns: Columns, path: Path) -> None:
     """Compare what the end of a file says of its ids with the bytes that they take."""
+    try:
+        chunked = is_chunked(metadata.schema.to_arrow_schema())
+        wanted = (*columns.names, *([CHUNK_INDEX] if chunked else []))
+        check_chunks(metadata, wanted, size=file_size(path))
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, f"cannot be read as Parquet: {error}") from error
     for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        chunks = [group.column(index) for index in range(group.num_columns)]
-        named = {
-            name: each
-            for name in columns.names
-            for each in chunks
-            if each.path_in_schema.startswith(f"{name}.")  # of a list, there are the items below it
-        }
-        ids = named[columns.ids]
+        chunks = _chunks(metadata, number, columns.names)
+        ids = chunks[columns.ids]
         # A run of the same id takes no bytes at all, so both are looked at.
         claimed = max(ids.total_uncompressed_size, 4 * ids.num_values)
         check_expansion(path, claimed, packed=max(0, ids.total_compressed_size))
         for name in columns.names:
-            if named[name].num_values != ids.num_values:
+            if chunks[name].num_values != ids.num_values:
                 raise damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
+
+
+def _chunks(metadata: Any, group: int, names: Sequence[str]) -> dict[str, Any]:
+    """The columns of a row group by their names."""
+    return {
+        name: metadata.row_group(group).column(index)
+        for name in names
+        for index in columns_below(metadata, (name,))
+    }
+
+
+def _check_pages(metadata: Any, group: int, names: Sequence[str], path: Path) -> None:
+    """See that the pages hold what the end of the file says of them, and none is too large."""
+    with path.open("rb") as file:
+        for name, chunk in _chunks(metadata, group, names).items():
+            values = 0
+            for page in pages(file, chunk):
+                check_held(path, page.size, f"a page of {name!r}")
+                values += 0 if page.is_dictionary else page.num_values
+            if values != chunk.num_values:
+                raise damaged(
+                    path,
+                    f"has {values:,} values in the pages of {name!r}, and its footer says"
+                    f" {chunk.num_values:,}",
+                )
 
 
 def _cut(name: str, split: str, metadata: Any, joined: bool) -> Iterator[ForeignPart]:
@@ -265,14 +291,22 @@ def _cut(name: str, split: str, metadata: Any, joined: bool) -> Iterator[Foreign
 
 def _batches(parquet: Any, groups: range, names: Sequence[str], path: Path) -> Iterator[Any]:
     """Batches of about a block's size."""
+    metadata = parquet.metadata
     try:
         for group in groups:
-            facts = parquet.metadata.row_group(group)
-            values = max(facts.column(i).num_values for i in range(facts.num_columns))
+            _check_pages(metadata, group, names, path)
+            facts, found = metadata.row_group(group), 0
+            values = max(chunk.num_values for chunk in _chunks(metadata, group, names).values())
             mean = max(1, facts.total_byte_size, 4 * values) // max(1, facts.num_rows)
             rows = max(1, min(1 << 16, BLOCK_BYTES // max(1, mean)))
-            yield from parquet.iter_batches(
+            for batch in parquet.iter_batches(
                 rows, row_groups=[group], columns=[*names], use_threads=False
-            )
+            ):
+                found += batch.num_rows
+                yield batch
+            if found != facts.num_rows:
+                raise damaged(
+                    path, f"has {found:,} rows in a group whose footer says {facts.num_rows:,}"
+                )
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, f"cannot be read as Parquet: {error}") from error

@@ -91,7 +91,7 @@ class ParquetSource(ColumnSource):
         metadata, room = self._parquet.metadata.row_group(group), self._options.room_bytes
         rows, target = max(1, metadata.num_rows), self._options.batch_bytes // 2
         most = min(max(1, target * rows // max(1, self._sizes[group])), LARGEST_BATCH_ROWS)
-        for index in _wanted(self._parquet.metadata, self._columns):
+        for index in columns_below(self._parquet.metadata, self._columns):
             chunk = metadata.column(index)
             is_small = 3 * chunk.total_uncompressed_size <= room
             if is_small and not chunk.has_dictionary_page:
@@ -99,7 +99,7 @@ class ParquetSource(ColumnSource):
             # A value of a dictionary may stand in every row.
             values = -(-chunk.num_values // rows)
             with paths.open_binary(self._file.location) as file:
-                for page in _pages(file, chunk):
+                for page in pages(file, chunk):
                     check_room(
                         page.compressed + 2 * page.size,
                         f"a page of {format_size(page.size)} in column {chunk.path_in_schema!r}",
@@ -144,7 +144,7 @@ def _facts(
         else:
             names = field_path(schema, options.text_field, path=file.path)
             columns = (".".join(names),)
-        _check_chunks(parquet.metadata, columns, size=file.size)
+        check_chunks(parquet.metadata, columns, size=file.size)
         return names, _text_sizes(parquet.metadata, columns)
     except UNREADABLE as error:
         raise damaged(file.path, error) from error
@@ -172,7 +172,7 @@ class _SizeAlone(io.RawIOBase):
         raise EOFError(size)
 
 
-def _check_chunks(metadata: Any, columns: tuple[str, ...], *, size: int) -> None:
+def check_chunks(metadata: Any, columns: tuple[str, ...], *, size: int) -> None:
     """Refuse a footer with a bad entry for a column: a plain look at one ends the process.
 
     Arrow's readers go through all entries and raise an error before they read the first byte.
@@ -185,7 +185,7 @@ def _check_chunks(metadata: Any, columns: tuple[str, ...], *, size: int) -> None
 
 def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
     """Uncompressed bytes of the columns in each row group, those below them counted."""
-    wanted = _wanted(metadata, columns)
+    wanted = columns_below(metadata, columns)
     sizes = []
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
@@ -202,7 +202,7 @@ def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
     return sizes
 
 
-def _wanted(metadata: Any, columns: tuple[str, ...]) -> list[int]:
+def columns_below(metadata: Any, columns: tuple[str, ...]) -> list[int]:
     """Numbers of the columns, those below them counted."""
     below = tuple(f"{column}." for column in columns)
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
@@ -218,7 +218,7 @@ class _Page(NamedTuple):
     is_dictionary: bool
 
 
-def _pages(file: Any, chunk: Any) -> Iterator[_Page]:
+def pages(file: Any, chunk: Any) -> Iterator[_Page]:
     """The pages of a column chunk by their headers; ends where one is not understood.
 
     Arrow reads the headers too and says what is wrong with them, but first it takes the memory.
