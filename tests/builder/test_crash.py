@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
+from tests.hostile.attack import tried
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,6 +112,7 @@ def kill_often(
     assert len(victims) - victims.count("nobody") == kills
     assert victims.count("driver") >= kills // 10
     assert victims.count("worker") >= kills // 10
+    tried("kill -9 of a process of a build, and not a byte of the store was another", kills)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builder.stores import tree
-from tests.hostile.attack import attack, tried
+from tests.hostile.attack import attack, times, tried
 from tests.loader.stores import write_store
 from tests.store.samples import GOLDEN, SampleStore
 
@@ -449,3 +449,58 @@ def test_a_lock_that_is_a_link_to_another_file_of_the_store_spares_that_file(
     with pytest.raises(StoreError, match="cannot be locked"):
         build(built / "in.jsonl", out=root, max_rejects=1.0, **BUILD)
     assert tree(root) == before
+
+
+def test_a_flipped_bit_in_any_file_is_found_by_verify(built: Path, tmp_path: Path) -> None:
+    root, dice = tmp_path / "store", random.Random(0)
+    shutil.copytree(built / "store", root)
+    list(Loader(Store(root), seq_len=16, batch_size=2, packing="best-fit", epochs=1))
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not path.name.startswith(".lock") and path.stat().st_size:
+            kinds.setdefault(f"{path.parent.name} {path.suffix}", []).append(path)
+    assert len(kinds) == 7, "manifest, log, receipts, tokens, indexes, rejects, plans"
+    for paths in kinds.values():
+        for _ in range(times(short=2, long=400)):
+            path = dice.choice(paths)
+            data = path.read_bytes()
+            changed = bytearray(data)
+            changed[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+            path.write_bytes(changed)
+            with contextlib.suppress(StoreError):  # a manifest of another version, say
+                report = check_store(root)
+                assert path.relative_to(root).as_posix() in {each.file for each in report.findings}
+            path.write_bytes(data)
+            tried("flipped bits in the files of a store")
+    assert check_store(root).is_sound
+
+
+@pytest.mark.parametrize("number", [10**14, 2**63, 2**64, 10**30, -1])
+@pytest.mark.parametrize("column", ["documents", "tokens", "rows", "receipt_bytes"])
+def test_absurd_counts_in_a_manifest_are_about_the_store(
+    built: Path, tmp_path: Path, number: int, column: str
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(built / "store", root)
+    members = json.loads((root / "tokenmill.json").read_bytes())
+    del members["checksum"]
+    columns = members["columns"]
+    unit = next(unit for unit in members["units"] if unit[-1])
+    if column in columns["unit"]:
+        unit[columns["unit"].index(column)] = number
+    else:
+        shard = unit[-1][0]
+        more = number - shard[columns["shard"].index(column)]
+        shard[columns["shard"].index(column)] = number
+        members["splits"][shard[0]][column] += more
+        members["totals"][column] += more
+        members["totals"]["rows"] += more if column == "documents" else 0
+    (root / "tokenmill.json").write_bytes(reseal(members))
+    if column == "rows" and number > 0:
+        assert use_store(root)
+    else:
+        with pytest.raises(StoreError, match=r"tokenmill.json' is not|the store is incomplete"):
+            use_store(root)
+    with contextlib.suppress(StoreError):
+        assert not check_store(root).is_sound
+    tried("stores with a changed json")

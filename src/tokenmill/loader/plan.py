@@ -22,6 +22,7 @@ import numpy as np
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.mixture import Fill, row_parts, rows_of_batch
 from tokenmill.loader.schedule import Schedule
+from tokenmill.store.fields import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +106,7 @@ class Position:
         state = _members(members, {"stage", "row", "drawn", "past"})
         past = state["past"]
         if not isinstance(past, list | tuple):
-            raise _damaged(f"past={past!r}")
+            raise _damaged(f"past={brief(past)}")
         return cls(
             stage=_number(state["stage"]),
             row=_number(state["row"]),
@@ -406,7 +407,7 @@ def _rows_in_batches(
 
 def _members(value: object, names: set[str]) -> Mapping[str, object]:
     if not isinstance(value, dict) or set(value) != names:
-        raise _damaged(repr(value))
+        raise _damaged(brief(value))
     return value
 
 
@@ -415,20 +416,20 @@ def _pass(value: object, num_sources: int) -> Pass:
     per_epoch = _numbers(members["rows_per_epoch"], num_sources)
     seq_len = _number(members["seq_len"])
     if 0 in per_epoch or not seq_len:
-        raise _damaged(repr(value))
+        raise _damaged(brief(value))
     rows = _numbers(members["rows"], num_sources)
     return Pass(seq_len=seq_len, rows=rows, rows_per_epoch=per_epoch)
 
 
 def _numbers(value: object, count: int) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or len(value) != count:
-        raise _damaged(f"{value!r} for {count} sources")
+        raise _damaged(f"{brief(value)} for {count} sources")
     return tuple(map(_number, value))
 
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 <= value < MAX_NUMBER:
-        raise _damaged(repr(value))
+        raise _damaged(brief(value))
     return value
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import StateError
 from tokenmill.loader import order
-from tokenmill.loader.plan import Position
+from tokenmill.loader.plan import MAX_NUMBER, Position
+from tokenmill.store.fields import brief
 from tokenmill.store.sealed import checksum_of
 
 if TYPE_CHECKING:
@@ -65,25 +66,28 @@ def check_state(
 ) -> tuple[int, Position]:
     """Step and position of a state; StateError says what is not as it was saved."""
     if not isinstance(state, dict):
-        raise StateError(f"{state!r} is no state of a loader", hint="give what state_dict() gave")
+        raise StateError(
+            f"{brief(state)} is no state of a loader", hint="give what state_dict() gave"
+        )
     for name, known in (("version", STATE_VERSION), ("order", order.VERSION)):
         if name in state and state[name] != known:
             raise StateError(
-                f"the state has {name} {state[name]!r}, and this release reads {name} {known}",
+                f"the state has {name} {brief(state[name])}, and this release reads {name} {known}",
                 hint="resume with the release of tokenmill that saved it",
             )
     if set(state) != _MEMBERS:
-        odd = sorted(map(str, set(state) ^ _MEMBERS))
+        names = sorted(map(brief, set(state) - _MEMBERS)) + sorted(_MEMBERS - set(state))
+        odd = ", ".join(names)[:200]
         raise StateError(
-            f"the state is not one that a loader saved: {', '.join(odd)} is missing or unknown",
+            f"the state is not one that a loader saved: {odd} is missing or unknown",
             hint="give what state_dict() gave, whole",
         )
     _check_sum(state)
     for name, ours in facts.items():
         _compare(name, state[name], ours)
     step = state["step"]
-    if type(step) is not int or step < 0:
-        raise StateError(f"the state has step {step!r}", hint="give what state_dict() gave")
+    if type(step) is not int or not 0 <= step < MAX_NUMBER:
+        raise StateError(f"the state has step {brief(step)}", hint="give what state_dict() gave")
     return step, Position.from_json(state["position"], num_sources=num_sources)
 
 
@@ -91,7 +95,7 @@ def _check_sum(state: dict[str, Any]) -> None:
     members = {name: value for name, value in state.items() if name != "checksum"}
     try:
         found = _checksum(members)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise StateError(
             f"the state holds what no loader saves: {error}", hint="give what state_dict() gave"
         ) from error
@@ -113,15 +117,15 @@ def _compare(name: str, saved: object, ours: object) -> None:
             hint="resume with the release of tokenmill that saved it",
         )
     raise StateError(
-        f"the state was saved with {name}={_canonical(saved)}, and this loader has"
-        f" {name}={_canonical(ours)}: the rows would be others",
+        f"the state was saved with {name}={brief(saved)}, and this loader has"
+        f" {name}={brief(ours)}: the rows would be others",
         hint=_ANEW,
     )
 
 
 def _other_stores(saved: object, ours: object) -> str:
     if not isinstance(saved, dict) or not isinstance(ours, dict) or set(saved) != set(ours):
-        return f"the state is of the sources {saved!r}, and this loader has {ours!r}"
+        return f"the state is of the sources {brief(saved)}, and this loader has {brief(ours)}"
     names = [repr(name) for name in ours if saved[name] != ours[name]]
     which = "the store" if names == ["''"] else f"the source {', '.join(names)}"
     return (

@@ -28,12 +28,22 @@ MASK_VERSION = 2
 """Of files that speak of masks; all others stay what an older tokenmill reads."""
 PIECES_VERSION = 3
 """Of files that speak of rows in several pieces."""
+_BRIEF_CHARACTERS = 200
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 
 Checksum: TypeAlias = str
 """32 hexadecimal digits of xxh3-128; a field annotated so has its form checked by `into`."""
 
 _Flat = TypeVar("_Flat", bound="DataclassInstance")
+
+
+def brief(value: object) -> str:
+    """A value for a message: cut where it is long, since someone may have made it so."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, too deep
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _BRIEF_CHARACTERS else f"{text[:_BRIEF_CHARACTERS]}..."
 
 
 class FormatVersionError(StoreError):
@@ -47,7 +57,7 @@ class Fields:
 
     def __init__(self, value: Json, *, where: str) -> None:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {value!r}, not an object")
+            raise ValueError(f"{where} is {brief(value)}, not an object")
         self._left = dict(value)
         self._where = where
 
@@ -149,10 +159,11 @@ class Fields:
 
     def finish(self) -> None:
         if self._left:
-            raise ValueError(f"{self._where} has unknown members: {', '.join(sorted(self._left))}")
+            names = ", ".join(sorted(self._left))[:_BRIEF_CHARACTERS]
+            raise ValueError(f"{self._where} has unknown members: {names}")
 
     def _wrong(self, name: str, value: Json, expected: str) -> ValueError:
-        return ValueError(f"{self._where}.{name} is {value!r}, not {expected}")
+        return ValueError(f"{self._where}.{name} is {brief(value)}, not {expected}")
 
 
 _READERS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -187,8 +198,8 @@ def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
     writer = members.get("created_by")
     newer = type(version) is int and version > PIECES_VERSION
     raise FormatVersionError(
-        f"{str(path)!r} has the format version {version!r}"
-        + (f", written by {writer!r}" if isinstance(writer, str) else "")
+        f"{str(path)!r} has the format version {brief(version)}"
+        + (f", written by {brief(writer)}" if isinstance(writer, str) else "")
         + f"; this tokenmill reads the versions {FORMAT_VERSION} to {PIECES_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
