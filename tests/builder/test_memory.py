@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 
 from tokenmill.builder.memory import (
     MEGABYTE,
+    budget_with,
     divide_budget,
     max_document_bytes,
     usable_memory,
@@ -71,3 +75,41 @@ def test_the_largest_document_does_not_depend_on_the_workers() -> None:
 
 def test_usable_memory_is_a_plausible_amount() -> None:
     assert 100 * MEGABYTE < usable_memory() < 1 << 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process")
+def test_a_limit_makes_allocations_fail_until_it_is_taken_back() -> None:
+    # In a process of its own: what other tests hold would count.
+    code = """if True:
+        import numpy as np, pyarrow as pa
+        from tokenmill.builder.memory import limit_memory
+        take_back = limit_memory(300 << 20)
+        for allocate in (lambda: np.ones(400 << 20, np.uint8), lambda: bytearray(400 << 20),
+                         lambda: pa.allocate_buffer(400 << 20)):
+            try:
+                allocate()
+            except MemoryError:
+                print("refused")
+        take_back()
+        print(len(np.ones(400 << 20, np.uint8)))
+    """
+    environment = {**os.environ, "MIMALLOC_ARENA_EAGER_COMMIT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["refused", "refused", "refused", str(400 << 20)]
+
+
+@given(
+    budget=st.integers(450, 8_000).map(lambda mb: mb * 10**6),
+    workers=st.integers(1, 8),
+    more=st.integers(1, 4_000_000_000),
+)
+def test_the_budget_that_a_refusal_names_has_room_enough(
+    budget: int, workers: int, more: int
+) -> None:
+    plan = divide_budget(budget, tokenizer_bytes=0, most_workers=workers)
+    larger = divide_budget(
+        parse_size(budget_with(plan, more)), tokenizer_bytes=0, most_workers=plan.workers
+    )
+    assert larger.room_bytes >= plan.room_bytes + more

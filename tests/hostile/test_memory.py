@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import lzma
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.attack import attack, tried
 
+from tokenmill.diagnosis.measure import tree_bytes
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.blocks import Block
 from tokenmill.sources.jsonl import JsonlParser
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
     from tokenmill.records import Reject
 
 _PARTS = [
@@ -68,3 +83,187 @@ def test_a_line_is_decided_the_same_alone_and_among_others(lines: list[bytes], f
         alone, refused = _read(JsonlParser(options), [line])
         assert texts.get(row) == alone.get(0), line
         assert reasons.get(row) == (refused[0][1:3] if refused else None), line
+
+
+LINES = 60_000
+BUDGET = 450_000_000
+PYTHON = [sys.executable, "-m", "tokenmill"]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process")
+
+
+def _some(kinds: Iterable[str], *short: str) -> list[Any]:
+    """All kinds, those marked slow that the short form leaves out."""
+    marks = [pytest.mark.slow]
+    return [kind if kind in short else pytest.param(kind, marks=marks) for kind in kinds]
+
+
+def _peak_of(command: list[str]) -> tuple[int, str, int]:
+    """Exit code, what was said, and the most memory that the tree of processes had at once."""
+    peak = 0
+    with tempfile.TemporaryFile("w+") as said:
+        process = psutil.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        while process.poll() is None:
+            peak = max(peak, tree_bytes(process))
+            time.sleep(0.02)
+        said.seek(0)
+        return process.returncode, said.read(), peak
+
+
+def _build(path: Path, *options: str) -> tuple[int, str, int]:
+    command = [*PYTHON, "build", str(path), "--out", str(path.with_suffix(".store")), "--quiet"]
+    command += ["--tokenizer", "bytes", "--workers", "1", "--memory", str(BUDGET), *options]
+    return _peak_of(command)
+
+
+def _repeated(rows: int, text: str) -> pa.Table:
+    """A table that is small in a file: each row holds the same text."""
+    indices = pa.array(np.zeros(rows, np.int32))
+    return pa.table({"text": pa.DictionaryArray.from_arrays(indices, pa.array([text]))})
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    return table.cast(pa.schema([("text", pa.large_string())])).combine_chunks()
+
+
+def _write_dictionary(path: Path) -> None:
+    pq.write_table(_repeated(8_000, "x" * 40_000), path)
+
+
+def _write_dictionary_arrow(path: Path) -> None:
+    table = _repeated(8_000, "x" * 40_000)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _write_long_rows_last(path: Path) -> None:
+    """Few long rows behind so many short ones that the mean says nothing."""
+    texts = [""] * 100_000 + ["y" * 500_000] * 300
+    options = {"use_dictionary": False, "row_group_size": 1 << 20, "write_batch_size": 8}
+    pq.write_table(pa.table({"text": texts}), path, **options)
+
+
+def _write_plain_batch(path: Path) -> None:
+    table = _plain(_repeated(1_000_000, "abcd efg " * 30))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_batch(table.to_batches()[0])
+
+
+def _write_lines(line: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(line * LINES)
+
+    return write
+
+
+GOOD: dict[str, tuple[str, Callable[[Path], None], int]] = {
+    "a dictionary of long rows": ("a.parquet", _write_dictionary, 8_000),
+    "a dictionary of long rows in Arrow": ("a.arrow", _write_dictionary_arrow, 8_000),
+    "long rows behind short ones": ("a.parquet", _write_long_rows_last, 300),
+    "a plain Arrow batch": ("a.arrow", _write_plain_batch, 1_000_000),
+    "lines of {}": ("a.jsonl", _write_lines("{}\n"), 0),
+    "lines of []": ("a.jsonl", _write_lines("[]\n"), 0),
+    "empty lines": ("a.jsonl", _write_lines("\n"), 0),
+    "lines that do not parse": ("a.jsonl", _write_lines('{"text": 1,}\n'), 0),
+    "lines good and bad by turns": ("a.jsonl", _write_lines('[]\n{"text":"a"}\n'), LINES),
+    "lines with a key twice": ("a.jsonl", _write_lines('{"text":"a","text":"b"}\n'), LINES),
+}
+
+
+@linux
+@pytest.mark.parametrize("kind", _some(GOOD, "a dictionary of long rows", "lines of []"))
+def test_a_build_stays_within_its_budget(kind: str, tmp_path: Path) -> None:
+    name, write, documents = GOOD[kind]
+    write(tmp_path / name)
+    tried("input that is larger than its file, built within the budget")
+    code, said, peak = _build(tmp_path / name, "--max-rejects", "1", "--json")
+    assert code == 0, said
+    assert json.loads(said)["totals"]["documents"] == documents
+    assert peak <= BUDGET
+
+
+def _write_page(path: Path) -> None:
+    table = _plain(_repeated(500_000, "abcd efg " * 30))
+    options = {"use_dictionary": False, "data_page_size": 1 << 30, "write_batch_size": 1 << 30}
+    options["max_rows_per_page"] = 1 << 30
+    pq.write_table(table, path, compression="zstd", **options)
+
+
+def _write_zstd_batch(path: Path) -> None:
+    table = _plain(_repeated(500_000, "abcd efg " * 30))
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, table.schema, options=options) as writer,
+    ):
+        writer.write_batch(table.to_batches()[0])
+
+
+def _write_xz(path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 192 << 20}]
+    path.write_bytes(lzma.compress(b'{"text":"a"}\n' * 1000, filters=filters))
+
+
+def _write_zstd_window(path: Path) -> None:
+    # A frame of one raw block, whose header asks for a window of 128 MB.
+    line = b'{"text":"a"}\n'
+    block = (len(line) << 3 | 1).to_bytes(3, "little")
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\x00" + bytes([17 << 3]) + block + line)
+
+
+REFUSED: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a page of Parquet": ("a.parquet", _write_page, "a page of"),
+    "a compressed Arrow batch": ("a.arrow", _write_zstd_batch, "a record batch"),
+    "an xz dictionary": ("a.jsonl.xz", _write_xz, "an xz dictionary"),
+    "a zstd window": ("a.jsonl.zst", _write_zstd_window, "a zstd window"),
+}
+
+
+@linux
+@pytest.mark.parametrize("kind", _some(REFUSED, "a page of Parquet"))
+def test_what_cannot_be_read_in_parts_is_refused_with_the_budget_that_would_do(
+    kind: str, tmp_path: Path
+) -> None:
+    name, write, what = REFUSED[kind]
+    write(tmp_path / name)
+    tried("parts of files that are larger than the budget")
+    code, said, peak = _build(tmp_path / name)
+    assert code == 1, said
+    assert what in said
+    assert name in said
+    assert peak <= BUDGET
+    named = re.search(r"--memory (\d+)MB", said)
+    assert named is not None, said
+    code, said, peak = _build(tmp_path / name, "--memory", f"{named[1]}MB")
+    assert code == 0, said
+    assert peak <= int(named[1]) * 10**6
+
+
+@linux
+def test_one_row_that_decodes_to_gigabytes_is_an_error_of_its_file(tmp_path: Path) -> None:
+    count = 60_000
+    zeros, turns = np.zeros(count, np.int32), np.arange(count, dtype=np.int32) % 2
+    content = pa.DictionaryArray.from_arrays(pa.array(zeros), pa.array(["a" * 40_000]))
+    role = pa.DictionaryArray.from_arrays(pa.array(turns), pa.array(["user", "assistant"]))
+    turn = pa.StructArray.from_arrays([role, content], ["role", "content"])
+    row = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), turn)
+    path, template = tmp_path / "a.parquet", tmp_path / "a.jinja"
+    pq.write_table(pa.table({"messages": row}), path)
+    template.write_text("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}")
+    tried("a row of gigabytes in a file of kilobytes")
+    code, said, peak = _build(path, "--format", "chat", "--chat-template", str(template))
+    assert code == 1, said
+    assert "came to the end of its share of the memory" in said
+    assert "a.parquet" in said
+    assert "--memory 900MB" in said
+    assert peak <= BUDGET
+
+
+def test_a_unit_of_bad_rows_is_refused_long_before_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("[]\n" * 2_000_000)
+    tried("a unit of bad rows, refused early")
+    code, said, _ = _build(path)
+    found = re.search(r"([\d,]+) of the first ([\d,]+) rows", said)
+    assert code == 1
+    assert found is not None, said
+    assert int(found[2].replace(",", "")) < 400_000

@@ -38,6 +38,8 @@ class Worker:
             time.sleep(600)
         if kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "abort":
+            os.abort()
         if kind == "fail":
             raise ValueError(value)
         if kind == "sleep":

@@ -68,6 +68,14 @@ def test_a_task_that_kills_every_worker_is_an_error() -> None:
         run(LocalRunner(2), [("die", None), *[("square", n) for n in range(5)]])
 
 
+def test_a_worker_that_ends_itself_in_native_code_is_an_error_at_once() -> None:
+    lost: list[Event] = []
+    with pytest.raises(BuildError, match="a worker ended itself") as caught:
+        LocalRunner(1).run(JOB, [("abort", None), ("square", 1)], on_event=lost.append)
+    assert "--memory" in (caught.value.hint or "")
+    assert not any(isinstance(event, WorkerLost) for event in lost)
+
+
 def test_an_error_in_a_task_is_raised_with_its_type_and_trace() -> None:
     with pytest.raises(ValueError, match="no good") as caught:
         run(LocalRunner(2), [("sleep", 0.01), ("fail", "no good")])
@@ -111,7 +119,10 @@ def test_a_script_needs_no_main_guard_and_no_importable_main(tmp_path: Path) -> 
     assert (found.stdout.strip(), found.returncode) == ("[16]", 0), found.stderr
 
 
-def test_workers_end_when_the_driver_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_workers_end_when_the_driver_is_killed(is_stopped: bool, tmp_path: Path) -> None:
+    if is_stopped and sys.platform != "linux":
+        pytest.skip("only Linux ends a process that is stopped with its parent")
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(
@@ -130,6 +141,9 @@ def test_workers_end_when_the_driver_is_killed(tmp_path: Path) -> None:
     driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     workers = [psutil.Process(int(driver.stdout.readline())) for _ in range(2)]
+    if is_stopped:
+        for worker in workers:
+            worker.suspend()
     driver.kill()
     driver.wait()
     driver.stdout.close()

@@ -136,13 +136,13 @@ def divide_budget(
 
 def budget_with(plan: MemoryPlan, more_bytes: int) -> str:
     """A budget, as one writes it, whose readers have so many bytes more room."""
-    # Of a larger budget a quarter is for large documents; of a share, half may go to batches, and
-    # of what is left half is room.
-    more = more_bytes * plan.workers * 16 // 3
+    # Batches may grow first; of what is left half is room; a quarter of all is a large document's.
+    batches = BATCH_FACTOR * (_LARGEST_BATCH - plan.batch_bytes)
+    more = (2 * more_bytes + plan.room_bytes + batches + MEGABYTE) * plan.workers * 4 // 3
     return f"{-(-(plan.budget + more) // 10**8) * 100}MB"
 
 
-_SPARE_BYTES = 64 * MEGABYTE
+_SPARE_BYTES = 8 * MEGABYTE
 """Mapped and never used: stacks of threads, what allocators keep."""
 
 
@@ -160,8 +160,8 @@ def limit_memory(most_bytes: int) -> Callable[[], None]:
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with open("/proc/self/status") as file:
-        facts = dict(line.split(":", 1) for line in file if line.startswith(("VmData", "RssAnon")))
-    mapped, used = (int(facts[name].split()[0]) * 1024 for name in ("VmData", "RssAnon"))
+        facts = dict(line.split(":", 1) for line in file if line.startswith(("VmData", "VmRSS")))
+    mapped, used = (int(facts[name].split()[0]) * 1024 for name in ("VmData", "VmRSS"))
     limit = mapped + max(0, most_bytes - used) + _SPARE_BYTES
     if before[1] != resource.RLIM_INFINITY:
         limit = min(limit, before[1])

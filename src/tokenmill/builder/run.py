@@ -71,6 +71,8 @@ _WORKER_ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",
     # Arrow's allocator would map a gigabyte at once, and a limit could not tell what is used.
     "MIMALLOC_ARENA_EAGER_COMMIT": "0",
+    # A stack for each of eight threads would be counted too.
+    "ARROW_IO_THREADS": "2",
 }
 
 

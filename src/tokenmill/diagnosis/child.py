@@ -15,10 +15,12 @@ from pathlib import Path
 from tokenmill.diagnosis.ways import way_function
 from tokenmill.diagnosis.ways.base import Job
 from tokenmill.errors import TokenmillError
+from tokenmill.runners.child import end_with_parent
 
 
 def main() -> None:
     """Carry out the job in the file that is named last on the command line."""
+    end_with_parent()
     told, answer = (Path(name) for name in sys.argv[-2:])
     job = Job(**json.loads(told.read_text()))
     try:

@@ -17,6 +17,7 @@ from tokenmill.diagnosis.ways.base import (
     encode_one,
     latencies,
 )
+from tokenmill.runners.child import end_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.pool import Pool
@@ -71,6 +72,7 @@ def _measure(
 
 def _prepare(job: Job, ready: Barrier) -> None:
     global _engine
+    end_with_parent()
     _engine = job.load().reference
     ready.wait(READY_SECONDS)
 
