@@ -61,6 +61,7 @@ MOST_EXPANSION = 1000
 """Files that claim to unpack to more than so many times their size are refused."""
 _UNREADABLE = (
     ArithmeticError,
+    AssertionError,  # torch's
     AttributeError,
     EOFError,
     LookupError,

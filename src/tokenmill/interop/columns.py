@@ -286,13 +286,13 @@ def whole_number(value: object, *, path: Path, most: int | None = None) -> int:
 def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
     """The bytes of a packed file, piece by piece by way of the disk: they may be 4 GB."""
     check_expansion(path, size, packed=file_size(path))
-    left = size
+    left, buffer = size, memoryview(bytearray(min(BLOCK_BYTES, size + 1)))
     with tempfile.TemporaryFile() as file:
         try:
             with pa.CompressedInputStream(pa.memory_map(str(path)), codec) as stream:
-                while left >= 0 and (piece := stream.read(BLOCK_BYTES)):
-                    left -= len(piece)
-                    file.write(piece)
+                while left >= 0 and (count := stream.readinto(buffer)):
+                    left -= count
+                    file.write(buffer[:count])
         except (pa.ArrowException, OSError) as error:
             raise damaged(path, f"cannot be unpacked: {error}") from error
         if left or not size:
