@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import socket
 import struct
 import subprocess
@@ -110,17 +109,15 @@ def test_a_view_beyond_its_data_is_refused(tmp_path: Path) -> None:
 # ----- damage of every kind ------------------------------------------------------------------
 
 
-def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32) if times(short=0, long=1) else 7
-    cases = times(short=450, long=40_000)
+@pytest.mark.parametrize("part", range(times(short=1, long=20)))
+def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path, part: int) -> None:
+    seed, cases = times(short=7, long=11), times(short=450, long=2000)
     tree = Path(__file__).parents[2]
-    environment = os.environ | {
-        "PYTHONMALLOC": "debug",
-        "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}",
-    }
+    given = map(str, (seed, part * cases, (part + 1) * cases, tmp_path))
     run = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.input_fuzz", str(seed), "0", str(cases), tmp_path],
-        env=environment,
+        [sys.executable, "-m", "tests.hostile.input_fuzz", *given],
+        env=os.environ
+        | {"PYTHONMALLOC": "debug", "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"},
         cwd=tree,
         capture_output=True,
         text=True,
@@ -193,6 +190,23 @@ def test_two_columns_of_one_name_are_refused(
     with pytest.raises(SourceError, match="has 2 columns 'text'"):
         read(path, options)
     tried("tables with a column twice")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.array([2**62], pa.timestamp("s")),
+        pa.array([2**30], pa.date32()),
+        pa.array([2**62], pa.duration("s")),
+        pa.StructArray.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["a", "a"]),
+    ],
+    ids=lambda value: str(value.type),
+)
+def test_values_that_python_has_none_for_are_refused(tmp_path: Path, value: Any) -> None:
+    ipc(tmp_path / "a.arrow", value, name="messages")
+    with pytest.raises(SourceError, match="cannot be read as what its name says"):
+        read(tmp_path / "a.arrow", CHATS)
+    tried("values of tables that python has none for")
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])

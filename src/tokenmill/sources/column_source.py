@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from tokenmill.sources.base import SourceFile, SourceOptions, Unit
 
 
-UNREADABLE = (pa.ArrowException, OSError, EOFError, UnicodeError, RecursionError)
-"""What Arrow raises for a file that is not what its name says; names in it may be no UTF-8."""
+UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, RecursionError)
+"""What Arrow raises for a file that is not what its name says, or has a name that is no UTF-8, or a
+value (a date, say) that Python has none for."""
 
 
 def damaged(path: str, error: Exception) -> Exception:
