@@ -102,7 +102,7 @@ class RowShape:
             return
         try:
             check_template_kwargs(json.loads(given))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"chat_template_kwargs={given!r} cannot be used: {error}",
                 hint="write a JSON object, such as: --chat-template-kwargs "

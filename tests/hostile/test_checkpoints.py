@@ -236,7 +236,7 @@ def test_facts_of_any_bytes_are_refused(
     tried("checkpoint with other facts")
 
 
-@attack(short=40, long=4000)
+@attack(short=40, long=1500)
 @given(
     st.sampled_from(FILES[1:]),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1),
@@ -462,7 +462,7 @@ def test_an_archive_that_would_grow_is_refused(victim: Victim) -> None:
 
 def test_kill_9_while_checkpoints_are_written_leaves_a_run_that_goes_on(victim: Victim) -> None:
     """A checkpoint at every step, so that most of the time one is being written or removed."""
-    steps = times(short=25, long=400)
+    steps = times(short=25, long=150)
     out, whole = victim.place / "killed", victim.place / "unkilled"
     said: dict[str, Any] = {**OPTIONS, "schedule": "wsd", "steps": steps, "resume": True}
     tokenmill.train(victim.place / "plain", out=whole, **said)
@@ -471,7 +471,7 @@ def test_kill_9_while_checkpoints_are_written_leaves_a_run_that_goes_on(victim: 
         f"tokenmill.train({str(victim.place / 'plain')!r}, out={str(out)!r}, **{said!r})"
     )
     dice = random.Random(0)
-    for _ in range(times(short=1, long=40)):
+    for _ in range(times(short=1, long=15)):
         process = subprocess.Popen([sys.executable, "-c", code])
         before = set(out.glob("checkpoints/step-*"))
         while process.poll() is None and set(out.glob("checkpoints/step-*")) <= before:

@@ -7,13 +7,12 @@ the strings of special tokens, so a role that nobody knows is a reason to reject
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.config import check_template_kwargs
 from tokenmill.records import RejectReason
-from tokenmill.supervised.rows import RowError, kind_of, lookup
+from tokenmill.supervised.rows import RowError, kind_of, lookup, parse_value
 
 MESSAGES, CONVERSATIONS, TOOLS, SYSTEM = "messages", "conversations", "tools", "system"
 VARIABLES = "chat_template_kwargs"
@@ -85,7 +84,7 @@ def _parsed(value: Any, field: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_value(value)
     except ValueError as error:
         raise RowError(
             RejectReason.BAD_CONVERSATION, f"field {field!r} is a string that is no JSON"

@@ -1,22 +1,22 @@
-"""Chat templates, rendered as transformers renders them; the only home of Jinja.
+"""Chat templates, rendered as transformers renders them.
 
-A template is code of strangers: it runs in Jinja's sandbox, on plain values alone. It sees what
-transformers gives it, with one exception: today's date, since a store may not depend on the day it
-was made. `strftime_now` exists only where a date is given, and tells that one.
+A template sees what transformers gives it, with one exception: today's date, since a store may not
+depend on the day it was made. `strftime_now` exists only where a date is given, and tells that one.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.errors import BuildError, TokenizerError, UsageError
 from tokenmill.records import RejectReason
 from tokenmill.supervised.conversation import Conversation
 from tokenmill.supervised.rows import RowError
+from tokenmill.supervised.sandbox import TRACKED, TemplateLimit, environment, import_jinja
 
 if TYPE_CHECKING:
     import datetime
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PROMPT = "add_generation_prompt"
-_TRACKED = "tokenmill_tracker"
+MOST_CHARACTERS = 1 << 20
+"""Of a template."""
+PARTS_AT_ONCE = 1 << 16
 _TWO_ANSWERS = ("\ue000", "\ue001")
 
 
@@ -47,20 +49,32 @@ class ChatTemplate:
         self.has_generation = GENERATION.search(source) is not None
         self.has_prompt = PROMPT in source
         """Whether it can write the header of an answer alone."""
-        self._environment = _environment(date)
         _check_date(source, date)
-        jinja2 = _jinja2()
+        if len(source) > MOST_CHARACTERS:
+            raise self._refused(f"has {len(source):,} characters, more than {MOST_CHARACTERS:,}")
+        self._environment = environment(date)
         try:
-            self._tree = self._environment.parse(source)
+            tree = self._environment.parse(source)
+            nodes = import_jinja().nodes
+            self._texts = [node.data for node in tree.find_all(nodes.TemplateData)]
+            constants = [node.value for node in tree.find_all(nodes.Const)]
+            self._literals = [each for each in constants if isinstance(each, str)]
             self._template = self._environment.from_string(source)
             # A chain of dicts otherwise, which is copied entry by entry for every conversation.
             self._template.globals = dict(self._template.globals)
             self._root = self._template.root_render_func
-        except jinja2.TemplateSyntaxError as error:
-            raise TokenizerError(
-                f"the chat template is no valid Jinja: {error.message} (line {error.lineno})",
-                hint="correct it, or give another one: --chat-template FILE",
+        except import_jinja().TemplateSyntaxError as error:
+            raise self._refused(
+                f"is no valid Jinja: {error.message} (line {error.lineno})"
             ) from error
+        except Exception as error:  # what Jinja and Python say to code that is too large or deep
+            what = f"{type(error).__name__}: {error}"[:200]
+            raise self._refused(f"is nested too deep, or too large ({what})") from error
+
+    def _refused(self, why: str) -> TokenizerError:
+        return TokenizerError(
+            f"the chat template {why}", hint="correct it, or give another one: --chat-template FILE"
+        )
 
     def render(self, conversation: Conversation, *, prompt: bool = False) -> str:
         """The conversation's text; `prompt` adds the header of an answer to come."""
@@ -103,33 +117,48 @@ class ChatTemplate:
 
     def constants(self) -> list[str]:
         """Every string that the template itself can write, but for its variables."""
-        nodes = _jinja2().nodes
-        texts = [node.data for node in self._tree.find_all(nodes.TemplateData)]
-        return [*texts, *self.literals()]
+        return [*self._texts, *self._literals]
 
     def literals(self) -> list[str]:
         """The strings of its expressions: what it writes, and what it looks for."""
-        found = self._tree.find_all(_jinja2().nodes.Const)
-        return [node.value for node in found if isinstance(node.value, str)]
+        return self._literals
 
     def _run(self, conversation: Conversation, *, prompt: bool, tracker: _Tracker | None) -> str:
         parts: list[str] = []
         if tracker is not None:
             tracker.parts = parts
-        setattr(self._environment, _TRACKED, tracker)
+        sandbox = self._environment
+        setattr(sandbox, TRACKED, tracker)
+        sandbox.begin(conversation)
         values = self._values(conversation, prompt=prompt)
         try:
-            parts.extend(self._root(self._template.new_context(values)))
+            written = self._root(self._template.new_context(values))
+            seen = 0
+            while True:
+                parts.extend(itertools.islice(written, PARTS_AT_ONCE))
+                sandbox.make(sum(map(len, parts[seen:] if seen else parts)))
+                if len(parts) < seen + PARTS_AT_ONCE:
+                    return "".join(parts)
+                seen = len(parts)
+        except TemplateLimit as error:
+            raise RowError(RejectReason.TEMPLATE_ERROR, str(error)) from error
         except RecursionError as error:
             raise RowError(RejectReason.TEMPLATE_ERROR, "the template recurses too deep") from error
+        except BuildError:
+            raise
+        except MemoryError as error:
+            # Another machine has more, and would make another store.
+            raise BuildError(
+                "there is not enough memory to run the chat template on a row",
+                hint="use fewer --workers, or a machine with more memory",
+            ) from error
         except Exception as error:  # whatever the template's own code can raise
             what = f"{type(error).__name__}: {str(error) or 'no reason given'}"
             raise RowError(
                 RejectReason.TEMPLATE_ERROR, what + _without_content(conversation)
             ) from error
         finally:
-            setattr(self._environment, _TRACKED, None)
-        return "".join(parts)
+            setattr(sandbox, TRACKED, None)
 
     def _values(self, conversation: Conversation, *, prompt: bool) -> dict[str, Any]:
         return {
@@ -181,101 +210,3 @@ def _check_date(source: str, date: datetime.date | None) -> None:
             "every day",
             hint="say which day it shall write: --chat-date 2024-07-26",
         )
-
-
-def _environment(date: datetime.date | None) -> Any:
-    """Jinja as transformers sets it up."""
-    jinja2 = _jinja2()
-    environment = _sandbox()(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_generation_extension(), jinja2.ext.loopcontrols],
-    )
-    setattr(environment, _TRACKED, None)
-
-    def raise_exception(message: object) -> None:
-        raise jinja2.TemplateError(str(message))
-
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = raise_exception
-    if date is not None:
-        environment.globals["strftime_now"] = date.strftime
-    return environment
-
-
-def _sandbox() -> Any:
-    """Jinja's sandbox, with the two things that templates do most on a shorter way."""
-    jinja2 = _jinja2()
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    methods = frozenset(dir(dict))
-    note = _generation_extension()._note
-    macro = jinja2.runtime.Macro
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        def getattr(self, obj: Any, attribute: str) -> Any:
-            # A dict's attributes are looked at first, its members then: for most names at once.
-            if type(obj) is dict and attribute in obj and attribute not in methods:
-                return obj[attribute]
-            return super().getattr(obj, attribute)
-
-        def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-            # A template's own macro is as safe as the template, and what notes blocks is ours.
-            if type(__obj) is macro or getattr(__obj, "__func__", None) is note:
-                kwargs.pop("_loop_vars", None)
-                kwargs.pop("_block_vars", None)
-                return __obj(*args, **kwargs)
-            return super().call(__context, __obj, *args, **kwargs)
-
-    return Sandbox
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter would write < > & ' as escapes, for HTML.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-@functools.cache
-def _generation_extension() -> Any:
-    """The tag that encloses what an assistant says, as transformers defines it."""
-    jinja2 = _jinja2()
-    from jinja2.ext import Extension
-
-    class GenerationBlocks(Extension):
-        tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_note")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-        def _note(self, caller: Any) -> Any:
-            said = caller()
-            tracker = getattr(self.environment, _TRACKED)
-            if tracker is not None:
-                tracker.note(str(said))
-            return said
-
-    return GenerationBlocks
-
-
-def _jinja2() -> Any:
-    try:
-        import jinja2
-        import jinja2.ext
-        import jinja2.nodes
-        import jinja2.runtime
-    except ImportError as error:
-        raise MissingExtraError(
-            "jinja2", extra="chat", purpose="rendering chats with a chat template"
-        ) from error
-    return jinja2

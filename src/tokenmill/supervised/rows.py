@@ -8,6 +8,7 @@ from typing import Any
 from tokenmill.records import RejectReason
 
 DETAIL_CHARACTERS = 160
+MOST_NESTED = 100
 _DECODER = json.JSONDecoder()
 
 
@@ -30,16 +31,39 @@ def one_line(text: str) -> str:
 def parse_row(line: bytes) -> dict[str, Any]:
     """The object that a line holds."""
     try:
-        row = _DECODER.decode(line.decode("utf-8", "surrogatepass"))
+        row = parse_value(line.decode("utf-8", "surrogatepass"))
     except json.JSONDecodeError as error:
         raise RowError(
             RejectReason.INVALID_JSON, f"{error.msg} at character {error.pos} of the line"
         ) from error
-    except (RecursionError, ValueError) as error:  # a number of too many digits
+    except ValueError as error:  # a number of too many digits
         raise RowError(RejectReason.INVALID_JSON, str(error)) from error
     if not isinstance(row, dict):
         raise RowError(RejectReason.NOT_AN_OBJECT, f"the line holds {kind_of(row)}")
     return row
+
+
+def parse_value(text: str) -> Any:
+    """What JSON says, if it is not nested too deep: how deep Python could go is chance."""
+    try:
+        value = _DECODER.decode(text)
+        brackets = text.count("[") + text.count("{")
+        if brackets <= MOST_NESTED or nesting(value) <= MOST_NESTED:
+            return value
+    except RecursionError:
+        pass
+    raise RowError(
+        RejectReason.INVALID_JSON, f"arrays and objects are nested more than {MOST_NESTED} deep"
+    )
+
+
+def nesting(value: object) -> int:
+    """How deep lists and objects lie within each other."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, list | tuple | dict)]:
+        depth += 1
+        level = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def lookup(row: dict[str, Any], field: str) -> Any:

@@ -78,7 +78,9 @@ def read_sources(files: Mapping[str, Path]) -> dict[str, str]:
         named = {
             entry["name"]: entry["template"]
             for entry in found
-            if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
+            if isinstance(entry, dict)
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("template"), str)
         }
         if DEFAULT in named:
             return {name: named[name] for name in (DEFAULT, WITH_TOOLS) if name in named}
@@ -156,7 +158,13 @@ def _variables(info: TokenizerInfo) -> dict[str, str]:
 
 def _config(files: Mapping[str, Path], name: str = CONFIG_FILE) -> dict[str, Any]:
     path = files.get(name)
-    content = {} if path is None else json.loads(path.read_text(encoding="utf-8-sig"))
+    try:
+        content = {} if path is None else json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(
+            f"{str(path)!r} cannot be read: {error}",
+            hint="restore it, or give a template by itself: --chat-template FILE",
+        ) from error
     return content if isinstance(content, dict) else {}
 
 
