@@ -7,11 +7,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.supervised.families import CHATML
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.supervised.families import CHATML, FAMILIES
 from tests.supervised.shaping import Press, chat
 
 from tokenmill.config import RowShape
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.supervised.conversation import Conversation
+from tokenmill.supervised.jinja import ChatTemplate
 from tokenmill.supervised.template_files import doubtful_header
 
 if TYPE_CHECKING:
@@ -345,3 +349,98 @@ def test_a_chat_works_with_every_kind_of_tokenizer(
     found = press(chat("hi </s> you", "yo"))
     assert found.ids[0].count(press.engine.info.special_tokens["</s>"]) == 2
     assert press.said(found).endswith("yo</s>")
+
+
+_AHEAD = "{% set count = messages | length %}"
+"""Makes a template one that looks ahead, and changes nothing that it writes."""
+
+
+@pytest.mark.parametrize("name", [n for n, f in FAMILIES.items() if not f.has_generation])
+def test_answers_found_in_one_rendering_are_those_of_a_rendering_for_each(
+    name: str, family_dir: Folder, tmp_path: Path
+) -> None:
+    path = tmp_path / "ahead.jinja"
+    path.write_text(_AHEAD + FAMILIES[name].template)
+    press, slow = Press(family_dir(name)), Press(family_dir(name), chat_template=path)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.sampled_from(["", " a", "b\n", "</think>c", "<|im_end|>"]), max_size=9))
+    def check(texts: list[str]) -> None:
+        row = chat("q", *texts)
+        found, expected = press(row), slow(row)
+        assert (found.ids, found.masks) == (expected.ids, expected.masks)
+        assert found.rejects == expected.rejects
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("template", "is_forward"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", True),
+        ("{% set ms = messages %}{% for m in ms %}{{ loop.index }}{% endfor %}", True),
+        ("{{ messages[0].role }}{% for m in messages %}{{ m.content }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}", True),
+        ("{% set ms = messages[1:] %}{% for m in ms %}{{ m.content }}{% endfor %}", True),
+        ("{% if 1 %}{% set ms=messages[2:] %}{% endif %}{% for m in ms %}a{% endfor %}", True),
+        ("{% if tools %}{% set ms = messages %}{% endif %}{% for m in ms %}a{% endfor %}", False),
+        ("{% set ms = messages[1:] %}{{ ms[0].role }}{% for m in ms %}a{% endfor %}", False),
+        ("{% set messages=messages[1:] %}{{ messages[0] }}{%for m in messages%}{%endfor%}", False),
+        ("{% set ms = messages[-2:] %}{% for m in ms %}a{% endfor %}", False),
+        ("{% set ms = messages[:2] %}{% for m in ms %}a{% endfor %}", False),
+        ("{% for m in messages[1:] %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages if m.content %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content if loop.last }}{% endfor %}", False),
+        ("{% for m in messages %}{{ loop['last'] }}{% endfor %}", False),
+        ("{% for m in messages %}{{ loop | attr('last') }}{% endfor %}", False),
+        ("{% for m in messages %}{{ loop.nextitem }}{% endfor %}", False),
+        ("{% for m in messages %}{{ messages[loop.index0 + 1] }}{% endfor %}", False),
+        ("{{ messages[1].role }}{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{{ messages[-1].role }}{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{{ add_generation_prompt }}{% endfor %}", False),
+        ("{% set p = add_generation_prompt %}{% for m in messages %}{{ p }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ messages | length }}", False),
+        ("{% set n=namespace() %}{% for m in messages %}{% set n.x=1 %}{% endfor %}{{n.x}}", False),
+        ("{% for m in messages %}{% break %}{% endfor %}", False),
+        ("{% for m in messages %}a{% else %}b{% endfor %}", False),
+        ("{% for m in messages recursive %}a{% endfor %}", False),
+        ("{% macro f() %}{{ messages }}{% endmacro %}{% for m in messages %}a{% endfor %}", False),
+        ("{% for m in messages %}a{% endfor %}{% for m in messages %}b{% endfor %}", False),
+        ("{% block b %}{% endblock %}{% for m in messages %}a{% endfor %}", False),
+        ("{% set messages = messages %}{% for m in messages %}a{% endfor %}", True),
+        ("{% set x = messages %}{% set x = 'ab' %}{% for m in x %}a{% endfor %}", False),
+    ],
+)  # fmt: skip
+def test_templates_that_look_ahead_are_known(template: str, is_forward: bool) -> None:
+    made = ChatTemplate(template, variables={"eos_token": "e", "ms": chat("a", "b")["messages"]})
+    talk = Conversation(chat("a", "b", "c", "d")["messages"], None)
+    text = made.render(talk)
+    found = made.borders(talk, text)
+    assert (found is not None) == is_forward
+    if found is not None:
+        known = [count for count in range(1, 5) if found.places[count] is not None]
+        assert 4 in known
+        for count in known:
+            head = Conversation(talk.messages[:count], None)
+            for prompt in (False, True):
+                expected = made.render(head, prompt=prompt)
+                assert text[: found.places[count]] + found.tails[prompt] == expected
+
+
+def test_a_long_chat_is_rendered_a_few_times_and_not_for_each_answer(
+    family_dir: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderings = []
+    real = ChatTemplate._run
+
+    def counted(self: ChatTemplate, *args: Any, **kwargs: Any) -> str:
+        renderings.append(kwargs)
+        return real(self, *args, **kwargs)
+
+    press = Press(family_dir("chatml"))
+    monkeypatch.setattr(ChatTemplate, "_run", counted)
+    found = press(chat(*(f"{n}" for n in range(6000))))
+    assert len(renderings) == 2
+    assert found.rejects == []
+    assert press.said(found).startswith("1<|im_end|>3<|im_end|>5<|im_end|>")

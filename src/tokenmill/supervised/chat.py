@@ -8,6 +8,7 @@ between is the answer. That holds only if both texts are beginnings of the whole
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.records import RejectReason
@@ -17,7 +18,7 @@ from tokenmill.supervised.provenance import Provenance
 from tokenmill.supervised.rows import RowError
 
 if TYPE_CHECKING:
-    from tokenmill.supervised.jinja import ChatTemplate
+    from tokenmill.supervised.jinja import ChatTemplate, MessagePlaces
     from tokenmill.supervised.pieces import Range
     from tokenmill.supervised.specials import SpecialTokens
     from tokenmill.supervised.template_files import ChatTemplates
@@ -86,30 +87,45 @@ class ChatMaker:
     ) -> list[Range]:
         """Ranges of the answers, by rendering what comes before and up to each of them."""
         turns = conversation.assistant_turns
+        turns = turns[-1:] if self._train_on == LAST else turns
+        # For one answer it would save nothing.
+        borders = template.borders(conversation, text) if len(turns) > 1 else None
         ranges = []
-        for turn in turns[-1:] if self._train_on == LAST else turns:
-            head = _head(conversation, turn)
-            start = self._place(template, head, text, prompt=True, turn=turn)
+        for turn in turns:
+            head = conversation, turn
+            start = self._place(template, head, text, prompt=True, borders=borders)
             if not template.has_prompt and text.startswith(template.answer_header, start):
                 start += len(template.answer_header)
             if turn + 1 == len(conversation.messages):
                 end = len(text)
             else:
-                head = _head(conversation, turn + 1)
-                end = self._place(template, head, text, prompt=False, turn=turn)
+                head = conversation, turn + 1
+                end = self._place(template, head, text, prompt=False, borders=borders)
             if start < end:
                 ranges.append((start, _without_tail(text, start, end, specials)))
         return ranges
 
     def _place(
-        self, template: ChatTemplate, head: Conversation, text: str, *, prompt: bool, turn: int
+        self,
+        template: ChatTemplate,
+        head: tuple[Conversation, int],
+        text: str,
+        *,
+        prompt: bool,
+        borders: MessagePlaces | None,
     ) -> int:
-        """Where a beginning of the conversation ends in the text of the whole."""
-        if not head.messages and not prompt:
-            return 0
-        beginning = template.render(head, prompt=prompt)
-        if text.startswith(beginning):
-            return len(beginning)
+        """Where the first messages of the conversation end in the text of the whole."""
+        conversation, count = head
+        turn = count if prompt else count - 1
+        known = borders.places[count] if borders is not None and count else None
+        if borders is not None and known is not None:
+            tail = borders.tails[prompt]
+            if text.startswith(tail, known):
+                return known + len(tail)
+        else:
+            beginning = template.render(_head(conversation, count), prompt=prompt)
+            if text.startswith(beginning):
+                return len(beginning)
         if self._train_on == LAST:
             what = (
                 "what comes before the last answer is written in another way once it is there, so "
@@ -129,9 +145,8 @@ def _head(conversation: Conversation, turns: int) -> Conversation:
 
 def _without_tail(text: str, start: int, end: int, specials: list[Range]) -> int:
     """The end of an answer, without the white space that follows its end token."""
-    for own_start, own_end in reversed(specials):
-        if own_start < start:
-            return end
-        if own_end <= end:
-            return end if text[own_end:end].strip() else own_end
-    return end
+    last = bisect.bisect_right(specials, end, key=lambda place: place[1]) - 1
+    if last < 0 or specials[last][0] < start:
+        return end
+    own_end = specials[last][1]
+    return end if text[own_end:end].strip() else own_end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,16 @@ class Rendering:
 
     text: str
     generated: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlaces:
+    """Where the messages of a conversation begin, and what is written behind the last one."""
+
+    places: list[int | None]
+    """One more than there are messages: the end of the last. None for those before the loop."""
+    tails: tuple[str, str]
+    """Without the header of an answer to come, and with it."""
 
 
 class ChatTemplate:
@@ -94,6 +105,40 @@ class ChatTemplate:
             if said:
                 rendering.generated.append((start, start + len(said)))
         return rendering
+
+    def borders(self, conversation: Conversation, text: str) -> MessagePlaces | None:
+        """Where each message begins in the text of the whole, by one rendering for all of them.
+
+        That is where a rendering up to it would end, but for what is written behind all messages.
+        None for templates of which that is not known: those that look ahead.
+        """
+        sandbox = self._environment
+        if not sandbox.is_forward:
+            return None
+        tracker = _Tracker()
+        seen: list[Any] = []
+
+        def on_message(values: list[Any]) -> None:
+            seen[:] = [values]
+            tracker.note("")
+
+        sandbox.on_message = on_message
+        try:
+            asked = self._run(conversation, prompt=True, tracker=tracker)
+        finally:
+            sandbox.on_message = None
+        places = [place for place, _ in tracker.blocks]
+        [values] = seen or [[]]
+        skipped = len(conversation.messages) - len(values)
+        if len(places) != len(values) + 1 or skipped < 0:
+            return None
+        # Whatever the loop is over, it must be these very messages, from one of them on.
+        if not all(map(operator.is_, values, conversation.messages[skipped:])):
+            return None
+        if not text.startswith(asked[: places[-1]]):
+            return None
+        tails = text[places[-1] :], asked[places[-1] :]
+        return MessagePlaces(places=[None] * skipped + places, tails=tails)
 
     @functools.cached_property
     def answer_header(self) -> str:

@@ -109,7 +109,7 @@ def environment(date: datetime.date | None) -> Any:
     made.filters = {
         **{name: made.limited(name, f) for name, f in made.filters.items() if name not in _ABSENT},
         # With a context it is not worked out while compiling.
-        _LOOP: jinja2.pass_context(lambda _, values, cost: made.begin_loop(values, cost)),
+        _LOOP: jinja2.pass_context(lambda _, *said: made.begin_loop(*said)),
     }
     made.tests = {
         name: made.limited_test(test) if name in _COMPARING else test
@@ -134,6 +134,10 @@ def _sandbox() -> Any:
             super().__init__(*args, **kwargs)
             self.macro_cost = 1
             """Nodes of the largest macro."""
+            self.is_forward = False
+            """Whether what is written of a message follows from it and those before alone."""
+            self.on_message: Any = None
+            """Called before each message, with the rest of them, and behind the last."""
             self.begin(None)
 
         def begin(self, row: Conversation | None) -> None:
@@ -222,20 +226,26 @@ def _sandbox() -> Any:
             self.make(sum(map(len, texts)))
             return "".join(texts)
 
-        def concat(self, parts: Any) -> str:  # type: ignore[override]
+        def concat(self, parts: Any) -> str:
             """What a block or a macro wrote."""
             self.make(sum(map(len, parts)))
             return "".join(parts)
 
-        def begin_loop(self, values: Any, cost: int) -> Any:
-            """What a loop goes through."""
+        def begin_loop(self, values: Any, cost: int, is_main: bool = False) -> Any:
+            """What a loop goes through; where it is that of the messages, each may be noted."""
             if type(cost) is not int or cost < 1:  # the filter map takes names as strings
                 raise TemplateLimit("a loop costs something")
             if hasattr(values, "__len__"):
                 self.step(len(values) * cost + 1)
-                return values
+                return values if not is_main or self.on_message is None else self._noted(values)
             # The loop itself will say so where it is nothing to go through.
             return _Counted(values, self, cost) if hasattr(values, "__next__") else values
+
+        def _noted(self, values: Any) -> Iterator[Any]:
+            for value in values:
+                self.on_message(values)
+                yield value
+            self.on_message(values)
 
         # What Jinja calls.
 
@@ -248,11 +258,13 @@ def _sandbox() -> Any:
         def _parse(self, source: str, name: Any, filename: Any) -> Any:
             tree = super()._parse(source, name, filename)
             nodes = jinja2.nodes
+            main = _main_loop(tree)
+            self.is_forward = main is not None
             for each in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
                 cost = sum(1 for _ in each.find_all(nodes.Node))
                 if isinstance(each, nodes.For):
-                    number = nodes.Const(cost)
-                    each.iter = nodes.Filter(each.iter, _LOOP, [number], [], None, None)
+                    said = [nodes.Const(cost), nodes.Const(each is main)]
+                    each.iter = nodes.Filter(each.iter, _LOOP, said, [], None, None)
                     each.iter.set_environment(self)
                 else:
                     self.macro_cost = max(self.macro_cost, cost)
@@ -549,6 +561,81 @@ def _code_generator() -> Any:
         return sum(not isinstance(each, nodes.Const) for each in terms)
 
     return Generator
+
+
+def _main_loop(tree: Any) -> Any:
+    """The loop over the messages, if all before and in it is the same for a part of them.
+
+    That is so if nothing there but the loop itself sees how many messages there are, or any behind
+    the one at hand, or whether an answer is asked for; and if what stands behind the loop sees
+    nothing but what is the same for all conversations, so that it always writes the same. None
+    where that is not plain to see.
+    """
+    nodes = import_jinja().nodes
+    names, mains = {"messages"}, [n for n in tree.body if isinstance(n, nodes.For)]
+    odd = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Break)
+    if len(mains) != 1 or any(True for _ in tree.find_all(odd)):
+        return None
+    main = mains[0]
+    place = tree.body.index(main)
+    allowed, is_renamed = {id(main.iter)}, False
+    for node in _statements(tree.body[:place]):
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            value = node.node
+            if isinstance(value, nodes.Getitem) and _is_rest(value.arg):
+                value = value.node
+            if isinstance(value, nodes.Name) and value.name in names:
+                names.add(node.target.name)
+                allowed |= {id(value), id(node.target)}
+                is_renamed = is_renamed or node.target.name == "messages"
+    for each in (one for node in tree.body[:place] for one in node.find_all(nodes.Getitem)):
+        is_first = isinstance(each.arg, nodes.Const) and each.arg.value == 0 and not is_renamed
+        if is_first and isinstance(each.node, nodes.Name) and each.node.name == "messages":
+            allowed.add(id(each.node))  # a part that is not empty has the first one
+    for each in main.find_all(nodes.Getattr):
+        is_loop = isinstance(each.node, nodes.Name) and each.node.name == "loop"
+        if is_loop and each.attr in ("index", "index0", "first"):
+            allowed.add(id(each.node))
+    is_plain = isinstance(main.iter, nodes.Name) and main.iter.name in names
+    if not is_plain or main.test is not None or main.else_ or main.recursive:
+        return None
+    before = [*_names(tree.body[:place]), *_names([main])]
+    for name in before:
+        hidden = name.name in names or name.name in ("add_generation_prompt", "loop", "self")
+        if hidden and id(name) not in allowed:
+            return None
+    made = {name.name for name in before if getattr(name, "ctx", "store") != "load"}
+    made |= {macro.name for macro in tree.find_all(nodes.Macro)}
+    behind = {name.name for name in _names(tree.body[place + 1 :])}
+    return None if behind & (made | names | {"loop", "self"}) else main
+
+
+def _statements(parts: list[Any]) -> Iterator[Any]:
+    """Those that are run at the top, in conditions too."""
+    for part in parts:
+        yield part
+        if isinstance(part, import_jinja().nodes.If):
+            yield from _statements([*part.body, *part.elif_, *part.else_])
+
+
+def _is_rest(node: Any) -> bool:
+    """Whether it is a slice such as [1:]."""
+    nodes = import_jinja().nodes
+    if not isinstance(node, nodes.Slice) or node.stop is not None or node.step is not None:
+        return False
+    return (
+        isinstance(node.start, nodes.Const)
+        and type(node.start.value) is int
+        and (node.start.value >= 0)
+    )
+
+
+def _names(parts: list[Any]) -> Iterator[Any]:
+    nodes = import_jinja().nodes
+    for part in parts:
+        if isinstance(part, nodes.Name):
+            yield part
+        yield from part.find_all((nodes.Name, nodes.NSRef))
 
 
 @functools.cache
