@@ -56,10 +56,17 @@ def server(folder: Path) -> Iterator[Server]:
             path.write_bytes(data)
 
 
+def put(path: Path, data: bytes) -> None:
+    """Replace a file as an object store does: at once."""
+    staged = path.with_suffix(".new")
+    staged.write_bytes(data)
+    staged.replace(path)
+
+
 def replace_by_zeros(folder: Path, kind: str) -> list[str]:
     paths = sorted(folder.glob(f"shards/*.{kind}"))
     for path in paths:
-        path.write_bytes(bytes(path.stat().st_size))
+        put(path, bytes(path.stat().st_size))
     return [path.name for path in paths]
 
 
@@ -196,5 +203,5 @@ def test_an_object_is_replaced_at_a_random_moment_of_an_epoch(server: Server, fo
         except StoreError as error:
             assert ".bin' is not the file" in error.message  # noqa: PT017
         for path, data in sound.items():
-            path.write_bytes(data)
+            put(path, data)
         tried("objects replaced while a remote store was open")
