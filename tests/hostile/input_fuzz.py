@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.errors import SourceError
+from tokenmill.errors import MemoryBudgetError, SourceError
 from tokenmill.sources import format_of, source_file
 from tokenmill.sources.base import SourceOptions
 
@@ -174,8 +174,10 @@ def attempt(seed: Seed, data: bytes, folder: Path) -> str:
                         if seed.is_verbatim and text not in data:
                             raise AssertionError(f"{text!r} is not in the file")
                 assert source.digest(unit) == source.end().digest
-    except SourceError as error:
+    except (SourceError, MemoryBudgetError) as error:
         return "refused" if error.hint else "refused without a hint"
+    except MemoryError:  # which a build tells as an error of its memory budget
+        return "refused"
     return "read"
 
 

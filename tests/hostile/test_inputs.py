@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from tests.hostile.attack import attack, times, tried
 from tests.sources.reading import read
 
-from tokenmill.errors import SourceError
+import tokenmill
+from tokenmill.errors import SourceError, TokenmillError
 from tokenmill.sources import discover, format_of, source_file
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.compression import open_decompressed, open_native
@@ -207,6 +208,26 @@ def test_values_that_python_has_none_for_are_refused(tmp_path: Path, value: Any)
     with pytest.raises(SourceError, match="cannot be read as what its name says"):
         read(tmp_path / "a.arrow", CHATS)
     tried("values of tables that python has none for")
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_buffer_that_claims_more_memory_than_there_is_is_refused(
+    tmp_path: Path, limit: int | None
+) -> None:
+    path = tmp_path / "a.arrow"
+    table = pa.table({"text": ["abcdefgh" * 500] * 2})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(path, table.schema, options=options) as writer:
+        writer.write_table(table)
+    frame = struct.pack("<q", 8000) + b"\x28\xb5\x2f\xfd"
+    huge = struct.pack("<q", 1 << 60) + frame[8:]
+    path.write_bytes(replaced(bytearray(path.read_bytes()), frame, huge))
+    with pytest.raises(TokenmillError, match=r"a\.arrow") as caught:
+        tokenmill.build(
+            path, tokenizer="bytes", out=tmp_path / "store", memory="1GB", serial=True, limit=limit
+        )
+    assert caught.value.hint
+    tried("buffers that claim more memory than there is")
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])

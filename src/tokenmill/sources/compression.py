@@ -9,6 +9,7 @@ Discovery looks into files through this module, so it imports Arrow only when it
 
 from __future__ import annotations
 
+import contextlib
 import io
 import lzma
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -99,7 +100,9 @@ class _XzReader(io.RawIOBase):
                 return False
             self._input = self._input.lstrip(b"\0")
         if self._room is not None:
-            needs = _xz_dictionary(self._input)
+            needs = 0
+            with contextlib.suppress(IndexError, ValueError):  # damage, which the decoder names
+                needs = _xz_dictionary(self._input)
             what = f"an xz dictionary of {format_size(needs)}"
             check_room(needs + _XZ_BYTES, what, path=self._path, room=self._room)
         # A later block may have a larger one.
