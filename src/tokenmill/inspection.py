@@ -9,7 +9,6 @@ many.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -168,7 +167,7 @@ def inspect_store(
         config=identity.config,
         engines=store.manifest.engines,
         sources=store.manifest.sources,
-        rejects=dict(Counter(row.reason for row in store.rejects()).most_common()),
+        rejects=dict(store.reject_counts().most_common()),
         lengths=measure_lengths(
             store.map_shard(shard).index.lengths for shard in range(len(store.shards))
         ),

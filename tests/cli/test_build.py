@@ -88,6 +88,19 @@ def test_rejected_rows_are_told_with_the_place_to_read_them(cli: Cli, corpus: Pa
     assert json.loads(line)["row"] == 200
 
 
+def test_rejected_rows_that_are_not_listed_are_told_in_numbers(cli: Cli, corpus: Path) -> None:
+    corpus.write_text(corpus.read_text() + "[]\n" * 10_002 + "{}\n")
+    args = ("build", corpus.name, "-t", "bytes", "-o", "store", "--max-rejects", "1")
+    told = "10,003 rows; file, row and reason of all but 3, which are counted: store/rejects"
+    assert told in cli(*args).out
+    shown = cli("inspect", "store").out
+    assert "10,002 not-an-object, 1 missing-field; all but 3 rows: store/rejects" in shown
+    assert cli("inspect", "store", "--json").json["totals"]["unlisted"] == 3
+    (file,) = (cli.folder / "store/rejects").iterdir()
+    last = file.read_text().splitlines()[-1]
+    assert json.loads(last) == {"more": {"missing-field": 1, "not-an-object": 2}}
+
+
 def test_too_many_rejects_fail_the_build_unless_they_are_allowed(cli: Cli, corpus: Path) -> None:
     args = ("build", corpus.name, "-t", "bytes", "-o", "store", "--text-field", "body")
     outcome = cli(*args, code=1)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +18,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.hostile.attack import attack, tried
+from tests.builder.stores import tree
+from tests.hostile.attack import attack, times, tried
 
+import tokenmill
 from tokenmill.diagnosis.measure import tree_bytes
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.blocks import Block
@@ -27,7 +31,6 @@ from tokenmill.sources.jsonl import JsonlParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from tokenmill.records import Reject
 
@@ -179,6 +182,78 @@ def test_a_build_stays_within_its_budget(kind: str, tmp_path: Path) -> None:
     assert code == 0, said
     assert json.loads(said)["totals"]["documents"] == documents
     assert peak <= BUDGET
+
+
+@linux
+def test_a_unit_of_bad_rows_makes_a_small_list_and_exact_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = times(short=300_000, long=2_500_000)  # one unit
+    path.write_text("{}\n" * rows)
+    tried("rejected rows of a unit that is nothing else", rows)
+    code, said, peak = _build(path, "--max-rejects", "1", "--json")
+    assert code == 0, said
+    totals = json.loads(said)["totals"]
+    assert (totals["rows"], totals["rejected"], totals["unlisted"]) == (rows, rows, rows - 10_000)
+    assert peak <= BUDGET
+    root = path.with_suffix(".store")
+    assert sum(file.stat().st_size for file in (root / "rejects").iterdir()) < 2_000_000
+    store = tokenmill.Store(root)
+    assert store.reject_counts() == {"missing-field": rows}
+    assert [row.row for row in store.rejects()] == [*range(10_000)]
+    assert tokenmill.verify(root).ok
+
+
+_KINDS = {
+    "missing-field": "{}",
+    "not-an-object": "[]",
+    "invalid-json": "{",
+    "not-a-string": '{"text":1}',
+    "good": '{"text":"a"}',
+}
+
+
+@attack(short=1, long=60)
+@given(
+    runs=st.lists(
+        st.tuples(st.sampled_from([*_KINDS]), st.sampled_from([1, 7, 4_000, 9_999, 12_000])),
+        min_size=3,
+        max_size=12,
+    )
+)
+@example(runs=[("good", 3), ("missing-field", 9_999), *[("invalid-json", 1), ("good", 2)] * 3])
+@example(
+    runs=[("not-an-object", 40_000), ("not-a-string", 9_000), ("good", 1), ("missing-field", 7)]
+)
+def test_rejects_that_are_not_listed_are_counted_whatever_the_workers(
+    runs: list[tuple[str, int]],
+) -> None:
+    kinds = [kind for kind, count in runs for _ in range(count)]
+    tried("rejected rows that are counted and not listed", len(kinds))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.jsonl").write_text("".join(f"{_KINDS[kind]}\n" for kind in kinds))
+        for workers in (1, 2):
+            tokenmill.build(
+                folder / "a.jsonl",
+                out=folder / str(workers),
+                tokenizer="bytes",
+                workers=workers,
+                memory="1GB",
+                unit_bytes=100_000,
+                max_rejects=1.0,
+            )
+        assert tree(folder / "1") == tree(folder / "2")
+        assert tokenmill.verify(folder / "1").ok
+        store = tokenmill.Store(folder / "1")
+        good = [row for row, kind in enumerate(kinds) if kind == "good"]
+        assert store.reject_counts() == Counter(kinds) - Counter(good=len(kinds))
+        totals = store.manifest.totals
+        listed = Counter(row.unit for row in store.rejects())
+        assert (totals.rejected, totals.documents) == (len(kinds) - len(good), len(good))
+        assert totals.unlisted == totals.rejected - listed.total()
+        assert max(listed.values(), default=0) <= 10_000
+        some = range(0, len(good), max(1, len(good) // 100))
+        assert [store.source(number).row for number in some] == [good[number] for number in some]
 
 
 def _write_page(path: Path) -> None:

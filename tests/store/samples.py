@@ -21,7 +21,7 @@ from tokenmill.store.facts import (
 )
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.manifest import write_manifest
-from tokenmill.store.writer import UnitWriter
+from tokenmill.store.writer import LISTED_REJECTS, UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,7 @@ class SampleStore:
     has_mask: bool = False
     piece_tokens: int | None = None
     """Longer rows become several documents."""
+    listed_rejects: int = LISTED_REJECTS
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
 
     def identity(self) -> StoreIdentity:
@@ -78,6 +79,7 @@ class SampleStore:
                 vocab_size=self.vocab_size,
                 has_mask=self.has_mask,
                 piece_tokens=self.piece_tokens,
+                listed_rejects=self.listed_rejects,
             )
             for unit in self.units
         ]
@@ -121,9 +123,20 @@ def unit_facts(unit: SampleUnit) -> UnitFacts:
     return UnitFacts.of(unit.path, index=unit.index, start=start, end=end, members=unit.members)
 
 
-def new_writer(layout: StoreLayout, unit: SampleUnit, *, vocab_size: int = 257) -> UnitWriter:
-    dtype = identity(vocab_size=vocab_size).dtype
-    return UnitWriter(layout, unit_facts(unit), dtype=dtype, vocab_size=vocab_size)
+def new_writer(
+    layout: StoreLayout,
+    unit: SampleUnit,
+    *,
+    vocab_size: int = 257,
+    listed_rejects: int = LISTED_REJECTS,
+) -> UnitWriter:
+    return UnitWriter(
+        layout,
+        unit_facts(unit),
+        dtype=identity(vocab_size=vocab_size).dtype,
+        vocab_size=vocab_size,
+        listed_rejects=listed_rejects,
+    )
 
 
 def write_unit(
@@ -133,9 +146,10 @@ def write_unit(
     vocab_size: int = 257,
     has_mask: bool = False,
     piece_tokens: int | None = None,
+    listed_rejects: int = LISTED_REJECTS,
 ) -> Receipt:
     """Write a unit row by row and commit it."""
-    with new_writer(layout, unit, vocab_size=vocab_size) as writer:
+    with new_writer(layout, unit, vocab_size=vocab_size, listed_rejects=listed_rejects) as writer:
         return fill_and_commit(writer, unit, has_mask=has_mask, piece_tokens=piece_tokens)
 
 
@@ -236,3 +250,5 @@ GOLDEN_MASKED = replace(GOLDEN, has_mask=True)
 """The store in tests/golden/v2: the same with masks; of the document "x" nothing counts."""
 GOLDEN_PIECES = replace(GOLDEN_MASKED, piece_tokens=10)
 """The store in tests/golden/v3: the same with rows of over 10 tokens in pieces."""
+GOLDEN_UNLISTED = replace(GOLDEN_PIECES, listed_rejects=1)
+"""The store in tests/golden/v4: the same with one rejected row of a unit listed, one counted."""

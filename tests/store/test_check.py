@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,6 +122,9 @@ def reseal(layout: StoreLayout, unit: str) -> None:
     data = receipt.to_bytes().decode()
     for name, facts in receipt.files.items():
         data = data.replace(facts.checksum, files[name].checksum)
+    if receipt.rejects is not None:
+        rejects = facts_of(layout.rejects_file(unit).read_bytes())
+        data = data.replace(receipt.rejects.checksum, rejects.checksum)
     members = json.loads(data)
     del members["checksum"]
     layout.receipt(unit).write_bytes(seal(members))
@@ -142,6 +146,32 @@ def test_an_id_outside_the_vocabulary_is_found_although_all_checksums_agree(
     reseal(layout, unit)
     findings = check_store(layout.root).findings
     assert Finding(f"shards/{unit}.bin", "holds an id over 256") in findings
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (b'{"more":{"invalid-json":8}}\n', "has 1 lines and counts 8 more instead of 2"),
+        (b'{"more":{"invalid-json":0}}\n', "has 1 lines and counts 0 more instead of 2"),
+        (b'{"more":{"invalid-json":"}}\n', "was changed: "),
+        (b'{"more":{"invalid-jso":-1}}\n', "was changed: more.invalid-jso is -1, not a number"),
+        (b'{"x":1,"y":{"invalid":111}}\n', "counts 0 rows, its receipt says 1"),
+    ],
+)
+def test_wrong_counts_of_rejects_are_found_although_all_checksums_agree(
+    tmp_path: Path, written: bytes, problem: str
+) -> None:
+    layout = replace(WITH_TOKENIZER, listed_rejects=1).write(tmp_path / "store")
+    assert check_store(layout.root).is_sound
+    unit = unit_facts(GOLDEN.units[1]).name
+    path = layout.rejects_file(unit)
+    data = path.read_bytes().replace(b'{"more":{"invalid-json":1}}\n', written)
+    assert len(data) == path.stat().st_size
+    path.write_bytes(data)
+    reseal(layout, unit)
+    (finding,) = check_store(layout.root).findings
+    assert finding.file == f"rejects/{unit}.jsonl"
+    assert finding.problem.startswith(problem)
 
 
 def test_an_index_that_contradicts_itself_is_found_although_all_checksums_agree(

@@ -1,8 +1,9 @@
 """The stores in tests/golden were written by versions of the format, and open for ever.
 
-v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces. If this fails
-because the writer's bytes changed, the format changed: give it a new version, keep reading these,
-and add a golden store for the new version beside them. `write_golden` made them.
+v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces, v4 one
+with rejected rows that are not listed too. If this fails because the writer's bytes changed, the
+format changed: give it a new version, keep reading these, and add a golden store beside them.
+`write_golden` made them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 from tokenmill.store.runs import append_run, read_runs
 
-from .samples import GOLDEN, GOLDEN_MASKED, GOLDEN_PIECES, SampleStore, tree
+from .samples import GOLDEN, GOLDEN_MASKED, GOLDEN_PIECES, GOLDEN_UNLISTED, SampleStore, tree
 
 GOLDEN_ROOTS = Path(__file__).parents[1] / "golden"
-STORES = {"v1": GOLDEN, "v2": GOLDEN_MASKED, "v3": GOLDEN_PIECES}
+STORES = {"v1": GOLDEN, "v2": GOLDEN_MASKED, "v3": GOLDEN_PIECES, "v4": GOLDEN_UNLISTED}
 versions = pytest.mark.parametrize("version", STORES)
 
 
@@ -35,7 +36,7 @@ def test_a_golden_store_opens_and_is_sound(version: str) -> None:
     root = GOLDEN_ROOTS / version
     report = check_store(root)
     assert (report.findings, report.notes) == ((), ())
-    assert report.files == {"v1": 15, "v2": 19, "v3": 19}[version]
+    assert report.files == {"v1": 15, "v2": 19, "v3": 19, "v4": 19}[version]
     assert len(read_runs(StoreLayout(root))) == 1
 
 
@@ -70,9 +71,19 @@ def test_the_golden_pieces_still_say_the_same() -> None:
     assert (totals.rows, totals.documents, totals.split_rows, totals.pieces) == (10, 10, 3, 7)
 
 
+@versions
+def test_the_golden_rejects_still_say_the_same(version: str) -> None:
+    store = Store(GOLDEN_ROOTS / version)
+    assert [row.row for row in store.rejects()] == ([1, 1] if version == "v4" else [1, 1, 2])
+    assert store.reject_counts() == {"invalid-json": 3}
+    assert store.manifest.version == int(version[1:])
+    totals = store.manifest.totals
+    assert (totals.rejected, totals.unlisted) == (3, 1 if version == "v4" else 0)
+
+
 def test_the_golden_masks_still_say_the_same() -> None:
     assert not Store(GOLDEN_ROOTS / "v1").has_mask
-    for version in ("v2", "v3"):
+    for version in ("v2", "v3", "v4"):
         _check_masks(Store(GOLDEN_ROOTS / version))
 
 

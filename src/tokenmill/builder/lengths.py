@@ -73,8 +73,7 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         is_near = shape.too_long != "truncate" or not store.is_remote
         tells = store.eos_id is not None and is_near
         cut_off = _count_cut_off(store, shape) if tells else None
-        reasons = (row.reason for row in store.rejects()) if shape.too_long == "reject" else ()
-        rejected = sum(reason == RejectReason.TOO_LONG for reason in reasons)
+        reasons = store.reject_counts() if shape.too_long == "reject" else {}
     lengths = np.sort(lengths)
     ranks = {p: min(len(lengths) * p // 100, len(lengths) - 1) for p in PERCENTILES}
     limit = shape.max_length
@@ -89,7 +88,7 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         too_long=shape.too_long,
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
         cut_off=cut_off,
-        rejected_too_long=rejected,
+        rejected_too_long=reasons.get(RejectReason.TOO_LONG, 0),
         split_rows=totals.split_rows,
         pieces=totals.pieces,
         silent_documents=silent,

@@ -279,7 +279,7 @@ class BuildWorker:
             UnitReport(
                 unit=receipt.unit.name,
                 pid=os.getpid(),
-                counts=counts,
+                counts=receipt.counts,
                 engine=engine,
                 checked_bytes=tally.checked_bytes,
                 stage_seconds=draft.clock.seconds,

@@ -257,7 +257,7 @@ MaxRejects = Annotated[
         metavar="SHARE",
         rich_help_panel=TEXT,
         help="Fail if more than this share of a unit's rows cannot be used. Fewer are listed in "
-        "rejects/ with file, row and reason.",
+        "rejects/ with file, row and reason, beyond 10,000 of a unit counted by reason.",
     ),
 ]
 Eos = Annotated[

@@ -210,7 +210,9 @@ def _rejects(result: BuildResult) -> str:
     if not result.totals.rejected:
         return ""
     where = visible(shlex.quote(f"{result.store}/rejects"))
-    return f"{count(result.totals.rejected, 'row')}; file, row and reason of each: {where}"
+    unlisted = result.totals.unlisted
+    listed = f"all but {count(unlisted)}, which are counted" if unlisted else "each"
+    return f"{count(result.totals.rejected, 'row')}; file, row and reason of {listed}: {where}"
 
 
 def first_of(skipped: Sequence[tuple[str, str]]) -> str:

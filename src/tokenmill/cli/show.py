@@ -75,6 +75,7 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
     per_token = "" if ratio is None else f", {ratio:.2f} bytes of text per token"
     reasons = [f"{count(rows)} {reason}" for reason, rows in inspection.rejects.items()]
     where = visible(shlex.quote(f"{inspection.store}/rejects"))
+    listed = f"all but {count(totals.unlisted, 'row')}" if totals.unlisted else "every row"
     return [
         ("store", visible(f"{inspection.store}, written by {inspection.created_by}")),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
@@ -82,7 +83,7 @@ def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
         ("rows", shape_text(inspection)),
         ("mask", mask_text(inspection)),
         ("splits", splits_text(inspection.splits)),
-        ("rejects", f"{', '.join(reasons)}; every row: {where}" if reasons else ""),
+        ("rejects", f"{', '.join(reasons)}; {listed}: {where}" if reasons else ""),
         ("sources", sources_text(inspection)),
         ("tokenizer", tokenizer_text(inspection)),
         ("borders", borders_text(inspection)),

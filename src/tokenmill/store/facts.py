@@ -6,16 +6,18 @@ floats.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
+from tokenmill.store.fields import Fields
 from tokenmill.store.layout import unit_name
 from tokenmill.store.sealed import checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tokenmill.store.fields import Checksum, Fields
+    from tokenmill.store.fields import Checksum
     from tokenmill.store.sealed import Json
 
 
@@ -94,6 +96,8 @@ class Counts:
     """Rows that became several documents."""
     pieces: int = 0
     """Documents that those became."""
+    unlisted: int = 0
+    """Rejected rows that are counted by reason, and not listed one by one."""
 
     def __post_init__(self) -> None:
         used = self.documents + self.empty + self.rejected + self.skipped
@@ -103,18 +107,23 @@ class Counts:
                 f"{self.rows} rows are not {self.documents} documents{pieces} + {self.empty} empty"
                 f" + {self.rejected} rejected + {self.skipped} skipped"
             )
+        if self.unlisted > self.rejected:
+            raise ValueError(f"{self.unlisted} of {self.rejected} rejected rows are not listed")
 
     def to_json(self) -> dict[str, Json]:
-        """Its members; those that speak of pieces only where there are any."""
+        """Its members; those of later format versions only where they say something."""
         members: dict[str, Json] = asdict(self)
         if not self.pieces:
             del members["split_rows"], members["pieces"]
+        if not self.unlisted:
+            del members["unlisted"]
         return members
 
     @classmethod
     def from_json(cls, source: Fields) -> Counts:
         """What `to_json` wrote."""
-        names = COUNTS if source.has("pieces") else COUNTS[:-2]
+        names = COUNTS[:-3] + (COUNTS[-3:-1] if source.has("pieces") else ())
+        names += COUNTS[-1:] if source.has("unlisted") else ()
         counts = cls(**{name: source.integer(name) for name in names})
         source.finish()
         return counts
@@ -254,3 +263,17 @@ class RejectsFacts:
     rows: int
     bytes: int
     checksum: Checksum
+
+
+def unlisted_rejects(line: bytes) -> dict[str, int]:
+    """Reason -> rows that are not listed, of the last line of a file of rejects; {} of a row's."""
+    if not line.startswith(b'{"more":'):
+        return {}
+    try:
+        source = Fields(json.loads(line), where="the last line")
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    counts = source.mapping("more")
+    source.finish()
+    reasons = Fields(counts, where="more")
+    return {reason: reasons.integer(reason) for reason in counts}

@@ -28,6 +28,8 @@ MASK_VERSION = 2
 """Of files that speak of masks; all others stay what an older tokenmill reads."""
 PIECES_VERSION = 3
 """Of files that speak of rows in several pieces."""
+UNLISTED_VERSION = 4
+"""Of files that speak of rejected rows that are counted and not listed."""
 _BRIEF_CHARACTERS = 200
 _CHECKSUM = re.compile(r"[0-9a-f]{32}")
 
@@ -183,8 +185,10 @@ def _readers(cls: type[DataclassInstance]) -> list[tuple[str, tuple[type, ...], 
     return [(field.name, *_READERS[str(field.type)]) for field in dataclasses.fields(cls)]
 
 
-def version_of(*, masks: bool, pieces: bool) -> int:
+def version_of(*, masks: bool, pieces: bool, unlisted: bool) -> int:
     """The format version of a file: the lowest that can say what it has to say."""
+    if unlisted:
+        return UNLISTED_VERSION
     if pieces:
         return PIECES_VERSION
     return MASK_VERSION if masks else FORMAT_VERSION
@@ -193,14 +197,14 @@ def version_of(*, masks: bool, pieces: bool) -> int:
 def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
     """Raise FormatVersionError, which names the tokenmill to use, unless we read the version."""
     version = members.get("format_version")
-    if type(version) is int and FORMAT_VERSION <= version <= PIECES_VERSION:
+    if type(version) is int and FORMAT_VERSION <= version <= UNLISTED_VERSION:
         return
     writer = members.get("created_by")
-    newer = type(version) is int and version > PIECES_VERSION
+    newer = type(version) is int and version > UNLISTED_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {brief(version)}"
         + (f", written by {brief(writer)}" if isinstance(writer, str) else "")
-        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {PIECES_VERSION}",
+        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {UNLISTED_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
         else "build the store again with this tokenmill",

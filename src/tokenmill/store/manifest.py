@@ -65,7 +65,11 @@ class Manifest:
     @property
     def version(self) -> int:
         """Its format version."""
-        return version_of(masks=self.identity.mask, pieces=self.totals.pieces > 0)
+        return version_of(
+            masks=self.identity.mask,
+            pieces=self.totals.pieces > 0,
+            unlisted=self.totals.unlisted > 0,
+        )
 
     def shards(self, *, split: str | None = None) -> Iterator[tuple[UnitEntry, ShardEntry]]:
         """The shards of a split (None: of all), in order, with their units."""

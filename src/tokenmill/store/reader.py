@@ -15,6 +15,7 @@ import operator
 import shlex
 import sys
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, SupportsIndex
 
@@ -23,6 +24,7 @@ import numpy as np
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.lazy import lazy
 from tokenmill.store.entries import UNCOUNTED
+from tokenmill.store.facts import unlisted_rejects
 from tokenmill.store.fields import Fields
 from tokenmill.store.files import StoreFiles, open_files
 from tokenmill.store.format import MASK_DTYPE, counted_by_document, map_of
@@ -422,15 +424,28 @@ class Store:
         return before
 
     def rejects(self) -> Iterator[RejectedRow]:
-        """The rows of all splits that could not be used, in order."""
+        """The rows of all splits that could not be used and are listed, in order."""
+        return (found for found in self._rejects() if isinstance(found, RejectedRow))
+
+    def reject_counts(self) -> Counter[str]:
+        """Reason -> rows of all splits that could not be used, those that are not listed too."""
+        counts: Counter[str] = Counter()
+        for found in self._rejects():
+            counts.update([found.reason] if isinstance(found, RejectedRow) else found)
+        return counts
+
+    def _rejects(self) -> Iterator[RejectedRow | dict[str, int]]:
+        """The lines of all units' rejects."""
         for unit in self.manifest.units:
             if unit.rejects is None:
                 continue
             for line in self.files.rejects(unit.name):
                 yield self._rejected(unit.name, line)
 
-    def _rejected(self, unit: str, line: bytes) -> RejectedRow:
+    def _rejected(self, unit: str, line: bytes) -> RejectedRow | dict[str, int]:
         try:
+            if more := unlisted_rejects(line):
+                return more
             members = json.loads(line)
             if isinstance(members, dict):
                 members["unit"] = unit

@@ -121,7 +121,11 @@ class Receipt:
     @property
     def version(self) -> int:
         """Its format version."""
-        return version_of(masks=self.has_mask, pieces=self.counts.pieces > 0)
+        return version_of(
+            masks=self.has_mask,
+            pieces=self.counts.pieces > 0,
+            unlisted=self.counts.unlisted > 0,
+        )
 
     @property
     def files(self) -> dict[str, FileFacts]:

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.store.facts import FileFacts, facts_of
+from tokenmill.store.facts import FileFacts, facts_of, unlisted_rejects
 from tokenmill.store.format import (
     BLOCK_DOCUMENTS,
     check_index,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.store.layout import StoreLayout
 
 BLOCK_BYTES = 1 << 20
+LAST_LINE_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,7 @@ def scan_unit(layout: StoreLayout, unit: UnitEntry, *, identity: StoreIdentity) 
         size += 0 if entry.mask is None else entry.tokens
     if unit.rejects is not None:
         path, size = layout.rejects_file(unit.name), size + unit.rejects.bytes
-        problems += [(path, problem) for problem in _scan_rejects(path, unit)]
+        problems += [(path, problem) for problem in _scan_rejects(path, unit, receipt)]
     return UnitScan(unit=unit.name, receipt=receipt, file=file, problems=problems, bytes=size)
 
 
@@ -191,18 +192,29 @@ def _scan_counted(path: Path, entry: ShardEntry, idx_path: Path) -> Iterator[str
         )
 
 
-def _scan_rejects(path: Path, unit: UnitEntry) -> Iterator[str]:
+def _scan_rejects(path: Path, unit: UnitEntry, receipt: Receipt | None) -> Iterator[str]:
     assert unit.rejects is not None
-    lines = 0
+    lines, end = 0, b""
 
-    def count_lines(block: memoryview) -> None:
-        nonlocal lines
+    def see(block: memoryview) -> None:
+        nonlocal lines, end
         lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+        end = (end + bytes(block[-LAST_LINE_BYTES:]))[-LAST_LINE_BYTES:]
 
     facts = FileFacts(bytes=unit.rejects.bytes, checksum=unit.rejects.checksum)
-    yield from scan_file(path, expected=facts, on_block=count_lines)
-    if lines != unit.rejects.rows:
-        yield f"has {lines} lines instead of {unit.rejects.rows}"
+    yield from scan_file(path, expected=facts, on_block=see)
+    try:
+        more = unlisted_rejects(end.removesuffix(b"\n").rpartition(b"\n")[2])
+    except ValueError as error:
+        yield f"was changed: {error}"
+        return
+    unlisted = sum(more.values())
+    listed = lines - bool(more)
+    if listed + unlisted != unit.rejects.rows:
+        counted = f" and counts {unlisted} more" if more else ""
+        yield f"has {listed} lines{counted} instead of {unit.rejects.rows}"
+    elif receipt is not None and unlisted != receipt.counts.unlisted:
+        yield f"counts {unlisted} rows, its receipt says {receipt.counts.unlisted}"
 
 
 class _LargestId:

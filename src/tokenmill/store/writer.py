@@ -14,6 +14,8 @@ import json
 import os
 import secrets
 import shutil
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,13 +48,21 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 1 << 18
 """512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
 REJECT_BLOCK_BYTES = 1 << 20
+LISTED_REJECTS = 10_000
+"""Rejected rows of a unit that are listed; of those behind them, each reason is counted."""
 
 
 class UnitWriter:
     """Collects the documents and rejects of a unit; as a context manager: no commit, no trace."""
 
     def __init__(
-        self, layout: StoreLayout, unit: UnitFacts, *, dtype: TokenDtype, vocab_size: int
+        self,
+        layout: StoreLayout,
+        unit: UnitFacts,
+        *,
+        dtype: TokenDtype,
+        vocab_size: int,
+        listed_rejects: int = LISTED_REJECTS,
     ) -> None:
         if dtype != token_dtype(vocab_size):
             raise ValueError(f"ids of a vocabulary of {vocab_size} are not stored as {dtype}")
@@ -60,6 +70,7 @@ class UnitWriter:
         self._unit = unit
         self._dtype = dtype
         self._vocab_size = vocab_size
+        self._listed_rejects = listed_rejects
         self._staging = layout.tmp / f"{unit.name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._shards: dict[str, _Shard] = {}
         self._rejects: _Rejects | None = None
@@ -103,7 +114,8 @@ class UnitWriter:
         with self._guarded():
             for reject in rejects:
                 if self._rejects is None:
-                    self._rejects = _Rejects(self._staging / f"{self._unit.name}.jsonl")
+                    path = self._staging / f"{self._unit.name}.jsonl"
+                    self._rejects = _Rejects(path, most=self._listed_rejects)
                 self._rejects.add(reject, path=self._unit.path)
 
     def commit(
@@ -117,11 +129,12 @@ class UnitWriter:
     ) -> Receipt:
         """Make the unit part of the store, all of it or nothing; the writer is used up."""
         with self._guarded():
+            unlisted = 0 if self._rejects is None else self._rejects.more.total()
             receipt = Receipt(
                 unit=self._unit,
                 source=source,
                 config=config,
-                counts=counts,
+                counts=replace(counts, unlisted=unlisted),
                 bounds=bounds,
                 engine=engine,
                 shards=tuple(self._shards[split].finish() for split in sorted(self._shards)),
@@ -310,16 +323,22 @@ def _checked_mask(mask: NDArray[np.uint8 | np.bool], *, num_tokens: int) -> NDAr
 
 
 class _Rejects:
-    """The file of rejected rows, one JSON object to a line."""
+    """The file of rejected rows, one JSON object to a line, and what is behind the last one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, most: int) -> None:
         self._file = HashedFile(path)
         self._pending = bytearray()
         self._rows = 0
+        self._most = most
+        self.more: Counter[str] = Counter()
         self._last: tuple[object, ...] = ()
         self._parts = ("", "")
 
     def add(self, reject: Reject, *, path: str) -> None:
+        self._rows += 1
+        if self._rows > self._most:
+            self.more[reject.reason] += 1
+            return
         if self._last != (now := (reject.path, reject.reason, reject.detail)):
             # Most rejects of a unit differ in their place alone.
             self._last = now
@@ -330,7 +349,6 @@ class _Rejects:
         file, about_it = self._parts
         line = f'{{"file":{file},"row":{reject.row},"offset":{offset},{about_it}\n'
         self._pending += line.encode("ascii")
-        self._rows += 1
         if len(self._pending) >= REJECT_BLOCK_BYTES:
             self._flush()
 
@@ -339,6 +357,9 @@ class _Rejects:
         self._pending.clear()
 
     def finish(self) -> RejectsFacts:
+        if self.more:
+            line = json.dumps({"more": self.more}, sort_keys=True, separators=(",", ":"))
+            self._pending += f"{line}\n".encode("ascii")
         self._flush()
         facts = self._file.finish()
         return RejectsFacts(rows=self._rows, bytes=facts.bytes, checksum=facts.checksum)
