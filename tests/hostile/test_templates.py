@@ -167,6 +167,7 @@ ESCAPES = [
     "{{ messages[0].__setitem__('role', 'x') }}",
     "{{ messages.sort() }}",
     "{{ messages|attr('append') }}",
+    "{{ messages|indent }}",
     "{% set messages[0].role = 'x' %}",
     "{% include '/etc/passwd' %}",
     "{% import '/etc/passwd' as x %}",
@@ -288,7 +289,9 @@ _TEMPLATES = st.recursive(
 @given(_TEMPLATES)
 @pytest.mark.usefixtures("few_steps")
 def test_any_template_gives_a_text_within_its_limit_or_a_reason(source: str) -> None:
-    found = outcome("{% set n = namespace(a='y') %}" + source)
+    messages = json.loads(json.dumps(MESSAGES))
+    found = outcome("{% set n = namespace(a='y') %}" + source, messages)
+    assert messages == MESSAGES
     assert len(found) <= sandbox.SIZES + 32 * 1000
     assert "MemoryError" not in found
     tried("chat template made at random")

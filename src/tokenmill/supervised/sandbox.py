@@ -393,7 +393,9 @@ def _sandbox() -> Any:
             if name in ("center", "batch", "slice"):
                 self._make_wide("", rest, kwargs, often=_ENTRY)
             elif name == "indent":
-                self._make_wide("", rest or (4,), kwargs, often=str(value).count("\n") + 2)
+                if not isinstance(value, str):  # Jinja would add a line to a list, in its place
+                    raise TemplateLimit("the filter indent is for texts")
+                self._make_wide("", rest or (4,), kwargs, often=value.count("\n") + 2)
             elif name == "tojson":
                 size = weight(value, most=1 << 60)
                 width = sum(_width(each) for each in (*rest, *kwargs.values()))
