@@ -36,12 +36,19 @@ from torch.nn import functional
 from benchmarks import machine
 from benchmarks.feeding_gpu_table import gpu_body
 from tokenmill import Loader
-from tokenmill.store.assemble import assemble_manifest
-from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
-from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+from tokenmill.store.facts import (
+    BoundaryToken,
+    Bounds,
+    Counts,
+    EngineFacts,
+    SourceFacts,
+    StoreIdentity,
+    TokenizerFacts,
+    UnitFacts,
+)
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import write_manifest
-from tokenmill.store.writer import UnitWriter
+from tokenmill.store.receipts import assemble_manifest, write_manifest
+from tokenmill.store.write import UnitWriter
 from tokenmill.torch import DeviceFeeder
 
 if TYPE_CHECKING:

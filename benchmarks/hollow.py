@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from tokenmill.store.assemble import ManifestAssembler
-from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
 from tokenmill.store.facts import (
+    BoundaryToken,
     Bounds,
     Counts,
     EngineFacts,
     FileFacts,
     ShardFacts,
     SourceFacts,
+    StoreIdentity,
+    TokenizerFacts,
     UnitFacts,
     facts_of,
 )
 from tokenmill.store.format import index_blocks
 from tokenmill.store.layout import TRAIN, StoreLayout
-from tokenmill.store.manifest import write_manifest
-from tokenmill.store.receipt import Receipt
+from tokenmill.store.receipts import ManifestAssembler, Receipt, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

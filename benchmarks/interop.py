@@ -21,7 +21,7 @@ from benchmarks import ROOT, WORK, environments, feed, machine, measure, render
 from benchmarks import vocabularies as tokenizers
 from benchmarks.command import run_command
 from benchmarks.interop_tables import LIMIT, OWN, PEER
-from tokenmill.interop.import_ import import_store
+from tokenmill.interop.imports import import_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,8 @@ import torch
 from benchmarks import machine
 from benchmarks.feeding_gpu import describe
 from benchmarks.optimizers_gpu_table import optimizers_body
-from tokenmill.trainer.model import Model
-from tokenmill.trainer.optimizer import make_optimizer
-from tokenmill.trainer.presets import PRESETS
+from tokenmill.trainer.model import Model, make_optimizer
+from tokenmill.trainer.options import PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import RESULTS, ROOT, WORK, machine, render
-from tokenmill.builder.build import make_run
-from tokenmill.builder.messages import EngineReport, UnitReport
-from tokenmill.builder.monitor import Monitor
+from tokenmill.builder.progress import Monitor
+from tokenmill.builder.run import make_run
+from tokenmill.builder.worker import EngineReport, UnitReport
 from tokenmill.runners import Job, LocalRunner, TaskReport, WorkerReady
 from tokenmill.sources import discover, format_of
 from tokenmill.store.facts import (
@@ -42,9 +42,8 @@ from tokenmill.store.facts import (
 )
 from tokenmill.store.format import index_bytes
 from tokenmill.store.layout import TRAIN, StoreLayout, unit_name
-from tokenmill.store.manifest import read_manifest
-from tokenmill.store.receipt import Receipt
-from tokenmill.store.writer import UnitWriter
+from tokenmill.store.receipts import Receipt, read_manifest
+from tokenmill.store.write import UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,7 +27,7 @@ from typing import Any
 
 import tokenmill
 from benchmarks import RESULTS, ROOT, WORK, corpora, machine, render, vocabularies
-from tokenmill.runners.cores import physical_cores
+from tokenmill.runners.local import physical_cores
 
 CORPUS_MEGABYTES = 1600
 QUICK_MEGABYTES = 60

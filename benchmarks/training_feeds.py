@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-    from tokenmill.trainer.setup import Setup
+    from tokenmill.trainer.loop import Setup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,16 +34,14 @@ from benchmarks import corpora, machine
 from benchmarks.feeding_gpu import Clock, describe
 from benchmarks.training_feeds import FEEDS, Material
 from benchmarks.training_gpu_table import training_body
-from tokenmill.engines.baseline import train_bpe
-from tokenmill.trainer.loop import Trainer
+from tokenmill.engines.huggingface import train_bpe
+from tokenmill.trainer.loop import Trainer, TrainRanks, peak_flops, settle
 from tokenmill.trainer.options import TrainOptions
-from tokenmill.trainer.setup import Ranks, peak_flops, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokenmill.trainer.loop import TrainingBatch
-    from tokenmill.trainer.setup import Setup
+    from tokenmill.trainer.loop import Setup, TrainingBatch
 
 PACKAGES = ("numpy", "tokenizers", "torch", "triton")
 LONG = 1_000_000
@@ -185,7 +183,7 @@ def make_setup(run: Run, *, vocab_size: int) -> Setup:
         steps=LONG,
         checkpointing=False,
     )
-    return settle(options, vocab_size=vocab_size, ranks=Ranks())
+    return settle(options, vocab_size=vocab_size, ranks=TrainRanks())
 
 
 def summary(turns: list[Turn], cached: list[Turn], setup: Setup) -> dict[str, Any]:

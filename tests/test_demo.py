@@ -9,7 +9,7 @@ import pytest
 import tokenmill
 from tokenmill.builder.progress import BuildResult
 from tokenmill.builder.verify import VerifyReport
-from tokenmill.cli.story import tell
+from tokenmill.cli.show import tell
 from tokenmill.demo import Comparison, Corpus, Fed, Heading, Rebuilt, Step, demo_steps
 from tokenmill.errors import UsageError
 

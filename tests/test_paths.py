@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill import paths
+from tokenmill import files as files_module
 from tokenmill.errors import SourceError
 
 
@@ -37,7 +37,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_path_is_cleaned_and_keeps_its_identity(given: str | Path, kept: str) -> None:
-    assert paths.normalise(given) == kept
+    assert files_module.normalise(given) == kept
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,21 @@ def test_a_path_is_cleaned_and_keeps_its_identity(given: str | Path, kept: str) 
     ],
 )
 def test_inputs_stand_for_files(tree: Path, pattern: str, found: list[str]) -> None:
-    assert paths.expand([pattern]) == found
+    assert files_module.expand([pattern]) == found
     absolute = f"{tree.as_posix()}/{pattern}"
-    assert paths.expand([absolute]) == [f"{tree.as_posix()}/{each}" for each in found]
+    assert files_module.expand([absolute]) == [f"{tree.as_posix()}/{each}" for each in found]
 
 
 def test_only_a_literal_name_or_suffix_counts_as_named(tree: Path) -> None:
-    named = {m.path: m.named for p in ("a.txt", "b/*.txt", "b/e/*") for m in paths.matches(p)}
+    named = {
+        m.path: m.named for p in ("a.txt", "b/*.txt", "b/e/*") for m in files_module.matches(p)
+    }
     assert named == {"a.txt": True, "b/c.txt": True, "b/e/f.txt": False}
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_itself(tree: Path) -> None:
     (tree / "x[1].txt").write_text("")
-    assert paths.expand(["x[1].txt"]) == ["x[1].txt"]
+    assert files_module.expand(["x[1].txt"]) == ["x[1].txt"]
 
 
 @pytest.mark.timeout(20)
@@ -81,38 +83,38 @@ def test_links_in_a_circle_are_followed_once(tree: Path) -> None:
         (tree / name).symlink_to(tree, target_is_directory=True)
     (tree / "self").symlink_to("self")
     for pattern in (".", "**/*.txt", "b", "**"):
-        found = paths.expand([pattern])
+        found = files_module.expand([pattern])
         assert len(found) < 20
         assert sum(each.endswith("f.txt") for each in found) >= 1
 
 
 def test_inputs_are_sorted_and_unique(tree: Path) -> None:
-    assert paths.expand(["b/c.txt", "a.txt", "b/*.txt", "./a.txt"]) == ["a.txt", "b/c.txt"]
+    assert files_module.expand(["b/c.txt", "a.txt", "b/*.txt", "./a.txt"]) == ["a.txt", "b/c.txt"]
 
 
 def test_an_input_without_files_is_an_error_that_names_it(tree: Path) -> None:
     for name in ("none", "*.csv", "none/**/*.txt"):
         with pytest.raises(SourceError, match="matches no file") as caught:
-            paths.expand(["a.txt", name])
+            files_module.expand(["a.txt", name])
         assert repr(name) in caught.value.message
 
 
 def test_size_and_version_follow_the_file(tree: Path) -> None:
-    before = paths.stat("a.txt")
+    before = files_module.stat("a.txt")
     assert before.size == 5
     assert before.version == str((tree / "a.txt").stat().st_mtime_ns)
     os.utime("a.txt", ns=(1, 1))
-    assert paths.stat("a.txt").version == "1"
+    assert files_module.stat("a.txt").version == "1"
 
 
 def test_files_that_cannot_be_read_are_named(tree: Path) -> None:
-    for action in (paths.stat, paths.open_binary):
+    for action in (files_module.stat, files_module.open_binary):
         with pytest.raises(SourceError, match=r"cannot read 'none\.txt'"):
             action("none.txt")
 
 
 def test_opened_files_can_be_sought(tree: Path) -> None:
-    with paths.open_binary("b/c.txt") as file:
+    with files_module.open_binary("b/c.txt") as file:
         file.seek(2)
         assert file.read() == b"c.txt"
 
@@ -129,9 +131,10 @@ def test_a_missing_backend_is_named_with_the_line_that_installs_it(
 ) -> None:
     # In a process of its own: fsspec remembers a backend that it has found once.
     code = (
-        "import sys; from tokenmill import paths; from tokenmill.errors import MissingExtraError\n"
+        "import sys; from tokenmill import files\n"
+        "from tokenmill.errors import MissingExtraError\n"
         f"sys.modules[{package!r}] = None\n"
-        f"try: paths.expand([{address!r}])\n"
+        f"try: files.expand([{address!r}])\n"
         "except MissingExtraError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -141,12 +144,12 @@ def test_a_missing_backend_is_named_with_the_line_that_installs_it(
 
 def test_an_unknown_scheme_is_an_error() -> None:
     with pytest.raises(SourceError, match="nosuch"):
-        paths.expand(["nosuch://a/b.txt"])
+        files_module.expand(["nosuch://a/b.txt"])
 
 
 def test_local_files_do_not_load_the_remote_layer(tree: Path) -> None:
     code = (
-        "import sys; from tokenmill import paths; paths.expand(['.']); paths.stat('a.txt');"
-        "paths.open_binary('a.txt').close(); assert 'fsspec' not in sys.modules, 'loaded'"
+        "import sys; from tokenmill import files; files.expand(['.']); files.stat('a.txt');"
+        "files.open_binary('a.txt').close(); assert 'fsspec' not in sys.modules, 'loaded'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -20,9 +20,9 @@ import pytest
 from tests.web import Fault, Server, listening, serve
 from yarl import URL
 
-from tokenmill import paths, remote
+from tokenmill import files
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.remote import Failure, RemoteError, StoppedError, read_bytes, read_ranges
+from tokenmill.files import Failure, RemoteError, StoppedError, read_bytes, read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(files, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     ],
 )
 def test_an_address_is_shown_without_what_may_be_secret(url: str, safe: str) -> None:
-    assert remote.shown(url) == safe
+    assert files.shown(url) == safe
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_an_address_is_shown_without_what_may_be_secret(url: str, safe: str) -> 
     ],
 )
 def test_a_file_is_named_below_a_folder_and_before_its_query(url: str, joined: str) -> None:
-    assert remote.join(url, "x/y.bin") == joined
+    assert files.join(url, "x/y.bin") == joined
 
 
 def test_ranges_come_in_the_order_in_which_they_were_asked_for(server: Server) -> None:
@@ -114,7 +114,7 @@ def test_a_whole_file_is_asked_for_again_too(server: Server) -> None:
 def test_a_server_that_falls_silent_is_asked_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(files, "STALL_SECONDS", 0.3)
     server.faults = [Fault("stall", times=2)]
     wanted = [(f"{server.address}/a.bin", k, k + 10) for k in range(5)]
     assert read_ranges(wanted) == [DATA[k : k + 10] for k in range(5)]
@@ -131,7 +131,7 @@ def test_a_call_that_is_stopped_ends_within_a_moment(
         server.delay_seconds = 20
     else:
         server.faults = [Fault("500")]
-        monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 1000)
+        monkeypatch.setattr(files, "FIRST_PAUSE_SECONDS", 1000)
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
     start = time.perf_counter()
@@ -146,9 +146,9 @@ def test_sizes_are_listed_where_the_server_lists(server: Server) -> None:
     memory = fsspec.filesystem("memory")
     for name in ("a", "b/c"):
         memory.pipe(f"/listed/{name}", DATA)
-    assert remote.list_sizes("memory://listed") == {"a": len(DATA)}
-    assert remote.list_sizes("memory://listed/none") == {}
-    assert remote.list_sizes(server.address) is None
+    assert files.list_sizes("memory://listed") == {"a": len(DATA)}
+    assert files.list_sizes("memory://listed/none") == {}
+    assert files.list_sizes(server.address) is None
     wanted = [("memory://listed/a", 10, 20), ("memory://listed/b/c", 0, 5)]
     assert read_ranges(wanted) == [DATA[10:20], DATA[:5]]
     with pytest.raises(RemoteError, match="0 bytes came instead of the 5 from byte 20,000"):
@@ -191,7 +191,7 @@ def response_error(status: int) -> aiohttp.ClientResponseError:
     ],
 )
 def test_what_network_libraries_raise_is_understood(error: Exception, failure: Failure) -> None:
-    found = remote.as_remote_error(error, "https://user:hunter2@host/a?s=hunter2")
+    found = files.as_remote_error(error, "https://user:hunter2@host/a?s=hunter2")
     assert found.failure is failure
     assert (found.url, "hunter2" in str(found)) == ("https://host/a", False)
     assert found.reason
@@ -200,7 +200,7 @@ def test_what_network_libraries_raise_is_understood(error: Exception, failure: F
 
 def test_inputs_keep_secrets_too(server: Server) -> None:
     for url in (f"{server.address}/none?s=hunter2", "http://127.0.0.1:1/a?s=hunter2"):
-        for action in (paths.open_binary, paths.stat):
+        for action in (files.open_binary, files.stat):
             with pytest.raises(SourceError, match=r"cannot read 'http://127") as caught:
                 action(url)
             assert "hunter2" not in "".join(traceback.format_exception(caught.value))
@@ -209,8 +209,8 @@ def test_inputs_keep_secrets_too(server: Server) -> None:
 def test_an_input_is_read_on_after_failures_that_pass(server: Server) -> None:
     url = f"{server.address}/a.bin"
     server.faults = [Fault("503", times=2)]
-    assert paths.stat(url).size == len(DATA)
-    with paths.open_binary(url) as file:
+    assert files.stat(url).size == len(DATA)
+    with files.open_binary(url) as file:
         server.faults = [Fault("cut", times=1), Fault("500", times=1), Fault("cut", times=1)]
         file.seek(100)
         assert file.read(5000) == DATA[100:5100]
@@ -218,14 +218,14 @@ def test_an_input_is_read_on_after_failures_that_pass(server: Server) -> None:
         assert not [fault for fault in server.faults if fault.times]
     server.faults = [Fault("403")]
     server.reset()
-    with pytest.raises(SourceError, match="403 Forbidden"), paths.open_binary(url) as file:
+    with pytest.raises(SourceError, match="403 Forbidden"), files.open_binary(url) as file:
         file.read(10)
     assert len(server.log) <= 3, "what will not pass is not asked for again"
 
 
 @pytest.mark.parametrize("url", ["s3://key:hunter2@bucket/a", "gs://hunter2@bucket/a"])
 def test_keys_in_front_of_a_bucket_are_refused_before_anything_is_asked(url: str) -> None:
-    for action in (paths.stat, paths.open_binary, paths.matches, read_bytes):
+    for action in (files.stat, files.open_binary, files.matches, read_bytes):
         with pytest.raises(UsageError, match="do not belong") as caught:
             action(url)
         assert "hunter2" not in "".join(traceback.format_exception(caught.value))
@@ -260,15 +260,15 @@ def test_files_are_sent_listed_read_and_removed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
     urls = [f"memory://sent/{name}" for name in ("a", "sub/b")]
     for url in urls:
-        remote.upload(tmp_path / "a", url)
-    assert remote.list_folder("memory://sent") == {"a": len(DATA), "sub": None}
-    assert remote.read_many([*urls, "memory://sent/none"]) == [DATA, DATA, None]
-    remote.download(urls[1], tmp_path / "b")
+        files.upload(tmp_path / "a", url)
+    assert files.list_folder("memory://sent") == {"a": len(DATA), "sub": None}
+    assert files.read_many([*urls, "memory://sent/none"]) == [DATA, DATA, None]
+    files.download(urls[1], tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == DATA
-    remote.remove([*urls, "memory://sent/none"])
-    assert remote.read_many(urls) == [None, None]
+    files.remove([*urls, "memory://sent/none"])
+    assert files.read_many(urls) == [None, None]
 
 
 def test_the_remote_layer_loads_fsspec_only_when_it_is_used() -> None:
-    code = "import sys, tokenmill.remote; assert not {'fsspec', 'asyncio'} & set(sys.modules)"
+    code = "import sys, tokenmill.files; assert not {'fsspec', 'asyncio'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import tokenmill
 from benchmarks.contenders.interop import InteropJob, run
 from tokenmill.interop.export import export_store
-from tokenmill.interop.import_ import import_store
+from tokenmill.interop.imports import import_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,20 +12,19 @@ from tokenmill.errors import TokenmillError
 
 if TYPE_CHECKING:
     from tokenmill.api import Store
-    from tokenmill.builder.build import build
     from tokenmill.builder.estimate import plan
-    from tokenmill.builder.finish import finish
+    from tokenmill.builder.run import build, finish
     from tokenmill.builder.verify import verify
     from tokenmill.diagnosis.diagnose import diagnose
-    from tokenmill.engines.tokenizer import load_tokenizer
+    from tokenmill.engines.load import load_tokenizer
     from tokenmill.interop.convert import convert
     from tokenmill.interop.export import export_store
-    from tokenmill.interop.import_ import import_store
+    from tokenmill.interop.imports import import_store
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.mixture import Mixture, Stage
-    from tokenmill.loader.report import layout
+    from tokenmill.loader.packing import layout
     from tokenmill.stalls import StallMeter
-    from tokenmill.trainer.train import train
+    from tokenmill.trainer.options import train
 
 __all__ = [
     "Loader",
@@ -54,16 +53,16 @@ _HOMES = {
     "Stage": "tokenmill.loader.mixture",
     "StallMeter": "tokenmill.stalls",
     "Store": "tokenmill.api",
-    "build": "tokenmill.builder.build",
+    "build": "tokenmill.builder.run",
     "diagnose": "tokenmill.diagnosis.diagnose",
     "convert": "tokenmill.interop.convert",
     "export_store": "tokenmill.interop.export",
-    "import_store": "tokenmill.interop.import_",
-    "finish": "tokenmill.builder.finish",
-    "layout": "tokenmill.loader.report",
-    "load_tokenizer": "tokenmill.engines.tokenizer",
+    "import_store": "tokenmill.interop.imports",
+    "finish": "tokenmill.builder.run",
+    "layout": "tokenmill.loader.packing",
+    "load_tokenizer": "tokenmill.engines.load",
     "plan": "tokenmill.builder.estimate",
-    "train": "tokenmill.trainer.train",
+    "train": "tokenmill.trainer.options",
     "verify": "tokenmill.builder.verify",
 }
 

@@ -22,7 +22,7 @@ DEFAULT_FIELD = "text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Corpus:
+class KnownCorpus:
     """Files on the hub, and what they hold."""
 
     files: str
@@ -31,27 +31,27 @@ class Corpus:
 
 
 CORPORA = {
-    "fineweb-edu": Corpus(
+    "fineweb-edu": KnownCorpus(
         files="hf://datasets/HuggingFaceFW/fineweb-edu/data/*/*.parquet",
         text_field="text",
         holds="web pages of educational value; smaller samples are under sample/10BT, 100BT, 350BT",
     ),
-    "slimpajama": Corpus(
+    "slimpajama": KnownCorpus(
         files="hf://datasets/cerebras/SlimPajama-627B/train/*/*.jsonl.zst",
         text_field="text",
         holds="web, code, books, papers and more, deduplicated; 59,166 files with the other splits",
     ),
-    "wikitext-103": Corpus(
+    "wikitext-103": KnownCorpus(
         files="hf://datasets/Salesforce/wikitext/wikitext-103-raw-v1/train-*.parquet",
         text_field="text",
         holds="Wikipedia articles, cut into lines: a row is one line, and many are empty",
     ),
-    "openwebtext": Corpus(
+    "openwebtext": KnownCorpus(
         files="hf://datasets/Skylion007/openwebtext/plain_text/train-*.parquet",
         text_field="text",
         holds="web pages that were linked to on Reddit",
     ),
-    "c4": Corpus(
+    "c4": KnownCorpus(
         files="hf://datasets/allenai/c4/en/c4-train.*.json.gz",
         text_field="text",
         holds="cleaned English pages of Common Crawl; other variants lie beside en/",

@@ -20,14 +20,19 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tokenmill.builder.build import build
+from tokenmill.builder.run import build
 from tokenmill.builder.verify import verify
-from tokenmill.engines.baseline import EncodingTime, encode_in_batches, encode_one_by_one, train_bpe
+from tokenmill.engines.huggingface import (
+    EncodingTime,
+    encode_in_batches,
+    encode_one_by_one,
+    train_bpe,
+)
 from tokenmill.errors import UsageError
 from tokenmill.inspection import inspect_store
 from tokenmill.loader.loader import Loader
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import read_manifest
+from tokenmill.store.receipts import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
-    from tokenmill.store.entries import BoundaryToken, EngineEntry, SourceEntry, SplitTotals
-    from tokenmill.store.facts import Counts
+    from tokenmill.store.facts import BoundaryToken, Counts, EngineEntry, SourceEntry, SplitTotals
 
 PERCENTILES = (1, 10, 50, 90, 99)
 TOP_TOKENS = 20

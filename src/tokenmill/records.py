@@ -10,12 +10,13 @@ from __future__ import annotations
 import enum
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -159,3 +160,35 @@ class RowBatch:
     JSON line, of a record or of a text. A smaller limit would have rejected it."""
     places: NDArray[np.int64] | None = None
     """Byte position of each usable row in the (decompressed) file, where the format has one."""
+
+
+# -------------------------------------------------------------------------------------------------
+# A property that is computed once, without a lock.
+#
+# `functools.cached_property` took one until Python 3.12, the same for all objects of a class: it
+# costs 3 microseconds, makes threads wait for each other, and hangs the child of a fork that
+# happened while a thread held it. Two threads may compute a value twice here; one of the two is
+# kept.
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):  # noqa: N801 (used as a decorator)
+    """Computes a value when it is first asked for, and keeps it in the object."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> T | Self:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value

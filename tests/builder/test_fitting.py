@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.builder.stores import make_texts, tree, write_jsonl
 
 import tokenmill
-from tokenmill.builder.fitting import Fitting, cut_lengths
+from tokenmill.builder.unit import Fitting, cut_lengths
 from tokenmill.config import RowShape
 from tokenmill.errors import UsageError
 from tokenmill.records import TokenBatch

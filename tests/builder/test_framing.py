@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
+from tokenmill.builder.unit import Scratch, frame_documents, frame_mask
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:

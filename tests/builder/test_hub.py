@@ -167,7 +167,7 @@ def test_the_names_can_be_listed() -> None:
 def test_the_field_of_a_corpus_is_taken_unless_another_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    odd = corpora.Corpus(files="hf://datasets/a/b/*", text_field="content", holds="code")
+    odd = corpora.KnownCorpus(files="hf://datasets/a/b/*", text_field="content", holds="code")
     monkeypatch.setitem(CORPORA, "odd", odd)
     assert corpora.text_field(["odd"], asked="text") == "content"
     assert corpora.text_field(["odd"], asked="body") == "body"

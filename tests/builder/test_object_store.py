@@ -20,10 +20,10 @@ from tests.builder.stores import make_texts, tree, write_jsonl
 from tests.store.s3_server import BUCKET, S3, SECRET, Refusal, remote_tree, s3_session
 
 import tokenmill
-from tokenmill import remote
+from tokenmill import files as files_module
 from tokenmill.errors import BuildError, StoreError, UsageError
 from tokenmill.store.facts import facts_of
-from tokenmill.store.receipt import Receipt
+from tokenmill.store.receipts import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,13 +159,13 @@ def test_requests_that_fail_are_made_again(
 def test_large_files_go_in_parts_that_are_sent_again_one_by_one(
     s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(files_module, "PART_BYTES", 5 << 20)
     data = os.urandom(23 << 20)
     (tmp_path / "large").write_bytes(data)
     s3.refusals = [Refusal("503", "partNumber=2", times=1), Refusal("cut", "partNumber=4", times=1)]
     url = f"s3://{BUCKET}/parts/large"
-    remote.upload(tmp_path / "large", url)
-    assert remote.read_bytes(url) == data
+    files_module.upload(tmp_path / "large", url)
+    assert files_module.read_bytes(url) == data
     parts = [line for line in s3.log if "partNumber" in line]
     assert len(parts) >= 5 + 2
     assert sum("uploads" in line for line in s3.log) == 1, "one upload, of which parts were resent"
@@ -410,7 +410,7 @@ def test_a_build_into_a_bucket_keeps_its_memory_budget(s3: S3, out: str, tmp_pat
 
 
 def test_a_worker_on_another_machine_brings_what_it_needs(out: str, tmp_path: Path) -> None:
-    from tokenmill.store.place import join_layout, open_layout
+    from tokenmill.store.layout import join_layout, open_layout
 
     fsspec.filesystem("s3").pipe_file(f"{out}/tokenizer/vocab.txt", b"a b c")
     driver = open_layout(out)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.builder.stores import make_texts, tree, write_jsonl
 
 import tokenmill
-from tokenmill.builder.parts import Part, parse_part, part_of
+from tokenmill.builder.plan import BuildPart, parse_part, part_of
 from tokenmill.errors import BuildError, StoreError, StoreLockedError, UsageError
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import PartLock, StoreLock
-from tokenmill.store.runs import read_runs
+from tokenmill.store.receipts import read_runs
 
 if TYPE_CHECKING:
     from tokenmill.builder.progress import BuildResult
@@ -183,7 +183,7 @@ def test_a_build_and_parts_keep_each_other_out_and_parts_do_not(tmp_path: Path) 
 
 
 def test_inputs_with_a_key_are_named_again_and_never_kept(whole: dict[str, bytes]) -> None:
-    from tokenmill.store.parts import PartRecord, read_records, write_record
+    from tokenmill.store.receipts import PartRecord, read_records, write_record
 
     build("store", "1/1")
     layout = StoreLayout(Path("store"))
@@ -207,7 +207,7 @@ def test_a_store_that_nobody_built_cannot_be_finished(tmp_path: Path) -> None:
 
 @given(st.text(min_size=1, max_size=20), st.integers(1, 500))
 def test_every_unit_has_exactly_one_part(name: str, parts: int) -> None:
-    owners = [number for number in range(1, parts + 1) if Part(number, parts).has(name)]
+    owners = [number for number in range(1, parts + 1) if BuildPart(number, parts).has(name)]
     assert owners == [part_of(name, parts)]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
+from tokenmill.builder.unit import StageClock, WriteBehind, read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,22 +9,19 @@ import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
 from tokenmill.builder.memory import divide_budget
-from tokenmill.builder.messages import ProgressReport, UnitReport, WorkerSettings
 from tokenmill.builder.plan import Task
-from tokenmill.builder.worker import BuildWorker
+from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport, WorkerSettings
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
-from tokenmill.engines.parity import CheckedEngine
-from tokenmill.engines.prescan import Prescan
+from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
 from tokenmill.engines.raw_bytes import BytesEngine
-from tokenmill.engines.special_text import SpecialText
 from tokenmill.records import TokenBatch
 from tokenmill.sources import discover
 from tokenmill.sources.base import SourceOptions
 from tokenmill.store.format import read_index
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import StoreLock
-from tokenmill.store.receipt import read_receipt
+from tokenmill.store.receipts import read_receipt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tokenmill.engines.baseline import train_bpe
+from tokenmill.engines.huggingface import train_bpe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tokenmill.cli.render import stage_shares
+from tokenmill.cli.show import stage_shares
 
 
 def test_shares_are_of_the_time_that_writing_does_not_take() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tokenmill.diagnosis import advice
+from tokenmill.diagnosis import diagnose
 from tokenmill.diagnosis.values import Demand, SampleFacts, WayResult
 
 ONE = WayResult(
@@ -39,7 +39,9 @@ def need(rate: float, *, gpus: int = 1) -> Demand:
 
 
 def said(demand: Demand, *, cores: int = 4) -> str:
-    return " ".join(advice.conclusion(demand, WAYS, advice.judge_all(WAYS, [demand], cores=cores)))
+    return " ".join(
+        diagnose.conclusion(demand, WAYS, diagnose.judge_all(WAYS, [demand], cores=cores))
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def said(demand: Demand, *, cores: int = 4) -> str:
     ],
 )
 def test_a_way_is_held_against_what_the_gpu_takes(rate: float, state: str, wait: float) -> None:
-    verdict = advice.judge(ONE, need(rate), cores=4)
+    verdict = diagnose.judge(ONE, need(rate), cores=4)
     assert verdict.state == state
     assert verdict.wait_share == pytest.approx(wait, abs=1e-6)
     assert verdict.times_too_slow == pytest.approx(rate / 100_000)
@@ -76,21 +78,21 @@ def test_a_way_is_held_against_what_the_gpu_takes(rate: float, state: str, wait:
 def test_several_gpus_have_a_process_each_as_far_as_the_cores_reach(
     way: WayResult, gpus: int, cores: int, feeds: float
 ) -> None:
-    verdict = advice.judge(way, need(500_000, gpus=gpus), cores=cores)
+    verdict = diagnose.judge(way, need(500_000, gpus=gpus), cores=cores)
     assert verdict.feeds_tokens_per_second == pytest.approx(feeds)
     assert verdict.needs_tokens_per_second == 500_000 * gpus
 
 
 def test_a_disturbed_way_does_not_look_as_if_it_needed_less_than_a_core() -> None:
     slowed = dataclasses.replace(ONE, cpu_cores=0.2)
-    assert advice.judge(slowed, need(1, gpus=8), cores=2).feeds_tokens_per_second == 200_000
+    assert diagnose.judge(slowed, need(1, gpus=8), cores=2).feeds_tokens_per_second == 200_000
 
 
 def test_what_is_done_once_and_what_failed_has_no_verdict() -> None:
     failed = dataclasses.replace(POOL, problem="no semaphores here")
-    verdicts = advice.judge_all([ONE, failed, BUILD], [need(1), need(2)], cores=4)
+    verdicts = diagnose.judge_all([ONE, failed, BUILD], [need(1), need(2)], cores=4)
     assert [verdict.way for verdict in verdicts] == ["one-by-one", "one-by-one"]
-    assert "no semaphores here" in advice.failures([ONE, failed])[0]
+    assert "no semaphores here" in diagnose.failures([ONE, failed])[0]
 
 
 def test_a_starved_training_is_told_by_how_much_and_what_feeds_it() -> None:
@@ -126,21 +128,21 @@ def test_where_even_the_loader_is_too_slow_it_is_said() -> None:
 
 def test_one_sentence_for_a_way() -> None:
     starved = need(1_000_000, gpus=8)
-    verdict = advice.judge(ONE, starved, cores=8)
-    assert advice.sentence(verdict, ONE, starved) == (
+    verdict = diagnose.judge(ONE, starved, cores=8)
+    assert diagnose.sentence(verdict, ONE, starved) == (
         "feeds 800k tokens/s; 8 GPUs take 8.0M: 10 times too slow, they would wait at least 90% of"
         " the time, 91% if the loop tokenizes between steps and not ahead of them"
     )
     fed = need(10_000)
-    assert advice.sentence(advice.judge(ONE, fed, cores=8), ONE, fed) == (
+    assert diagnose.sentence(diagnose.judge(ONE, fed, cores=8), ONE, fed) == (
         "feeds 100k tokens/s, 10 times the 10.0k that your GPU takes: fast enough"
     )
 
 
 def test_several_models_have_a_line_each() -> None:
     small = dataclasses.replace(need(150_000), name="small", is_estimate=True)
-    verdicts = advice.judge_all(WAYS, [small], cores=4)
-    assert advice.line_for(small, WAYS, verdicts) == (
+    verdicts = diagnose.judge_all(WAYS, [small], cores=4)
+    assert diagnose.line_for(small, WAYS, verdicts) == (
         "Model small: the GPU takes about 150k tokens/s; enough: process pool and tokenmill Loader;"
         " too slow: one sample at a time (33% waiting)."
     )
@@ -148,10 +150,10 @@ def test_several_models_have_a_line_each() -> None:
 
 def test_changed_ids_of_joined_documents_are_told_with_their_number() -> None:
     joined = dataclasses.replace(ONE, key="joined", compared_documents=400, differing_documents=100)
-    assert "changed the ids of 100 of 400 (25%)" in advice.seams(joined)[0]
-    assert advice.seams(dataclasses.replace(joined, differing_documents=0)) == []
+    assert "changed the ids of 100 of 400 (25%)" in diagnose.seams(joined)[0]
+    assert diagnose.seams(dataclasses.replace(joined, differing_documents=0)) == []
     lost = dataclasses.replace(joined, compared_documents=0, note="the borders are lost")
-    assert "the borders are lost" in advice.seams(lost)[0]
+    assert "the borders are lost" in diagnose.seams(lost)[0]
 
 
 def test_the_cost_of_building_is_brought_to_the_whole_input() -> None:
@@ -165,16 +167,16 @@ def test_the_cost_of_building_is_brought_to_the_whole_input() -> None:
         largest_document_bytes=100,
     )
     build = dataclasses.replace(BUILD, text_bytes=40_000_000, seconds=1.0, workers=2)
-    [words] = advice.cost_of_building(build, sample)
+    [words] = diagnose.cost_of_building(build, sample)
     assert "about 17 minutes here: tokenmill build did 40 MB of text a second" in words
     little = dataclasses.replace(sample, text_bytes=999)
-    assert advice.cost_of_building(build, little) == []
-    assert "10 documents, 999 B" in advice.little_text(little)[0]
-    assert advice.little_text(sample) == []
+    assert diagnose.cost_of_building(build, little) == []
+    assert "10 documents, 999 B" in diagnose.little_text(little)[0]
+    assert diagnose.little_text(sample) == []
 
 
 def test_a_busy_machine_is_told_of() -> None:
     busy = dataclasses.replace(ONE, cpu_cores=1.0, other_cores=0.9)
-    assert "up to 0.9 of the 2 cores" in advice.disturbance([busy], cores=2)[0]
-    assert advice.disturbance([busy], cores=16) == []
-    assert advice.disturbance([ONE], cores=1) == []
+    assert "up to 0.9 of the 2 cores" in diagnose.disturbance([busy], cores=2)[0]
+    assert diagnose.disturbance([busy], cores=16) == []
+    assert diagnose.disturbance([ONE], cores=1) == []

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tokenmill.diagnosis.demand import Wanted, demands
+from tokenmill.diagnosis.measure import Wanted, demands
 from tokenmill.errors import UsageError
 
 

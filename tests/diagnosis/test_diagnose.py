@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import tokenmill
-from tokenmill.diagnosis.summary import as_json
+from tokenmill.diagnosis.values import as_json
 from tokenmill.errors import SourceError, TokenizerError, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tokenmill
-from tokenmill.diagnosis.evidence import findings, read_evidence
+from tokenmill.diagnosis.values import findings, read_evidence
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:

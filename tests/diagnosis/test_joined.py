@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from tokenmill.diagnosis.ways.joined import compare, split_ids, token_sizes
+from tokenmill.diagnosis.ways import compare, split_ids, token_sizes
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.huggingface import HuggingFaceEngine
 from tokenmill.engines.sentencepiece import SentencePieceEngine

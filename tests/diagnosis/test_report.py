@@ -10,10 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 import tokenmill
-from tokenmill.diagnosis.report.markup import tag
-from tokenmill.diagnosis.report.page import render
-from tokenmill.diagnosis.report.plots import Bar, Mark, Series, bar_plot, column_plot, line_plot
-from tokenmill.diagnosis.report.runs import thinned
+from tokenmill.diagnosis.page import render, thinned
+from tokenmill.diagnosis.plots import Bar, Mark, Series, bar_plot, column_plot, line_plot, tag
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.diagnosis.sample import LINES, load_sample, take_sample
+from tokenmill.diagnosis.ways import LINES, load_sample, take_sample
 from tokenmill.errors import SourceError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.diagnosis.report.scales import EvenScale, linear_scale, log_scale
-from tokenmill.diagnosis.words import clock, compact, milliseconds, tick_text, times
+from tokenmill.diagnosis.plots import EvenScale, linear_scale, log_scale
+from tokenmill.diagnosis.values import clock, compact, milliseconds, tick_text, times
 
 numbers = st.floats(1e-6, 1e12)
 

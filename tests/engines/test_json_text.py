@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tokenmill.engines.json_text import find_added_tokens
+from tokenmill.engines.describe import find_added_tokens
 
 TOKENS = [
     {"id": 1, "content": "<a>", "special": True},

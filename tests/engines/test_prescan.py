@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.engines.prescan import Prescan, contested_ranges
+from tokenmill.engines.parity import Prescan, contested_ranges
 from tokenmill.records import TextBatch
 
 SWEPT = [("tokenizers", "0.23.3"), ("gigatoken", "0.10.0")]

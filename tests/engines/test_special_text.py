@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engines.strategies import batches
 
-from tokenmill.engines.special_text import SpecialText
+from tokenmill.engines.parity import SpecialText
 from tokenmill.records import TextBatch
 
 TOKENS = ["<|endoftext|>", "</s>", "[INST]", "a.b*c", "<\uff5cend\u2581of\uff5c>", "\\d", "(x)^$"]

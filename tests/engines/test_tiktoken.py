@@ -76,7 +76,7 @@ def test_a_definition_beside_the_file_says_how_it_splits(tmp_path: Path) -> None
 
 
 def test_a_definition_may_name_a_pattern_that_the_fast_engine_has(tmp_path: Path) -> None:
-    from tokenmill.engines.rank_files import R50K_PATTERN
+    from tokenmill.engines.tiktoken import R50K_PATTERN
 
     path = rank_file(tmp_path, pattern=R50K_PATTERN, special_tokens={})
     engine = load_engine(path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.engines.test_parity import RIGHT, WRONG, checked
 
-from tokenmill.engines.tokenizer import Tokenizer, load_tokenizer
+from tokenmill.engines.load import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

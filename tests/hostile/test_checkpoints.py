@@ -25,13 +25,13 @@ from tests.trainer.runs import counting_store, losses
 
 import tokenmill
 from tokenmill.errors import TokenmillError, TrainingError, UsageError
-from tokenmill.store.sealed import checksum_of, seal
+from tokenmill.store.durable import checksum_of, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tokenmill.trainer.progress import TrainResult
+    from tokenmill.trainer.options import TrainResult
 
 FILES = ("checkpoint.json", "model.pt", "optimizer.pt", "rng.pt")
 OPTIONS: dict[str, Any] = {

@@ -24,8 +24,7 @@ from tests.sources.reading import read
 import tokenmill
 from tokenmill.errors import SourceError, TokenmillError
 from tokenmill.sources import discover, format_of, source_file
-from tokenmill.sources.base import SourceOptions
-from tokenmill.sources.compression import open_decompressed, open_native
+from tokenmill.sources.base import SourceOptions, open_decompressed, open_native
 
 PLAIN = SourceOptions()
 CHATS = SourceOptions(fields=("messages",))

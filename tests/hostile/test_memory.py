@@ -26,8 +26,8 @@ from tests.hostile.attack import attack, times, tried
 import tokenmill
 from tokenmill.diagnosis.measure import tree_bytes
 from tokenmill.sources.base import SourceOptions
-from tokenmill.sources.blocks import Block
 from tokenmill.sources.jsonl import JsonlParser
+from tokenmill.sources.lines import LineBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,7 +67,7 @@ def _lines(draw: st.DrawFn) -> bytes:
 def _read(parser: JsonlParser, lines: list[bytes]) -> tuple[dict[int, bytes], tuple[Reject, ...]]:
     data = bytearray(b"\n".join(lines) + b"\n")
     # Not at the front of a file, where a mark would be taken off.
-    block = Block(7, len(data), buffer=data, low=0, high=len(data))
+    block = LineBlock(7, len(data), buffer=data, low=0, high=len(data))
     batch, _ = parser.rows(block, first_row=0)
     assert batch.num_rows == len(batch.texts) + len(batch.rejects)
     texts = {int(row): batch.texts.bytes_at(place) for place, row in enumerate(batch.rows)}

@@ -15,7 +15,7 @@ from tests.loader.stores import write_store
 from tests.store.s3_server import BUCKET, s3_session, upload
 from tests.web import Fault, Server, serve
 
-from tokenmill import remote
+from tokenmill import files
 from tokenmill.errors import StoreError
 from tokenmill.loader.loader import Loader
 from tokenmill.store.blocks import BLOCK_BYTES
@@ -33,7 +33,7 @@ TOKENS = 2 * BLOCK_BYTES
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(files, "FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture(scope="module")

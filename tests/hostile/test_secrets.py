@@ -17,13 +17,13 @@ from tests.hostile.attack import LONG, attack, tried
 from tests.web import serve
 
 import tokenmill
-from tokenmill import paths, remote
+from tokenmill import files
 from tokenmill.engines.locate import find_tokenizer
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.interop.place import local_path
-from tokenmill.store.files import open_files
-from tokenmill.store.place import open_layout, visit_layout
-from tokenmill.supervised.template_files import with_template
+from tokenmill.interop.base import local_path
+from tokenmill.store.layout import open_layout, visit_layout
+from tokenmill.store.reader import open_files
+from tokenmill.supervised.templates import with_template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,11 +36,11 @@ SCHEMES = ("s3", "s3a", "gs", "gcs", "hf", "http", "https", "HTTPS", "ftp", "sft
 ANY = st.characters(codec=None) | st.sampled_from("/@:?#%[]\\ \n&=+'\"")
 BYTES = find_tokenizer("bytes")
 TAKERS: tuple[Callable[[str], object], ...] = (
-    paths.is_remote,
-    paths.stat,
-    paths.open_binary,
-    paths.matches,
-    remote.read_bytes,
+    files.is_remote,
+    files.stat,
+    files.open_binary,
+    files.matches,
+    files.read_bytes,
     find_tokenizer,
     open_layout,
     visit_layout,
@@ -67,10 +67,10 @@ def told(error: BaseException) -> str:
     password=st.builds("{}hunter2{}".format, st.text(ANY), st.text(ANY)),
     taker=st.sampled_from(TAKERS),
 )
-@example(scheme="s3", user="AKIA", password="ab/hunter2", taker=paths.is_remote)
-@example(scheme="http", user="me", password="12345/@hunter2", taker=paths.is_remote)
-@example(scheme="https", user="me", password="p@hunter2@d", taker=paths.is_remote)
-@example(scheme="sftp", user="me", password="://hunter2", taker=paths.is_remote)
+@example(scheme="s3", user="AKIA", password="ab/hunter2", taker=files.is_remote)
+@example(scheme="http", user="me", password="12345/@hunter2", taker=files.is_remote)
+@example(scheme="https", user="me", password="p@hunter2@d", taker=files.is_remote)
+@example(scheme="sftp", user="me", password="://hunter2", taker=files.is_remote)
 def test_no_password_of_any_characters_is_taken_or_told(
     scheme: str, user: str, password: str, taker: Callable[[str], object]
 ) -> None:
@@ -100,13 +100,13 @@ def test_no_password_of_any_characters_is_taken_or_told(
     ],
 )
 def test_addresses_without_passwords_are_taken(address: str) -> None:
-    assert paths.is_remote(address)
+    assert files.is_remote(address)
 
 
 def test_a_signature_in_the_address_of_an_object_store_is_refused() -> None:
     for name in ("X-Amz-Signature", "x-goog-signature", "sig", "token", "AWSAccessKeyId"):
         with pytest.raises(UsageError) as caught:
-            paths.is_remote(f"s3://bucket/a?x=1&{name}=hunter2")
+            files.is_remote(f"s3://bucket/a?x=1&{name}=hunter2")
         assert "hunter2" not in str(caught.value)
 
 
@@ -219,13 +219,13 @@ def test_no_error_of_a_library_tells_what_is_behind_the_question_mark(
     query: str, kind: type[Exception]
 ) -> None:
     url = f"https://host/a.jsonl?{query}"
-    found = remote.as_remote_error(kind(f"cannot get {url} (or {query})"), url)
+    found = files.as_remote_error(kind(f"cannot get {url} (or {query})"), url)
     assert "hunter2" not in f"{found.url} {found.reason} {found.hint} {found}"
     tried("an error of a network library")
 
 
 def test_an_error_is_told_without_a_cause_that_tells_more(server: Server) -> None:
-    for action in (paths.stat, paths.open_binary, remote.read_bytes, tokenmill.Store):
+    for action in (files.stat, files.open_binary, files.read_bytes, tokenmill.Store):
         with pytest.raises((TokenmillError, OSError)) as caught:
             action(f"{server.address}/none.jsonl?sig={SECRET}")
         assert SECRET not in told(caught.value)

@@ -18,9 +18,8 @@ from tests.supervised.shaping import Press, chat
 import tokenmill
 from tokenmill.errors import TokenizerError, TooManyRejectsError, UsageError
 from tokenmill.supervised import sandbox
-from tokenmill.supervised.conversation import Conversation
-from tokenmill.supervised.jinja import ChatTemplate
-from tokenmill.supervised.rows import RowError
+from tokenmill.supervised.rows import Conversation, RowError
+from tokenmill.supervised.templates import ChatTemplate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from tests.hostile.attack import LONG, attack, tried
 
 import tokenmill
-from tokenmill.engines.baseline import train_bpe
+from tokenmill.engines.huggingface import train_bpe
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import read_manifest, write_manifest
+from tokenmill.store.receipts import read_manifest, write_manifest
 from tokenmill.visible import LONGEST_LINE, visible, visible_lines
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tests.engines.strategies import documents
 from tests.hostile.attack import LONG, attack, tried
 
 import tokenmill
-from tokenmill.engines import byte_level
+from tokenmill.engines import base
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.coverage import RANK_PATTERNS
+from tokenmill.engines.gigatoken import RANK_PATTERNS
 from tokenmill.engines.load import load_engine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
@@ -138,7 +138,7 @@ def test_every_covered_split_of_rank_files_on_every_short_text(
     content, texts = piece_json((pattern,), length=3 if LONG else 2)
     ranks = content["model"]["vocab"]
     lines = [
-        base64.b64encode(byte_level.to_bytes(piece) or b"") + b" %d\n" % rank
+        base64.b64encode(base.to_bytes(piece) or b"") + b" %d\n" % rank
         for piece, rank in ranks.items()
     ]
     path = tmp_path / "x.tiktoken"

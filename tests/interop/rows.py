@@ -8,13 +8,13 @@ import numpy as np
 from tests.loader.stores import EOS, write_store
 
 import tokenmill
-from tokenmill.interop.import_ import import_store
+from tokenmill.interop.imports import import_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tokenmill.interop.import_ import ImportResult
+    from tokenmill.interop.imports import ImportResult
 
 VOCAB_SIZE = 257
 """Of the tokenizer `bytes`, which needs no file; 256 ends a document."""

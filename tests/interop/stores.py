@@ -13,15 +13,14 @@ from tests.loader.stores import EOS, write_store
 
 import tokenmill
 from tokenmill.interop.base import ImportOptions
-from tokenmill.interop.identity import unknown_tokenizer
-from tokenmill.interop.import_ import make_import
+from tokenmill.interop.imports import make_import, unknown_tokenizer
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from tokenmill.interop.import_ import ImportResult
+    from tokenmill.interop.imports import ImportResult
     from tokenmill.store.reader import Store
 
 Documents = list[list[int]]

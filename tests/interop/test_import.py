@@ -24,9 +24,7 @@ from tests.interop.stores import (
 import tokenmill
 from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop import raw
-from tokenmill.interop.base import ImportOptions, Sure
-from tokenmill.interop.detect import candidates, detect_format
-from tokenmill.interop.registry import get_format
+from tokenmill.interop.base import ImportOptions, Sure, candidates, detect_format, get_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,7 @@ from tests.interop.stores import EOS, NARROW, WIDE, bytes_store, ids_of, random_
 import tokenmill
 from tokenmill.errors import StateError, StoreError, UsageError
 from tokenmill.store import stream as stream_module
-from tokenmill.store.mapped import MappedTokens
-from tokenmill.store.stream import TokenStream
+from tokenmill.store.stream import MappedTokens, TokenStream
 
 if TYPE_CHECKING:
     from pathlib import Path

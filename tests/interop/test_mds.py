@@ -22,7 +22,7 @@ from tests.store.samples import tree
 import tokenmill
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop.export import export_store
-from tokenmill.loader.layouts.packings import Packing, make_layout
+from tokenmill.loader.packing import Packing, make_layout
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:

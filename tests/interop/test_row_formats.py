@@ -17,13 +17,13 @@ from tests.store.samples import EOS, tree
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.interop import mds_shards, npz_files, parquet
-from tokenmill.interop.base import ExportOptions, ImportOptions
-from tokenmill.interop.detect import detect_format
+from tokenmill.interop import mds as mds_module
+from tokenmill.interop import npz as npz_module
+from tokenmill.interop import tables
+from tokenmill.interop.base import ExportOptions, ImportOptions, complete_settings, detect_format
 from tokenmill.interop.export import ExportResult, export_store
-from tokenmill.interop.mds_samples import SampleLayout
+from tokenmill.interop.mds import SampleLayout
 from tokenmill.interop.records import cut_lengths, open_records
-from tokenmill.interop.settings import complete_settings
 
 ROW_FORMATS = ("mds", "litdata", "arrow", "parquet", "pt", "npz")
 DOCUMENT_FORMATS = ROW_FORMATS[:4]
@@ -252,7 +252,7 @@ def test_options_without_a_meaning_are_refused(
 def test_parts_of_a_file_cut_no_document_that_is_joined(
     tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (mds_shards, parquet, npz_files):
+    for module in (mds_module, tables, npz_module):
         monkeypatch.setattr(module, "IMPORT_PART_BYTES", 100)
     store = small_store(tmp_path / "store", [[50, 300, 70, 12]])
     groups: dict[str, Any] = {"group_tokens": 64} if to == "parquet" else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenmill.cli.formats import FormatChoice
-from tokenmill.interop.registry import NAMES, get_format
+from tokenmill.interop.base import NAMES, get_format
 from tokenmill.interop.table import fill
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"

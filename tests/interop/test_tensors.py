@@ -27,9 +27,10 @@ from tests.store.samples import EOS
 
 import tokenmill
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.interop import npz, npz_files
+from tokenmill.interop import npz
+from tokenmill.interop import npz as npz_module
 from tokenmill.interop.export import export_store
-from tokenmill.interop.stored_zip import join_checksums
+from tokenmill.interop.npz import join_checksums
 from tokenmill.loader.loader import Loader
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def test_parts_make_the_same_arrays_and_are_read_side_by_side(
         assert kind == "npy" or zipfile.ZipFile(path).testzip() is None
 
     expected = back(tmp_path / "one", tmp_path / "back-one")
-    monkeypatch.setattr(npz_files, "IMPORT_PART_BYTES", 10_000)
+    monkeypatch.setattr(npz_module, "IMPORT_PART_BYTES", 10_000)
     result = import_bytes(tmp_path / "two", tmp_path / "back-two", workers=3)
     assert result.parts > 5
     assert documents(tokenmill.Store(tmp_path / "back-two")) == expected

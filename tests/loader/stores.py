@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tests.store.samples import BYTES_ENGINE, CONFIG, EOS, identity
 
-from tokenmill.store.assemble import assemble_manifest
 from tokenmill.store.facts import Bounds, Counts, SourceFacts, UnitFacts
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import write_manifest
 from tokenmill.store.reader import Store
-from tokenmill.store.writer import UnitWriter
+from tokenmill.store.receipts import assemble_manifest, write_manifest
+from tokenmill.store.write import UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.receipts import Receipt
 
 Shards = "Sequence[Sequence[Sequence[int]]]"
 

@@ -16,10 +16,16 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.loader.account import concat_account, pad_account
-from tokenmill.loader.layouts.base import PADDING, Account, Layout
-from tokenmill.loader.layouts.packings import Packing, make_layout
-from tokenmill.loader.report import layout
+from tokenmill.loader.packing import (
+    PADDING,
+    Account,
+    Layout,
+    Packing,
+    concat_account,
+    layout,
+    make_layout,
+    pad_account,
+)
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:

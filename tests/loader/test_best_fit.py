@@ -9,15 +9,14 @@ import pytest
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.loader.layouts.base import PADDING
-from tokenmill.loader.layouts.best_fit import BestFitLayout
+from tokenmill.loader.packing import PADDING, BestFitLayout
 from tokenmill.store.plans import HEADER_BYTES, MAX_ITEM_TOKENS
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tokenmill.loader.layouts.base import Pieces
+    from tokenmill.loader.packing import Pieces
     from tokenmill.store.reader import Store
 
 SEQ_LEN = 6

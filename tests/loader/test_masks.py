@@ -15,10 +15,9 @@ from tests.web import serve
 
 from tokenmill.errors import StateError
 from tokenmill.loader.batch import IGNORED
-from tokenmill.loader.layouts.packings import Packing, make_layout
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
-from tokenmill.loader.report import layout
+from tokenmill.loader.packing import Packing, layout, make_layout
 from tokenmill.store.reader import Store
 from tokenmill.store.stream import TokenStream
 

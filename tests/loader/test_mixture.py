@@ -12,9 +12,9 @@ from tests.loader.stores import numbered_store, write_store
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.mixture import Fill, Mixture, Stage, row_parts, rows_of_batch
-from tokenmill.store.entries import BoundaryToken
-from tokenmill.store.manifest import write_manifest
+from tokenmill.store.facts import BoundaryToken
 from tokenmill.store.reader import Store
+from tokenmill.store.receipts import write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

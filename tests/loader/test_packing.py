@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store, write_store
 
 from tokenmill.errors import StoreError
-from tokenmill.loader.layouts.packing import (
-    BLOCK_DOCUMENTS,
-    PART_PIECES,
-    best_fit,
-    length_blocks,
-    pack,
-)
+from tokenmill.loader.packing import BLOCK_DOCUMENTS, PART_PIECES, best_fit, length_blocks, pack
 from tokenmill.store.plans import unpack_items
 
 if TYPE_CHECKING:

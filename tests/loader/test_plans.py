@@ -15,8 +15,9 @@ from tests.loader.stores import numbered_store
 from tests.store.samples import SampleStore, SampleUnit
 
 from tokenmill.errors import StoreError
-from tokenmill.loader.layouts.best_fit import BestFitLayout
+from tokenmill.loader.packing import BestFitLayout
 from tokenmill.store.check import Finding, check_store
+from tokenmill.store.durable import checksum_of, seal, unseal
 from tokenmill.store.plans import (
     HEADER_BYTES,
     PLAN_VERSION,
@@ -30,7 +31,6 @@ from tokenmill.store.plans import (
     read_plan,
 )
 from tokenmill.store.reader import Store
-from tokenmill.store.sealed import checksum_of, seal, unseal
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def test_a_plan_that_could_not_be_finished_leaves_nothing_behind(store: Store) -
 
 PLAN_IT = """
 import sys
-from tokenmill.loader.layouts.best_fit import BestFitLayout
+from tokenmill.loader.packing import BestFitLayout
 from tokenmill.store.reader import Store
 from tokenmill.store.stream import TokenStream
 stream = TokenStream(Store(sys.argv[1]))

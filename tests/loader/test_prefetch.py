@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.loader.stores import numbered_store
 
-from tokenmill.loader.loader import Loader
-from tokenmill.loader.prefetch import ReadAhead, read_ahead_when_slow
+from tokenmill.loader.loader import Loader, ReadAhead, read_ahead_when_slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import pytest
 from tests.loader.stores import write_store
 from tests.web import Fault, Server, serve
 
-from tokenmill import remote
+from tokenmill import files
 from tokenmill.errors import StoreError
 from tokenmill.loader.loader import Loader
 from tokenmill.store.reader import Store
@@ -27,7 +27,7 @@ PACKINGS = ["concat", "best-fit", "pad"]
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(files, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "plans"))
 
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.schedule import MAX_PERIOD, Schedule, make_round, weights_to_parts
+from tokenmill.loader.order import MAX_PERIOD, MixtureSchedule, make_round, weights_to_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,15 +22,15 @@ PARTS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any).map(wei
 
 
 @st.composite
-def schedules(draw: st.DrawFn, *, endless: bool = True) -> Schedule:
+def schedules(draw: st.DrawFn, *, endless: bool = True) -> MixtureSchedule:
     parts = draw(PARTS)
     first = [draw(st.integers(0, 50)) for _ in parts]
     limit = st.integers(0, 90)
     limits = [draw(st.none() | limit if endless else limit) for _ in parts]
-    return Schedule(parts, first=first, limits=limits)
+    return MixtureSchedule(parts, first=first, limits=limits)
 
 
-def walk(schedule: Schedule, rows: int) -> list[tuple[int, int]]:
+def walk(schedule: MixtureSchedule, rows: int) -> list[tuple[int, int]]:
     """Row after row, with nothing but `make_round` taken on trust."""
     counts = list(schedule.first)
     walked: list[tuple[int, int]] = []
@@ -45,7 +45,7 @@ def walk(schedule: Schedule, rows: int) -> list[tuple[int, int]]:
     return walked
 
 
-def live_parts(schedule: Schedule, counts: Sequence[int]) -> tuple[int, ...]:
+def live_parts(schedule: MixtureSchedule, counts: Sequence[int]) -> tuple[int, ...]:
     live = [
         0 if limit is not None and count >= limit else part
         for part, count, limit in zip(schedule.parts, counts, schedule.limits, strict=True)
@@ -179,13 +179,13 @@ def test_the_longest_round_is_built_in_a_blink_and_keeps_its_promise() -> None:
 
 
 @given(schedules())
-def test_rows_by_formula_are_those_of_a_walk(schedule: Schedule) -> None:
+def test_rows_by_formula_are_those_of_a_walk(schedule: MixtureSchedule) -> None:
     rows = 400 if schedule.num_rows is None else schedule.num_rows
     assert pairs(schedule.locate(np.arange(rows))) == walk(schedule, rows)
 
 
 @given(schedules(endless=False))
-def test_a_schedule_ends_when_its_last_source_is_used_up(schedule: Schedule) -> None:
+def test_a_schedule_ends_when_its_last_source_is_used_up(schedule: MixtureSchedule) -> None:
     walked = walk(schedule, 10_000)
     assert schedule.num_rows == len(walked)
     assert schedule.counts(len(walked)) == tuple(
@@ -200,14 +200,14 @@ def test_a_schedule_ends_when_its_last_source_is_used_up(schedule: Schedule) -> 
 
 @given(schedules(), st.data())
 def test_any_rows_in_any_order_are_those_of_the_sequence(
-    schedule: Schedule, data: st.DataObject
+    schedule: MixtureSchedule, data: st.DataObject
 ) -> None:
     size = 200 if schedule.num_rows is None else schedule.num_rows
     assume(size > 0)
     rows = data.draw(st.lists(st.integers(0, size - 1), max_size=20))
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
-    fresh = Schedule(schedule.parts, first=schedule.first, limits=schedule.limits)
+    fresh = MixtureSchedule(schedule.parts, first=schedule.first, limits=schedule.limits)
     picked = pairs(fresh.locate(np.array(rows, np.int64)))
     sequence = walk(schedule, size)
     assert picked == [sequence[row] for row in rows]
@@ -215,7 +215,7 @@ def test_any_rows_in_any_order_are_those_of_the_sequence(
 
 
 @given(schedules(), st.integers(0, 300))
-def test_counts_are_what_locate_has_drawn(schedule: Schedule, row: int) -> None:
+def test_counts_are_what_locate_has_drawn(schedule: MixtureSchedule, row: int) -> None:
     assume(schedule.num_rows is None or row <= schedule.num_rows)
     source, _ = schedule.locate(np.arange(row))
     drawn = np.bincount(source, minlength=len(schedule.parts)).tolist()
@@ -225,7 +225,7 @@ def test_counts_are_what_locate_has_drawn(schedule: Schedule, row: int) -> None:
 
 @given(schedules())
 def test_no_source_is_drawn_past_its_limit_and_its_rows_come_one_by_one(
-    schedule: Schedule,
+    schedule: MixtureSchedule,
 ) -> None:
     rows = 500 if schedule.num_rows is None else schedule.num_rows
     source, index = schedule.locate(np.arange(rows))
@@ -236,7 +236,7 @@ def test_no_source_is_drawn_past_its_limit_and_its_rows_come_one_by_one(
 
 
 def test_when_a_source_is_used_up_the_others_share_its_part_in_proportion() -> None:
-    schedule = Schedule((1, 2, 4), first=(0, 0, 0), limits=(None, None, 4))
+    schedule = MixtureSchedule((1, 2, 4), first=(0, 0, 0), limits=(None, None, 4))
     source, _ = schedule.locate(np.arange(7 + 300))
     # The last row of source 2 is the seventh at the latest; after it, one in three is source 0.
     end = int(np.flatnonzero(source == 2)[-1]) + 1
@@ -247,7 +247,7 @@ def test_when_a_source_is_used_up_the_others_share_its_part_in_proportion() -> N
 
 
 def test_a_row_of_the_far_future_costs_no_more_than_the_first() -> None:
-    schedule = Schedule((7, 3), first=(0, 0), limits=(None, 3 * 10**14))
+    schedule = MixtureSchedule((7, 3), first=(0, 0), limits=(None, 3 * 10**14))
     row = 10**15 - 7
     source, index = schedule.locate(np.array([row - 1, row, 10**15, 10**15 + 1]))
     counts = schedule.counts(row)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tokenmill.runners.cores import physical_cores, pinning
+from tokenmill.runners.local import physical_cores, pinning
 
 
 def test_there_is_at_least_one_physical_core_and_no_more_than_usable_ones() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.sources.base import SourceFile, SourceOptions
-from tokenmill.sources.groups import FIRST_GROUP, group_texts
+from tokenmill.sources.discovery import FIRST_GROUP, group_texts
 
 
 def text_file(name: str, size: int = 10) -> SourceFile:

@@ -14,7 +14,7 @@ from tests.sources.reading import Reading, compress, read
 from tokenmill.errors import SourceError
 from tokenmill.sources import format_of, source_file
 from tokenmill.sources.base import SourceOptions
-from tokenmill.sources.json_line import decide
+from tokenmill.sources.jsonl import decide
 
 KINDS = ["gz", "zst", "bz2", "xz"]
 

@@ -13,7 +13,7 @@ from tests.sources.reading import Reading, compress, read
 from tokenmill.errors import SourceError
 from tokenmill.sources import discover, format_of, source_file
 from tokenmill.sources.base import SourceOptions
-from tokenmill.sources.blocks import is_unbordered
+from tokenmill.sources.lines import is_unbordered
 
 
 def read_text(folder: Path, data: bytes, separator: str, **options: object) -> Reading:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.stalls.waits import Series, Slowest, Tally
+from tokenmill.stalls import Slowest, WaitSeries, WaitTally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def portions(waits: list[float], places: list[int]) -> Iterator[tuple[int, np.nd
 def test_percentiles_are_numpys_to_within_a_percent(
     waits: list[float], places: list[int], percent: float
 ) -> None:
-    tally = Tally()
+    tally = WaitTally()
     for _, portion in portions(waits, places):
         tally.add(portion)
     expected = float(np.percentile(waits, percent)) if waits else 0.0
@@ -53,7 +53,7 @@ def test_the_slowest_are_found_with_their_steps(waits: list[float], places: list
 def test_a_series_keeps_the_longest_of_equal_stretches(
     waits: list[float], places: list[int]
 ) -> None:
-    series = Series(16)
+    series = WaitSeries(16)
     for first, portion in portions(waits, places):
         series.add(first, portion)
         series.points()  # looking at it changes nothing
@@ -70,13 +70,13 @@ def test_a_series_keeps_the_longest_of_equal_stretches(
 
 
 def test_a_tally_of_nothing_is_nothing() -> None:
-    tally = Tally()
+    tally = WaitTally()
     tally.add(np.zeros(0))
     assert (tally.count, tally.seconds, tally.longest, tally.percentile(50)) == (0, 0.0, 0.0, 0.0)
 
 
 def test_waits_longer_than_the_last_bin_are_counted() -> None:
-    tally = Tally()
+    tally = WaitTally()
     tally.add(np.array([1.0, 1e9, 1e9]))
     assert tally.longest == tally.percentile(100) == 1e9
     assert tally.percentile(50) > 9e4

@@ -116,14 +116,14 @@ def s3_session() -> Iterator[S3]:
     """A server that the environment names, with an empty bucket; what was connected is let go."""
     import fsspec
 
-    from tokenmill import remote
+    from tokenmill import files
 
     with serve_s3() as (address, server), pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", address)
         patch.setenv("AWS_ACCESS_KEY_ID", "the-key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+        patch.setattr(files, "FIRST_PAUSE_SECONDS", 0.01)
         # What earlier servers of this process were given is moto's until it is told to forget it.
         urllib.request.urlopen(f"{address}/moto-api/reset", data=b"").close()
         forget_connections()
@@ -136,10 +136,10 @@ def forget_connections() -> None:
     """A process keeps its connections to S3; those of another server would be of no use."""
     import fsspec
 
-    from tokenmill import remote
+    from tokenmill import files
 
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    remote._shared_filesystem.cache_clear()
+    files._shared_filesystem.cache_clear()
 
 
 def remote_tree(url: str) -> dict[str, bytes]:

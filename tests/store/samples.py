@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.records import Reject, RejectReason
-from tokenmill.store.assemble import assemble_manifest
-from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
 from tokenmill.store.facts import (
+    BoundaryToken,
     Bounds,
     Counts,
     EngineFacts,
     FileFacts,
     SourceFacts,
+    StoreIdentity,
+    TokenizerFacts,
     UnitFacts,
     facts_of,
 )
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import write_manifest
-from tokenmill.store.writer import LISTED_REJECTS, UnitWriter
+from tokenmill.store.receipts import assemble_manifest, write_manifest
+from tokenmill.store.write import LISTED_REJECTS, UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.format import TokenArray
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.receipts import Receipt
 
 EOS = 256
 CONFIG = "config-of-the-tests"

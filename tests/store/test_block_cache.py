@@ -13,9 +13,17 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.store import block_folder
-from tokenmill.store.block_folder import HEADER, WAYS, BlockFolder
-from tokenmill.store.blocks import BLOCK_BYTES, Block, BlockFile, Part, RecentlyUsed
+from tokenmill.store import blocks as blocks_module
+from tokenmill.store.blocks import (
+    BLOCK_BYTES,
+    HEADER,
+    WAYS,
+    BlockFile,
+    BlockFolder,
+    BlockRange,
+    CachedBlock,
+    RecentlyUsed,
+)
 
 SLOT_BYTES = BLOCK_BYTES + HEADER.size
 
@@ -24,8 +32,8 @@ def file_of(num_blocks: int, *, name: str = "shards/a.bin", content: str = "c1")
     return BlockFile(name=name, size=num_blocks * BLOCK_BYTES - 7, content=content, first_block=0)
 
 
-def block(number: int, **changes: str) -> Block:
-    return Block(file=file_of(200, **changes), number=number)
+def block(number: int, **changes: str) -> CachedBlock:
+    return CachedBlock(file=file_of(200, **changes), number=number)
 
 
 def data_of(number: int) -> bytes:
@@ -114,7 +122,7 @@ def test_a_damaged_block_is_one_that_is_not_there(tmp_path: Path, damage: str) -
 def wanted(folder: BlockFolder, number: int, *spans: tuple[int, int]) -> list[bytes] | None:
     one = block(number)
     one.parts.extend(
-        Part(first=one.first + first, last=one.first + last, place=0) for first, last in spans
+        BlockRange(first=one.first + first, last=one.first + last, place=0) for first, last in spans
     )
     return folder.get_parts(one)
 
@@ -163,7 +171,7 @@ def test_only_what_dead_writers_left_is_removed(tmp_path: Path) -> None:
     others = [temporary / "notes.txt", tmp_path / "notes.txt"]
     for path in (old, fresh, *others):
         path.write_bytes(b"x")
-    before = time.time() - block_folder.STALE_SECONDS - 5
+    before = time.time() - blocks_module.STALE_SECONDS - 5
     for path in (old, *others):
         os.utime(path, (before, before))
     open_folder(tmp_path, slots=8)

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.store.assemble import ManifestAssembler
 from tokenmill.store.check import Finding, check_store
+from tokenmill.store.durable import seal
 from tokenmill.store.facts import facts_of
-from tokenmill.store.manifest import write_manifest
-from tokenmill.store.receipt import read_receipt
-from tokenmill.store.runs import append_run
-from tokenmill.store.sealed import seal
+from tokenmill.store.receipts import ManifestAssembler, append_run, read_receipt, write_manifest
 
 from .samples import GOLDEN, SampleStore, SampleUnit, unit_facts
 

@@ -15,7 +15,7 @@ import pytest
 from tokenmill.store.check import check_store
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
-from tokenmill.store.runs import append_run, read_runs
+from tokenmill.store.receipts import append_run, read_runs
 
 from .samples import GOLDEN, GOLDEN_MASKED, GOLDEN_PIECES, GOLDEN_UNLISTED, SampleStore, tree
 

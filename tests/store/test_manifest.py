@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.store.assemble import ManifestAssembler, assemble_manifest
-from tokenmill.store.entries import SplitTotals, TokenizerFacts
-from tokenmill.store.facts import Counts, facts_of
-from tokenmill.store.fields import FormatVersionError
-from tokenmill.store.manifest import Manifest, read_manifest
-from tokenmill.store.receipt import Receipt, read_receipt
-from tokenmill.store.sealed import seal
+from tokenmill.store.durable import seal
+from tokenmill.store.facts import Counts, FormatVersionError, SplitTotals, TokenizerFacts, facts_of
+from tokenmill.store.receipts import (
+    Manifest,
+    ManifestAssembler,
+    Receipt,
+    assemble_manifest,
+    read_manifest,
+    read_receipt,
+)
 
 from .samples import GOLDEN, SampleStore, SampleUnit, identity, unit_facts, write_unit
 

@@ -15,21 +15,25 @@ from hypothesis import strategies as st
 from tests.loader.stores import write_store
 from tests.web import serve
 
-from tokenmill import remote
+from tokenmill import files as files_module
 from tokenmill.errors import StoreError
 from tokenmill.store import stream as stream_module
-from tokenmill.store.assemble import ManifestAssembler
 from tokenmill.store.check import check_store
-from tokenmill.store.commit import sweep
+from tokenmill.store.durable import seal
 from tokenmill.store.facts import facts_of
 from tokenmill.store.format import counted_by_document
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import Manifest, read_manifest
 from tokenmill.store.reader import Store
-from tokenmill.store.receipt import Receipt, find_receipt, read_receipt
-from tokenmill.store.sealed import seal
+from tokenmill.store.receipts import (
+    Manifest,
+    ManifestAssembler,
+    Receipt,
+    find_receipt,
+    read_manifest,
+    read_receipt,
+)
 from tokenmill.store.stream import TokenStream
-from tokenmill.store.writer import BLOCK_TOKENS
+from tokenmill.store.write import BLOCK_TOKENS, sweep
 
 from .samples import (
     GOLDEN,
@@ -367,7 +371,7 @@ def test_masks_are_read_behind_a_url_and_in_other_processes(layout: StoreLayout)
 def test_a_cut_mask_behind_a_url_is_named(
     layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(files_module, "FIRST_PAUSE_SECONDS", 0.01)
     path = layout.shard_file(unit_facts(GOLDEN.units[0]).name, "mask")
     path.write_bytes(path.read_bytes()[:-1])
     with (

@@ -262,7 +262,7 @@ def test_more_shards_than_file_descriptors_can_be_read(tmp_path: Path) -> None:
 def test_of_a_store_of_many_units_a_lost_file_is_missed_and_a_cut_one_refused_when_read(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.store.presence.MANY_UNITS", 1)
+    monkeypatch.setattr("tokenmill.store.reader.MANY_UNITS", 1)
     layout = StoreLayout(root)
     name = Store(root).shards[0].name
     path = layout.shard_file(name, "bin")

@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.store.facts import Counts, UnitFacts
-from tokenmill.store.fields import FormatVersionError
+from tokenmill.store.durable import seal
+from tokenmill.store.facts import Counts, FormatVersionError, UnitFacts
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipt import (
-    Receipt,
-    find_receipt,
-    glance_at,
-    read_receipt,
-    rewrite_receipt,
-)
-from tokenmill.store.sealed import seal
+from tokenmill.store.receipts import Receipt, find_receipt, glance_at, read_receipt, rewrite_receipt
 
 from .samples import SampleUnit, tree, write_unit
 

@@ -22,9 +22,10 @@ from tests.store.remote_jobs import read_some
 from tests.web import Fault, Server, serve
 
 import tokenmill
-from tokenmill import remote
+from tokenmill import files as files_module
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.store import ahead, blocks
+from tokenmill.store import blocks
+from tokenmill.store import remote as remote_module
 from tokenmill.store.blocks import BLOCK_BYTES
 
 from .s3_server import S3, s3_session, upload
@@ -46,7 +47,7 @@ SHARDS, SHARD_BYTES = 2, 6 * BLOCK_BYTES - 2000
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(files_module, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +369,7 @@ def test_failures_that_stay_say_which_file_why_and_what_to_do(
         large.remote.read([1], [6], [106], kind="bin")
     assert f"{server.address}/large/shards/{large.store.shards[1].name}.bin" in str(caught.value)
     assert advice in str(caught.value.hint)
-    attempts = remote.ATTEMPTS if "attempts" in reason else 1
+    attempts = files_module.ATTEMPTS if "attempts" in reason else 1
     assert len(server.asked(".bin")) <= attempts + (kind == "cut"), "aiohttp may ask once more"
     server.faults = []
     large.check(np.array([[1, 6, 106]]))
@@ -546,7 +547,7 @@ def test_a_local_store_ignores_the_cache_and_loads_nothing_remote(
         "store = tokenmill.Store(sys.argv[1], cache=sys.argv[2])\n"
         "store[0], list(store), store.source(0), store.lengths()\n"
         "assert store.remote is None and not store.is_remote\n"
-        "bad = {'fsspec', 'tokenmill.remote', 'tokenmill.store.remote', 'asyncio'}\n"
+        "bad = {'fsspec', 'tokenmill.store.remote', 'asyncio'}\n"
         "assert not bad & set(sys.modules), bad & set(sys.modules)\n"
     )
     arguments = [str(folder / "small"), str(tmp_path / "cache")]
@@ -662,7 +663,7 @@ def test_a_background_read_that_fails_is_told_by_the_read_that_wants_it(
 def test_what_nobody_takes_is_dropped(
     large: Large, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "AHEAD_BYTES", 20 * 4098)
+    monkeypatch.setattr(remote_module, "AHEAD_BYTES", 20 * 4098)
     for seed in range(5):
         large.begin(scattered(15, seed=seed))
     large.begin(np.array([[0, 0, SHARD_BYTES]]))  # more than there is room for

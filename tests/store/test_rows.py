@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.store.rows import RowRuns, check_runs, place_of, row_lengths, split_counts
+from tokenmill.store.format import RowRuns, check_runs, place_of, row_lengths, split_counts
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill.errors import StoreError
 from tokenmill.store.check import check_store
-from tokenmill.store.runs import append_run, read_runs
+from tokenmill.store.receipts import append_run, read_runs
 
 from .samples import SampleStore, SampleUnit
 

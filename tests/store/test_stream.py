@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import StoreError
-from tokenmill.store import reserved
-from tokenmill.store.mapped import MappedTokens
-from tokenmill.store.reserved import ReservedTokens
-from tokenmill.store.stream import TokenStream
+from tokenmill.store import stream as stream_module
+from tokenmill.store.stream import MappedTokens, ReservedTokens, TokenStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,14 +32,14 @@ def stream(
     store = numbered_store(tmp_path_factory.mktemp("stream") / "store", LENGTHS)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "as every system has it":
-            patch.setattr("tokenmill.store.reserved.MAX_SHARDS", 0)
+            patch.setattr("tokenmill.store.stream.MAX_SHARDS", 0)
         if request.param == "with many documents":
             patch.setattr("tokenmill.store.stream.FEW_DOCUMENTS", 0)
         yield TokenStream(store)
 
 
 def test_linux_reads_from_one_range_of_addresses(stream: TokenStream) -> None:
-    expected = MappedTokens if reserved.MAX_SHARDS == 0 else ReservedTokens
+    expected = MappedTokens if stream_module.MAX_SHARDS == 0 else ReservedTokens
     if sys.platform == "linux":
         assert type(stream._source) is expected
 
@@ -122,7 +120,7 @@ def test_reading_data_that_is_not_in_memory_gives_the_same(
     stream: TokenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every read is taken for a slow one, so that the next brings its pages first."""
-    monkeypatch.setattr("tokenmill.store.mapped.SLOW_SECONDS_PER_PIECE", -1.0)
+    monkeypatch.setattr("tokenmill.store.stream.SLOW_SECONDS_PER_PIECE", -1.0)
     cold = TokenStream(stream.store, scattered=True)
     for _ in range(3):
         assert read(cold, [(7, 4), (-1, 2), (0, 20)]) == [7, 8, 9, 10, 999, 999, *range(20)]
@@ -133,7 +131,7 @@ def test_reading_data_that_is_not_in_memory_gives_the_same(
 def test_a_shard_that_was_cut_after_opening_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_shards: int
 ) -> None:
-    monkeypatch.setattr("tokenmill.store.reserved.MAX_SHARDS", most_shards)
+    monkeypatch.setattr("tokenmill.store.stream.MAX_SHARDS", most_shards)
     store = numbered_store(tmp_path / "store", LENGTHS)
     stream = TokenStream(store)
     (shard,) = [shard for shard in store.shards if shard.name.startswith("part-2")]

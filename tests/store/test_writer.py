@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import BuildError
 from tokenmill.records import Reject, RejectReason
-from tokenmill.store.assemble import assemble_manifest
 from tokenmill.store.check import check_store
 from tokenmill.store.facts import facts_of
 from tokenmill.store.format import token_dtype
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.manifest import write_manifest
 from tokenmill.store.reader import Store
-from tokenmill.store.writer import BLOCK_TOKENS, UnitWriter
+from tokenmill.store.receipts import assemble_manifest, write_manifest
+from tokenmill.store.write import BLOCK_TOKENS, UnitWriter
 
 from .samples import (
     SampleUnit,
@@ -40,7 +39,7 @@ from .test_format import megatron_index
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.receipts import Receipt
 
 UNIT = SampleUnit(path="data/a.jsonl")
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.supervised.families import FAMILIES
 
-from tokenmill.builder.fitting import Fitting
+from tokenmill.builder.unit import Fitting
 from tokenmill.config import RowShape
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import find_tokenizer
 from tokenmill.records import Reject, TextBatch
 from tokenmill.supervised.shaper import Shaper
-from tokenmill.supervised.template_files import with_template
+from tokenmill.supervised.templates import with_template
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -221,7 +221,7 @@ def test_a_mask_that_is_not_that_of_its_row_is_found(family_dir: Folder, tmp_pat
     # The same ids with another rule: the store says assistant, its masks are those of all.
     tokenmill.build(source, out=tmp_path / "all", train_on="all", **options)
     assert shard_bytes(tmp_path / "all") != shard_bytes(tmp_path / "s")
-    from tokenmill.builder.reshaping import Remaker
+    from tokenmill.builder.verify import Remaker
     from tokenmill.records import TextBatch
     from tokenmill.store.reader import Store
 

@@ -14,9 +14,8 @@ from tests.supervised.shaping import Press, chat
 
 from tokenmill.config import RowShape
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
-from tokenmill.supervised.conversation import Conversation
-from tokenmill.supervised.jinja import ChatTemplate
-from tokenmill.supervised.template_files import doubtful_header
+from tokenmill.supervised.rows import Conversation
+from tokenmill.supervised.templates import ChatTemplate, doubtful_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.records import TokenBatch
-from tokenmill.supervised.borders import Borders
-from tokenmill.supervised.pieces import STRETCH, Cut, Pieces, RowText
+from tokenmill.supervised.pieces import STRETCH, PieceCut, RowPieces, RowText, TextBoundaries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 SPECIAL = 1000
 
 
-class CharacterBorders(Borders):
+class CharacterBorders(TextBoundaries):
     """A token is a character."""
 
     def __init__(self) -> None:
@@ -41,7 +40,7 @@ def rows(draw: st.DrawFn) -> RowText:
     marks = sorted(draw(st.sets(st.integers(0, len(text)), max_size=6)))
     ranges = list(zip(marks[::2], marks[1::2], strict=False))
     ends = st.none() | st.just(7)
-    return RowText(text, ranges, Cut(strings, kinds), before=draw(ends), after=draw(ends))
+    return RowText(text, ranges, PieceCut(strings, kinds), before=draw(ends), after=draw(ends))
 
 
 def expected(row: RowText) -> tuple[list[int], list[int]]:
@@ -64,7 +63,7 @@ def expected(row: RowText) -> tuple[list[int], list[int]]:
 
 @given(st.lists(rows(), max_size=6))
 def test_rows_in_a_batch_are_what_each_is_alone(batch: list[RowText]) -> None:
-    pieces = Pieces(touching_counts=True)
+    pieces = RowPieces(touching_counts=True)
     for row in batch:
         pieces.add(row)
     texts = pieces.stretches().texts()

@@ -8,15 +8,15 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmill.supervised.chat import ChatSpecials, SpecialToken
 from tokenmill.supervised.pieces import STRETCH, SWALLOWED
-from tokenmill.supervised.specials import SpecialToken, SpecialTokens
 
 names = st.lists(st.text("<|ab>", min_size=1, max_size=5), min_size=1, max_size=6, unique=True)
 
 
 @given(names, st.text("<|ab> ", max_size=30))
 def test_the_leftmost_is_found_and_of_these_the_longest(tokens: list[str], text: str) -> None:
-    special = SpecialTokens({name: SpecialToken(number) for number, name in enumerate(tokens)})
+    special = ChatSpecials({name: SpecialToken(number) for number, name in enumerate(tokens)})
     longest_first = sorted(tokens, key=len, reverse=True)
     expected = [
         (match.start(), match.end(), tokens.index(match[0]))
@@ -35,8 +35,8 @@ def test_the_leftmost_is_found_and_of_these_the_longest(tokens: list[str], text:
 def test_cutting_one_by_one_and_by_a_pattern_is_the_same(text: str) -> None:
     tokens = {"<|a|>": SpecialToken(1), "<|": SpecialToken(2), "b>": SpecialToken(3)}
     others = {"<|ab": SpecialToken(4), "ab": SpecialToken(5)}
-    plain = SpecialTokens(tokens, others)
-    careful = SpecialTokens(tokens | {"never": SpecialToken(9, lstrip=True)}, others)
+    plain = ChatSpecials(tokens, others)
+    careful = ChatSpecials(tokens | {"never": SpecialToken(9, lstrip=True)}, others)
     strings, kinds = careful.cut(text, text)
     assert "".join(strings) == text
     specials = [kind for kind in kinds if kind >= 0]
@@ -46,7 +46,7 @@ def test_cutting_one_by_one_and_by_a_pattern_is_the_same(text: str) -> None:
 
 
 def test_white_space_beside_a_token_goes_with_it_where_the_token_says_so() -> None:
-    special = SpecialTokens(
+    special = ChatSpecials(
         {"<l>": SpecialToken(1, lstrip=True), "<r>": SpecialToken(2, rstrip=True)}
     )
     found = special.find("a \n<l> b<r>\t\nc <r> <l>")
@@ -58,7 +58,7 @@ def test_white_space_beside_a_token_goes_with_it_where_the_token_says_so() -> No
 
 
 def test_a_message_that_only_looks_like_a_token_stays_in_its_stretch() -> None:
-    special = SpecialTokens({"<s>": SpecialToken(1)})
+    special = ChatSpecials({"<s>": SpecialToken(1)})
     strings, kinds = special.cut("<s>a<s>b", "<s>a\ue000s>b")
     assert strings == ["", "<s>", "a<s>b"]
     assert kinds == [STRETCH, 1, STRETCH]

@@ -13,10 +13,10 @@ from tests.supervised.shaping import Press
 
 from tokenmill.config import BuildConfig, RowShape
 from tokenmill.engines.load import load_engine
-from tokenmill.engines.rank_files import R50K_PATTERN, RankDefinition
+from tokenmill.engines.tiktoken import R50K_PATTERN, RankDefinition
 from tokenmill.errors import UsageError
 from tokenmill.records import TextBatch
-from tokenmill.supervised.fields import parse_template
+from tokenmill.supervised.rows import parse_template
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,8 @@ from tests.loader.stores import write_store
 
 from tokenmill.loader.loader import Loader
 from tokenmill.torch import DeviceFeeder
-from tokenmill.trainer.loop import Trainer
+from tokenmill.trainer.loop import Setup, Trainer, TrainRanks, settle
 from tokenmill.trainer.options import TrainOptions
-from tokenmill.trainer.setup import Ranks, Setup, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,10 +36,10 @@ def counting_store(root: Path, *, documents: int = 200) -> Store:
     return write_store(root, [shard], vocab_size=VOCAB)
 
 
-def make_setup(*, ranks: Ranks | None = None, **options: Any) -> Setup:
+def make_setup(*, ranks: TrainRanks | None = None, **options: Any) -> Setup:
     """On the CPU, in float32, not compiled."""
     said = {"model": "tiny", "seq_len": SEQ_LEN, "steps": 20, "device": "cpu", **options}
-    return settle(TrainOptions(**said), vocab_size=VOCAB, ranks=ranks or Ranks())
+    return settle(TrainOptions(**said), vocab_size=VOCAB, ranks=ranks or TrainRanks())
 
 
 def make_trainer(store: Store, setup: Setup) -> Trainer:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tokenmill.errors import TrainingError, UsageError
-from tokenmill.trainer.checkpoint import Checkpoints, random_states, set_random_states
-from tokenmill.trainer.journal import Journal
+from tokenmill.trainer.run import Checkpoints, Journal, random_states, set_random_states
 
 if TYPE_CHECKING:
     from pathlib import Path

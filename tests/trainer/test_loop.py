@@ -14,10 +14,9 @@ from tests.trainer.runs import SEQ_LEN, counting_store, losses_of, make_setup, m
 from torch.overrides import TorchFunctionMode
 
 from tokenmill.errors import TrainingError
-from tokenmill.trainer.checkpoint import Checkpoints
-from tokenmill.trainer.loop import Collector, Trainer
-from tokenmill.trainer.metrics import LateReader
-from tokenmill.trainer.optimizer import scale_and_clip
+from tokenmill.trainer.loop import Collector, LateReader, Trainer
+from tokenmill.trainer.model import scale_and_clip
+from tokenmill.trainer.run import Checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from tests.trainer.runs import SEQ_LEN, VOCAB
 
 from tokenmill.errors import UsageError
 from tokenmill.trainer.model import IGNORED, Model, document_mask
-from tokenmill.trainer.presets import PRESETS, ModelConfig, padded_vocab, preset
+from tokenmill.trainer.options import PRESETS, ModelConfig, padded_vocab, preset
 
 TINY = PRESETS["tiny"]
 

@@ -8,12 +8,18 @@ import torch
 from tests.trainer.runs import SEQ_LEN, VOCAB, make_setup
 
 from tokenmill.errors import DeviceMemoryError, UsageError
-from tokenmill.trainer.loop import Trainer
-from tokenmill.trainer.memory import advice, is_out_of_memory, memory_error
-from tokenmill.trainer.options import TrainKeywords, TrainOptions
-from tokenmill.trainer.peaks import peak_of
-from tokenmill.trainer.schedule import learning_rates
-from tokenmill.trainer.setup import SHARE_OF_MEMORY, Ranks, fitting_rows, peak_flops
+from tokenmill.trainer.loop import (
+    SHARE_OF_MEMORY,
+    Trainer,
+    TrainRanks,
+    advice,
+    fitting_rows,
+    is_out_of_memory,
+    memory_error,
+    peak_flops,
+)
+from tokenmill.trainer.model import learning_rates
+from tokenmill.trainer.options import TrainKeywords, TrainOptions, peak_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,7 @@ from tokenmill.trainer.setup import SHARE_OF_MEMORY, Ranks, fitting_rows, peak_f
         ({"batch_tokens": 512, "accumulate": 2}, 8, 2),
         ({"micro_batch": 4, "accumulate": 3}, 4, 3),
         ({"batch_tokens": 512}, 16, 1),
-        ({"batch_tokens": 512, "ranks": Ranks(rank=1, world_size=2)}, 8, 1),
+        ({"batch_tokens": 512, "ranks": TrainRanks(rank=1, world_size=2)}, 8, 1),
         ({"micro_batch": 7}, 7, 9),  # as near to the preset's 2,048 tokens as it goes
     ],
 )
@@ -47,7 +53,7 @@ def test_a_step_is_divided_as_it_was_said(
         ),
         ({"batch_tokens": 512, "micro_batch": 4, "accumulate": 2}, "use --batch-tokens 256"),
         (
-            {"batch_tokens": 544, "ranks": Ranks(world_size=2)},
+            {"batch_tokens": 544, "ranks": TrainRanks(world_size=2)},
             "use --batch-tokens 512 or --batch-tokens 576",
         ),
     ],

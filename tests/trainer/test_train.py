@@ -31,14 +31,13 @@ from tokenmill.errors import (
     StoreError,
     UsageError,
 )
-from tokenmill.trainer.options import TrainOptions
+from tokenmill.trainer.options import TrainOptions, open_splits
 from tokenmill.trainer.run import run_training
-from tokenmill.trainer.train import open_splits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tokenmill.trainer.progress import TrainProgress
+    from tokenmill.trainer.options import TrainProgress
 
 TINY: dict[str, Any] = {
     "model": "tiny",

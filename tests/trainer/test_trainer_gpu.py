@@ -16,10 +16,9 @@ from tests.trainer.runs import SEQ_LEN, VOCAB, counting_store, losses_of, make_s
 import tokenmill
 from tokenmill.errors import DeviceMemoryError
 from tokenmill.stalls import StallMeter
-from tokenmill.trainer.loop import Trainer
-from tokenmill.trainer.metrics import LateReader
+from tokenmill.trainer.loop import LateReader, Trainer
 from tokenmill.trainer.model import Model
-from tokenmill.trainer.presets import PRESETS
+from tokenmill.trainer.options import PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokenmill.builder.build import make_run
-from tokenmill.builder.fitting import Fitting, cut_lengths
-from tokenmill.builder.part_run import PartRun
 from tokenmill.builder.plan import PlanRules, plan_work
+from tokenmill.builder.run import PartRun, make_run
+from tokenmill.builder.unit import Fitting, cut_lengths
 from tokenmill.config import RowShape
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from tokenmill.builder.build import BuildOptions, PathInput
     from tokenmill.builder.identity import Request
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.plan import WorkPlan
-    from tokenmill.builder.run import BuildRun
+    from tokenmill.builder.run import BuildOptions, BuildRun
     from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.files import PathInput
     from tokenmill.records import RowBatch
     from tokenmill.sources import Discovery
     from tokenmill.sources.base import SourceFile, SourceOptions

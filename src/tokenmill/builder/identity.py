@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
-from tokenmill.engines.end_tokens import resolve_bos, resolve_eos
-from tokenmill.engines.locate import find_tokenizer
+from tokenmill.engines.locate import find_tokenizer, resolve_bos, resolve_eos
 from tokenmill.errors import StoreError
 from tokenmill.store.durable import replace_file
-from tokenmill.store.entries import BoundaryToken, StoreIdentity, TokenizerFacts
-from tokenmill.store.facts import facts_of
-from tokenmill.store.fields import FORMAT_VERSION
-from tokenmill.store.manifest import read_manifest
-from tokenmill.supervised.template_files import digest, read_sources, with_template
+from tokenmill.store.facts import (
+    FORMAT_VERSION,
+    BoundaryToken,
+    StoreIdentity,
+    TokenizerFacts,
+    facts_of,
+)
+from tokenmill.store.receipts import read_manifest
+from tokenmill.supervised.templates import digest, read_sources, with_template
 
 if TYPE_CHECKING:
     import os

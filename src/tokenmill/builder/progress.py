@@ -5,15 +5,45 @@ Both are plain values: the command line draws them, `--json` prints them, a note
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import datetime
+import fnmatch
+import os
+import platform
+import shlex
+import threading
+import time
+from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+import numpy as np
+import psutil
 
-    from tokenmill.builder.lengths import RowLengths
-    from tokenmill.store.entries import SplitTotals
-    from tokenmill.store.facts import Counts
+from tokenmill._version import __version__
+from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
+from tokenmill.errors import UsageError
+from tokenmill.monitor import record
+from tokenmill.records import RejectReason
+from tokenmill.runners import PlaceState, TaskDone, TaskReport, WorkerLost, WorkerReady, WorkerUsage
+from tokenmill.store.facts import Counts, bytes_per_token
+from tokenmill.store.reader import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tokenmill.builder.memory import MemoryPlan
+    from tokenmill.builder.plan import WorkPlan
+    from tokenmill.builder.run import BuildRun
+    from tokenmill.config import RowShape
+    from tokenmill.files import PathInput
+    from tokenmill.runners import Event
+    from tokenmill.sources import Discovery
+    from tokenmill.store.durable import Json
+    from tokenmill.store.facts import EngineEntry, SplitTotals
+    from tokenmill.store.receipts import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,3 +136,500 @@ class BuildResult:
     @property
     def working_seconds(self) -> float:
         return max(self.seconds - self.startup_seconds, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------
+# What came of a build: its result, the line in its log, and where its time went.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a store, or one part of it, holds now."""
+
+    totals: Counts
+    splits: Mapping[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+    units: int
+    dtype: str
+    bytes_per_token: float | None
+
+
+def held_by(manifest: Manifest) -> Held:
+    """What a complete store holds."""
+    return Held(
+        totals=manifest.totals,
+        splits=manifest.splits,
+        engines=manifest.engines,
+        units=len(manifest.units),
+        dtype=manifest.identity.dtype.name,
+        bytes_per_token=bytes_per_token(manifest.totals, manifest.identity.config),
+    )
+
+
+def make_result(
+    held: Held,
+    *,
+    store: str,
+    discovery: Discovery,
+    plan: WorkPlan,
+    memory: MemoryPlan,
+    monitor: Monitor | None,
+    seconds: float,
+    lengths: RowLengths | None = None,
+    part: str | None = None,
+) -> BuildResult:
+    """What a build did and what the store holds now; without a monitor, it did nothing."""
+    ready = None if monitor is None else monitor.engine
+    engines = held.engines
+    stages = {} if monitor is None else monitor.stage_seconds
+    return BuildResult(
+        store=store,
+        nothing_to_do=monitor is None,
+        splits=held.splits,
+        totals=held.totals,
+        built=Counts() if monitor is None else monitor.built,
+        units_total=held.units,
+        units_built=0 if monitor is None else len(monitor.units),
+        units_resumed=len(plan.done),
+        engine=ready.name if ready else ", ".join(sorted({entry.name for entry in engines})),
+        reference=ready.reference
+        if ready
+        else ", ".join(sorted({entry.reference for entry in engines})),
+        engine_note=ready.note if ready else None,
+        checked_documents=sum(entry.checked_documents for entry in engines),
+        checked_bytes=0 if monitor is None else monitor.checked_bytes,
+        mismatches=sum(entry.mismatches for entry in engines),
+        redone_units=() if monitor is None else tuple(monitor.redone),
+        workers=memory.workers,
+        seconds=seconds,
+        startup_seconds=0.0 if monitor is None else monitor.startup_seconds,
+        stage_seconds=stages,
+        limiting_stage=_limiting_stage(stages),
+        peak_memory_bytes=0 if monitor is None else monitor.peak_bytes,
+        memory_budget_bytes=memory.budget,
+        dtype=held.dtype,
+        bytes_per_token=held.bytes_per_token,
+        skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
+        warnings=() if monitor is None else tuple(monitor.warnings),
+        lengths=lengths,
+        part=part,
+    )
+
+
+def _limiting_stage(stages: dict[str, float]) -> str | None:
+    """Where most of the workers' time went; writing counts as far as it was waited for."""
+    if not stages:
+        return None
+    held_up = {
+        name: stages.get(name, 0.0) for name in ("read", "parse", "render", "encode", "check")
+    }
+    held_up["write"] = stages.get("wait", 0.0)
+    return max(held_up, key=lambda name: held_up[name])
+
+
+def run_record(result: BuildResult) -> dict[str, Json]:
+    """What `runs.jsonl` keeps of a run."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "tokenmill": __version__,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "workers": result.workers,
+        **({} if result.part is None else {"part": result.part}),
+        "seconds": round(result.seconds, 3),
+        "startup_seconds": round(result.startup_seconds, 3),
+        "units_built": result.units_built,
+        "input_bytes": result.built.input_bytes,
+        "tokens": result.built.tokens,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "memory_budget_bytes": result.memory_budget_bytes,
+        "stage_seconds": {name: round(value, 3) for name, value in result.stage_seconds.items()},
+    }
+
+
+def profile_of(result: BuildResult, monitor: Monitor) -> dict[str, object]:
+    """What `--profile` writes: where the time of each unit went."""
+    return {
+        "seconds": result.seconds,
+        "startup_seconds": result.startup_seconds,
+        "workers": result.workers,
+        "stage_seconds": dict(result.stage_seconds),
+        "limiting_stage": result.limiting_stage,
+        "units": [
+            {
+                "unit": report.unit,
+                "pid": report.pid,
+                "input_bytes": report.counts.input_bytes,
+                "tokens": report.counts.tokens,
+                "stage_seconds": report.stage_seconds,
+            }
+            for report in monitor.reports
+        ],
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# Listens to a running build: sums what the workers report and watches memory and cores.
+#
+# A thread samples the process tree many times a second, since a peak that nobody saw did not stay
+# within the budget, it was only missed; a few times a second it tells `on_progress`.
+
+_SAMPLE_SECONDS = 0.05
+_TELL_SECONDS = 0.25
+_RATE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _WorkerState:
+    number: int
+    pid: int
+    process: psutil.Process | None
+    """None where it is on another machine; it tells then what it uses."""
+    doing: str = "starting"
+    memory_bytes: int = 0
+    cpu_percent: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Monitor:
+    """What is known about a running build. Use as a context manager around the runner."""
+
+    budget: int
+    bytes_total: int
+    units_total: int | None
+    on_progress: Callable[[Progress], None] | None
+    num_workers: int
+    started: float = field(default_factory=time.monotonic)
+    phase: str = "starting"
+    engine: EngineReport | None = None
+    keeps_reports: bool = False
+    """Remember the report of every unit; there may be a million of them."""
+    units: set[str] = field(default_factory=set)
+    """Names: a unit is reported twice if its worker dies right after committing it."""
+    built: Counts = field(default_factory=Counts)
+    checked_bytes: int = 0
+    redone: list[str] = field(default_factory=list)
+    reports: list[UnitReport] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    startup_seconds: float = 0.0
+    peak_bytes: int = 0
+    _bytes_done: int = 0
+    _documents: int = 0
+    _tokens: int = 0
+    _rejected: int = 0
+    _memory: int = 0
+    _num_ready: int = 0
+    _place: str | None = None
+    _workers: dict[int, _WorkerState] = field(default_factory=dict)
+    _messages: deque[str] = field(default_factory=deque)
+    _history: deque[tuple[float, int, int]] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Monitor:
+        self._thread = threading.Thread(target=self._watch, name="tokenmill-monitor", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the runner heard."""
+        with self._lock:
+            match event:
+                case WorkerReady():
+                    self._greet(event)
+                case TaskReport(value=ProgressReport() as report):
+                    self._bytes_done += report.input_bytes
+                    self._documents += report.documents
+                    self._tokens += report.tokens
+                    self._rejected += report.rejected
+                    self._workers[event.worker].doing = report.unit
+                case TaskReport(value=UnitReport() as report):
+                    self._finish_unit(report)
+                case TaskDone():
+                    self._workers[event.worker].doing = "next unit"
+                case WorkerUsage():
+                    state = self._workers[event.worker]
+                    state.memory_bytes, state.cpu_percent = event.memory_bytes, event.cpu_percent
+                case PlaceState():
+                    self._place = event.words
+                case WorkerLost():
+                    self.warn(
+                        f"worker {event.worker} died ({event.reason}); {event.task} is built again"
+                    )
+
+    def _greet(self, event: WorkerReady) -> None:
+        self._num_ready += 1
+        if self._num_ready <= self.num_workers:
+            self.startup_seconds = time.monotonic() - self.started
+        self.engine = event.value
+        self.phase = "building"
+        process: psutil.Process | None = None
+        if event.host is None:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(event.pid)
+        self._workers[event.worker] = _WorkerState(event.worker, event.pid, process)
+
+    def _finish_unit(self, report: UnitReport) -> None:
+        if report.unit in self.units:
+            return
+        self.units.add(report.unit)
+        self.built += report.counts
+        self.checked_bytes += report.checked_bytes
+        if self.keeps_reports:
+            self.reports.append(report)
+        for stage, seconds in report.stage_seconds.items():
+            self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
+        if report.engine.redone:
+            self.redone.append(report.unit)
+            self.warn(
+                f"ids of {report.unit} by {self.engine.name if self.engine else 'the fast engine'} "
+                f"differed from {report.engine.reference} on the sample; the whole unit was "
+                f"encoded again by {report.engine.reference}"
+            )
+
+    def warn(self, message: str) -> None:
+        """Keep a sentence for the end, and tell it now."""
+        self.warnings.append(message)
+        self._messages.append(message)
+
+    def _watch(self) -> None:
+        driver = psutil.Process()
+        last_told = 0.0
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            with self._lock:
+                self._sample(driver)
+            now = time.monotonic()
+            if now - last_told >= _TELL_SECONDS:
+                last_told = now
+                self.tell()
+
+    def _sample(self, driver: psutil.Process) -> None:
+        total = int(driver.memory_info().rss)
+        for state in self._workers.values():
+            if state.process is not None:
+                if state.pid == os.getpid():
+                    continue
+                try:
+                    state.memory_bytes = int(state.process.memory_info().rss)
+                except psutil.Error:
+                    state.memory_bytes = 0
+            total += state.memory_bytes
+        self._memory = total
+        self.peak_bytes = max(self.peak_bytes, total)
+
+    def tell(self, phase: str | None = None) -> None:
+        """Pass the state on, and each message once."""
+        if phase is not None:
+            self.phase = phase
+        if self.on_progress is None:
+            return
+        while True:
+            with self._lock:
+                message = self._messages.popleft() if self._messages else None
+                progress = self._snapshot(message)
+                more = bool(self._messages)
+            self.on_progress(progress)
+            if not more:
+                return
+
+    def _snapshot(self, message: str | None) -> Progress:
+        now = time.monotonic()
+        self._history.append((now, self._bytes_done, self._tokens))
+        while now - self._history[0][0] > _RATE_SECONDS:
+            self._history.popleft()
+        then, bytes_then, tokens_then = self._history[0]
+        span = max(now - then, 1e-9)
+        rate = (self._bytes_done - bytes_then) / span
+        left = max(self.bytes_total - self._bytes_done, 0)
+        return Progress(
+            phase=self.phase,
+            seconds=now - self.started,
+            units_done=len(self.units),
+            units_total=self.units_total,
+            bytes_done=self._bytes_done,
+            bytes_total=max(self.bytes_total, self._bytes_done),
+            documents=self._documents,
+            tokens=self._tokens,
+            rejected=self._rejected,
+            memory_bytes=self._memory,
+            memory_peak_bytes=self.peak_bytes,
+            memory_budget_bytes=self.budget,
+            bytes_per_second=rate,
+            tokens_per_second=(self._tokens - tokens_then) / span,
+            eta_seconds=left / rate if rate > 0 else None,
+            workers=tuple(self._describe(state) for state in self._workers.values()),
+            message=message,
+            place=self._place,
+        )
+
+    def _describe(self, state: _WorkerState) -> WorkerProgress:
+        if state.process is not None:
+            with contextlib.suppress(psutil.Error):
+                state.cpu_percent = state.process.cpu_percent(None)
+        return WorkerProgress(
+            number=state.number,
+            pid=state.pid,
+            cpu_percent=state.cpu_percent,
+            memory_bytes=state.memory_bytes,
+            doing=state.doing,
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# A build with its time line written beside it: `build(monitor=FILE)`.
+#
+# The time line is no part of the store: it may not lie in it, nor among the input, where the next
+# run would take it for text. It has no names of input files or tokenizers, which may be URLs with
+# keys.
+
+
+def run_recorded(run: BuildRun, path: PathInput) -> BuildResult:
+    """Carry out the build and record it; a time line that breaks off becomes a warning."""
+    refuse_bad_place(Path(path), store=run.layout.root, inputs=run.inputs)
+    recorder = record(path, facts=_facts(run))
+    on_progress = run.on_progress
+
+    def tell(progress: Progress) -> None:
+        recorder.note(phase=progress.phase, input_bytes=progress.bytes_done, tokens=progress.tokens)
+        if on_progress is not None:
+            on_progress(progress)
+
+    run.on_progress = tell
+    with recorder:
+        result = run.run()
+    if recorder.problem is None:
+        return result
+    warning = f"the time line {str(path)!r} ends early: {recorder.problem}"
+    return dataclasses.replace(result, warnings=(*result.warnings, warning))
+
+
+def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) -> None:
+    """UsageError where a time line would get into the store or among the input."""
+    place = path.absolute().resolve()
+    if store.absolute().resolve() in (place, *place.parents):
+        raise UsageError(
+            f"the time line {str(path)!r} would lie in the store; a store holds nothing else",
+            hint=f"put it beside the store: --monitor {shlex.quote(store.name)}-timeline.jsonl",
+        )
+    for each in inputs:
+        source = Path(each).absolute()
+        if source.resolve() in (place, *place.parents) or fnmatch.fnmatch(str(place), str(source)):
+            raise UsageError(
+                f"the time line {str(path)!r} would lie among the input {str(each)!r}; the next "
+                "run would take it for text",
+                hint="put it in another folder, such as that of --out",
+            )
+
+
+def _facts(run: BuildRun) -> dict[str, object]:
+    return {
+        "store": run.layout.name.rpartition("/")[2],
+        "inputs": len(run.inputs),
+        "resources": dataclasses.asdict(run.resources),
+        "config": dataclasses.asdict(run.config),
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# How long the rows of a store are, what of them counts, and what a limit would cost.
+#
+# Everything is read from the store, so a resumed build tells the same as one in a single run.
+
+PERCENTILES = (1, 10, 50, 90, 99)
+LIMITS = tuple(2**power for power in range(9, 18))
+"""Sequence lengths that people train with: 512 to 131,072."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """What a longest length would take away."""
+
+    limit: int
+    rows: int
+    """Longer than it."""
+    tokens: int
+    """Behind it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowLengths:
+    """Tokens per row; one that was cut into several documents is one row."""
+
+    shortest: int
+    longest: int
+    mean: float
+    percentiles: Mapping[int, int]
+    counted_tokens: int | None
+    """Tokens that count for the loss; None where there are no masks."""
+    cuts: tuple[Cut, ...]
+    """For the limits that some row is longer than."""
+    max_length: int | None
+    too_long: str
+    at_limit: int
+    """Rows of exactly `max_length` tokens: those cut off, and any that have just this length."""
+    cut_off: int | None
+    """Rows that were cut off; None where no end token tells, or where it is far away."""
+    rejected_too_long: int
+    split_rows: int
+    """Rows that were cut into several documents."""
+    pieces: int
+    """Documents that those became."""
+    silent_documents: int
+    """Documents of which no token counts: pieces of rows, if anything."""
+
+
+def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | None:
+    """Lengths of all rows of a store; None where it has none."""
+    with Store(path, split=None) as store:
+        if not len(store):
+            return None
+        lengths = np.concatenate([store.row_lengths(shard) for shard in range(len(store.shards))])
+        counted, silent = (store.num_counted, store.num_silent) if store.has_mask else (None, 0)
+        totals = store.manifest.totals
+        is_near = shape.too_long != "truncate" or not store.is_remote
+        tells = store.eos_id is not None and is_near
+        cut_off = _count_cut_off(store, shape) if tells else None
+        reasons = store.reject_counts() if shape.too_long == "reject" else {}
+    lengths = np.sort(lengths)
+    ranks = {p: min(len(lengths) * p // 100, len(lengths) - 1) for p in PERCENTILES}
+    limit = shape.max_length
+    return RowLengths(
+        shortest=int(lengths[0]),
+        longest=int(lengths[-1]),
+        mean=float(lengths.mean()),
+        percentiles={p: int(lengths[rank]) for p, rank in ranks.items()},
+        counted_tokens=counted,
+        cuts=tuple(_cut(lengths, each) for each in LIMITS if each < lengths[-1]),
+        max_length=limit,
+        too_long=shape.too_long,
+        at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
+        cut_off=cut_off,
+        rejected_too_long=reasons.get(RejectReason.TOO_LONG, 0),
+        split_rows=totals.split_rows,
+        pieces=totals.pieces,
+        silent_documents=silent,
+    )
+
+
+def _count_cut_off(store: Store, shape: RowShape) -> int:
+    """Rows of the longest length that have lost their end token."""
+    if shape.too_long != "truncate":
+        return 0
+    count = 0
+    for position in range(len(store.shards)):
+        shard = store.map_shard(position)
+        longest = np.flatnonzero(shard.index.lengths == shape.max_length).tolist()
+        count += sum(shard.document(number)[-1] != store.eos_id for number in longest)
+    return count
+
+
+def _cut(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int) -> Cut:
+    longer = lengths[lengths > limit]
+    return Cut(limit=limit, rows=len(longer), tokens=int((longer - limit).sum()))

@@ -9,11 +9,18 @@ manifest, written last from the receipts, makes the store complete.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import secrets
+import shlex
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from tokenmill import corpora
 from tokenmill.builder.identity import (
     Request,
     describe_difference,
@@ -28,39 +35,61 @@ from tokenmill.builder.memory import (
     divide_budget,
     max_document_bytes,
 )
-from tokenmill.builder.messages import WorkerSettings
-from tokenmill.builder.monitor import Monitor
-from tokenmill.builder.outcome import held_by, make_result, profile_of, run_record
-from tokenmill.builder.plan import PlanRules, WorkPlan, plan_work
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.builder.plan import PlanRules, WorkPlan, describe_missing, parse_part, plan_work
+from tokenmill.builder.progress import (
+    Held,
+    Monitor,
+    held_by,
+    make_result,
+    profile_of,
+    run_record,
+    run_recorded,
+)
+from tokenmill.builder.worker import WorkerSettings
+from tokenmill.config import BuildConfig, BuildResources, RowShape, parse_size
+from tokenmill.engines.locate import CHAT_TEMPLATE
+from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
+from tokenmill.files import shown
 from tokenmill.runners import Job, LocalRunner, SerialRunner
-from tokenmill.runners.cores import physical_cores, pinning
-from tokenmill.sources import discover
+from tokenmill.runners.local import physical_cores, pinning
+from tokenmill.sources import Discovery, discover
 from tokenmill.sources.base import MEGABYTE, SourceOptions
-from tokenmill.store.assemble import assemble_manifest
-from tokenmill.store.commit import remove_manifest, sweep
-from tokenmill.store.layout import StoreLayout, unit_name, unit_prefix
-from tokenmill.store.lock import StoreLock
-from tokenmill.store.manifest import read_manifest, write_manifest
-from tokenmill.store.parts import read_records, remove_records
-from tokenmill.store.place import refuse_other_things
-from tokenmill.store.receipt import read_receipt, rewrite_receipt
-from tokenmill.store.runs import append_runs
+from tokenmill.store.facts import bytes_per_token
+from tokenmill.store.layout import (
+    StoreLayout,
+    open_layout,
+    refuse_other_things,
+    unit_name,
+    unit_prefix,
+)
+from tokenmill.store.lock import PartLock, StoreLock
+from tokenmill.store.receipts import (
+    PartRecord,
+    append_runs,
+    assemble_manifest,
+    read_manifest,
+    read_receipt,
+    read_records,
+    remove_records,
+    rewrite_receipt,
+    tally_units,
+    write_manifest,
+    write_record,
+)
+from tokenmill.store.write import remove_manifest, sweep
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
-    from tokenmill.builder.lengths import RowLengths
-    from tokenmill.builder.parts import Part
-    from tokenmill.builder.progress import BuildResult, Progress
-    from tokenmill.config import BuildConfig, BuildResources, RowShape
+    from tokenmill.builder.plan import BuildPart
+    from tokenmill.builder.progress import BuildResult, Progress, RowLengths
+    from tokenmill.files import PathInput
     from tokenmill.runners import Runner
     from tokenmill.runners.ray import RayCluster
-    from tokenmill.sources import Discovery
-    from tokenmill.store.manifest import Manifest
+    from tokenmill.store.durable import Json
+    from tokenmill.store.receipts import Manifest
 
-    PathInput = str | os.PathLike[str]
 
 _WORKER_ENVIRONMENT = {
     # One thread per worker: the workers are the parallelism.
@@ -80,7 +109,7 @@ def fields_of(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
     """The fields that rows are read for, and whether all must be there; none for plain text."""
     if shape is None:
         return (), True
-    from tokenmill.supervised.reading import needed_fields
+    from tokenmill.supervised.shaper import needed_fields
 
     return needed_fields(shape)
 
@@ -133,7 +162,7 @@ class BuildRun:
             self.lock_token = lock.token
             return self._work(work)
 
-    def prepare(self, discovery: Discovery, *, part: Part | None = None) -> Work:
+    def prepare(self, discovery: Discovery, *, part: BuildPart | None = None) -> Work:
         """What is to be done; nothing is written yet."""
         self.layout.upstream.begin()
         request = self.request()
@@ -156,7 +185,7 @@ class BuildRun:
         """The input files, all of a kind that the rows can come from."""
         discovery = discover(self.inputs, self.source_options())
         if self.config.shape is not None:
-            from tokenmill.supervised.reading import refuse_plain_text
+            from tokenmill.supervised.shaper import refuse_plain_text
 
             refuse_plain_text(discovery.files, self.config.shape)
         return discovery
@@ -316,7 +345,7 @@ class BuildRun:
         shape = self.config.shape
         if shape is None or shape.format != "chat" or shape.train_on == "all":
             return None
-        from tokenmill.supervised.template_files import doubtful_header
+        from tokenmill.supervised.templates import doubtful_header
 
         return doubtful_header(describe_kept(self.layout, work.request), shape)
 
@@ -397,6 +426,549 @@ class BuildRun:
         shape = self.config.shape
         if shape is None or not (shape.has_mask or shape.max_length):
             return None
-        from tokenmill.builder.lengths import measure_rows
+        from tokenmill.builder.progress import measure_rows
 
         return measure_rows(self.layout.upstream.url or self.layout.root, shape)
+
+
+# -------------------------------------------------------------------------------------------------
+# One part of a build: its units alone, beside other parts, with no manifest at the end.
+#
+#   | plan the part's units  ->  say what was asked for  ->  workers  ->  say how it went
+#
+# Parts share nothing but the folder of the store. They never remove what they did not write
+# themselves: leftovers of a part that was killed go when the build is finished.
+
+
+@dataclass(kw_only=True)
+class PartRun(BuildRun):
+    """One call of `build` with a part."""
+
+    part: BuildPart
+
+    def __post_init__(self) -> None:
+        if self.prune:
+            raise UsageError(
+                "a part of a build cannot prune: it does not see the units of the other parts",
+                hint="give --prune to tokenmill finish, after all parts",
+            )
+
+    def run(self) -> BuildResult:
+        """Build and commit the units of this part."""
+        self.started = time.monotonic()
+        self.profile: dict[str, object] = {}
+        discovery = self.discover()
+        self.check_folder()
+        self.connect()
+        corner = f"part-{self.part.number}-of-{self.part.of}-{secrets.token_hex(4)}"
+        self.layout = dataclasses.replace(self.layout, corner=corner)
+        with PartLock(self.layout) as lock:
+            self.lock_token = lock.token
+            work = self.prepare(discovery, part=self.part)
+            self.refuse(work)
+            if self._nothing_to_do(work):
+                return self._result_of_part(work, monitor=None)
+            return self._work(work)
+
+    def refuse(self, work: Work) -> None:
+        """Stop where this part, another one or the finished store has another configuration."""
+        if not self.rebuild:
+            self._refuse_mixtures(work.request.identity.fingerprint)
+        super().refuse(work)
+
+    def _refuse_mixtures(self, fingerprint: str) -> None:
+        asked, store = self._config(), self.layout.name
+        for record in read_records(self.layout):
+            if (record.fingerprint, record.config) != (fingerprint, asked):
+                other = _differences(asked, record.config)
+                raise _mixture(f"part {record.part}/{record.parts} of {store!r} was started", other)
+        manifest = self._manifest()
+        if manifest is not None and manifest.identity.fingerprint != fingerprint:
+            raise _mixture(f"the store {store!r} was built", [])
+
+    def _work(self, work: Work) -> BuildResult:
+        manifest = self._manifest()
+        if manifest is None or manifest.identity != work.request.identity:
+            remove_manifest(self.layout)  # of another configuration: to be replaced, as was asked
+        record = self._record(work)
+        self.settle(work)
+        write_record(self.layout, record)
+        with self.monitor(work) as monitor:
+            if work.plan.tasks:
+                self.run_tasks(work, monitor)
+            monitor.tell("done")
+        result = self._result_of_part(work, monitor=monitor)
+        write_record(
+            self.layout, dataclasses.replace(record, runs=(*record.runs, run_record(result)))
+        )
+        self.layout.remove_empty_tmp()
+        self.profile = profile_of(result, monitor)
+        return result
+
+    def _record(self, work: Work) -> PartRecord:
+        """What this part was asked for; what earlier runs of it said of themselves is kept."""
+        inputs = tuple(map(str, self.inputs))
+        record = PartRecord(
+            part=self.part.number,
+            parts=self.part.of,
+            fingerprint=work.request.identity.fingerprint,
+            config=self._config(),
+            # A key in a URL is never kept; whoever finishes the build must name the inputs then.
+            inputs=inputs if all(shown(each) == each for each in inputs) else None,
+            max_document_bytes=work.options.max_document_bytes,
+        )
+        before = [old for old in read_records(self.layout) if old.name == record.name]
+        runs = tuple(run for old in before for run in old.runs)
+        return dataclasses.replace(record, runs=runs)
+
+    def _config(self) -> Mapping[str, Json]:
+        return dataclasses.asdict(self.config)
+
+    def _manifest(self) -> Manifest | None:
+        try:
+            return read_manifest(self.layout.root)
+        except StoreError:
+            return None
+
+    def _nothing_to_do(self, work: Work) -> bool:
+        """Whether the store is finished and of the same files: then no record is left in it."""
+        manifest = self._manifest()
+        if manifest is None or work.plan.tasks or work.plan.touched:
+            return False
+        files = {(file.path, file.size, file.version) for file in work.plan.files}
+        known = {(source.path, source.size, source.version) for source in manifest.sources}
+        return manifest.identity == work.request.identity and files == known
+
+    def _result_of_part(self, work: Work, *, monitor: Monitor | None) -> BuildResult:
+        names = sorted({*work.plan.done, *(() if monitor is None else monitor.units)})
+        tally = tally_units(self.layout, names)
+        held = Held(
+            totals=tally.totals,
+            splits=tally.splits,
+            engines=tally.engines,
+            units=len(names),
+            dtype=work.request.identity.dtype.name,
+            bytes_per_token=bytes_per_token(tally.totals, work.request.identity.config),
+        )
+        return make_result(
+            held,
+            store=self.layout.name,
+            discovery=work.discovery,
+            plan=work.plan,
+            memory=work.memory,
+            monitor=monitor,
+            seconds=time.monotonic() - self.started,
+            part=str(self.part),
+        )
+
+
+def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
+    """Names of the options that have other values."""
+    found = []
+    for name, value in asked.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            found += _differences(value, old)
+        elif value != old:
+            found.append(name)
+    return found
+
+
+def _mixture(who: str, other: list[str]) -> StoreError:
+    what = f"other values of {', '.join(other)}" if other else "another tokenizer or other options"
+    return StoreError(
+        f"{who} with {what}; parts of two kinds do not make one store",
+        hint="give every part the same tokenizer and options, choose another --out, or replace "
+        "what is there with --rebuild",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb `build`: raw text in, a checked store out. The same call again resumes.
+#
+# Here the arguments are checked and put together; `run` carries them out.
+
+_SHAPE_OPTIONS = tuple(each.name for each in dataclasses.fields(RowShape))
+
+
+def build(
+    inputs: PathInput | Sequence[PathInput],
+    *,
+    tokenizer: PathInput,
+    out: PathInput,
+    text_field: str = "text",
+    separator: str | None = None,
+    workers: int | None = None,
+    memory: int | str | None = None,
+    limit: int | None = None,
+    val: float = 0.0,
+    eos: str | bool | None = None,
+    bos: str | bool = False,
+    special_tokens: str = "text",
+    format: str = "text",  # noqa: A002 (the option's name)
+    template: str | None = None,
+    prompt_field: str = "prompt",
+    completion_field: str = "completion",
+    messages_field: str | None = None,
+    chat_template: PathInput | None = None,
+    chat_date: str | None = None,
+    chat_template_kwargs: str | Mapping[str, object] | None = None,
+    train_on: str = "assistant",
+    max_length: int | None = None,
+    too_long: str = "split",
+    engine: str = "auto",
+    max_rejects: float = 0.01,
+    unit_bytes: int | str | None = None,
+    prune: bool = False,
+    rebuild: bool = False,
+    verify_sources: bool = False,
+    pin: bool = False,
+    serial: bool = False,
+    runner: str = "local",
+    address: str | None = None,
+    part: str | None = None,
+    profile: PathInput | None = None,
+    monitor: PathInput | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> BuildResult:
+    """Turn text into a store of tokens, or bring an existing one up to date.
+
+    `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `prune` drops
+    what files no longer among the inputs left in the store; `rebuild` drops what was built with
+    another tokenizer or configuration. Without them such a store is refused. `verify_sources` reads
+    all files of units that are complete, and builds those again whose bytes are others. `monitor`
+    names a file for the time line of the run (see `tokenmill.monitor`).
+
+    `template` makes a text of several fields. `format="chat"` and `format="prompt-completion"` make
+    stores with masks, which say what counts for the loss; docs/supervised.md tells all of it.
+
+    `runner="ray"` works on a Ray cluster: the one at `address` ("auto" for the one that runs here),
+    or one on this machine. `part="3/64"` builds the units of one of 64 independent parts, anywhere,
+    and writes no manifest; `tokenmill.finish` does, when all parts are done.
+    """
+    run = make_run(
+        inputs,
+        tokenizer=tokenizer,
+        out=out,
+        on_progress=on_progress,
+        text_field=text_field,
+        separator=separator,
+        workers=workers,
+        memory=memory,
+        limit=limit,
+        val=val,
+        eos=eos,
+        bos=bos,
+        special_tokens=special_tokens,
+        format=format,
+        template=template,
+        prompt_field=prompt_field,
+        completion_field=completion_field,
+        messages_field=messages_field,
+        chat_template=chat_template,
+        chat_date=chat_date,
+        chat_template_kwargs=chat_template_kwargs,
+        train_on=train_on,
+        max_length=max_length,
+        too_long=too_long,
+        engine=engine,
+        max_rejects=max_rejects,
+        unit_bytes=unit_bytes,
+        prune=prune,
+        rebuild=rebuild,
+        verify_sources=verify_sources,
+        pin=pin,
+        serial=serial,
+        runner=runner,
+        address=address,
+        part=part,
+    )
+    run.keeps_reports = profile is not None
+    try:
+        result = run.run() if monitor is None else run_recorded(run, monitor)
+    finally:
+        run.close()
+    if profile is not None:
+        Path(profile).write_text(json.dumps(run.profile, indent=1) + "\n")
+    return result
+
+
+class BuildOptions(TypedDict, total=False):
+    """The options of `build`, for functions that pass them on."""
+
+    text_field: str
+    separator: str | None
+    workers: int | None
+    memory: int | str | None
+    limit: int | None
+    val: float
+    eos: str | bool | None
+    bos: str | bool
+    special_tokens: str
+    format: str
+    template: str | None
+    prompt_field: str
+    completion_field: str
+    messages_field: str | None
+    chat_template: PathInput | None
+    chat_date: str | None
+    chat_template_kwargs: str | Mapping[str, object] | None
+    train_on: str
+    max_length: int | None
+    too_long: str
+    engine: str
+    max_rejects: float
+    unit_bytes: int | str | None
+    prune: bool
+    rebuild: bool
+    verify_sources: bool
+    pin: bool
+    serial: bool
+    runner: str
+    address: str | None
+    part: str | None
+
+
+def make_run(
+    inputs: PathInput | Sequence[PathInput],
+    *,
+    tokenizer: PathInput,
+    out: PathInput,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Unpack[BuildOptions],
+) -> BuildRun:
+    """Check the options and put them into a run that can be carried out or estimated."""
+    given = as_list(inputs)
+    eos, bos = options.get("eos"), options.get("bos", False)
+    unit_bytes, memory = options.get("unit_bytes"), options.get("memory")
+    config = BuildConfig(
+        text_field=corpora.text_field(given, asked=options.get("text_field", "text")),
+        separator=options.get("separator"),
+        unit_bytes=None if unit_bytes is None else parse_size(unit_bytes),
+        special_tokens=options.get("special_tokens", "text"),
+        eos=eos if isinstance(eos, str) else None,
+        add_eos=eos is not False,
+        add_bos=bos is not False,
+        bos=bos if isinstance(bos, str) else None,
+        val_fraction=options.get("val", 0.0),
+        limit=options.get("limit"),
+        max_reject_fraction=options.get("max_rejects", 0.01),
+        shape=_shape(options),
+    )
+    resources = BuildResources(
+        workers=options.get("workers"),
+        memory=None if memory is None else parse_size(memory),
+        engine=options.get("engine", "auto"),
+        pin=options.get("pin", False),
+        serial=options.get("serial", False),
+        runner=options.get("runner", "local"),
+        address=options.get("address"),
+    )
+    part = options.get("part")
+    make = BuildRun if part is None else partial(PartRun, part=parse_part(part))
+    return make(
+        inputs=[corpora.resolve(each) for each in given],
+        tokenizer=tokenizer,
+        layout=open_layout(out),
+        config=config,
+        resources=resources,
+        prune=options.get("prune", False),
+        rebuild=options.get("rebuild", False),
+        verify_sources=options.get("verify_sources", False),
+        on_progress=on_progress,
+        chat_template=_chat_template(options),
+    )
+
+
+def _shape(options: BuildOptions) -> RowShape | None:
+    """How rows become documents; None where they are the text of one field."""
+    given = {name: options[name] for name in _SHAPE_OPTIONS if name in options}  # type: ignore[literal-required]
+    given["chat_template_kwargs"] = _kwargs(options.get("chat_template_kwargs"))
+    shape = RowShape(**given)
+    return None if shape == RowShape() else shape
+
+
+def _kwargs(given: str | Mapping[str, object] | None) -> str | None:
+    """More variables for a chat template, written in one way: they are part of who a store is."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return str(given)  # which is refused, and why, with the other options
+    return None if given is None else json.dumps(given, sort_keys=True)
+
+
+def _chat_template(options: BuildOptions) -> str | None:
+    given = options.get("chat_template")
+    if given is not None and options.get("format") != "chat":
+        raise UsageError(
+            f"chat_template={str(given)!r} has no meaning for the format "
+            f"{options.get('format', 'text')!r}",
+            hint="leave it out, or use --format chat",
+        )
+    return None if given is None else str(given)
+
+
+def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
+    """Inputs as a list, where one alone may be given too."""
+    if isinstance(inputs, str | os.PathLike):
+        return [inputs]
+    return list(inputs)
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb `finish`: the parts of a build become a store.
+#
+# It plans the units once more, as a build does, and builds none: a unit that is not there is named
+# with the part that has it. What the parts were asked for is in their records.
+
+_MOST_SHOWN = 8
+_RUN_WHERE = (
+    "run it in the folder where the parts ran, or name the inputs: tokenmill finish STORE INPUT..."
+)
+
+
+@dataclass(kw_only=True)
+class FinishRun(BuildRun):
+    """A build that may not build anything."""
+
+    parts: int
+
+    def refuse(self, work: Work) -> None:
+        """Stop where a unit is missing, beside what stops every build."""
+        super().refuse(work)
+        if not work.plan.tasks:
+            return
+        missing, of_parts = describe_missing(work.plan.tasks, self.parts)
+        again = ", ".join(f"{part}/{self.parts}" for part in of_parts[:_MOST_SHOWN])
+        more = ", ..." if of_parts[_MOST_SHOWN:] else ""
+        raise BuildError(
+            f"{self.layout.name!r} lacks {missing}; a store without them would be read as if it "
+            "were whole",
+            hint=f"run these parts again, then finish: --part {again}{more}",
+        )
+
+
+def finish(
+    store: PathInput,
+    inputs: PathInput | Sequence[PathInput] = (),
+    *,
+    prune: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> BuildResult:
+    """Check that every unit of a build in parts is there, and write the manifest.
+
+    The inputs are taken from what the parts left in the store; name them only where they hold keys.
+    `prune` drops what files left that are no longer among them.
+    """
+    layout = open_layout(store)
+    try:
+        layout.upstream.begin()
+        records = read_records(layout)
+        if not records:
+            return _nothing_to_finish(layout, prune=prune)
+        run = _run(layout, records, as_list(inputs), prune=prune, on_progress=on_progress)
+        return run.run()
+    except SourceError as error:
+        raise SourceError(error.message, hint=_RUN_WHERE) from error
+    finally:
+        layout.upstream.close()
+
+
+def _run(
+    layout: StoreLayout,
+    records: list[PartRecord],
+    inputs: list[PathInput],
+    *,
+    prune: bool,
+    on_progress: Callable[[Progress], None] | None,
+) -> FinishRun:
+    record = _agreed(records)
+    names = inputs or [*(record.inputs or ())]
+    if not names:
+        raise UsageError(
+            "the parts did not keep the names of their inputs, since those hold a key",
+            hint="name them: tokenmill finish STORE INPUT...",
+        )
+    kept = (
+        {path.name for path in layout.tokenizer.iterdir()} if layout.tokenizer.is_dir() else set()
+    )
+    chat_template = layout.tokenizer / CHAT_TEMPLATE
+    return FinishRun(
+        inputs=names,
+        # The tokenizer `bytes` is the one that has no files.
+        tokenizer=layout.tokenizer if kept - {CHAT_TEMPLATE} else "bytes",
+        chat_template=str(chat_template) if CHAT_TEMPLATE in kept else None,
+        layout=layout,
+        config=_config(record),
+        resources=BuildResources(workers=1),
+        prune=prune,
+        rebuild=False,
+        on_progress=on_progress,
+        # Parts on machines of other sizes may differ in it; a unit that it matters for is missing.
+        document_bytes=max(each.max_document_bytes for each in records),
+        parts=record.parts,
+    )
+
+
+def _agreed(records: list[PartRecord]) -> PartRecord:
+    """What all parts were asked for; StoreError where they were not asked for the same."""
+    first = records[0]
+    for other in records[1:]:
+        asked, also = ((each.fingerprint, each.config, each.inputs) for each in (first, other))
+        if asked != also:
+            raise StoreError(
+                f"part {first.part}/{first.parts} and part {other.part}/{other.parts} were started "
+                "with different inputs, options or tokenizers; together they would be neither",
+                hint="run all parts with the same command, --part left out of the comparison",
+            )
+    # After a change of their number, most of the records are of the parts that were run last.
+    return max(records, key=lambda each: (sum(r.parts == each.parts for r in records), each.parts))
+
+
+def _config(record: PartRecord) -> BuildConfig:
+    values: dict[str, Any] = dict(record.config)
+    try:
+        if (shape := values.get("shape")) is not None:
+            values["shape"] = RowShape(**shape)
+        return BuildConfig(**values)
+    except TypeError as error:
+        raise StoreError(
+            f"the parts were built by another version of tokenmill: {error}",
+            hint="finish with the version that built them",
+        ) from error
+
+
+def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
+    """The result for a store that is finished, whose inputs nobody knows any more.
+
+    StoreError where no part was ever built.
+    """
+    if not layout.manifest.exists():
+        if layout.shards.is_dir():
+            raise StoreError(
+                f"{layout.name!r} is not built in parts, and its build has not finished",
+                hint="run that build again with the same command: it resumes",
+            )
+        raise StoreError(
+            f"there is no store at {layout.name!r}, and no part of one",
+            hint="check the name; parts are built with: tokenmill build ... -o "
+            f"{shlex.quote(layout.name)} --part 1/64",
+        )
+    if prune:
+        raise UsageError(
+            f"{layout.name!r} is finished, and what its parts were asked for is kept no longer: "
+            "finish cannot tell which files are gone",
+            hint="run one of the parts again, which looks at the inputs, then finish --prune; or "
+            "the build without --part, with --prune",
+        )
+    manifest = read_manifest(layout.root)
+    return make_result(
+        held_by(manifest),
+        store=layout.name,
+        discovery=Discovery(files=(), skipped=()),
+        plan=WorkPlan(files=()),
+        memory=MemoryPlan(budget=0, workers=0, worker_bytes=0, batch_bytes=0),
+        monitor=None,
+        seconds=0.0,
+    )

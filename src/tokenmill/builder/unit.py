@@ -11,34 +11,436 @@ reference engine the whole unit is read and encoded again by the reference.
 from __future__ import annotations
 
 import copy
+import itertools
+import queue
+import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import xxhash
 
-from tokenmill.builder.fitting import cut_lengths
-from tokenmill.builder.framing import Scratch, frame_documents, frame_mask
 from tokenmill.builder.memory import BATCH_FACTOR, LARGE_DOCUMENT_FACTOR
-from tokenmill.builder.pipeline import StageClock, WriteBehind, read_ahead
-from tokenmill.builder.splits import VAL, in_validation
 from tokenmill.engines.base import UnencodableError
 from tokenmill.engines.parity import Sample
 from tokenmill.errors import TokenizerError, TooManyRejectsError
-from tokenmill.paths import is_remote
+from tokenmill.files import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
 from tokenmill.store.layout import TRAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from tokenmill.builder.fitting import Fitting
+    from tokenmill.config import RowShape
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.sources.base import Source, Unit, UnitEnd
-    from tokenmill.store.writer import UnitWriter
+    from tokenmill.store.write import UnitWriter
     from tokenmill.supervised.shaper import Shaper
+
+
+# -------------------------------------------------------------------------------------------------
+# Puts documents back to back as a shard holds them: BOS, ids, EOS, in the shard's width.
+#
+# A mask goes the same way. A BOS that is put in front does not count: nothing comes before it that
+# could predict it. An EOS that is put behind counts if the token in front of it does: it is the
+# end of what the model is to say, or of what it is told.
+#
+# One pass over the ids narrows and places them. Copying slice by slice is fastest for documents of
+# more than about a hundred tokens; shorter ones go through a mask, whose cost does not grow with
+# their number.
+
+_SHORT_TOKENS = 96
+
+
+class Scratch:
+    """An array that is used again: a fresh one of megabytes costs a page fault per 4 KB of it."""
+
+    def __init__(self) -> None:
+        self._array: NDArray[Any] = np.empty(0, np.uint8)
+
+    def take(self, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        num_bytes = length * dtype.itemsize
+        if len(self._array) < num_bytes:
+            self._array = np.empty(num_bytes + num_bytes // 4, np.uint8)
+        return self._array[:num_bytes].view(dtype)
+
+
+def frame_documents(
+    tokens: TokenBatch,
+    *,
+    documents: NDArray[np.int64] | None,
+    dtype: np.dtype[Any],
+    bos_id: int | None,
+    eos_id: int | None,
+    scratch: Scratch,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Ids of the chosen documents (None: all), framed, and the length of each.
+
+    The ids are valid until the scratch is used again.
+    """
+    column = _Column(tokens.ids, tokens.offsets, documents)
+    return _frame(column, dtype=dtype, first=bos_id, last=eos_id, scratch=scratch)
+
+
+def frame_mask(
+    tokens: TokenBatch,
+    *,
+    documents: NDArray[np.int64] | None,
+    has_bos: bool,
+    has_eos: bool,
+    scratch: Scratch,
+) -> NDArray[np.uint8] | None:
+    """What of the chosen documents counts, framed as they are; none of them may be empty.
+
+    None where there is no mask. Valid until the scratch is used again.
+    """
+    if tokens.mask is None:
+        return None
+    framed, lengths = _frame(
+        _Column(tokens.mask, tokens.offsets, documents),
+        dtype=np.dtype(np.uint8),
+        first=0 if has_bos else None,
+        last=0 if has_eos else None,
+        scratch=scratch,
+    )
+    if has_eos:
+        ends = np.cumsum(lengths)
+        framed[ends - 1] = framed[ends - 2]
+    return framed
+
+
+class _Column:
+    """Values of documents back to back, and which of the documents are wanted."""
+
+    def __init__(
+        self,
+        values: NDArray[Any],
+        offsets: NDArray[np.int64],
+        documents: NDArray[np.int64] | None,
+    ) -> None:
+        self.values = values
+        self.offsets = offsets
+        self.lengths = np.diff(offsets)
+        self.documents = documents
+        if documents is not None and len(documents) == len(self.lengths):
+            self.documents = None
+        self.chosen = self.lengths if self.documents is None else self.lengths[self.documents]
+        """Lengths of those that are wanted."""
+
+
+def _frame(
+    column: _Column, *, dtype: np.dtype[Any], first: int | None, last: int | None, scratch: Scratch
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    extra = (first is not None) + (last is not None)
+    framed_lengths = column.chosen + extra
+    if extra == 0 and column.documents is None:
+        return column.values.astype(dtype), framed_lengths
+    ends = np.cumsum(framed_lengths)
+    framed = scratch.take(int(ends[-1]) if len(ends) else 0, dtype)
+    starts = ends - framed_lengths
+    inner = starts + (first is not None)
+    if len(column.chosen) and column.chosen.mean() < _SHORT_TOKENS:
+        _place_masked(framed, column, inner=inner)
+    else:
+        _place_slices(framed, column, inner=inner)
+    if first is not None:
+        framed[starts] = first
+    if last is not None:
+        framed[ends - 1] = last
+    return framed, framed_lengths
+
+
+def _place_slices(framed: NDArray[Any], column: _Column, *, inner: NDArray[np.int64]) -> None:
+    documents, values = column.documents, column.values
+    sources = column.offsets[:-1] if documents is None else column.offsets[documents]
+    for source, target, length in zip(
+        sources.tolist(), inner.tolist(), column.chosen.tolist(), strict=True
+    ):
+        framed[target : target + length] = values[source : source + length]
+
+
+def _place_masked(framed: NDArray[Any], column: _Column, *, inner: NDArray[np.int64]) -> None:
+    # +1 where a document's values start, -1 behind them: the running sum is 1 on values, 0
+    # elsewhere.
+    steps = np.zeros(len(framed) + 1, np.int8)
+    np.add.at(steps, inner, 1)
+    np.add.at(steps, inner + column.chosen, -1)
+    holds_values = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
+    if column.documents is None:
+        framed[holds_values] = column.values
+        return
+    kept = np.zeros(len(column.lengths), np.bool_)
+    kept[column.documents] = True
+    framed[holds_values] = column.values[np.repeat(kept, column.lengths)]
+
+
+# -------------------------------------------------------------------------------------------------
+# Rows by their length: what is over the longest length allowed is cut off, rejected or cut up.
+#
+#   | rows, framed -> fit -> rows to keep -> cut_lengths -> documents
+#
+# Lengths are those of documents as a store holds them, BOS and EOS counted. Cutting up changes no
+# token: the pieces of a row, one behind the other, are the row. So only the first of them begins
+# with the BOS, and only the last ends with the EOS.
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The rows of a batch that are kept, framed, none of them cut up yet."""
+
+    tokens: TokenBatch
+    kept: NDArray[np.int64]
+    """Their places in the batch."""
+    reasons: Mapping[int, tuple[RejectReason, str]]
+    """Why the others are not kept, by place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitting:
+    """Measures rows."""
+
+    shape: RowShape
+    bos_id: int | None
+    eos_id: int | None
+
+    @classmethod
+    def of(
+        cls, shape: RowShape | None, *, bos_id: int | None, eos_id: int | None
+    ) -> Fitting | None:
+        """None where rows are taken as they are, and framed where they are written."""
+        if shape is None or not (shape.has_mask or shape.max_length):
+            return None
+        return cls(shape=shape, bos_id=bos_id, eos_id=eos_id)
+
+    def fit(self, tokens: TokenBatch) -> Fitted:
+        """The rows that are kept; those with masks are framed already, others are framed here."""
+        if not self.shape.has_mask:
+            tokens = _framed(tokens, bos_id=self.bos_id, eos_id=self.eos_id)
+        limit = self.shape.max_length
+        reasons: dict[int, tuple[RejectReason, str]] = {}
+        if limit is not None and self.shape.too_long == "reject":
+            for place in np.flatnonzero(tokens.lengths > limit).tolist():
+                what = f"{int(tokens.lengths[place]):,} tokens; the limit is {limit:,}"
+                reasons[place] = (RejectReason.TOO_LONG, what)
+        elif limit is not None and self.shape.too_long == "truncate":
+            tokens = _truncated(tokens, limit)
+        if tokens.mask is not None:
+            for place in _without_target(tokens, tokens.mask, limit):
+                reasons.setdefault(place, (RejectReason.NOTHING_TO_TRAIN, _untrained(limit)))
+        return _without(tokens, reasons)
+
+
+def cut_lengths(
+    lengths: NDArray[np.int64], limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengths of all pieces of rows, none over the limit, and how many pieces each row has."""
+    counts = -(-lengths // limit)
+    ends = np.cumsum(counts)
+    pieces = np.full(int(ends[-1]) if len(ends) else 0, limit, np.int64)
+    pieces[ends - 1] = lengths - (counts - 1) * limit
+    return pieces, counts
+
+
+def _framed(tokens: TokenBatch, *, bos_id: int | None, eos_id: int | None) -> TokenBatch:
+    """The rows with their border tokens; those without a token get none."""
+    filled = np.flatnonzero(tokens.lengths)
+    lengths = np.zeros(len(tokens), np.int64)
+    ids, lengths[filled] = frame_documents(
+        tokens,
+        documents=filled,
+        dtype=np.dtype(np.uint32),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        scratch=Scratch(),
+    )
+    return TokenBatch(ids, _offsets(lengths))
+
+
+def _truncated(tokens: TokenBatch, limit: int) -> TokenBatch:
+    lengths = tokens.lengths
+    if not (lengths > limit).any():
+        return tokens
+    kept = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths) < limit
+    mask = None if tokens.mask is None else tokens.mask[kept]
+    return TokenBatch(tokens.ids[kept], _offsets(np.minimum(lengths, limit)), mask)
+
+
+def _without_target(tokens: TokenBatch, mask: NDArray[np.uint8], limit: int | None) -> list[int]:
+    """Rows of which no token can be a label that counts: the first of a document never is one."""
+    lengths = tokens.lengths
+    labels = mask.astype(np.int64)
+    if limit is None:
+        labels[tokens.offsets[:-1][lengths > 0]] = 0
+    else:
+        places = np.arange(len(mask)) - np.repeat(tokens.offsets[:-1], lengths)
+        labels[places % limit == 0] = 0
+    counted = np.concatenate(([0], np.cumsum(labels)))
+    found = counted[tokens.offsets[1:]] - counted[tokens.offsets[:-1]]
+    rows: list[int] = np.flatnonzero((found == 0) & (lengths > 0)).tolist()
+    return rows
+
+
+def _untrained(limit: int | None) -> str:
+    within = "" if limit is None else f" within {limit:,} tokens"
+    return f"no token of it would be trained on{within}"
+
+
+def _without(tokens: TokenBatch, reasons: dict[int, tuple[RejectReason, str]]) -> Fitted:
+    if not reasons:
+        return Fitted(tokens, np.arange(len(tokens)), reasons)
+    is_kept = np.ones(len(tokens), bool)
+    is_kept[list(reasons)] = False
+    inside = np.repeat(is_kept, tokens.lengths)
+    mask = None if tokens.mask is None else tokens.mask[inside]
+    batch = TokenBatch(tokens.ids[inside], _offsets(tokens.lengths[is_kept]), mask)
+    return Fitted(batch, np.flatnonzero(is_kept), reasons)
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+# -------------------------------------------------------------------------------------------------
+# Which split a document belongs to: a hash of its text, so that it never moves.
+#
+# The text itself is the identity: a document keeps its split when its file is renamed, cut
+# otherwise or grows, and two equal documents are never on both sides of the border between
+# training and validation.
+
+VAL = "val"
+
+_SEED = 0x746F6B656E6D696C  # 'tokenmil': fixed for ever, or documents would move
+
+
+def in_validation(texts: TextBatch, fraction: float) -> NDArray[np.bool_]:
+    """True for the documents of the split `val`."""
+    threshold = int(fraction * 2**64)
+    data = np.ascontiguousarray(texts.data).data
+    bounds = texts.offsets.tolist()
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter(
+        (digest(data[start:end], _SEED) < threshold for start, end in itertools.pairwise(bounds)),
+        np.bool_,
+        count=len(texts),
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Threads around the encoder: one writes behind it and, for remote files, one reads ahead of it.
+#
+# The calls that take the time (reading, encoding, hashing, writing, fsync) release the GIL, so
+# they really overlap. Queues hold one item each: that bounds memory, and more would not be faster.
+# A local file is read and parsed by the encoder's own thread: the kernel reads ahead by itself,
+# there is a worker for every core already, and a batch that one core has parsed is best encoded by
+# that core (with a thread of its own, builds from warm files were slower).
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class StageClock:
+    """Seconds spent in each stage; a stage is timed by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def add(self, stage: str, seconds: float) -> None:
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
+        start = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.add(stage, time.perf_counter() - start)
+
+
+def read_ahead(items: Iterable[T], *, clock: StageClock) -> Generator[T]:
+    """The items, each fetched by a thread while the caller works on the one before.
+
+    Time that the caller had to wait is counted as `wait`. Closing the iterator stops the thread
+    before it returns, so the source can be used again at once.
+    """
+    handover: queue.Queue[Any] = queue.Queue(maxsize=1)
+    stopped = threading.Event()
+
+    def offer(value: Any) -> bool:
+        while not stopped.is_set():
+            try:
+                handover.put(value, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def fetch() -> None:
+        try:
+            for item in items:
+                if not offer((item, None)):
+                    return
+            offer((_END, None))
+        except BaseException as error:  # handed to the caller, who raises it
+            offer((_END, error))
+
+    thread = threading.Thread(target=fetch, name="tokenmill-read-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = clock.timed("wait", handover.get)
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+class WriteBehind:
+    """Runs calls one after the other on a thread of its own, at most two ahead of it.
+
+    As a context manager it ends with all calls done; the first error of a call is raised by the
+    next `submit` or at the end, and the calls behind it are dropped.
+    """
+
+    def __init__(self, clock: StageClock) -> None:
+        self._clock = clock
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="tokenmill-write-behind", daemon=True
+        )
+
+    def __enter__(self) -> WriteBehind:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._queue.put(_END)
+        self._thread.join()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> None:
+        if self._error is not None:
+            raise self._error
+        self._clock.timed("wait", self._queue.put, (call, arguments))
+
+    def _run(self) -> None:
+        while (entry := self._queue.get()) is not _END:
+            if self._error is None:
+                call, arguments = entry
+                try:
+                    self._clock.timed("write", call, *arguments)
+                except BaseException as error:  # raised by the thread that submits
+                    self._error = error
+            # A batch must not stay alive while the thread waits for the next one.
+            entry = call = arguments = None
 
 
 _SHOWN_REJECTS = 3

@@ -14,17 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.builder.fitting import Fitting
-from tokenmill.builder.framing import Scratch
-from tokenmill.builder.memory import (
-    MemoryGuard,
-    budget_with,
-    limit_memory,
-    release_free_memory,
+from tokenmill.builder.memory import MemoryGuard, budget_with, limit_memory, release_free_memory
+from tokenmill.builder.unit import (
+    EngineDisagreesError,
+    Fitting,
+    Scratch,
+    StageClock,
+    UnitPass,
+    UnitRules,
+    UnitTally,
 )
-from tokenmill.builder.messages import EngineReport, ProgressReport, UnitReport
-from tokenmill.builder.pipeline import StageClock
-from tokenmill.builder.unit import EngineDisagreesError, UnitPass, UnitRules, UnitTally
 from tokenmill.config import format_size
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import load_engine
@@ -32,23 +31,92 @@ from tokenmill.errors import MemoryBudgetError
 from tokenmill.sources import format_of
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.format import token_dtype
-from tokenmill.store.layout import unit_name
+from tokenmill.store.layout import join_layout, unit_name
 from tokenmill.store.lock import TurnLock, WorkerLock
-from tokenmill.store.place import join_layout
-from tokenmill.store.writer import UnitWriter
+from tokenmill.store.write import UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from tokenmill.builder.messages import WorkerSettings
+    from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.plan import Task
+    from tokenmill.config import RowShape
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.runners import Report
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
     from tokenmill.store.layout import StoreLayout
     from tokenmill.supervised.shaper import Shaper
+
+
+# -------------------------------------------------------------------------------------------------
+# What the driver and the workers of a build tell each other: small values, nothing else.
+#
+# The driver knows the workers by these alone; it never loads an engine.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSettings:
+    """All that a worker must know; small enough to be sent to any machine."""
+
+    store: str
+    """The folder in which the build works."""
+    url: str | None
+    """Where the store is, if that folder only mirrors it."""
+    corner: str = ""
+    """Folder in the store's tmp/ for this run alone, where other parts work at the same time."""
+    lock_token: str
+    """Names the build that has the store's lock."""
+    config: str
+    """Fingerprint that the receipts carry."""
+    options: SourceOptions
+    tokenizer: TokenizerInfo
+    """The copy in the store, described once by the driver."""
+    special_tokens: str
+    engine: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    val_fraction: float
+    max_reject_fraction: float
+    memory: MemoryPlan
+    is_own_process: bool = True
+    """Whether a worker may limit the memory of its process; not where that is the user's own."""
+    shape: RowShape | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """Which engine a worker uses, sent when it is ready."""
+
+    name: str
+    reference: str
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReport:
+    """What was done since the last report."""
+
+    unit: str
+    input_bytes: int
+    documents: int
+    tokens: int
+    rejected: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitReport:
+    """A unit is committed."""
+
+    unit: str
+    pid: int
+    counts: Counts
+    engine: EngineFacts
+    checked_bytes: int = 0
+    stage_seconds: dict[str, float]
+
 
 _REPORT_SECONDS = 0.2
 

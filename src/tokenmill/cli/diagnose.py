@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as opt
-from tokenmill.cli.stopping import stoppable
+from tokenmill.cli.options import stoppable
 
 GPU = "What the GPU takes"
 CLOCK = "How it is measured"

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenmill.cli import options as opt
+from tokenmill.cli.options import same_command, stoppable
 from tokenmill.errors import UsageError
 from tokenmill.visible import visible
 
 if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
-    from tokenmill.interop.import_ import ImportResult
+    from tokenmill.interop.imports import ImportResult
+
 
 READ = "How files are read"
 WRITTEN = "How files are written"
@@ -234,9 +236,8 @@ def parse_settings(given: list[str] | None, *, merge: bool = False) -> dict[str,
 
 def export_result(result: ExportResult, *, as_json: bool) -> None:
     """Print what an export made."""
-    from tokenmill.cli.numbers import count, duration, rate
-    from tokenmill.cli.output import print_json
-    from tokenmill.cli.render import facts
+    from tokenmill.cli.output import count, duration, print_json, rate
+    from tokenmill.cli.show import facts
     from tokenmill.config import format_size
 
     if as_json:
@@ -268,9 +269,8 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
     """Print what an import made."""
     import shlex
 
-    from tokenmill.cli.numbers import count, duration, rate
-    from tokenmill.cli.output import print_json
-    from tokenmill.cli.render import facts, next_steps, splits_text
+    from tokenmill.cli.output import count, duration, print_json, rate
+    from tokenmill.cli.show import facts, next_steps, splits_text
 
     if as_json:
         print_json(result)
@@ -293,3 +293,189 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
     )
     store = shlex.quote(result.store)
     next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill export`: a store in, files of another project out.
+
+KEPT_PARTS = "every part that was finished stays"
+
+
+def export(
+    store: opt.StorePath,
+    to: To,
+    out: OutFolder,
+    split: Splits = None,
+    seq_len: SeqLen = None,
+    packing: Packing = "concat",
+    file_tokens: FileTokens = None,
+    link: LinkFlag = False,
+    link_or_copy: LinkOrCopy = False,
+    merge: Merge = False,
+    settings: Settings = None,
+    workers: Threads = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+) -> None:
+    """Write a store in another project's format. The same command again resumes.
+
+    The format's index comes last, so an export that has one is complete.
+
+    \b
+    Examples:
+      tokenmill export my-store --to megatron --out megatron/ --link
+      tokenmill export my-store --to llmc --out llmc/ --file-tokens 100000000
+      tokenmill export my-store --to mds --out mds/ --seq-len 2048
+    """
+    import tokenmill
+    from tokenmill.cli.output import count
+    from tokenmill.cli.progress import watch_amount
+
+    with (
+        stoppable(KEPT_PARTS, command=same_command()),
+        watch_amount("exporting", shown=lambda n: count(n, "token"), quiet=quiet) as on_progress,
+    ):
+        result = tokenmill.export_store(
+            store,
+            to=str(to),
+            out=out,
+            split=split or None,
+            seq_len=seq_len,
+            packing=packing,
+            file_tokens=file_tokens,
+            link=link_mode(link, link_or_copy),
+            workers=workers,
+            on_progress=on_progress,
+            **parse_settings(settings, merge=merge),
+        )
+    export_result(result, as_json=as_json)
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill import`: files of another project in, a store out.
+
+KEPT_IMPORT = "every part that was finished is committed and stays"
+
+
+def import_(
+    path: ForeignPath,
+    tokenizer: opt.Tokenizer,
+    out: OutStore,
+    from_: From = None,
+    dtype: Dtype = None,
+    split_at_eos: SplitAtEos = False,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split",
+            metavar="NAME",
+            show_default="val where a file's name says so, else train",
+            rich_help_panel=READ,
+            help="The split that all documents go to.",
+        ),
+    ] = None,
+    eos: EosToken = None,
+    settings: Settings = None,
+    workers: Threads = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+) -> None:
+    """Make a store of another project's token files. The same command again resumes.
+
+    Documents are kept where the format has borders between them. Every id is checked against the
+    tokenizer, and where its end-of-text stands is found and written down. Nothing that could
+    execute, like a pickle, is ever loaded.
+
+    \b
+    Examples:
+      tokenmill import data/wiki_text_document -t tokenizer.json -o my-store
+      tokenmill import fineweb10B/ --from llmc --split-at-eos -t gpt2/ -o my-store
+    """
+    import tokenmill
+    from tokenmill.cli.progress import watch_amount
+
+    with (
+        stoppable(KEPT_IMPORT, command=same_command()),
+        watch_amount("importing", quiet=quiet) as on_progress,
+    ):
+        result = tokenmill.import_store(
+            path,
+            tokenizer=tokenizer,
+            out=out,
+            format=None if from_ is None else str(from_),
+            dtype=dtype,
+            split_at_eos=split_at_eos,
+            split=split,
+            eos=eos,
+            workers=workers,
+            on_progress=on_progress,
+            **parse_settings(settings),
+        )
+    import_result(result, as_json=as_json)
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill convert`: from one project's format to another's.
+
+
+def convert(
+    path: ForeignPath,
+    to: To,
+    out: OutFolder,
+    from_: From = None,
+    tokenizer: OptionalTokenizer = None,
+    dtype: Dtype = None,
+    split_at_eos: SplitAtEos = False,
+    eos: EosToken = None,
+    split: Splits = None,
+    seq_len: SeqLen = None,
+    packing: Packing = "concat",
+    file_tokens: FileTokens = None,
+    link: LinkFlag = False,
+    link_or_copy: LinkOrCopy = False,
+    merge: Merge = False,
+    settings: Settings = None,
+    workers: Threads = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+) -> None:
+    """Write token files of one format in another. The same command again resumes.
+
+    Raw token files (megatron, datatrove, olmo, nanogpt, llmc) are read where they lie; others
+    become a store first, inside the out folder, which is removed at the end.
+
+    \b
+    Examples:
+      tokenmill convert data/wiki_text_document --to mds --out mds/ --seq-len 2048
+      tokenmill convert tokens/ --from datatrove --to megatron --out megatron/ --merge
+    """
+    import tokenmill
+    from tokenmill.cli.output import count
+    from tokenmill.cli.progress import watch_amount
+
+    with (
+        stoppable(KEPT_PARTS, command=same_command()),
+        watch_amount("converting", shown=lambda n: count(n, "token"), quiet=quiet) as on_progress,
+    ):
+        result = tokenmill.convert(
+            path,
+            to=str(to),
+            out=out,
+            format=None if from_ is None else str(from_),
+            tokenizer=tokenizer,
+            dtype=dtype,
+            split_at_eos=split_at_eos,
+            eos=eos,
+            split=split or None,
+            seq_len=seq_len,
+            packing=packing,
+            file_tokens=file_tokens,
+            link=link_mode(link, link_or_copy),
+            workers=workers,
+            on_progress=on_progress,
+            **parse_settings(settings, merge=merge),
+        )
+    export_result(result, as_json=as_json)

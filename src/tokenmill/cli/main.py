@@ -14,26 +14,45 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tokenmill.cli import (
-    build,
-    convert,
-    demo,
-    diagnose,
-    export,
-    finish,
-    import_,
-    inspect,
-    layout,
-    plan,
-    train,
-    verify,
-    version,
-)
-from tokenmill.cli.grouping import GroupedCommand
+from tokenmill._version import __version__
+from tokenmill.cli import commands as commands_module
+from tokenmill.cli import diagnose, formats, train
+from tokenmill.cli.options import GroupedCommand, raise_on_sigterm
 from tokenmill.cli.output import guard_streams
-from tokenmill.cli.stopping import raise_on_sigterm
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.visible import visible
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill version`: the versions that decide what a build does.
+
+PACKAGES = ("numpy", "pyarrow", "gigatoken", "tokenizers", "sentencepiece", "tiktoken")
+
+
+def version() -> None:
+    """Print the versions of tokenmill, Python and the engines.
+
+    \b
+    Example:
+      tokenmill version
+    """
+    import platform
+
+    print(f"tokenmill {__version__}")
+    print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package in PACKAGES:
+        print(f"{package} {_installed(package)}")
+
+
+def _installed(package: str) -> str:
+    # Not at the top: it takes a third of the start-up time of the command.
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        return version_of(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
 
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
 ParserError: Any = typer.BadParameter.__mro__[2]
@@ -53,26 +72,26 @@ app = typer.Typer(
 )
 
 for _name, _command in (
-    ("build", build.build),
-    ("finish", finish.finish),
-    ("plan", plan.plan),
-    ("inspect", inspect.inspect),
-    ("layout", layout.layout),
-    ("verify", verify.verify),
+    ("build", commands_module.build),
+    ("finish", commands_module.finish),
+    ("plan", commands_module.plan),
+    ("inspect", commands_module.inspect),
+    ("layout", commands_module.layout),
+    ("verify", commands_module.verify),
     ("train", train.train),
     ("diagnose", diagnose.diagnose),
-    ("export", export.export),
-    ("import", import_.import_),
-    ("convert", convert.convert),
-    ("demo", demo.demo),
-    ("version", version.version),
+    ("export", formats.export),
+    ("import", formats.import_),
+    ("convert", formats.convert),
+    ("demo", commands_module.demo),
+    ("version", version),
 ):
     app.command(_name, cls=GroupedCommand)(_command)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version.version()
+        version()
         raise typer.Exit
 
 
@@ -120,7 +139,7 @@ def refuse_secret_arguments() -> None:
     """No address with a password goes any further, whatever it is given for."""
     for argument in sys.argv[1:]:
         if ":/" in argument:
-            from tokenmill.remote import refuse_secrets
+            from tokenmill.files import refuse_secrets
 
             refuse_secrets(re.sub(r"^(--[\w-]+=|-\w)", "", argument))
 

@@ -11,8 +11,16 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.numbers import clock, compact, count, of_budget, share
-from tokenmill.cli.output import live_display, make_console, unguarded
+from tokenmill.cli.output import (
+    clock,
+    compact,
+    count,
+    live_display,
+    make_console,
+    of_budget,
+    share,
+    unguarded,
+)
 from tokenmill.config import format_size
 from tokenmill.visible import visible
 

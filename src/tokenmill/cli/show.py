@@ -3,22 +3,311 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.numbers import compact, count, share
-from tokenmill.cli.output import make_console, print_json
-from tokenmill.cli.render import facts, left_out, next_steps, splits_text
+from tokenmill.builder.progress import BuildResult
+from tokenmill.builder.verify import VerifyReport
+from tokenmill.cli.output import (
+    compact,
+    count,
+    duration,
+    make_console,
+    of_budget,
+    print_json,
+    rate,
+    share,
+)
 from tokenmill.config import format_size
+from tokenmill.demo import Comparison, Corpus, Fed, Finished, Heading, Rebuilt, Trained
+from tokenmill.inspection import Inspection
 from tokenmill.visible import visible, visible_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from tokenmill.inspection import DocumentView, Inspection, LengthBin, Lengths, Token
+    from tokenmill.builder.estimate import BuildPlan
+    from tokenmill.builder.progress import RowLengths
+    from tokenmill.demo import Step
+    from tokenmill.inspection import DocumentView, LengthBin, Lengths, Token
+    from tokenmill.loader.packing import Account, LayoutReport
+    from tokenmill.store.facts import Counts, SplitTotals
+    from tokenmill.store.facts import Counts as StoreCounts
+    from tokenmill.store.facts import SplitTotals as StoreSplitTotals
+
+
+# -------------------------------------------------------------------------------------------------
+# Results as tables on stdout: the pieces, and the summary of a build.
+
+Row = tuple[str, str]
+
+LABEL_COLUMNS = 12
+SHORT_SECONDS = 2.0
+"""Below this, a rate is mostly the opening and closing of files."""
+
+
+def facts(rows: Iterable[Row]) -> None:
+    """Print names and values in two columns; rows without a value are left out."""
+    console = make_console()
+    for name, value in rows:
+        lines = [
+            piece
+            for line in value.split("\n")
+            for piece in _wrap(visible(line), width=max(console.width - LABEL_COLUMNS, 40))
+        ]
+        for number, line in enumerate(lines):
+            _labelled(console, "" if number else name, line)
+
+
+def next_steps(*commands: str) -> None:
+    """Print commands to try, unbroken, so that they can be copied."""
+    console = make_console()
+    for number, command in enumerate(commands):
+        _labelled(console, "" if number else "next", visible(command))
+
+
+def _labelled(console: Console, label: str, line: str) -> None:
+    from rich.text import Text
+
+    console.print(
+        Text(label.ljust(LABEL_COLUMNS), style="bold").append(line, "not bold"), soft_wrap=True
+    )
+
+
+def _wrap(line: str, *, width: int) -> list[str]:
+    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+
+
+def build_result(
+    result: BuildResult, *, as_json: bool, standing: str = "complete and up to date"
+) -> None:
+    """Print what a build did and what the store holds now; `standing` is said if it did nothing."""
+    if as_json:
+        print_json(
+            result,
+            working_seconds=result.working_seconds,
+            bytes_per_second=_per_second(result.built.input_bytes, result),
+            tokens_per_second=_per_second(result.built.tokens, result),
+        )
+        return
+    store = visible(result.store)
+    whole = store if result.part is None else f"part {result.part} of {store}"
+    if result.nothing_to_do:
+        print(f"nothing to do: {whole} is {standing}")
+    facts(build_rows(result))
+    for warning in result.warnings:
+        make_console(stderr=True).print(visible(f"warning: {warning}"), soft_wrap=True)
+    store = shlex.quote(result.store)
+    if result.part is not None and not result.nothing_to_do:
+        next_steps(f"tokenmill finish {store}    when all parts are built")
+        return
+    next_steps(
+        f"tokenmill inspect {store}",
+        f"tokenmill verify {store}",
+        f"tokenmill layout {store} --seq-len 2048",
+    )
+
+
+def build_rows(result: BuildResult) -> list[Row]:
+    """The facts of a build, in the order of a reader's questions."""
+    totals = result.totals
+    rows = [
+        ("store", visible(result.store)),
+        ("part", "" if result.part is None else f"{result.part}; what follows is of it alone"),
+        ("documents", f"{count(totals.documents)}{left_out(totals)}"),
+        ("tokens", f"{count(totals.tokens)} as {result.dtype}{_ratio(result)}"),
+        ("splits", splits_text(result.splits)),
+        ("counted", _counted(result)),
+        ("lengths", _lengths(result)),
+        ("cut off", _cuts(result)),
+        ("rejects", _rejects(result)),
+        ("not read", first_of(result.skipped_files)),
+        ("engine", _engine(result)),
+    ]
+    if result.nothing_to_do:
+        return rows
+    if not result.units_built:
+        return [*rows, ("units", _units(result)), ("time", duration(result.seconds))]
+    return [
+        *rows,
+        ("units", _units(result)),
+        ("rate", _rate(result)),
+        ("time", _time(result)),
+        (
+            "memory",
+            f"{of_budget(result.peak_memory_bytes, result.memory_budget_bytes)} at the peak",
+        ),
+        ("limited by", _limited_by(result)),
+    ]
+
+
+def _ratio(result: BuildResult) -> str:
+    ratio = result.bytes_per_token
+    return "" if ratio is None else f", {ratio:.2f} bytes of text per token"
+
+
+def _per_second(number: int, result: BuildResult) -> float | None:
+    return number / result.working_seconds if result.working_seconds > 0 else None
+
+
+def left_out(totals: Counts | StoreCounts) -> str:
+    """' of 12 rows (1 empty, 2 rejected)'; an empty string where each row is one document."""
+    parts = [
+        f"{count(number)} {word}"
+        for number, word in (
+            (totals.empty, "empty"),
+            (totals.rejected, "rejected"),
+            (totals.skipped, "beyond the limit"),
+        )
+        if number
+    ]
+    if totals.split_rows:
+        parts.append(f"{count(totals.split_rows)} split into {count(totals.pieces)}")
+    return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""
+
+
+def splits_text(splits: Mapping[str, SplitTotals] | Mapping[str, StoreSplitTotals]) -> str:
+    """One line for each split."""
+    return "\n".join(
+        f"{visible(name)}: {count(split.documents, 'document')}, {count(split.tokens, 'token')},"
+        f" {count(split.shards, 'shard')}"
+        for name, split in splits.items()
+    )
+
+
+def _counted(result: BuildResult) -> str:
+    tokens = None if result.lengths is None else result.lengths.counted_tokens
+    if tokens is None:
+        return ""
+    return f"{count(tokens)} tokens ({share(tokens, result.totals.tokens)}) count for the loss"
+
+
+def _lengths(result: BuildResult) -> str:
+    """Tokens per row, and what became of those that were too long."""
+    lengths = result.lengths
+    if lengths is None:
+        return ""
+    shown = ", ".join(f"{p}% {count(value)}" for p, value in lengths.percentiles.items())
+    extent = f"{count(lengths.shortest)} to {count(lengths.longest)} tokens a row"
+    lines = [f"{extent}, mean {lengths.mean:,.1f}; percentiles: {shown}"]
+    if lengths.max_length is not None:
+        lines.append(_too_long(lengths, lengths.max_length))
+    return "\n".join(lines)
+
+
+def _too_long(lengths: RowLengths, limit: int) -> str:
+    if lengths.too_long == "reject":
+        return f"{count(lengths.rejected_too_long, 'row')} over {count(limit)} tokens rejected"
+    if lengths.too_long == "truncate" and lengths.cut_off is not None:
+        return f"{count(lengths.cut_off, 'row')} over {count(limit)} tokens cut off"
+    if lengths.too_long == "truncate":
+        return f"{count(lengths.at_limit, 'row')} of {count(limit)} tokens: cut off, or as long"
+    over = f"{count(lengths.split_rows, 'row')} over {count(limit)} tokens"
+    if not lengths.split_rows:
+        return over
+    silent = lengths.silent_documents
+    note = f", in {count(silent)} of which nothing counts" if silent else ""
+    return f"{over} split into {count(lengths.pieces, 'document')}{note}"
+
+
+def _cuts(result: BuildResult) -> str:
+    """What other limits would take away, one line for each."""
+    if result.lengths is None or not result.lengths.cuts:
+        return ""
+    totals = result.totals
+    rows, tokens = totals.documents - totals.pieces + totals.split_rows, totals.tokens
+    return "\n".join(
+        f"at {count(cut.limit)} tokens: {count(cut.rows, 'row')} ({share(cut.rows, rows)}),"
+        f" {count(cut.tokens, 'token')} ({share(cut.tokens, tokens)})"
+        for cut in result.lengths.cuts
+    )
+
+
+def _rejects(result: BuildResult) -> str:
+    if not result.totals.rejected:
+        return ""
+    where = visible(shlex.quote(f"{result.store}/rejects"))
+    unlisted = result.totals.unlisted
+    listed = f"all but {count(unlisted)}, which are counted" if unlisted else "each"
+    return f"{count(result.totals.rejected, 'row')}; file, row and reason of {listed}: {where}"
+
+
+def first_of(skipped: Sequence[tuple[str, str]]) -> str:
+    """Files that were left out, with the reason, the first of them by name."""
+    lines = [visible(f"{path}: {reason}") for path, reason in skipped[:3]]
+    if len(skipped) > len(lines):
+        lines.append(f"... and {count(len(skipped) - len(lines), 'more file')}")
+    return "\n".join(lines)
+
+
+def _engine(result: BuildResult) -> str:
+    if result.engine == result.reference:
+        return with_note(result.engine, result.engine_note)
+    checked = count(result.checked_documents, "document")
+    if result.checked_bytes:
+        checked += f" ({count(result.checked_bytes, 'byte')} encoded again in this run)"
+    verdict = f"equal to {result.reference} on the probes and on {checked} of this input"
+    if result.redone_units:
+        again = count(len(result.redone_units), "unit")
+        verdict = (
+            f"differed from {result.reference} on {count(result.mismatches)} of {checked};"
+            f" {again} done again by {result.reference}"
+        )
+    return f"{result.engine}, {verdict}"
+
+
+def with_note(engine: str, note: str | None) -> str:
+    """An engine and why it is this one."""
+    return f"{engine} ({note})" if note else engine
+
+
+def _units(result: BuildResult) -> str:
+    built, kept = result.units_built, result.units_resumed
+    if not built:
+        return f"{count(kept)}, all built before" if kept else "none of the input"
+    return f"{count(built)} built" + (f", {count(kept)} kept from before" if kept else "")
+
+
+def _rate(result: BuildResult) -> str:
+    seconds = result.working_seconds
+    if seconds <= 0:
+        return ""
+    tokens = f"{result.built.tokens / seconds:,.0f} tokens/s"
+    caveat = "start-up left out" if seconds > SHORT_SECONDS else "so short a run says little"
+    return f"{rate(result.built.input_bytes, seconds)}, {tokens} ({caveat})"
+
+
+def _time(result: BuildResult) -> str:
+    return (
+        f"{duration(result.seconds)}, {duration(result.startup_seconds)} of it start-up,"
+        f" with {count(result.workers, 'worker')}"
+    )
+
+
+def _limited_by(result: BuildResult) -> str:
+    if result.limiting_stage is None:
+        return ""
+    return f"{result.limiting_stage} ({stage_shares(result.stage_seconds)})"
+
+
+def stage_shares(stage_seconds: Mapping[str, float]) -> str:
+    """'encode 61.0%, parse 20.1%, ...' of the workers' time, largest first.
+
+    Writing goes on beside the others: it takes none of that time but what is waited for it.
+    """
+    stages = {name: seconds for name, seconds in stage_seconds.items() if name != "write"}
+    total = sum(stages.values())
+    largest = sorted(stages.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {share(seconds, total)}" for name, seconds in largest if seconds)
+    written = stage_seconds.get("write", 0.0)
+    beside = f"; writes took {duration(written)} beside them" if written else ""
+    return f"{shares}{beside}"
+
 
 BAR_COLUMNS = 40
 SHOWN_SOURCES = 8
@@ -321,3 +610,297 @@ def with_borders(tokens: Sequence[Token], *, coloured: bool) -> Text:
     if inside:
         text.append(CLOSE)
     return text
+
+
+# -------------------------------------------------------------------------------------------------
+# What `plan` expects, what `layout` counted and what `verify` found, as tables on stdout.
+
+
+def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
+    """Print what a build would do and take."""
+    if as_json:
+        print_json(planned)
+    else:
+        facts(plan_rows(planned))
+
+
+def plan_rows(planned: BuildPlan) -> list[Row]:
+    """The facts of a plan; all that comes from the sample is marked with 'about'."""
+    units = planned.units_to_build
+    number = "an unknown number of units" if units is None else count(units, "unit")
+    done = f", {count(planned.units_complete)} are complete" if planned.units_complete else ""
+    return [
+        ("input", f"{count(planned.files, 'file')}, {format_size(planned.input_bytes)}"),
+        ("not read", first_of(planned.skipped_files)),
+        ("to build", f"{number}, {format_size(planned.bytes_to_build)} of input{done}"),
+        ("documents", f"about {count(planned.estimated_documents)}"),
+        ("tokens", f"about {count(planned.estimated_tokens)} as {planned.dtype}"),
+        ("disk", f"about {format_size(planned.estimated_disk_bytes)}"),
+        ("time", f"about {duration(planned.estimated_seconds)} beside the start-up"),
+        ("memory", _memory(planned)),
+        ("engine", with_note(planned.engine, planned.engine_note)),
+        ("borders", _borders(planned)),
+        ("sample", _sample(planned)),
+    ]
+
+
+def _memory(planned: BuildPlan) -> str:
+    budget = f"{format_size(planned.memory_budget_bytes)} for {count(planned.workers, 'worker')}"
+    return f"{budget}; rows of more than {format_size(planned.max_document_bytes)} are rejected"
+
+
+def _borders(planned: BuildPlan) -> str:
+    start = f"{visible(planned.bos)} before, " if planned.bos else ""
+    end = f"{visible(planned.eos)} after" if planned.eos else "nothing after"
+    return f"{start}{end} each document"
+
+
+def _sample(planned: BuildPlan) -> str:
+    rejected = (
+        f", {count(planned.sample_rejected, 'row')} rejected" if planned.sample_rejected else ""
+    )
+    documents = count(planned.sample_documents, "document")
+    return f"{format_size(planned.sample_bytes)}, {documents}{rejected}"
+
+
+def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
+    """Print what a verification found; every finding is one line."""
+    if as_json:
+        print_json(report, ok=report.ok, store=store)
+        return
+    console = make_console()
+    facts(verify_rows(report))
+    for finding in report.findings:
+        console.print(visible(f"{finding.file}: {finding.problem}"), style="red", soft_wrap=True)
+    for note in report.notes:
+        console.print(visible(f"note: {note.file}: {note.problem}"), soft_wrap=True)
+
+
+def verify_rows(report: VerifyReport) -> list[Row]:
+    """The verdict and what it rests on."""
+    found = count(len(report.findings), "problem")
+    again = f"{count(report.documents_reencoded, 'document')} encoded again by {report.reference}"
+    missing = ""
+    if report.documents_unavailable:
+        missing = f"; {count(report.documents_unavailable)} could not be: their source is gone"
+    return [
+        ("verdict", "whole and right" if report.ok else f"NOT whole: {found}"),
+        ("files", f"{count(report.files)} of {format_size(report.bytes)}: checksums, indexes, ids"),
+        (
+            "documents",
+            f"{again}, {count(report.mismatches)} differ{missing}" if report.reference else "",
+        ),
+    ]
+
+
+def layout_result(report: LayoutReport, *, as_json: bool) -> None:
+    """Print a line of numbers and a sentence for each packing."""
+    if as_json:
+        steps = {account.packing: report.steps(account) for account in report.accounts}
+        print_json(report, steps=steps)
+        return
+    split = "all splits" if report.split is None else f"split {visible(report.split)}"
+    held = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
+    if report.counted is not None:
+        held += f", of which {count(report.counted)} count for the loss"
+    facts([("store", f"{visible(report.store)}, {split}: {held}")])
+    console = make_console()
+    header, *lines = layout_table(report)
+    console.print(f"\n{header}", style="bold", soft_wrap=True)
+    console.print("\n".join(lines), end="\n\n", soft_wrap=True)
+    facts((account.packing, layout_sentence(account)) for account in report.accounts)
+    facts([("best", layout_advice(report)), ("epoch", layout_epochs(report))])
+
+
+def layout_table(report: LayoutReport) -> list[str]:
+    """A line of names, and one of numbers for each packing; never cut off, however wide."""
+    names = ("packing", "rows", "tokens used", "padded", "split documents", "dropped", "targets")
+    cells = [names, *map(_numbers, report.accounts)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    ]
+
+
+def _numbers(account: Account) -> tuple[str, ...]:
+    return (
+        account.packing,
+        count(account.rows),
+        count(account.used),
+        share(account.padding, _places(account)),
+        count(account.split_documents),
+        count(account.dropped),
+        count(account.targets),
+    )
+
+
+def layout_sentence(account: Account) -> str:
+    """What the numbers of a packing mean for training."""
+    row = count(account.seq_len + 1, "token")
+    padding = f"padding: {share(account.padding, _places(account))} of all places in rows"
+    split = _documents(account.split_documents, account)
+    if account.packing == "concat":
+        return (
+            "every token is used; split at the end of a row, to go on in the next without what"
+            f" came before: {split}"
+        )
+    if account.packing == "best-fit":
+        return f"every token is used; split, as longer than a row of {row}: {split}; {padding}"
+    cut = _documents(account.cut_documents, account)
+    lost = share(account.dropped, account.tokens)
+    return f"{padding}; cut off after {row}: {cut}, which drops {lost} of all tokens"
+
+
+def layout_advice(report: LayoutReport) -> str:
+    """What best-fit gives and takes beside concat; an empty string where one is not there."""
+    by_name = {account.packing: account for account in report.accounts}
+    concat, best_fit = by_name.get("concat"), by_name.get("best-fit")
+    if concat is None or best_fit is None or not concat.rows:
+        return ""
+    whole = concat.split_documents - best_fit.split_documents
+    more = best_fit.rows - concat.rows
+    cost = f"for {share(more, concat.rows)} more rows" if more > 0 else "and takes no more rows"
+    if whole <= 0:
+        return "concat: it splits no document that best-fit would keep whole"
+    return f"best-fit: it keeps {_documents(whole, concat)} whole that concat splits, {cost}"
+
+
+def layout_epochs(report: LayoutReport) -> str:
+    """Steps of one epoch, packing by packing; an empty string where no batch size was given."""
+    lines = []
+    for account in report.accounts:
+        steps = report.steps(account)
+        if steps is None or report.batch_size is None:
+            return ""
+        last = account.rows % report.batch_size
+        partial = f", the last one of {count(last, 'row')}" if last else ""
+        batch = count(report.batch_size, "row")
+        lines.append(f"{account.packing}: {count(steps, 'step')} of {batch}{partial}")
+    return "\n".join(lines)
+
+
+def _places(account: Account) -> int:
+    return account.rows * (account.seq_len + 1)
+
+
+def _documents(number: int, account: Account) -> str:
+    return f"{count(number, 'document')} ({share(number, account.documents)})"
+
+
+# -------------------------------------------------------------------------------------------------
+# The demo as a story: what happens, why, and what came of it, step by step.
+
+STORY_TOKENS = 60
+
+
+@singledispatch
+def tell(step: Step) -> None:
+    """Print one step of the demo."""
+    raise TypeError(f"no words for a step of type {type(step).__name__}")
+
+
+@tell.register
+def _(step: Heading) -> None:
+    console = make_console()
+    console.print(f"\n{step.number}. {step.title}", style="bold cyan")
+    console.print(step.why, style="dim")
+
+
+@tell.register
+def _(step: Corpus) -> None:
+    left_out = f" ({count(step.unreadable)} are not UTF-8 and stay out)" if step.unreadable else ""
+    what = f"{count(step.documents, 'document')}, {format_size(step.text_bytes)} of text"
+    make_console().print(f"{what}{left_out}: {step.path}", soft_wrap=True)
+
+
+@tell.register
+def _(step: Trained) -> None:
+    what = f"{count(step.vocab_size)} tokens learned from {format_size(step.text_bytes)}"
+    make_console().print(f"{what} in {duration(step.seconds)}: {step.folder}", soft_wrap=True)
+
+
+@tell.register
+def _(step: BuildResult) -> None:
+    facts(build_rows(step))
+
+
+@tell.register
+def _(step: Rebuilt) -> None:
+    kept = f"{count(step.result.units_resumed, 'unit')} found complete, nothing to do"
+    make_console().print(f"{kept}: {duration(step.result.seconds)}")
+
+
+@tell.register
+def _(step: VerifyReport) -> None:
+    facts(verify_rows(step))
+
+
+@tell.register
+def _(step: Inspection) -> None:
+    console = make_console()
+    if step.lengths is not None:
+        console.print(f"tokens per document: {length_line(step.lengths)}")
+        console.print(histogram(step.lengths.histogram, console=console))
+    if step.document is not None:
+        coloured = console.is_terminal and not console.no_color
+        console.print(f"\nthe first {STORY_TOKENS} tokens of document {step.document.number}:")
+        console.print(with_borders(step.document.tokens[:STORY_TOKENS], coloured=coloured))
+
+
+@tell.register
+def _(step: Fed) -> None:
+    again = "exactly the rows that came next" if step.is_same else "OTHER ROWS: this is a bug"
+    facts(
+        [
+            (
+                "rows",
+                f"{count(step.rows)} of {count(step.seq_len)} tokens: whole documents, packed",
+            ),
+            ("first batch", f"{duration(step.first_batch_seconds)} after opening, plan included"),
+            ("rate", f"{compact(step.tokens_per_second)} tokens/s, shuffled, in one thread"),
+            ("resumed", f"after step {count(step.steps)}, on {step.ranks} ranks: {again}"),
+        ]
+    )
+
+
+@tell.register
+def _(step: Comparison) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("way")
+    for heading in ("MB/s", "tokens/s", "times faster"):
+        table.add_column(heading, justify="right")
+    first = step.ways[0]
+    for way in step.ways:
+        table.add_row(
+            way.name,
+            f"{way.bytes_per_second / 1e6:,.1f}",
+            compact(way.tokens / way.seconds),
+            f"{way.bytes_per_second / first.bytes_per_second:,.1f}",
+        )
+    console = make_console()
+    console.print(table)
+    console.print(
+        "tokenmill also read the JSON, checked ids against the reference and wrote the store;"
+        " the others only encoded text that was in memory already. Start-up is paid once, however"
+        " large the input.",
+        style="dim",
+    )
+
+
+@tell.register
+def _(step: Finished) -> None:
+    store, corpus, tokenizer = (shlex.quote(p) for p in (step.store, step.corpus, step.tokenizer))
+    make_console().print(f"\nDone in {duration(step.seconds)}. The store is in {store}. Try:")
+    next_steps(
+        f"tokenmill inspect {store}",
+        f"tokenmill inspect {store} --doc 7",
+        f"tokenmill layout {store} --seq-len 2048",
+        f"tokenmill plan {corpus} -t {tokenizer}",
+        f"tokenmill build {corpus} -t {tokenizer} -o my-store",
+    )

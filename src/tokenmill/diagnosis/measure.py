@@ -9,20 +9,46 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
-from tokenmill.diagnosis.values import WayResult
-from tokenmill.diagnosis.ways import WAYS
+from tokenmill import files
+from tokenmill.api import Store
+from tokenmill.builder.memory import (
+    default_budget,
+    divide_budget,
+    max_document_bytes,
+    usable_memory,
+)
+from tokenmill.config import format_size
+from tokenmill.diagnosis.values import Demand, Recommendation, SweepPoint, WayResult, compact, count
+from tokenmill.diagnosis.ways import WAYS, WayJob, store_path, take_sample
+from tokenmill.engines.describe import describe
+from tokenmill.engines.load import REFERENCES, load_engine
+from tokenmill.engines.locate import resolve_eos
+from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
+from tokenmill.inspection import measure_lengths
+from tokenmill.runners.local import physical_cores
+from tokenmill.trainer.options import PEAKS, PRESETS, preset
 
 if TYPE_CHECKING:
-    from tokenmill.diagnosis.ways.base import Job
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tokenmill.diagnosis.values import SampleFacts
+    from tokenmill.engines.base import TokenizerInfo
+    from tokenmill.inspection import Lengths
+
 
 LOOK_SECONDS = 0.05
 LOOK_SHARE = 0.03
@@ -32,11 +58,11 @@ KEPT_POINTS = 240
 # As the build starts its workers: the child sees the modules that this process sees.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tokenmill.diagnosis.child import main; main()"
+    "from tokenmill.diagnosis.ways import run_job; run_job()"
 )
 
 
-def run_way(job: Job) -> WayResult:
+def run_way(job: WayJob) -> WayResult:
     """Carry out the job; what goes wrong in it is told by the result."""
     kind = WAYS[job.way]
     found, memory = _run(job)
@@ -60,7 +86,7 @@ def run_way(job: Job) -> WayResult:
     )
 
 
-def _run(job: Job) -> tuple[dict[str, Any], list[tuple[float, int]]]:
+def _run(job: WayJob) -> tuple[dict[str, Any], list[tuple[float, int]]]:
     with tempfile.TemporaryDirectory(dir=job.folder) as folder, tempfile.TemporaryFile() as err:
         told, answer = Path(folder) / "job.json", Path(folder) / "result.json"
         told.write_text(json.dumps(dataclasses.asdict(job)))
@@ -133,3 +159,447 @@ def _reason(process: psutil.Popen, err: IO[bytes]) -> str:
     lines = err.read().decode("utf-8", errors="replace").strip().splitlines()
     said = f": {lines[-1]}" if lines else ""
     return f"its process ended with exit code {process.returncode}{said}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Several worker counts and batch sizes, and which of them to use on this machine.
+
+SWEPT = ("batched", "pool", "build")
+BATCHES = (1, 8, 64, 512)
+NEAR_BEST = 0.95
+SPARE = 1.25
+ROUND_TO = 250 * 10**6
+
+
+def worker_counts(cores: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and the cores themselves."""
+    counts = {cores}
+    count = 1
+    while count < cores:
+        counts.add(count)
+        count *= 2
+    return tuple(sorted(counts))
+
+
+def sweep_jobs(job: WayJob, *, cores: int) -> list[WayJob]:
+    """What is to be tried beside the ways as they were measured."""
+    settings = [("batched", cores, batch) for batch in BATCHES]
+    settings += [("pool", workers, job.batch) for workers in worker_counts(cores)]
+    settings += [("build", workers, job.batch) for workers in worker_counts(cores)]
+    return [
+        dataclasses.replace(job, way=way, workers=workers, batch=batch)
+        for way, workers, batch in settings
+    ]
+
+
+def points(results: Iterable[WayResult]) -> tuple[SweepPoint, ...]:
+    """The settings that could be measured, each once."""
+    found = {
+        (result.key, result.workers, result.batch): SweepPoint(
+            key=result.key,
+            workers=result.workers,
+            batch=result.batch,
+            tokens_per_second=result.tokens_per_second,
+            cpu_cores=result.cpu_cores,
+            peak_memory_bytes=result.peak_memory_bytes,
+        )
+        for result in results
+        if result.problem is None
+    }
+    order = list(dict.fromkeys(key for key, _, _ in found))
+    return tuple(
+        found[setting] for setting in sorted(found, key=lambda s: (order.index(s[0]), s[1], s[2]))
+    )
+
+
+def recommend(
+    swept: Sequence[SweepPoint], *, sample: SampleFacts, tokenizer_bytes: int
+) -> Recommendation | None:
+    """The smallest settings within a few percent of the best; None without a build."""
+    build = smallest_near_best([point for point in swept if point.key == "build"])
+    if build is None:
+        return None
+    pool = smallest_near_best([point for point in swept if point.key == "pool"])
+    batch = smallest_near_best([point for point in swept if point.key == "batched"])
+    memory = memory_for(build, sample=sample, tokenizer_bytes=tokenizer_bytes)
+    return Recommendation(
+        build_workers=build.workers,
+        build_memory_bytes=memory,
+        pool_workers=None if pool is None else pool.workers,
+        batch=None if batch is None else batch.batch,
+        reasons=tuple(_reasons(build, pool, batch, memory=memory, sample=sample)),
+    )
+
+
+def smallest_near_best(tried: Sequence[SweepPoint]) -> SweepPoint | None:
+    """The setting with the fewest workers and the smallest batch that is nearly the best."""
+    if not tried:
+        return None
+    enough = NEAR_BEST * max(point.tokens_per_second for point in tried)
+    near = [point for point in tried if point.tokens_per_second >= enough]
+    return min(near, key=lambda point: (point.workers, point.batch))
+
+
+def memory_for(build: SweepPoint, *, sample: SampleFacts, tokenizer_bytes: int) -> int:
+    """A budget for a build: what was seen and some more, and never one that rejects documents."""
+    wanted = round(SPARE * build.peak_memory_bytes)
+    while True:
+        budget = -(-wanted // ROUND_TO) * ROUND_TO
+        large_enough = max_document_bytes(budget) >= sample.largest_document_bytes
+        if large_enough and _fits(budget, build.workers, tokenizer_bytes):
+            return budget
+        if budget > usable_memory():
+            return usable_memory() // 10**6 * 10**6
+        wanted = budget + 1
+
+
+def _fits(budget: int, workers: int, tokenizer_bytes: int) -> bool:
+    try:
+        divide_budget(
+            budget,
+            tokenizer_bytes=tokenizer_bytes,
+            most_workers=workers,
+            least_workers=workers,
+        )
+    except MemoryBudgetError:
+        return False
+    return True
+
+
+def _reasons(
+    build: SweepPoint,
+    pool: SweepPoint | None,
+    batch: SweepPoint | None,
+    *,
+    memory: int,
+    sample: SampleFacts,
+) -> Iterable[str]:
+    near = f"the smallest within {1 - NEAR_BEST:.0%} of the best"
+    yield (
+        f"tokenmill build --workers {build.workers}: {compact(build.tokens_per_second)} tokens/s,"
+        f" {near}"
+    )
+    yield (
+        f"--memory {memory // 10**6}MB: {format_size(build.peak_memory_bytes)} were used at the"
+        f" peak, and the largest document seen has {format_size(sample.largest_document_bytes)}"
+    )
+    if memory > default_budget():
+        yield (
+            f"that is more than a quarter of this machine ({format_size(default_budget())}),"
+            " which a build takes by itself"
+        )
+    if pool is not None:
+        yield (
+            f"a process pool: {count(pool.workers, 'worker')},"
+            f" {compact(pool.tokens_per_second)} tokens/s, {near}"
+        )
+    if batch is not None:
+        yield (
+            f"batches in the loop: {count(batch.batch, 'sample')} a call,"
+            f" {compact(batch.tokens_per_second)} tokens/s, {near}"
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# Takes the sample, runs every way on it, then the sweep: all that is measured, in order.
+
+if TYPE_CHECKING:
+    OnStep = Callable[[int, int, str], None]
+    """Told before each step: its number, how many there are, and what it does."""
+
+BATCH = 64
+ALONE = ("one-by-one", "joined", "loader")
+"""Ways that are one thread, whatever the number of workers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiagnoseRequest:
+    """What is to be measured."""
+
+    inputs: tuple[str, ...]
+    tokenizer: str
+    text_field: str = "text"
+    separator: str | None = None
+    seconds: float = 1.0
+    sample_mb: float = 32.0
+    workers: int | None = None
+    seq_len: int = 1024
+    sweep: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 60:
+            raise UsageError(
+                f"seconds={self.seconds!r} is no time to measure each way for",
+                hint="use more than 0 and at most 60, such as --seconds 2",
+            )
+        if not 0 < self.sample_mb <= 4096:
+            raise UsageError(
+                f"sample_mb={self.sample_mb!r} is no size of a sample",
+                hint="use more than 0 and at most 4096, such as --sample-mb 32",
+            )
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """What was found."""
+
+    info: TokenizerInfo
+    sample: SampleFacts
+    lengths: Lengths | None
+    ways: tuple[WayResult, ...]
+    sweep: tuple[SweepPoint, ...]
+    recommendation: Recommendation | None
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, threads of a core counted one by one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def measure_all(request: DiagnoseRequest, *, on_step: OnStep | None = None) -> Measurements:
+    """Measure everything that was asked for."""
+    info = describe(request.tokenizer)
+    _check_loads(info)
+    with tempfile.TemporaryDirectory(prefix="tokenmill-diagnose-") as folder:
+        base = WayJob(
+            way="",
+            folder=folder,
+            tokenizer=request.tokenizer,
+            kind=info.kind.value,
+            workers=request.workers or usable_cores(),
+            batch=BATCH,
+            seconds=request.seconds,
+            seq_len=request.seq_len,
+        )
+        jobs = _way_jobs(base, build_workers=request.workers or physical_cores())
+        swept = sweep_jobs(base, cores=base.workers) if request.sweep else []
+        more = [job for job in swept if job not in jobs]
+        tell = _Teller(on_step, steps=1 + len(jobs) + len(more))
+        tell("reading a sample")
+        sample = take_sample(
+            request.inputs,
+            folder=Path(folder),
+            most_bytes=round(request.sample_mb * 1e6),
+            text_field=request.text_field,
+            separator=request.separator,
+        )
+        ways = tuple(_measuring_run(job, tell) for job in jobs)
+        tried = (
+            points([*ways, *(_measuring_run(job, tell) for job in more)]) if request.sweep else ()
+        )
+        return Measurements(
+            info=info,
+            sample=sample,
+            lengths=_lengths(folder, ways),
+            ways=ways,
+            sweep=tuple(point for point in tried if point.key in SWEPT),
+            recommendation=recommend(tried, sample=sample, tokenizer_bytes=_size(info)),
+        )
+
+
+def _check_loads(info: TokenizerInfo) -> None:
+    """Fail here and with its own words, not once in every way."""
+    before = dict(os.environ)
+    try:
+        load_engine(info, choice=REFERENCES[info.kind])
+    finally:
+        # An engine holds its threads back by variables, which the ways would inherit.
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class _Teller:
+    def __init__(self, on_step: OnStep | None, *, steps: int) -> None:
+        self._on_step = on_step
+        self._steps = steps
+        self._number = 0
+
+    def __call__(self, what: str) -> None:
+        self._number += 1
+        if self._on_step is not None:
+            self._on_step(self._number, self._steps, what)
+
+
+def _way_jobs(base: WayJob, *, build_workers: int) -> list[WayJob]:
+    """A job for each way; the build comes before the loader, which reads what it wrote."""
+    jobs = []
+    for way in WAYS:
+        if way == "dataloader" and find_spec("torch") is None:
+            continue
+        workers = base.workers
+        if way in ("build", "loader"):
+            workers = build_workers
+        jobs.append(dataclasses.replace(base, way=way, workers=workers))
+    return jobs
+
+
+def _measuring_run(job: WayJob, tell: _Teller) -> WayResult:
+    setting = "" if job.way in ALONE else f", {count(job.workers, 'worker')}"
+    batch = f", {count(job.batch, 'sample')} a call" if job.way == "batched" else ""
+    tell(f"{WAYS[job.way].title}{setting}{batch}")
+    return run_way(job)
+
+
+def _lengths(folder: str, ways: tuple[WayResult, ...]) -> Lengths | None:
+    """Tokens per document of the sample, from the store that the build made of it."""
+    build = next((way for way in ways if way.key == "build" and way.problem is None), None)
+    if build is None:
+        return None
+    store = Store(store_path(folder, workers=build.workers))
+    return measure_lengths(
+        store.map_shard(shard).index.lengths for shard in range(len(store.shards))
+    )
+
+
+def _size(info: TokenizerInfo) -> int:
+    return sum(path.stat().st_size for path in info.files.values())
+
+
+# -------------------------------------------------------------------------------------------------
+# What a GPU takes: as given, or estimated from the model's size and the GPU's peak.
+#
+#   | tokens/s = peak FLOP/s x share of it that is used (MFU) / FLOPs of one token
+#
+# It is an estimate of a training that is not limited by its input, and no more exact than the MFU,
+# which the user may set. Peaks are the vendors' figures for dense bfloat16, or fp16 where there is
+# none.
+
+DEFAULT_GPU = "H200"
+DEFAULT_MFU = 0.4
+DEFAULT_SEQ_LEN = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What the user says of the training: a rate, or a model and a GPU."""
+
+    tokens_per_second: float | None = None
+    model: str | None = None
+    gpu: str = DEFAULT_GPU
+    gpus: int = 1
+    mfu: float = DEFAULT_MFU
+    seq_len: int = DEFAULT_SEQ_LEN
+
+    def __post_init__(self) -> None:
+        rate = self.tokens_per_second
+        if rate is not None and self.model is not None:
+            raise UsageError(
+                f"--tokens-per-second {rate:g} and --model {self.model} both say what the GPU"
+                " takes",
+                hint="leave one of them out; a rate that you measured is better than an estimate",
+            )
+        if rate is not None and not 0 < rate < math.inf:
+            raise UsageError(
+                f"{rate:g} tokens a second is no rate of a GPU",
+                hint="use a number above 0, such as --tokens-per-second 500000",
+            )
+        if self.model is not None:
+            preset(self.model)
+        if _key(self.gpu) not in GPUS:
+            raise UsageError(
+                f"the peak of a GPU {self.gpu!r} is not known here",
+                hint=f"use one of {', '.join(PEAKS)}, or give a rate: --tokens-per-second N",
+            )
+        if self.gpus < 1:
+            raise UsageError(f"{self.gpus} GPUs take nothing", hint="use --gpus 1 or more")
+        if not 0 < self.mfu <= 1:
+            raise UsageError(
+                f"mfu={self.mfu!r} is not a share of the GPU's peak",
+                hint="use a number above 0 and up to 1, such as --mfu 0.4",
+            )
+        if self.seq_len < 1:
+            raise UsageError(
+                f"seq_len={self.seq_len!r} has no token", hint="use a number such as 1024"
+            )
+
+
+def demands(wanted: Wanted, *, vocab_size: int) -> tuple[Demand, ...]:
+    """The rate that was given, that of the model, or those of all presets where neither was."""
+    if wanted.tokens_per_second is not None:
+        return (
+            Demand(
+                name="as given",
+                tokens_per_second=wanted.tokens_per_second,
+                gpus=wanted.gpus,
+                origin="as given, for each GPU",
+                is_estimate=False,
+            ),
+        )
+    # The smallest is for tests on a CPU; no GPU is bought to train it.
+    names = [name for name in PRESETS if name != "tiny"] if wanted.model is None else [wanted.model]
+    return tuple(_estimate(name, wanted, vocab_size=vocab_size) for name in names)
+
+
+def _estimate(name: str, wanted: Wanted, *, vocab_size: int) -> Demand:
+    model, gpu = PRESETS[name], GPUS[_key(wanted.gpu)]
+    peak = PEAKS[gpu]
+    flops = model.flops_per_token(wanted.seq_len, vocab_size)
+    parameters = model.num_parameters(vocab_size) / 1e6
+    return Demand(
+        name=name,
+        tokens_per_second=peak * wanted.mfu / flops,
+        gpus=wanted.gpus,
+        origin=f"{parameters:,.0f}M parameters with this vocabulary, {flops / 1e9:,.2f} GFLOPs"
+        " for each token",
+        basis=f"an estimate: {wanted.mfu:.0%} of the {peak / 1e12:,.0f} TFLOP/s of one {gpu}, at"
+        f" {wanted.seq_len:,} tokens of context",
+        is_estimate=True,
+    )
+
+
+def _key(gpu: str) -> str:
+    return gpu.upper().replace(" ", "").replace("-", "")
+
+
+GPUS = {_key(name): name for name in PEAKS}
+"""As anyone may write it -> as it is listed."""
+
+
+# -------------------------------------------------------------------------------------------------
+# What to type: the commands that would mend a starved training, with the user's own paths.
+
+STORE = "store"
+SHOWN_INPUTS = 8
+
+
+def fix_commands(
+    request: DiagnoseRequest, info: TokenizerInfo, recommendation: Recommendation | None
+) -> tuple[str, ...]:
+    """Build once, then load: a command and a line of Python."""
+    inputs = [files.shown(each) for each in request.inputs[:SHOWN_INPUTS]]
+    command = ["tokenmill", "build", *inputs, "--tokenizer", request.tokenizer, "--out", STORE]
+    if request.text_field != "text":
+        command += ["--text-field", request.text_field]
+    if request.separator is not None:
+        command += ["--separator", _escaped(request.separator)]
+    if not _names_eos(info):
+        command += ["--eos", "TOKEN"]
+    if recommendation is not None:
+        command += ["--workers", str(recommendation.build_workers)]
+        command += ["--memory", f"{recommendation.build_memory_bytes // 10**6}MB"]
+    shown = shlex.join(command)
+    if len(request.inputs) > SHOWN_INPUTS:
+        shown = shown.replace(" --tokenizer", " ... --tokenizer", 1)
+    loader = f'tokenmill.Loader("{STORE}", seq_len={request.seq_len}, batch_size=8)'
+    return shown, f"import tokenmill; loader = {loader}"
+
+
+def eos_note(info: TokenizerInfo) -> list[str]:
+    """What the user must still decide, where the tokenizer does not say it."""
+    try:
+        resolve_eos(info)
+    except TokenizerError as error:
+        return [f"For the build: {error.message}."]
+    return []
+
+
+def _names_eos(info: TokenizerInfo) -> bool:
+    return not eos_note(info)
+
+
+def _escaped(separator: str) -> str:
+    return separator.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")

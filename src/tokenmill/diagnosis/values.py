@@ -7,12 +7,27 @@ tokens), so that all ways count the same.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.config import format_size
+from tokenmill.errors import UsageError
+from tokenmill.monitor import read_timeline
+from tokenmill.stalls import StallReport
 
 if TYPE_CHECKING:
-    from tokenmill.diagnosis.evidence import Evidence
+    import os
+    from collections.abc import Sequence
+
     from tokenmill.inspection import Lengths
+    from tokenmill.monitor import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,3 +183,265 @@ class Diagnosis:
     commands: tuple[str, ...]
     evidence: Evidence
     """What was brought along: a stall report, a run's metrics, a build's time line."""
+
+
+# -------------------------------------------------------------------------------------------------
+# Numbers and lists as people read them, in the advice and in the report.
+
+
+def compact(number: float) -> str:
+    """'38.2M', '950', '1.2k': three digits and a unit."""
+    for unit in ("", "k", "M", "B", "T"):
+        if abs(number) < 999.5 or unit == "T":
+            digits = 0 if abs(number) >= 99.5 or (not unit and number == int(number)) else 1
+            return f"{number:,.{digits}f}{unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def count(number: int, noun: str) -> str:
+    """'1 worker', '1,200 workers'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def tick_text(number: float) -> str:
+    """'10k', '2.5M', '0.2', '0': as short as a number at an axis should be."""
+    if abs(number) < 1:
+        return f"{number:.6f}".rstrip("0").rstrip(".") or "0"
+    text = compact(number)
+    digits, unit = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
+    return (digits.removesuffix(".0") if "." in digits else digits) + unit
+
+
+def times(factor: float) -> str:
+    """'1.3 times', '40 times', 'over 1,000 times'."""
+    if factor > 1000:
+        return "over 1,000 times"
+    return f"{factor:,.0f} times" if factor >= 9.95 else f"{factor:.1f} times"
+
+
+def milliseconds(number: float | None) -> str:
+    """'0.031', '4.2', '120'; '-' where there is none."""
+    if number is None:
+        return "-"
+    digits = 0 if number >= 99.5 else 1 if number >= 9.95 else 2 if number >= 0.0995 else 3
+    return f"{number:,.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """'0.04 s', '9.9 s', '12 s'."""
+    return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 9.95 else 0}f} s"
+
+
+def clock(seconds: float) -> str:
+    """'3 minutes', '2.5 hours', '4.1 days'."""
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= size:
+            amount = seconds / size
+            text = f"{amount:.0f}" if amount >= 9.95 else f"{amount:.1f}".removesuffix(".0")
+            return f"{text} {unit[:-1] if text == '1' else unit}"
+    return duration(seconds)
+
+
+def listed(names: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# -------------------------------------------------------------------------------------------------
+# What a user brings along: a stall report, the metrics of a training, the time line of a build.
+#
+# They are read, summed up in a sentence or two, and drawn in the report.
+
+METRICS = "metrics.jsonl"
+FINE_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class RunMetrics:
+    """What a training wrote about itself, line by line."""
+
+    path: str
+    lines: tuple[dict[str, Any], ...]
+    bad_lines: int
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """(step, value) of every line that has a number of this name."""
+        return [
+            (float(line["step"]), float(line[name]))
+            for line in self.lines
+            if _is_number(line.get("step")) and _is_number(line.get(name))
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What was brought along."""
+
+    stalls: StallReport | None = None
+    run: RunMetrics | None = None
+    timeline: Timeline | None = None
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in (self.stalls, self.run, self.timeline))
+
+
+def read_evidence(
+    *,
+    stalls: str | os.PathLike[str] | None = None,
+    run: str | os.PathLike[str] | None = None,
+    timeline: str | os.PathLike[str] | None = None,
+) -> Evidence:
+    """Read the files that were named."""
+    return Evidence(
+        stalls=None if stalls is None else read_stalls(Path(stalls)),
+        run=None if run is None else read_run(Path(run)),
+        timeline=None if timeline is None else read_timeline(timeline),
+    )
+
+
+def read_stalls(path: Path) -> StallReport:
+    """A report that a StallMeter's `as_json` was written to."""
+    try:
+        members = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the stall report {str(path)!r} cannot be read: {error}",
+            hint="write one with: json.dump(meter.report().as_json(), file)",
+        ) from error
+    if not isinstance(members, dict):
+        raise UsageError(
+            f"{str(path)!r} is JSON, but no report of a StallMeter",
+            hint="write one with: json.dump(meter.report().as_json(), file)",
+        )
+    return StallReport.from_json(members)
+
+
+def read_run(path: Path) -> RunMetrics:
+    """The metrics in the folder of a training; a line cut off by a crash is left out."""
+    file = path / METRICS if path.is_dir() else path
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise UsageError(
+            f"the run {str(path)!r} has no metrics: {error}",
+            hint=f"name the folder that `tokenmill train` wrote, with {METRICS} in it",
+        ) from error
+    lines, bad = [], 0
+    for row in text.splitlines():
+        try:
+            line = json.loads(row)
+        except ValueError:
+            line = None
+        if isinstance(line, dict):
+            lines.append(line)
+        else:
+            bad += bool(row.strip())
+    if not any(_is_number(line.get("step")) for line in lines):
+        raise UsageError(
+            f"{str(file)!r} has no line with a step", hint="let the training run a little longer"
+        )
+    return RunMetrics(str(path), tuple(lines), bad)
+
+
+def findings(evidence: Evidence) -> list[str]:
+    """What it says, in sentences."""
+    said: list[str] = []
+    if evidence.stalls is not None:
+        said.append(f"Stall report: {evidence.stalls.describe().splitlines()[0]}.")
+    if evidence.run is not None:
+        said += _run_findings(evidence.run)
+    if evidence.timeline is not None:
+        said.append(_timeline_finding(evidence.timeline))
+    return said
+
+
+def _run_findings(run: RunMetrics) -> list[str]:
+    said = []
+    if rates := [rate for _, rate in run.series("tokens_per_second")]:
+        said.append(f"{compact(statistics.median(rates))} tokens/s")
+    if shares := [share for _, share in run.series("wait_share")]:
+        waits = statistics.fmean(shares)
+        word = "not starved" if waits <= FINE_SHARE else "starved"
+        said.append(f"{waits:.1%} of the time waiting for data ({word})")
+    if losses := run.series("loss"):
+        said.append(f"loss {losses[-1][1]:.3f} at step {losses[-1][0]:,.0f}")
+    return [f"Training run: {', '.join(said)}."] if said else []
+
+
+def _timeline_finding(timeline: Timeline) -> str:
+    """How long a build took, what it used at most, and how busy the cores were."""
+    runs = len(timeline.segments)
+    parts = [clock(timeline.seconds) + (f" in {runs} runs" if runs > 1 else "")]
+    seen = [segment for segment in timeline.segments if len(segment)]
+    if seen:
+        peak = max(float(np.nanmax(segment.memory_bytes)) for segment in seen)
+        busy = statistics.fmean(float(np.nanmean(segment.cpu_percent)) for segment in seen)
+        parts += [f"{format_size(peak)} of memory at most", f"cores {busy:.0f}% busy"]
+    return f"Build: {', '.join(parts)}."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# -------------------------------------------------------------------------------------------------
+# A diagnosis as JSON. The keys are stable and described in docs/diagnosing.md.
+
+SCHEMA = "tokenmill.diagnosis/1"
+
+
+def as_json(found: Diagnosis) -> dict[str, Any]:
+    """For json.dumps: every number, and what follows from them."""
+    return {
+        "schema": SCHEMA,
+        "inputs": list(found.inputs),
+        "tokenizer": found.tokenizer,
+        "machine": dataclasses.asdict(found.machine),
+        "sample": None if found.sample is None else dataclasses.asdict(found.sample),
+        "lengths": None if found.lengths is None else dataclasses.asdict(found.lengths),
+        "demands": [
+            {**dataclasses.asdict(demand), "total_tokens_per_second": demand.total}
+            for demand in found.demands
+        ],
+        "ways": [
+            {**dataclasses.asdict(way), "tokens_per_second": way.tokens_per_second}
+            for way in found.ways
+        ],
+        "verdicts": [_verdict(dataclasses.asdict(verdict)) for verdict in found.verdicts],
+        "sweep": [dataclasses.asdict(point) for point in found.sweep],
+        "recommendation": None
+        if found.recommendation is None
+        else dataclasses.asdict(found.recommendation),
+        "advice": list(found.advice),
+        "commands": list(found.commands),
+        "evidence": _evidence(found.evidence),
+    }
+
+
+def _verdict(members: dict[str, Any]) -> dict[str, Any]:
+    # A way that feeds nothing is infinitely too slow, which JSON has no number for.
+    slow = members["times_too_slow"]
+    return {**members, "times_too_slow": None if slow == float("inf") else slow}
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    """What was brought along, summed up; the files themselves have the rest."""
+    stalls, run, timeline = evidence.stalls, evidence.run, evidence.timeline
+    return {
+        "stalls": None
+        if stalls is None
+        else {
+            name: getattr(stalls, name)
+            for name in ("steps", "wait_share", "p50_ms", "p99_ms", "max_ms", "first_wait_ms")
+        },
+        "run": None
+        if run is None
+        else {"path": run.path, "lines": len(run.lines), "bad_lines": run.bad_lines},
+        "timeline": None
+        if timeline is None
+        else {"path": timeline.path, "runs": len(timeline.segments), "seconds": timeline.seconds},
+        "findings": findings(evidence),
+    }

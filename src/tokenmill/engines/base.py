@@ -7,19 +7,21 @@ documents is the build's decision, and it is written down in the manifest.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
 
 from tokenmill.errors import TokenizerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from tokenmill.engines.coverage import Coverage
+    from tokenmill.engines.gigatoken import Coverage
     from tokenmill.records import TextBatch, TokenBatch
 
 
@@ -142,3 +144,88 @@ class Engine(Protocol):
 
     def recycle(self) -> bool:
         """Give cached memory back to the system; False where the engine keeps no cache."""
+
+
+# -------------------------------------------------------------------------------------------------
+# The table that byte-level vocabularies are written with: one printable character per byte.
+#
+# GPT-2 introduced it, and every `ByteLevel` tokenizer.json since uses it. Bytes that print stand
+# for themselves; the 68 others (controls, space, 0x7f-0xa0, 0xad) are counted up from U+0100.
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
+
+BYTE_TO_CHAR: dict[int, str] = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(0x100 + position) for position, byte in enumerate(_OTHERS)
+}
+CHAR_TO_BYTE: dict[str, int] = {char: byte for byte, char in BYTE_TO_CHAR.items()}
+
+# 0xc0, 0xc1 and 0xf5-0xff never occur in UTF-8, so a vocabulary may lack them.
+UTF8_BYTES = tuple(byte for byte in range(0x100) if byte not in (0xC0, 0xC1) and byte < 0xF5)
+
+_CODES = np.full(0x181, 0xFF, np.uint8)
+for _char, _byte in CHAR_TO_BYTE.items():
+    _CODES[ord(_char)] = _byte
+
+_WRITTEN = re.compile(f"[{re.escape(''.join(CHAR_TO_BYTE))}]*")
+
+
+def is_written(piece: str) -> bool:
+    """Whether a vocabulary entry is written in the table throughout."""
+    return _WRITTEN.fullmatch(piece) is not None
+
+
+def to_bytes(piece: str) -> bytes | None:
+    """Bytes of a byte-level vocabulary entry; None if it is not written in the table."""
+    try:
+        return bytes(CHAR_TO_BYTE[char] for char in piece)
+    except KeyError:
+        return None
+
+
+def from_bytes(data: bytes) -> str:
+    """A byte string as a byte-level vocabulary writes it."""
+    return "".join(BYTE_TO_CHAR[byte] for byte in data)
+
+
+def codes_of(pieces: Iterable[str]) -> NDArray[np.uint8]:
+    """The byte of each character of the entries, back to back; 0xff where it stands for none."""
+    points = np.frombuffer("".join(pieces).encode("utf-32-le", "surrogatepass"), np.uint32)
+    codes: NDArray[np.uint8] = _CODES[np.minimum(points, len(_CODES) - 1)]
+    return codes
+
+
+# -------------------------------------------------------------------------------------------------
+# What one entry of a tokenizer.json's vocabulary stands for, as bytes.
+#
+# Only for showing tokens to people: a decoder may do more (join, strip, clean up) than one token
+# can show.
+
+_SPACE = "\u2581"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def json_token_bytes(content: dict[str, Any], piece: str) -> bytes:
+    """Bytes of a vocabulary entry of a tokenizer.json."""
+    if _uses(content.get("pre_tokenizer"), "ByteLevel") or _uses(
+        content.get("decoder"), "ByteLevel"
+    ):
+        data = to_bytes(piece)
+        return piece.encode() if data is None else data
+    model = content["model"]
+    if model.get("type") == "WordPiece":
+        return piece.removeprefix(model.get("continuing_subword_prefix") or "##").encode()
+    return spaced_piece_bytes(piece)
+
+
+def spaced_piece_bytes(piece: str) -> bytes:
+    """Bytes of a piece that writes spaces as U+2581 and lone bytes as <0xHH>."""
+    byte = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
+
+
+def _uses(step: dict[str, Any] | None, kind: str) -> bool:
+    if step is None:
+        return False
+    members = (step.get("pretokenizers") or []) + (step.get("decoders") or [])
+    return step.get("type") == kind or any(_uses(member, kind) for member in members)

@@ -14,27 +14,425 @@ import gc
 import json
 import re
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.engines import byte_level
-from tokenmill.engines.added_tokens import kept_tokens
+from tokenmill.engines import base
 from tokenmill.engines.base import SpecialTokens, failure_of
-from tokenmill.engines.coverage import RESPELLED
+from tokenmill.engines.parity import in_contexts, spanning_tokens
+from tokenmill.engines.sentencepiece import ModelType, PieceType
+from tokenmill.engines.tiktoken import (
+    CL100K_PATTERN,
+    LLAMA3_PATTERN,
+    O200K_PATTERN,
+    QWEN_PATTERN,
+    R50K_PATTERN,
+)
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.engines.json_text import AddedTokensText
-    from tokenmill.engines.rank_files import RankFile
+    from tokenmill.engines.describe import AddedTokensText
+    from tokenmill.engines.sentencepiece import SentencePieceModel
+    from tokenmill.engines.tiktoken import RankFile
     from tokenmill.records import TextBatch
+
+
+# -------------------------------------------------------------------------------------------------
+# Added tokens of a tokenizer.json: which the fast engine gets, and when it would match wrongly.
+#
+# `tokenizers` finds added tokens in two passes (those marked `normalized` after the others) and,
+# under the policy `text`, lets a special token's match use up its characters before it is passed
+# over. gigatoken finds all of its tokens in one pass. The two agree as long as tokens of different
+# kinds cannot touch the same characters.
+
+_MOST_COMPARED = 1 << 24
+
+
+def kept_tokens(content: dict[str, Any], policy: SpecialTokens) -> list[dict[str, Any]]:
+    """Added tokens that are recognised in text: all of them, or under `text` those not special."""
+    added = content.get("added_tokens") or []
+    if policy is SpecialTokens.PARSE:
+        return list(added)
+    return [token for token in added if not token.get("special")]
+
+
+def refuse_added_tokens(content: dict[str, Any], policy: SpecialTokens) -> str | None:
+    """Why the added tokens keep the fast engine from this tokenizer, or None."""
+    vocab = content["model"]["vocab"]
+    kept = kept_tokens(content, policy)
+    contents = [token["content"] for token in content.get("added_tokens") or []]
+    if len(set(contents)) != len(contents):
+        return "an added token is listed twice"
+    if sum(len(text) ** 2 for text in contents) > _MOST_COMPARED:
+        return "its added tokens are too long to be compared with each other"
+    for token in kept:
+        text = token["content"]
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if token.get(flag):
+                return f"its added token {text!r} has {flag}, which is not covered"
+        if not text:
+            return "it has an empty added token"
+        if vocab.get(text, token["id"]) != token["id"]:
+            return f"its added token {text!r} has another id in the vocabulary"
+        if token.get("normalized") and content.get("normalizer"):
+            normalizer = content["normalizer"]
+            if normalizer["type"] != "Sequence" or normalizer.get("normalizers"):
+                return f"its added token {text!r} is matched in normalized text"
+    return None
+
+
+def contested_strings(content: dict[str, Any], policy: SpecialTokens) -> tuple[str, ...]:
+    """Added tokens whose presence in a document calls for the reference engine.
+
+    They can share characters with a token of another kind, and only a text that holds one of them
+    can show the difference.
+    """
+    kept = kept_tokens(content, policy)
+    kept_texts = {token["content"] for token in kept}
+    added = [token["content"] for token in content.get("added_tokens") or []]
+    dropped = [text for text in added if text not in kept_texts]
+    normalized = [token["content"] for token in kept if token.get("normalized")]
+    plain = [token["content"] for token in kept if not token.get("normalized")]
+    return tuple(overlapping(dropped, plain + normalized) + overlapping(normalized, plain))
+
+
+def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
+    """Those of `tokens` that can share characters with one of `others` in some text."""
+    starts = {other[:i] for other in others for i in range(1, len(other) + 1)}
+    ends = {other[i:] for other in others for i in range(len(other))}
+    insides = "\0".join(others)
+    whole = set(others)
+    found = []
+    for token in tokens:
+        borders = range(1, len(token) + 1)
+        if (
+            any(token[-i:] in starts or token[:i] in ends for i in borders)
+            or token in insides
+            or any(token[i:j] in whole for i in range(len(token)) for j in borders)
+        ):
+            found.append(token)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# The rules under which the fast engine may run a tokenizer. Whatever they do not name is refused.
+#
+# gigatoken reads a part of a tokenizer.json and passes over the rest in silence, so loading
+# without an error proves nothing. A tokenizer is covered only if every setting that can change an
+# id has a value that gigatoken is known to honour. The tests build tokenizers that need these
+# refusals.
+#
+# Covered tokenizers are still held to the reference engine by probes and samples (see `parity`).
+
+ENGINE = "gigatoken"
+_SPACE = "\u2581"
+
+# Split patterns that gigatoken implements, as published tokenizer.json files spell them. It also
+# claims the possessive spelling of cl100k, but to Oniguruma, which tokenizers 0.2x uses, {1,3}+ is
+# a repetition without limit: there the two differ.
+_DEEPSEEK_PATTERNS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    (
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"
+        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+    ),
+)
+_CL100K_PLAIN = LLAMA3_PATTERN.replace(r"\s*[\r\n]+|", r"\s*[\r\n]|")
+_QWEN35_PATTERN = QWEN_PATTERN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+_NEMOTRON_PATTERN = O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
+KNOWN_SPLITS = {
+    (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
+    (_CL100K_PLAIN,),
+    (QWEN_PATTERN,),
+    (_QWEN35_PATTERN,),
+    (LLAMA3_PATTERN,),
+    (O200K_PATTERN,),
+    (_NEMOTRON_PATTERN,),
+    _DEEPSEEK_PATTERNS,
+}
+# gigatoken splits whitespace that ends a text by the first as tiktoken's cl100k does, in one piece.
+# The second makes the same pieces as the first: \s* leaves it one line break, the last of a run,
+# so that there is none for + to go on with.
+RESPELLED = (_CL100K_PLAIN, LLAMA3_PATTERN)
+# Patterns of rank files -> the spelling of the same split that gigatoken knows.
+RANK_PATTERNS = {
+    R50K_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    CL100K_PATTERN: CL100K_PATTERN + "+",
+    O200K_PATTERN: O200K_PATTERN,
+    LLAMA3_PATTERN: LLAMA3_PATTERN,
+    QWEN_PATTERN: QWEN_PATTERN,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """Whether the fast engine may run a tokenizer, or why not."""
+
+    engine: str | None
+    refusal: str | None
+    patterns: str = ""
+    """Text of the split patterns, which says which classes of characters matter."""
+    normalizes: bool = False
+    """Whether text is brought into NFC, whose tables differ between the engines."""
+    probes: tuple[str, ...] = ()
+    """Texts that this very tokenizer makes delicate; the probes must hold them."""
+    contested: tuple[str, ...] = ()
+    """Strings that send a document to the reference engine."""
+
+
+def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
+    """Coverage of a tokenizer.json under a policy for special tokens."""
+    model: dict[str, Any] = content["model"]
+    if model.get("type", "BPE") != "BPE" or not isinstance(model["vocab"], dict):
+        return _refused(
+            f"its model is {model.get('type', 'not BPE')}, and gigatoken runs BPE alone"
+        )
+    shape = _refuse_sentencepiece_shape if model.get("byte_fallback") else _refuse_byte_level_shape
+    merges = _pairs(model)
+    refusal = (
+        _refuse_model(model)
+        or shape(content)
+        or refuse_added_tokens(content, policy)
+        or _refuse_merges(merges, model["vocab"])
+    )
+    if refusal:
+        return _refused(refusal)
+    return Coverage(
+        engine=ENGINE,
+        refusal=None,
+        patterns=_pattern_text(content.get("pre_tokenizer") or {}),
+        normalizes=_is_nfc(content.get("normalizer")),
+        probes=_tied_merges(merges, model)
+        + _spanning_texts(model)
+        + tuple(t["content"] for t in kept_tokens(content, policy)),
+        contested=contested_strings(content, policy),
+    )
+
+
+def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
+    """Coverage of a SentencePiece model."""
+    kinds = {kind for _, kind in model.pieces}
+    checks = [
+        (model.model_type is not ModelType.BPE, f"it is a {model.model_type.name.lower()} model"),
+        (not model.byte_fallback, "it has no byte fallback"),
+        (model.has_charsmap, "it normalizes text by a table of its own"),
+        (model.removes_extra_whitespace, "it removes extra whitespace"),
+        (not model.escapes_whitespace, "it does not escape whitespace"),
+        (model.whitespace_is_suffix, "it treats whitespace as a suffix"),
+        (PieceType.USER_DEFINED in kinds, "it has user-defined symbols"),
+        (PieceType.UNUSED in kinds, "it has unused pieces"),
+        (sum(kind is PieceType.BYTE for _, kind in model.pieces) != 256, "it lacks byte pieces"),
+    ]
+    for refused, reason in checks:
+        if refused:
+            return _refused(f"{reason}, and gigatoken is not known to treat that exactly")
+    pieces = {"vocab": dict.fromkeys(text for text, _ in model.pieces), "byte_fallback": True}
+    return Coverage(engine=ENGINE, refusal=None, probes=_spanning_texts(pieces))
+
+
+def cover_ranks(ranks: RankFile, policy: SpecialTokens) -> Coverage:
+    """Coverage of a tiktoken rank file under a policy for special tokens."""
+    definition = ranks.definition
+    if definition.normalization:
+        return _refused(
+            f"it normalizes to {definition.normalization} first, and gigatoken would not"
+        )
+    if definition.pattern not in RANK_PATTERNS:
+        return _refused("gigatoken does not implement its split pattern")
+    if any(bytes([byte]) not in ranks.ranks for byte in range(256)):
+        return _refused("its ranks lack single bytes")
+    if set(definition.special_tokens.values()) & set(ranks.ranks.values()):
+        return _refused("a special token has the id of a rank")
+    special = sorted(definition.special_tokens)
+    if policy is SpecialTokens.PARSE and any(
+        longer.startswith(shorter) for shorter, longer in pairwise(special)
+    ):
+        # tiktoken takes either of the two, gigatoken the longer one.
+        return _refused("a special token opens with another one")
+    codes = np.frombuffer(b"".join(ranks.ranks), np.uint8)
+    return Coverage(
+        engine=ENGINE,
+        refusal=None,
+        patterns=definition.pattern,
+        probes=in_contexts(spanning_tokens(ranks.ranks, codes)),
+    )
+
+
+def _refused(reason: str) -> Coverage:
+    return Coverage(engine=None, refusal=reason)
+
+
+def _refuse_model(model: dict[str, Any]) -> str | None:
+    if model.get("dropout"):
+        return f"its model drops merges at random (dropout {model['dropout']})"
+    for setting in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(setting):
+            return f"its model has a {setting} ({model[setting]!r})"
+    ids = model["vocab"].values()
+    if max(ids, default=0) > 4 * len(ids) + 65_536:
+        return "its ids have large gaps, for which gigatoken would take memory"
+    if len(set(ids)) != len(ids):
+        return "two entries of its vocabulary share an id"
+    return None
+
+
+def _refuse_byte_level_shape(content: dict[str, Any]) -> str | None:
+    normalizer = content.get("normalizer")
+    if normalizer is not None and not _is_nfc(normalizer) and not _is_empty_sequence(normalizer):
+        return f"its normalizer is {normalizer.get('type')}, and only NFC is covered"
+    vocab = content["model"]["vocab"]
+    if any(base.BYTE_TO_CHAR[byte] not in vocab for byte in base.UTF8_BYTES):
+        return "its vocabulary lacks single bytes"
+    # All at once first: one look at a megabyte is far cheaper than 150,000 at its pieces.
+    if not base.is_written("".join(vocab)):
+        literal = [piece.encode() for piece in vocab if not base.is_written(piece)]
+        if any(base.from_bytes(piece) in vocab for piece in literal):
+            return "two entries of its vocabulary stand for the same bytes"
+    return _refuse_split(content.get("pre_tokenizer"))
+
+
+def _refuse_split(pre_tokenizer: dict[str, Any] | None) -> str | None:
+    if pre_tokenizer is None:
+        return "it has no pre-tokenizer, where gigatoken would split as GPT-2 does"
+    if pre_tokenizer["type"] == "ByteLevel":
+        if not pre_tokenizer.get("use_regex", True):
+            return "its ByteLevel does not split, where gigatoken would split as GPT-2 does"
+        return None
+    if pre_tokenizer["type"] != "Sequence":
+        return f"its pre-tokenizer is {pre_tokenizer['type']}, which is not covered"
+    *splits, last = pre_tokenizer["pretokenizers"] or [{}]
+    if (
+        last.get("type") != "ByteLevel"
+        or last.get("use_regex", True)
+        or last.get("add_prefix_space")
+    ):
+        return "its pre-tokenizer sequence does not end in a plain ByteLevel"
+    for split in splits:
+        if split.get("type") != "Split":
+            return (
+                f"its pre-tokenizer sequence holds {split.get('type')}, which gigatoken passes over"
+            )
+        if split.get("behavior") != "Isolated" or split.get("invert"):
+            return "a Split is inverted or does not isolate, which gigatoken passes over"
+    patterns = tuple(split["pattern"].get("Regex", "") for split in splits)
+    return None if patterns in KNOWN_SPLITS else "gigatoken does not implement its split pattern"
+
+
+def _refuse_sentencepiece_shape(content: dict[str, Any]) -> str | None:
+    model = content["model"]
+    if any(f"<0x{byte:02X}>" not in model["vocab"] for byte in range(256)):
+        return "its vocabulary lacks byte pieces"
+    if model.get("ignore_merges"):
+        return "it has byte fallback and ignores merges"
+    steps = content.get("normalizer") or {"type": "Sequence", "normalizers": []}
+    steps = steps["normalizers"] if steps["type"] == "Sequence" else [steps]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prepend = {"type": "Prepend", "prepend": _SPACE}
+    if steps not in ([prepend, replace], [replace]):
+        return "its normalizer is not the one that turns spaces into U+2581"
+    pre_tokenizer = content.get("pre_tokenizer")
+    if pre_tokenizer is not None and pre_tokenizer != {
+        "type": "Split",
+        "pattern": {"String": " "},
+        "behavior": "MergedWithPrevious",
+        "invert": False,
+    }:
+        return (
+            f"its pre-tokenizer is {pre_tokenizer['type']}, which is not covered with byte fallback"
+        )
+    return None
+
+
+def _refuse_merges(merges: list[tuple[str, str]], vocab: dict[str, int]) -> str | None:
+    # No sets of what is named: making them takes longer than looking all of it up.
+    made = list(map("".join, merges))
+    named = chain(made, chain.from_iterable(merges))
+    if not all(map(vocab.__contains__, named)):
+        return "a merge names a token that is not in the vocabulary, which gigatoken passes over"
+    if len(set(made)) != len(made) and len(set(merges)) != len(merges):
+        return "a merge is listed twice"
+    return None
+
+
+def _tied_merges(merges: list[tuple[str, str]], model: dict[str, Any]) -> tuple[str, ...]:
+    """Texts in which two merges into one token compete.
+
+    gigatoken ranks a merge by the token it makes, `tokenizers` by its place in the list. They can
+    part only where one token comes from two merges, (x, y) and (y, z), and x, y, z stand in a row.
+    """
+    made = list(map("".join, merges))
+    if len(set(made)) == len(made):
+        return ()
+    counts = Counter(made)
+    by_token: dict[str, list[tuple[str, str]]] = {}
+    for pair in merges:
+        if counts[pair[0] + pair[1]] > 1:
+            by_token.setdefault(pair[0] + pair[1], []).append(pair)
+    rows = {
+        x + y + z for ties in by_token.values() for x, y in ties for other, z in ties if other == y
+    }
+    texts = []
+    for row in sorted(rows):
+        data = row.encode() if model.get("byte_fallback") else base.to_bytes(row)
+        try:
+            texts.append((data or b"").decode())
+        except UnicodeDecodeError:
+            continue
+    return tuple(texts)
+
+
+def _spanning_texts(model: dict[str, Any]) -> tuple[str, ...]:
+    """Texts that show a split between any two classes which a token of the vocabulary joins."""
+    vocab = model["vocab"]
+    if not model.get("byte_fallback"):
+        tokens = spanning_tokens(vocab, base.codes_of(vocab))
+        return in_contexts(map(base.to_bytes, tokens))
+    points = np.frombuffer("".join(vocab).encode("utf-32-le", "surrogatepass"), np.uint32)
+    codes = np.where(points == ord(_SPACE), ord(" "), np.minimum(points, 0xFF)).astype(np.uint8)
+    return in_contexts(token.replace(_SPACE, " ") for token in spanning_tokens(vocab, codes))
+
+
+def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """Merges as pairs: older files write them as one string with a space between."""
+    merges = model["merges"]
+    if merges and isinstance(merges[0], str):
+        merges = map(_split_pair, merges)
+    return list(map(tuple, merges))
+
+
+def _split_pair(merge: str) -> list[str]:
+    return merge.split(" ", 1)
+
+
+def _pattern_text(pre_tokenizer: dict[str, Any]) -> str:
+    splits = pre_tokenizer.get("pretokenizers") or []
+    return "\n".join(split["pattern"].get("Regex", "") for split in splits if "pattern" in split)
+
+
+def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
+    if normalizer is None:
+        return False
+    inner = normalizer.get("normalizers") if normalizer["type"] == "Sequence" else [normalizer]
+    return [step["type"] for step in inner or []] == ["NFC"]
+
+
+def _is_empty_sequence(normalizer: dict[str, Any]) -> bool:
+    return normalizer["type"] == "Sequence" and not normalizer.get("normalizers")
 
 
 class GigatokenEngine:
@@ -136,7 +534,7 @@ def from_ranks(
     none, as in Llama 3. tiktoken joins any two neighbours whose joined bytes have a rank, and
     takes a piece that has a rank as it is: that is said here as a tokenizer.json.
     """
-    vocab = {byte_level.from_bytes(token): rank for token, rank in ranks.ranks.items()}
+    vocab = {base.from_bytes(token): rank for token, rank in ranks.ranks.items()}
     merges = [
         (piece[:i], piece[i:])
         for piece in sorted(vocab, key=vocab.__getitem__)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.engines.base import TokenizerKind
-from tokenmill.errors import TokenizerError
-from tokenmill.paths import is_remote
-from tokenmill.remote import shown
+from tokenmill.errors import MissingExtraError, TokenizerError
+from tokenmill.files import is_remote, shown
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from tokenmill.engines.base import TokenizerInfo
+
 
 METADATA_NAMES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 SIDECAR_SUFFIX = ".json"
@@ -76,8 +78,6 @@ def find_tokenizer(source: str | PathLike[str]) -> TokenizerFiles:
     if path.exists():
         return _from_file(path, name)
     if _HUB_ID.fullmatch(name) and not name.endswith(_FILE_SUFFIXES):
-        from tokenmill.engines.hub import download_tokenizer
-
         return _from_folder(download_tokenizer(name), name)
     raise TokenizerError(
         f"no tokenizer at {name!r}: there is no such file or folder, and it is not a hub id",
@@ -144,3 +144,93 @@ def _kind_of(path: Path) -> TokenizerKind | None:
     if head[:1] == b"\x0a" and head[2:3] == b"\x0a":
         return TokenizerKind.SENTENCEPIECE
     return None
+
+
+# -------------------------------------------------------------------------------------------------
+# Fetches a tokenizer from the Hugging Face hub: its tokenizer files alone, never weights.
+#
+# huggingface_hub keeps what it fetched in its own cache, so a second run needs no network.
+
+_PATTERNS = [
+    "tokenizer.json",
+    *METADATA_NAMES,
+    CHAT_TEMPLATE,
+    "*.model",
+    "*.tiktoken",
+    "vocab.json",
+    "merges.txt",
+]
+
+
+def download_tokenizer(repo_id: str) -> Path:
+    """Folder in the hub's cache that holds the tokenizer files of `repo_id`."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+        )
+    except ImportError as error:
+        raise MissingExtraError(
+            "huggingface_hub", extra="hf", purpose=f"loading the tokenizer {repo_id!r} from the hub"
+        ) from error
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()
+        raise TokenizerError(
+            f"tokenizer {repo_id!r} is no local path and could not be fetched from the hub "
+            f"({type(error).__name__}: {reason[0] if reason else 'no reason given'})",
+            hint="check the name and the network, log in with `hf auth login` if the repository is "
+            "gated, or give a local folder: --tokenizer path/to/folder",
+        ) from error
+
+
+# -------------------------------------------------------------------------------------------------
+# Which token ends a document, and which opens it: as asked for, or as the metadata name it.
+#
+# Where neither says, that is an error with the candidates in it: a wrong eos trains a model that
+# never stops.
+
+_SHOWN = 12
+
+
+def resolve_eos(info: TokenizerInfo, requested: str | None = None) -> tuple[str, int]:
+    """Token and id that end a document; `requested` wins over the tokenizer's metadata."""
+    return _resolve(info, requested, named=info.eos_token, name="eos")
+
+
+def resolve_bos(info: TokenizerInfo, requested: str | None = None) -> tuple[str, int]:
+    """Token and id that open a document; `requested` wins over the tokenizer's metadata."""
+    return _resolve(info, requested, named=info.bos_token, name="bos")
+
+
+def _resolve(
+    info: TokenizerInfo, requested: str | None, *, named: str | None, name: str
+) -> tuple[str, int]:
+    tokens = {**info.other_tokens, **info.special_tokens}
+    token = named if requested is None else requested
+    if token is not None and token in tokens:
+        return token, tokens[token]
+    candidates = [
+        *info.special_tokens,
+        *(t for t in info.other_tokens if t not in info.special_tokens),
+    ]
+    if requested is not None:
+        what = (
+            f"the {name} token {requested!r} is not among this tokenizer's special or added tokens"
+        )
+    else:
+        what = f"this tokenizer does not name its {name} token, and a wrong guess ruins a training"
+    shown = ", ".join(candidates[:_SHOWN]) or "none"
+    more = f" and {len(candidates) - _SHOWN} more" if len(candidates) > _SHOWN else ""
+    raise TokenizerError(f"{what}; candidates: {shown}{more}", hint=_hint(name, candidates))
+
+
+def _hint(name: str, candidates: list[str]) -> str:
+    if name == "bos":
+        return 'leave --bos out, or name it in tokenizer_config.json: {"bos_token": "..."}'
+    if not candidates:
+        return "use --no-eos"
+    return f"use --eos {shlex.quote(candidates[0])} or --no-eos"

@@ -8,8 +8,10 @@ do on a mismatch is the caller's decision: the build redoes the unit with `.refe
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, AnyStr
 
 import numpy as np
 
@@ -17,13 +19,12 @@ from tokenmill.engines.base import UnencodableError
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine, TokenizerInfo
-    from tokenmill.engines.prescan import Prescan
-    from tokenmill.engines.special_text import SpecialText
+
 
 SAMPLE_SHARE = 4096
 """One byte in so many is encoded again by the reference: 2% of the time if 80 times slower."""
@@ -307,3 +308,367 @@ def _replace(
         done = int(index) + 1
     parts.append(tokens.ids[tokens.offsets[done] :])
     return TokenBatch(np.concatenate(parts), offsets)
+
+
+# -------------------------------------------------------------------------------------------------
+# Fixed texts on which a fast engine must agree with its reference before it may touch a document.
+#
+# They are the places where tokenizers part: borders between classes of characters, runs of
+# whitespace, contractions, digits, combining marks in every order, emoji sequences, every plane of
+# Unicode, strings of this tokenizer's own special tokens, and tokens of its vocabulary: a text
+# split in the wrong place has wrong ids only if there is a token that reaches over that place.
+# They cost a reference engine about a tenth of a second.
+
+_TEXTS = (
+    "",
+    " ",
+    "Hello, world! It's 2024-01-31; we'll pay $1,234.56 (plus 7%).",
+    (
+        "don't DON'T I'll I'LL we've WE'VE you're YOU'RE he'd HE'D I'm I'M 'tis 's'S 'LL's"
+        " \u2019s \u2019S 'x ''s"
+    ),
+    (
+        "0 1 12 123 1234 12345 123456 1234567 1.5e-10 \u0661\u0662\u0663\u0664 \u00b2\u00b3\u00bd"
+        " \u2160\u2161 \u4e00\u4e8c"
+    ),
+    "def f(x):\n    if x:\n\t\treturn x  # ok\r\n\r\n\n\n    \n  \t y\n",
+    "line\rline\r\nline\u2028line\u2029line\u0085line\x0bline\x0cline",
+    "a  b   c    d     e\u00a0f\u00a0\u00a0g\u3000h\u2003 i \u200b j\ufeffk",
+    "  leading and trailing  ",
+    "\ttabs\t\tand\t \t mixed \n \n\n  \n",
+    (
+        "camelCase PascalCase SCREAMING_SNAKE snake_case kebab-case X1y2Z3 \u01c5\u01c8 \u00dcBER"
+        " \u00df\u1e9e"
+    ),
+    (
+        "e\u0301 \u00e9 a\u0328\u0301 a\u0301\u0328 \u1ea5 o\u0302\u0301 \u212b \u2126 \uac00"
+        " \u1100\u1161\u11a8 \u0958 \u0915\u093c"
+    ),
+    (
+        "\u0301start n\u0303\u0303\u0303\u0303 Z\u0351\u036b\u0343\u036a\u0302 \u0344 \u0340"
+        " \u1e9b\u0323"
+    ),
+    (
+        "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
+        " \U0001f44d\U0001f3fd \U0001f1e9\U0001f1ea \u2764\ufe0f 1\ufe0f\u20e3"
+        " \U0001f3f4\U000e0067\U000e0062\U000e007f"
+    ),
+    (
+        "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd \u0645\u0631\u062d\u0628\u0627"
+        " \u0628\u0627\u0644\u0639\u0627\u0644\u0645 \u200f(\u0661)\u200e \u202babc\u202c"
+        " \u06f1\u06f2"
+    ),
+    (
+        "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f\u4e16\u754c"
+        " \u30c6\u30b9\u30c8 \uc548\ub155\ud558\uc138\uc694 \uff21\uff22\uff23\uff11\uff12"
+        " \u9fa6\u9fff\u3400 \U00020000\U0002a6d6"
+    ),
+    (
+        "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u0928\u092e\u0938\u094d\u0924\u0947"
+        " \u0c28\u0c2e\u0c38\u0c4d\u0c15\u0c3e\u0c30\u0c02 \u10d2\u10d0\u10db\u10d0\u10e0 \u1c92"
+        " \u13a0\uab70 \ua9b2\ua9bf"
+    ),
+    "\x00\x01\x02\x1f\x7f\x80\x9f \ufffd \ufffe \uffff \U0001ffff \U0010ffff \ue000",
+    (
+        "$\u20ac\u00a3\u00a5\u20b9 \u2200x\u2208\u2115: x\u00b2\u22650 \u2192 \u222b\u2211\u221a"
+        " \u00a9\u2122 \u2026\u2014\u2013 \u00ab\u00bb\u201e\u201c '\"`"
+    ),
+    (
+        "http://example.org/a?b=c&d=%20#e user@host C:\\dir\\file.txt /usr/bin/env </p><br/>"
+        " {{x}} [[y]] ---- ==== ////"
+    ),
+    (
+        "<|endoftext|> <s></s> [INST] <pad> <unk> [CLS] <0x0A> <|im_start|>system \u2581\u2581x"
+        " \u0120y"
+    ),
+)
+_RUN_CHARACTERS = "aA1!_- \n\t\r\u00a0\u00e9\u0301\u0627\u4e2d\u3042\ud55c\u2581\U0001f600"
+_RUN_LENGTHS = (*range(2, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 1000)
+_PLANE_STRIDE = 331
+_MAX_TOKENS = 64
+_MAX_KINDS = 400
+_CONTEXTS = ("{}", "a{}", "{}a", "1{}1", " {}", "{} ", "\n{}", "{}\n", "!{}!")
+_LITERAL = " \n\r'/"
+
+
+def _class_of(character: str) -> int:
+    """A sign for the class of an ASCII character; one for all others together."""
+    if character in _LITERAL or character > "\x7f":
+        return ord(min(character, "\x80"))
+    classes = {"a": character.islower(), "A": character.isupper(), "1": character.isdigit()}
+    named = [sign for sign, is_of in classes.items() if is_of]
+    return ord(named[0] if named else "\t" if character.isspace() else "!")
+
+
+_CLASSES = np.array([_class_of(chr(byte)) for byte in range(256)], np.uint8)
+
+
+def probe_texts(own_tokens: Iterable[str] = (), *, derived: Iterable[str] = ()) -> list[str]:
+    """All probes; `own_tokens` are strings of special and added tokens of the tokenizer at hand."""
+    texts = list(_TEXTS)
+    texts += [character * length for character in _RUN_CHARACTERS for length in _RUN_LENGTHS]
+    texts += [f"x{character * length} y" for character in _RUN_CHARACTERS for length in (3, 20)]
+    # Every plane: a stride that is prime meets every block in time and every row of 64.
+    for point in range(0x80, 0x110000, _PLANE_STRIDE):
+        if not 0xD800 <= point < 0xE000:
+            character = chr(point)
+            texts.append(f"a{character}b {character}{character} 1{character}\u0301!{character}")
+    for token in list(own_tokens)[:_MAX_TOKENS]:
+        texts += [
+            token,
+            f"a{token}b",
+            f" {token} {token}\n",
+            token[:-1],
+            token + token,
+            token.upper(),
+        ]
+    texts += derived
+    return texts
+
+
+def spanning_tokens(tokens: Collection[AnyStr], codes: NDArray[np.uint8]) -> list[AnyStr]:
+    """A token for each sequence of classes of characters that a vocabulary has a token for.
+
+    `codes` are the bytes, or as many signs for them, of all tokens back to back.
+    """
+    signs = _CLASSES[codes].tobytes()
+    kinds: dict[bytes, AnyStr] = {}
+    start = 0
+    for token in tokens:
+        end = start + len(token)
+        kinds.setdefault(signs[start:end], token)
+        start = end
+    # How long a run is matters little, and is what most of them differ in.
+    short: dict[bytes, AnyStr] = {}
+    for kind, token in kinds.items():
+        short.setdefault(re.sub(rb"(.)\1+", rb"\1\1", kind, flags=re.DOTALL), token)
+    return [short[kind] for kind in sorted(short, key=len)[:_MAX_KINDS]]
+
+
+def in_contexts(texts: Iterable[bytes | str | None]) -> tuple[str, ...]:
+    """The texts alone, and where other characters are before and behind them."""
+    made: list[str] = []
+    for text in texts:
+        try:
+            text = text.decode() if isinstance(text, bytes) else text or ""
+        except UnicodeDecodeError:
+            continue
+        made += [context.format(text) for context in _CONTEXTS]
+    return tuple(made)
+
+
+# -------------------------------------------------------------------------------------------------
+# Finds documents that hold the string of a special token: what the policy `reject` rejects.
+
+
+class SpecialText:
+    """A matcher for any of some strings."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        longest_first = sorted((token for token in tokens if token), key=len, reverse=True)
+        self._pattern = "|".join(_escape(token) for token in longest_first)
+
+    def find(self, texts: TextBatch) -> NDArray[np.bool_]:
+        """For each document, whether it holds one of the strings."""
+        if not self._pattern or not len(texts):
+            return np.zeros(len(texts), bool)
+        import pyarrow
+        import pyarrow.compute
+
+        # No copy: arrow reads our buffers as a column of its own.
+        column = pyarrow.LargeStringArray.from_buffers(
+            len(texts),
+            pyarrow.py_buffer(np.ascontiguousarray(texts.offsets)),
+            pyarrow.py_buffer(texts.data),
+        )
+        found = pyarrow.compute.match_substring_regex(column, self._pattern)
+        return np.asarray(found.to_numpy(zero_copy_only=False), bool)
+
+
+def _escape(token: str) -> str:
+    # re.escape also escapes characters that RE2, arrow's engine, wants left alone.
+    return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", token)
+
+
+# -------------------------------------------------------------------------------------------------
+# Code points on which the engines differ, found by `tests/engines/sweep_unicode.py`.
+#
+# gigatoken 0.10 knows Unicode 17. tokenizers 0.21 to 0.23 and tiktoken 0.9 to 0.14 split by
+# Unicode 16, and the NFC of tokenizers 0.2x is that of Unicode 9. tokenizers 1.0 knows Unicode 17
+# too. Text with any of these code points is given to the reference engine (see `prescan`).
+# tokenizers 0.20 knows an older Unicode and differs in thousands of further characters: it gets no
+# fast engine beside it.
+#
+# They were found by encoding every code point in contexts that show each border, with every split
+# pattern that gigatoken implements. CONTESTED_LETTERS concern them all, CONTESTED_MARKS those that
+# name \p{M}, CONTESTED_SYMBOLS those that name \p{S} or \p{P}. CONTESTED_NFC holds the combining
+# marks since Unicode 10 and the parts of the compositions since then.
+
+CONTESTED_LETTERS = """
+88f c5c cdc a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb 11de0-11de9 16ea0-16eb8
+16ebb-16ed3 16ff2-16ff6 187f8-187ff 18d09-18d1e 18d80-18df2 1e6c0-1e6de 1e6e0-1e6e2 1e6e4-1e6e5
+1e6e7-1e6ed 1e6f0-1e6f4 1e6fe-1e6ff 2b73a-2b73f 2cea2-2cead 323b0-33479
+"""
+
+CONTESTED_MARKS = """
+1acf-1add 1ae0-1aeb 10efa-10efb 11b60-11b67 1e6e3 1e6e6 1e6ee-1e6ef 1e6f5
+"""
+
+CONTESTED_SYMBOLS = """
+20c1 2b96 fbc3-fbd2 fd90-fd91 fdc8-fdce 10ed0-10ed8 1ccfa-1ccfc 1ceba-1ced0 1cee0-1cef0 1f6d8
+1f777-1f77a 1f8d0-1f8d8 1fa54-1fa57 1fa8a 1fa8e 1fac8 1facd 1faea 1faef 1fbfa
+"""
+
+CONTESTED_NFC = """
+7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1dfa a82c 105c9 105d2 105da 105e4
+10d24-10d27 10d69-10d6d 10eab-10eac 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 11382-11385
+1138b 1138e 11390-11391 113b8 113bb 113c2 113c5 113c7-113c9 113ce-113d0 1145e 11839-1183a 11930
+11935 11938 1193d-1193e 11943 119e0 11a34 11a47 11a99 11d42 11d44-11d45 11d97 11f41-11f42
+1611e-16129 1612f 16d63 16d67-16d6a 16ff0-16ff1 1e08f 1e130-1e136 1e2ae 1e2ec-1e2ef 1e4ec-1e4ef
+1e5ee-1e5ef
+"""
+
+SWEPT = {
+    "gigatoken": ((0, 10), (0, 10)),
+    "tokenizers": ((0, 21), (1, 0)),
+    "tiktoken": ((0, 9), (0, 14)),
+}
+"""Oldest and newest version (major, minor) for which the ranges are known to be complete."""
+
+
+def parse_ranges(text: str) -> list[tuple[int, int]]:
+    """First and last code point of each range, ascending."""
+    pairs = [entry.split("-") for entry in text.split()]
+    return sorted((int(pair[0], 16), int(pair[-1], 16)) for pair in pairs)
+
+
+def version_tuple(version: str) -> tuple[int, int]:
+    """Major and minor number of a version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+# -------------------------------------------------------------------------------------------------
+# Finds the documents that hold a code point on which the engines' Unicode tables differ.
+#
+# Runs over every batch, so it must cost next to nothing. A search for each byte that can open a
+# contested character, by the C library's own search, passes over nearly all text; where such a
+# byte occurs, the byte after it is looked at; only what is left is decoded. In a script that is
+# full of such bytes, vectorised comparisons take over. The text must be valid UTF-8.
+
+_CHUNK = 1 << 18
+"""Bytes looked at in one go: small enough to stay in the cache between one byte and the next."""
+_MANY = 128
+"""With more finds in a chunk than this, comparing all of it is cheaper than following them."""
+
+
+class Prescan:
+    """Looks for code points of given ranges in UTF-8 text."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        ordered = sorted(ranges)
+        self._starts = np.array([first for first, _ in ordered], np.int64)
+        self._ends = np.array([last for _, last in ordered], np.int64)
+        self._seconds = _openings(ordered)
+
+    def find(self, texts: TextBatch) -> NDArray[np.int64]:
+        """Positions of the documents that hold such a code point, ascending."""
+        first, last = int(texts.offsets[0]), int(texts.offsets[-1])
+        data = texts.data[first:last]
+        suspects: list[NDArray[np.int64]] = [
+            np.asarray(found, np.int64) + start
+            for start in range(0, len(data), _CHUNK)
+            for found in self._suspects(data[start : start + _CHUNK + 1])
+        ]
+        if not suspects:
+            return np.empty(0, np.int64)
+        positions = np.concatenate(suspects)
+        points = _decode(data, positions)
+        row = np.searchsorted(self._starts, points, side="right") - 1
+        hits = positions[(row >= 0) & (points <= self._ends[row])]
+        # side="right" passes over empty documents that start at the same place.
+        return np.unique(np.searchsorted(texts.offsets, hits + first, side="right") - 1)
+
+    def _suspects(self, window: NDArray[np.uint8]) -> Iterator[list[int] | NDArray[np.int64]]:
+        """Positions of bytes that open a character near a contested one."""
+        raw = window.tobytes()
+        for lead, seconds in self._seconds.items():
+            found: list[int] = []
+            position = raw.find(lead)
+            for _ in range(_MANY):
+                if position < 0:
+                    break
+                if raw[position + 1 : position + 2] in seconds:
+                    found.append(position)
+                position = raw.find(lead, position + 1)
+            if position >= 0:
+                yield _compare(window, lead, seconds)
+            elif found:
+                yield found
+
+
+def _compare(
+    window: NDArray[np.uint8], lead: bytes, seconds: frozenset[bytes]
+) -> NDArray[np.int64]:
+    after = window[1:]
+    near = np.zeros(len(after), bool)
+    for second in seconds:
+        near |= after == second[0]
+    near &= window[:-1] == lead[0]
+    return np.flatnonzero(near)
+
+
+def contested_ranges(
+    *, patterns: str, normalizes: bool, engines: Sequence[tuple[str, str]]
+) -> list[tuple[int, int]] | None:
+    """Code points that the named engines (name, version) may treat differently; None if not known.
+
+    `patterns` is the text of the split patterns. A version newer than those swept may know
+    characters that none of them knew, so everything that this Python does not know either is
+    contested then. An older version is unknown ground.
+    """
+    ranges = parse_ranges(CONTESTED_LETTERS)
+    if r"\p{M}" in patterns or r"\p{S}" in patterns:
+        ranges += parse_ranges(CONTESTED_MARKS)
+    if r"\p{S}" in patterns:
+        ranges += parse_ranges(CONTESTED_SYMBOLS)
+    if normalizes:
+        ranges += parse_ranges(CONTESTED_MARKS) + parse_ranges(CONTESTED_NFC)
+    versions = [(SWEPT[name], version_tuple(version)) for name, version in engines if name in SWEPT]
+    if any(version < oldest for (oldest, _), version in versions):
+        return None
+    if any(version > newest for (_, newest), version in versions):
+        ranges += _unassigned()
+    return sorted(set(ranges))
+
+
+def _decode(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Code points of the characters of two to four bytes that open at `positions`."""
+    limit = len(data) - 1
+    b0, b1, b2, b3 = (data[np.minimum(positions + i, limit)].astype(np.int64) for i in range(4))
+    b1, b2, b3 = b1 & 0x3F, b2 & 0x3F, b3 & 0x3F
+    points: NDArray[np.int64] = np.select(
+        [b0 < 0xE0, b0 < 0xF0],
+        [(b0 & 0x1F) << 6 | b1, (b0 & 0x0F) << 12 | b1 << 6 | b2],
+        (b0 & 0x07) << 18 | b1 << 12 | b2 << 6 | b3,
+    )
+    return points
+
+
+def _unassigned() -> list[tuple[int, int]]:
+    points = [p for p in range(0x80, 0x110000) if unicodedata.category(chr(p)) == "Cn"]
+    starts = [p for p, before in zip(points, [-1, *points], strict=False) if p != before + 1]
+    ends = [p for p, after in zip(points, [*points[1:], -1], strict=True) if p != after - 1]
+    return list(zip(starts, ends, strict=True))
+
+
+def _openings(ranges: Iterable[tuple[int, int]]) -> dict[bytes, frozenset[bytes]]:
+    """First byte -> second bytes of the characters in the ranges."""
+    openings: dict[bytes, set[bytes]] = {}
+    for first, last in ranges:
+        # 64 code points share all bytes but the last; of two bytes the last is the second.
+        step = 1 if first < 0x800 else 64
+        for point in (*range(first, last + 1, step), last):
+            encoded = chr(point).encode(errors="surrogatepass")
+            openings.setdefault(encoded[:1], set()).add(encoded[1:2])
+    return {lead: frozenset(seconds) for lead, seconds in openings.items()}

@@ -7,24 +7,174 @@ other meaning, which is why the policy `parse` does not exist here.
 from __future__ import annotations
 
 import bisect
+import enum
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.engines.base import SpecialTokens, encode_all
-from tokenmill.engines.pieces import spaced_piece_bytes
-from tokenmill.engines.sentencepiece_model import proto_fields
+from tokenmill.engines.base import SpecialTokens, encode_all, spaced_piece_bytes
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from tokenmill.records import TextBatch
+
+
+# -------------------------------------------------------------------------------------------------
+# Reads what tokenmill must know from a SentencePiece `.model`, without the sentencepiece package.
+#
+# The file is one protobuf message: pieces, then the trainer's and the normalizer's settings. Only
+# the fields below are read. The pieces' scores are left alone: encoding is the sentencepiece
+# package's work.
+
+# Field numbers of sentencepiece_model.proto.
+_SENTENCEPIECE_MODEL_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_PIECE_TEXT, _PIECE_TYPE = 1, 3
+_MODEL_TYPE, _WHITESPACE_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
+_BOS_PIECE, _EOS_PIECE = 46, 47
+_CHARSMAP, _DUMMY_PREFIX, _REMOVE_WHITESPACE, _ESCAPE_WHITESPACE = 2, 3, 4, 5
+
+
+class PieceType(enum.IntEnum):
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class ModelType(enum.IntEnum):
+    UNIGRAM = 1
+    BPE = 2
+    WORD = 3
+    CHAR = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentencePieceModel:
+    """The facts of a model that decide which engine may run it and which tokens are special."""
+
+    model_type: ModelType
+    pieces: tuple[tuple[str, PieceType], ...]
+    """Text and type; the position is the id."""
+    byte_fallback: bool
+    bos_piece: str
+    eos_piece: str
+    has_charsmap: bool
+    """Whether text is normalized by a table (NFKC and the like) before it is split."""
+    adds_dummy_prefix: bool
+    removes_extra_whitespace: bool
+    escapes_whitespace: bool
+    whitespace_is_suffix: bool
+
+    @property
+    def control_pieces(self) -> dict[str, int]:
+        """Control symbols: the special tokens of a model."""
+        return {
+            text: index
+            for index, (text, kind) in enumerate(self.pieces)
+            if kind is PieceType.CONTROL
+        }
+
+
+def read_sentencepiece_model(path: Path) -> SentencePieceModel:
+    """Read a `.model` file."""
+    try:
+        return _parse(path.read_bytes())
+    except (ValueError, IndexError) as error:
+        raise TokenizerError(
+            f"file {str(path)!r} is not a complete SentencePiece model: {error}",
+            hint="copy it again from where it came from",
+        ) from error
+
+
+def _parse(data: bytes) -> SentencePieceModel:
+    pieces: list[tuple[str, PieceType]] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in proto_fields(data):
+        if not isinstance(value, bytes):
+            continue
+        if number == _SENTENCEPIECE_MODEL_PIECES:
+            piece = dict(proto_fields(value))
+            text = piece.get(_PIECE_TEXT, b"")
+            kind = piece.get(_PIECE_TYPE, PieceType.NORMAL)
+            if not isinstance(text, bytes) or not isinstance(kind, int):
+                raise ValueError(f"piece {len(pieces)} is malformed")
+            pieces.append((text.decode(), PieceType(kind)))
+        elif number == _TRAINER:
+            trainer.update(proto_fields(value))
+        elif number == _NORMALIZER:
+            normalizer.update(proto_fields(value))
+    if not pieces:
+        raise ValueError("it holds no pieces")
+    return SentencePieceModel(
+        model_type=ModelType(_integer(trainer, _MODEL_TYPE, 1)),
+        pieces=tuple(pieces),
+        byte_fallback=bool(_integer(trainer, _BYTE_FALLBACK, 0)),
+        bos_piece=_text(trainer, _BOS_PIECE, "<s>"),
+        eos_piece=_text(trainer, _EOS_PIECE, "</s>"),
+        has_charsmap=bool(normalizer.get(_CHARSMAP, b"")),
+        adds_dummy_prefix=bool(_integer(normalizer, _DUMMY_PREFIX, 1)),
+        removes_extra_whitespace=bool(_integer(normalizer, _REMOVE_WHITESPACE, 1)),
+        escapes_whitespace=bool(_integer(normalizer, _ESCAPE_WHITESPACE, 1)),
+        whitespace_is_suffix=bool(_integer(trainer, _WHITESPACE_SUFFIX, 0)),
+    )
+
+
+def _integer(message: dict[int, int | bytes], number: int, default: int) -> int:
+    value = message.get(number, default)
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} is not a number")
+    return value
+
+
+def _text(message: dict[int, int | bytes], number: int, default: str) -> str:
+    value = message.get(number, default.encode())
+    if not isinstance(value, bytes):
+        raise ValueError(f"field {number} is not a text")
+    return value.decode()
+
+
+def proto_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a protobuf message."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        wire_type = key & 7
+        if wire_type == 0:
+            number, position = _varint(data, position)
+            yield key >> 3, number
+            continue
+        if wire_type == 2:
+            length, position = _varint(data, position)
+        elif wire_type in (1, 5):
+            length = 8 if wire_type == 1 else 4
+        else:
+            raise ValueError(f"unknown wire type {wire_type} at byte {position}")
+        if position + length > len(data):
+            raise ValueError(f"it ends inside a field at byte {position}")
+        yield key >> 3, data[position : position + length]
+        position += length
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+        shift += 7
 
 
 _PIECES, _BEGIN, _END = 2, 4, 5

@@ -28,6 +28,8 @@ command line, keyword arguments in Python.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import stat
 import struct
 import zipfile
@@ -35,21 +37,24 @@ import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill import files as files_module
 from tokenmill.errors import SourceError, TokenmillError, UsageError
+from tokenmill.files import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from tokenmill.interop.parts import PartFiles
+    from tokenmill.interop.export import PartFiles
+    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
-    from tokenmill.store.sealed import Json
+
 
 BLOCK_BYTES = 8 << 20
 """About what a block of an import holds, and what an export reads in one go."""
@@ -115,7 +120,7 @@ class About:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
 
-class Link(StrEnum):
+class FileLink(StrEnum):
     """Whether token files become hard links to the store's own."""
 
     NEVER = "never"
@@ -134,13 +139,13 @@ class ExportOptions:
     packing: str = "concat"
     file_tokens: int | None = None
     """Tokens of one file, about, where the format is free to choose; None is its own default."""
-    link: Link = Link.NEVER
+    link: FileLink = FileLink.NEVER
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Complete: every setting of the format, defaults filled in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ExportTask:
     """A piece of an export that one worker carries out."""
 
     name: str
@@ -166,7 +171,7 @@ class SharedFile:
 class ExportPlan:
     """All parts of an export, in their order, and every file it will make."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ExportTask, ...]
     index_files: tuple[str, ...] = ()
     """Files that `finish` makes."""
     shared: tuple[SharedFile, ...] = ()
@@ -176,7 +181,7 @@ class ExportPlan:
 class PartDone:
     """A part that is complete, from its receipt."""
 
-    part: Part
+    part: ExportTask
     files: Mapping[str, int]
     """Name -> bytes."""
     facts: Mapping[str, Json]
@@ -231,7 +236,7 @@ class ForeignPart:
     """About how much work it is, for progress."""
 
 
-class Block(NamedTuple):
+class DocumentBlock(NamedTuple):
     """Whole documents of a foreign file."""
 
     ids: NDArray[Any]
@@ -258,7 +263,7 @@ class Foreign(ABC):
     """What a person should know: no borders, a mask that is not there, ..."""
 
     @abstractmethod
-    def blocks(self, part: ForeignPart) -> Iterator[Block]:
+    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
         """The documents of a part."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
@@ -275,7 +280,7 @@ class Format(ABC):
         raise UsageError(f"{self.about.name} can be read, not written", hint="export to another")
 
     def write(
-        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
     ) -> Mapping[str, Json]:
         """Make the files of a part; called in a worker, with the store of the part's split."""
         raise NotImplementedError
@@ -352,3 +357,132 @@ def check_held(path: Path | str, size: int, what: str) -> None:
             f" holds {HELD_BYTES:,} at most",
             hint="write it again in smaller pieces, or without compression",
         )
+
+
+# -------------------------------------------------------------------------------------------------
+# All formats by name; each module is imported when its format is asked for.
+
+HOMES = {
+    "megatron": "tokenmill.interop.megatron:Megatron",
+    "datatrove": "tokenmill.interop.datatrove:Datatrove",
+    "olmo": "tokenmill.interop.olmo:Olmo",
+    "nanogpt": "tokenmill.interop.nanogpt:NanoGpt",
+    "llmc": "tokenmill.interop.nanogpt:LlmC",
+    "mds": "tokenmill.interop.mds:Mds",
+    "litdata": "tokenmill.interop.litdata:LitData",
+    "arrow": "tokenmill.interop.tables:Arrow",
+    "parquet": "tokenmill.interop.tables:Parquet",
+    "pt": "tokenmill.interop.pt:Pt",
+    "npz": "tokenmill.interop.npz:Npz",
+}
+"""Name -> module and class."""
+NAMES = tuple(HOMES)
+
+
+def get_format(name: str) -> Format:
+    """The format of a name; UsageError lists them all."""
+    if name not in HOMES:
+        raise UsageError(
+            f"there is no format {name!r}", hint=f"use one of: {', '.join(map(repr, NAMES))}"
+        )
+    module, _, cls = HOMES[name].partition(":")
+    found: Format = getattr(importlib.import_module(module), cls)()
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# Which format foreign files are in, as far as their names and first bytes say.
+
+
+def detect_format(path: Path) -> Format:
+    """The one format that the files can be in; UsageError lists the candidates otherwise."""
+    found = candidates(path)
+    if not found:
+        if not path.exists():
+            raise SourceError(f"there is nothing at {str(path)!r}", hint="check the path")
+        raise UsageError(
+            f"{str(path)!r} does not look like any format that tokenmill reads",
+            hint=f"check the path, or name the format with --from: {', '.join(NAMES)}",
+        )
+    best = max(detection.sure for detection in found.values())
+    names = [name for name, detection in found.items() if detection.sure == best]
+    if len(names) == 1 and (best > 1 or len(found) == 1):
+        return get_format(names[0])
+    listed = "; ".join(f"{name} ({found[name].why})" for name in names)
+    raise UsageError(
+        f"{str(path)!r} may be of several formats: {listed}",
+        hint=f"say which with --from {names[0]}",
+    )
+
+
+def candidates(path: Path) -> dict[str, Detection]:
+    """Every format that the files may be in, and why."""
+    found = {}
+    for name in NAMES:
+        try:
+            with reading(path):
+                detection = get_format(name).detect(path)
+        except (ImportError, OSError):
+            # A format whose packages are not there can still be named, and says so then.
+            continue
+        if detection is not None:
+            found[name] = detection
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# The settings of a format: options that it alone has, checked, defaults filled in.
+
+
+def complete_settings(
+    format_: Format, given: Mapping[str, str | int | bool]
+) -> dict[str, str | int | bool]:
+    """The settings of a format, checked, defaults filled in."""
+    known = format_.about.settings
+    for name in given:
+        if name not in known:
+            listed = ", ".join(map(repr, known)) or "none"
+            raise UsageError(
+                f"the format {format_.about.name!r} has no setting {name!r}",
+                hint=f"it has: {listed}",
+            )
+    return {name: _setting(name, known[name], given.get(name)) for name in known}
+
+
+def _setting(name: str, setting: Setting, value: str | int | bool | None) -> str | int | bool:
+    if value is None:
+        return setting.default
+    kind = type(setting.default)
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    try:
+        found = words[str(value).lower()] if kind is bool else kind(value)
+    except (ValueError, KeyError):
+        raise UsageError(
+            f"{name}={value!r} is not {'yes or no' if kind is bool else 'a whole number'}",
+            hint=f"{name}: {setting.help}",
+        ) from None
+    if setting.choices and found not in setting.choices:
+        raise UsageError(
+            f"{name}={value!r} is not known", hint=f"use one of: {', '.join(setting.choices)}"
+        )
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# Other projects' files lie on a local disk: an address is refused, not taken for a folder.
+
+WRITE_HINT = "write to a local folder, then copy that to the bucket"
+STORE_HINT = "import into a local folder, then copy that to the bucket: stores are read there"
+READ_HINT = "copy the files to a local disk first; a store, unlike them, is read where it lies"
+
+
+def local_path(path: str | os.PathLike[str], *, hint: str) -> Path:
+    """The path, if it is one; UsageError for a URL, which would make a folder called `s3:`."""
+    text = os.fspath(path)
+    if files_module.is_remote(text):
+        raise UsageError(
+            f"{shown(text)!r} is an address; files of other projects are read and written on a "
+            "local disk",
+            hint=hint,
+        )
+    return Path(files_module.normalise(text) if "://" in text else text)

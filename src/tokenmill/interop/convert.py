@@ -12,39 +12,40 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError
-from tokenmill.interop.base import ImportOptions, reading
-from tokenmill.interop.detect import detect_format
+from tokenmill.interop.base import (
+    READ_HINT,
+    WRITE_HINT,
+    ImportOptions,
+    complete_settings,
+    detect_format,
+    get_format,
+    local_path,
+    reading,
+)
 from tokenmill.interop.export import (
     INDEX,
+    ExportFolder,
     ExportRequest,
     ExportResult,
     export_splits,
     open_splits,
 )
-from tokenmill.interop.identity import name_tokenizer, unknown_tokenizer
-from tokenmill.interop.import_ import make_import
-from tokenmill.interop.import_worker import source_version
+from tokenmill.interop.imports import make_import, name_tokenizer, source_version, unknown_tokenizer
 from tokenmill.interop.in_place import open_in_place
-from tokenmill.interop.parts import ExportFolder
-from tokenmill.interop.place import READ_HINT, WRITE_HINT, local_path
 from tokenmill.interop.raw import RawFormat
-from tokenmill.interop.registry import get_format
-from tokenmill.interop.settings import complete_settings
-from tokenmill.lazy import lazy
-from tokenmill.store.durable import replace_file
+from tokenmill.records import lazy
+from tokenmill.store.durable import replace_file, seal, unseal
 from tokenmill.store.reader import Store
-from tokenmill.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from tokenmill.files import PathInput
     from tokenmill.interop.base import Format
-    from tokenmill.interop.identity import NamedTokenizer
-    from tokenmill.store.sealed import Json
+    from tokenmill.interop.imports import NamedTokenizer
+    from tokenmill.store.durable import Json
 
-    PathInput = str | os.PathLike[str]
     OnProgress = Callable[[int, int], None]
 
 WIDE = (1 << 31) - 1

@@ -16,26 +16,28 @@ from tokenmill.interop.base import (
     About,
     Detection,
     ExportPlan,
+    ExportTask,
     ImportOptions,
-    Part,
     Sure,
     damaged,
     file_size,
 )
 from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
-    Borders,
+    DocumentBounds,
     EndBorders,
     RawFormat,
     RawShard,
     check_ends,
     count_tokens,
     find_files,
+    put_tokens,
     raw_dtype,
     require_files,
+    shard_task,
     split_of,
+    stream_mask,
 )
-from tokenmill.interop.raw_export import put_tokens, shard_task, stream_mask
 from tokenmill.store.format import map_file
 
 if TYPE_CHECKING:
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenmill.interop.base import ExportOptions, PartDone
-    from tokenmill.interop.parts import PartFiles
+    from tokenmill.interop.export import PartFiles
+    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
-    from tokenmill.store.sealed import Json
 
 BLOCK_DOCUMENTS = 1 << 18
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -71,7 +73,7 @@ class Datatrove(RawFormat):
                 if store.has_mask:
                     kinds.append(".loss")
                 parts.append(
-                    Part(
+                    ExportTask(
                         name=f"{split}-{number:05d}",
                         split=split,
                         tokens=shard.tokens,
@@ -84,7 +86,7 @@ class Datatrove(RawFormat):
     def write(
         self,
         store: Store,
-        part: Part,
+        part: ExportTask,
         options: ExportOptions,
         out: PartFiles,
     ) -> Mapping[str, Json]:
@@ -151,7 +153,7 @@ class Datatrove(RawFormat):
             raise damaged(shard.index, f"has {size:,} bytes, which is not a multiple of 8")
         return size // 8
 
-    def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
+    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
         assert shard.index is not None
         self.count_documents(shard, options)
         ends = np.frombuffer(map_file(shard.index), "<u8")

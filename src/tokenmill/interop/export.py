@@ -9,43 +9,510 @@ last, makes the export complete.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import secrets
 import shutil
+import threading
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenmill.errors import StoreError, UsageError
-from tokenmill.interop.base import ExportOptions, ExportPlan, Link, Part, PartDone
-from tokenmill.interop.export_worker import ExportWorker
-from tokenmill.interop.parts import (
-    BOOKS,
-    ExportFolder,
-    PartFiles,
-    find_done,
-    make_shared,
+import xxhash
+
+from tokenmill.errors import BuildError, StoreError, UsageError
+from tokenmill.interop.base import (
+    WRITE_HINT,
+    ExportOptions,
+    ExportPlan,
+    ExportTask,
+    FileLink,
+    PartDone,
+    complete_settings,
+    get_format,
+    local_path,
 )
-from tokenmill.interop.place import WRITE_HINT, local_path
-from tokenmill.interop.pool import Progress, run_tasks
 from tokenmill.interop.records import rows_note
-from tokenmill.interop.registry import get_format
-from tokenmill.interop.settings import complete_settings
-from tokenmill.loader.layouts.packings import Packing
-from tokenmill.store.durable import replace_file
+from tokenmill.loader.packing import Packing
+from tokenmill.runners.local import physical_cores
+from tokenmill.store.durable import (
+    checksum_of,
+    replace_file,
+    seal,
+    sync_folder,
+    unseal,
+    write_error,
+)
+from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import StoreLock
-from tokenmill.store.manifest import read_manifest
 from tokenmill.store.reader import Store
-from tokenmill.store.sealed import checksum_of, seal, unseal
+from tokenmill.store.receipts import read_manifest
+from tokenmill.store.write import HashedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
 
-    from tokenmill.interop.base import Format
-    from tokenmill.interop.pool import OnProgress
-    from tokenmill.store.sealed import Json
+    from tokenmill.files import PathInput
+    from tokenmill.interop.base import Format, SharedFile
+    from tokenmill.store.durable import Json
 
-    PathInput = str | os.PathLike[str]
+
+# -------------------------------------------------------------------------------------------------
+# The files of an export's parts: written under other names, synced, renamed, receipted.
+#
+#   | out/.tokenmill-export/export.json       what is being exported here, and how
+#   |                       <part>.json       the receipt of a part that is complete
+#   |                       tmp/<part>-.../   files that have no name yet
+#   |                       shared/<file>     files that many parts fill
+#
+# After a crash at any moment: a file that has its final name is whole, and a receipt's files are
+# there. A shared file gets its name after the last part; until then receipts speak of its
+# stretches.
+
+if TYPE_CHECKING:
+    OnBytes = Callable[[int], None]
+
+BOOKS = ".tokenmill-export"
+RECEIPT_VERSION = 1
+COPY_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFolder:
+    """The paths of an export."""
+
+    root: Path
+
+    @property
+    def books(self) -> StoreLayout:
+        """Where receipts, locks and temporary files are; laid out as a store's, as far as it is."""
+        return StoreLayout(self.root / BOOKS)
+
+    @property
+    def tmp(self) -> Path:
+        return self.books.tmp
+
+    @property
+    def shared(self) -> Path:
+        return self.books.root / "shared"
+
+    @property
+    def title(self) -> Path:
+        return self.books.root / "export.json"
+
+    def receipt(self, part: str) -> Path:
+        return self.books.root / "parts" / f"{part}.json"
+
+    def create(self) -> None:
+        """Make the folders that every export needs."""
+        for folder in (self.books.root / "parts", self.tmp):
+            folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.root)
+
+
+class OutFile(HashedFile):
+    """A file of a part, or a stretch of a shared one, by its name in the export."""
+
+    def __init__(
+        self, path: Path, *, name: str, on_bytes: OnBytes, offset: int | None = None
+    ) -> None:
+        super().__init__(path, offset=offset)
+        self.name = name
+        self.offset = offset
+        self._on_bytes = on_bytes
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        """Write all of a block, of any contiguous kind."""
+        before = self.bytes
+        super().write(block)
+        self._on_bytes(self.bytes - before)
+
+
+@dataclass(slots=True)
+class PartFiles:
+    """The files of one part while they are made; as a context manager: no commit, no trace."""
+
+    folder: ExportFolder
+    part: ExportTask
+    link_mode: FileLink = FileLink.NEVER
+    on_bytes: OnBytes = lambda _: None
+    """Told of all that is written."""
+    _staging: Path = field(init=False)
+    _open: list[OutFile] = field(default_factory=list)
+    _linked: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        mark = f"{self.part.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._staging = self.folder.tmp / mark
+        try:
+            self._staging.mkdir(parents=True)
+        except OSError as error:
+            raise write_error(error, path=self._staging) from error
+
+    def create(self, name: str) -> OutFile:
+        """A new file of the part, to be written from its beginning to its end."""
+        self._expect(name)
+        file = OutFile(self._staged(name), name=name, on_bytes=self.on_bytes)
+        self._open.append(file)
+        return file
+
+    def write(self, name: str, data: bytes) -> None:
+        """A new file with these bytes."""
+        self.create(name).write(data)
+
+    def stretch(self, name: str, *, offset: int) -> OutFile:
+        """A stretch of a shared file, from a byte on."""
+        path = self.folder.shared / _flat(name)
+        file = OutFile(path, name=name, on_bytes=self.on_bytes, offset=offset)
+        self._open.append(file)
+        return file
+
+    def link_or_copy(self, name: str, source: Path, *, checksum: str | None = None) -> bool:
+        """A file with the bytes of a store's file; True where it is a hard link to it.
+
+        A copy is compared with `checksum`, which a link takes on trust: nothing is read for it.
+        """
+        self._expect(name)
+        if self.link_mode is not FileLink.NEVER and self._try_link(name, source, checksum):
+            return True
+        copy_into(self.create(name), source, checksum=checksum)
+        return False
+
+    def _try_link(self, name: str, source: Path, checksum: str | None) -> bool:
+        try:
+            os.link(source, self._staged(name))
+        except OSError as error:
+            if self.link_mode is FileLink.IF_POSSIBLE:
+                return False
+            raise _unlinkable(source, self.folder.root, error) from error
+        self._linked[name] = source.stat().st_size, checksum or ""
+        return True
+
+    def _staged(self, name: str) -> Path:
+        return self._staging / _flat(name)
+
+    def _expect(self, name: str) -> None:
+        if name not in self.part.files:
+            raise ValueError(f"part {self.part.name!r} did not plan the file {name!r}")
+
+    def commit(self, export: str, facts: Mapping[str, Json], shared: tuple[str, ...] = ()) -> None:
+        """Give the files their names, then write the receipt; `shared` are files to be named."""
+        try:
+            made = self._finish_all()
+            if missing := set(self.part.files) - {*made, *self._linked, *shared}:
+                raise ValueError(f"part {self.part.name!r} did not make {sorted(missing)}")
+            for name in (*made, *self._linked):
+                self._publish(self._staged(name), name)
+            for name in shared:
+                if (self.folder.shared / _flat(name)).exists():
+                    self._publish(self.folder.shared / _flat(name), name)
+            for parent in sorted({(self.folder.root / name).parent for name in self.part.files}):
+                sync_folder(parent)
+            self._write_receipt(export, facts, made, shared)
+        except OSError as error:
+            raise write_error(error, path=self.folder.root) from error
+        self._staging.rmdir()
+
+    def _finish_all(self) -> dict[str, OutFile]:
+        for file in self._open:
+            file.finish()
+        return {file.name: file for file in self._open if file.offset is None}
+
+    def _publish(self, staged: Path, name: str) -> None:
+        target = self.folder.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged.replace(target)
+
+    def _write_receipt(
+        self,
+        export: str,
+        facts: Mapping[str, Json],
+        made: Mapping[str, OutFile],
+        shared: tuple[str, ...],
+    ) -> None:
+        files: dict[str, Json] = {
+            name: {"bytes": file.bytes, "checksum": file.checksum} for name, file in made.items()
+        }
+        for name, (size, checksum) in self._linked.items():
+            files[name] = {"bytes": size, "checksum": checksum, "linked": True}
+        for name in shared:
+            size = (self.folder.root / name).stat().st_size
+            files[name] = {"bytes": size}
+        stretches: list[Json] = [
+            {
+                "file": file.name,
+                "offset": file.offset,
+                "bytes": file.bytes,
+                "checksum": file.checksum,
+            }
+            for file in self._open
+            if file.offset is not None
+        ]
+        members: dict[str, Json] = {
+            "version": RECEIPT_VERSION,
+            "export": export,
+            "part": self.part.name,
+            "files": files,
+            "stretches": stretches,
+            "facts": dict(facts),
+        }
+        receipt = self.folder.receipt(self.part.name)
+        replace_file(self.folder.books, receipt, seal(members))
+
+    def __enter__(self) -> PartFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for file in self._open:
+            file.close()
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+
+def copy_into(file: OutFile, source: Path, *, checksum: str | None, offset: int = 0) -> None:
+    """Append the bytes of a file, from an offset on, and see that they have the checksum."""
+    before = file.bytes
+    seen = xxhash.xxh3_128()
+    with source.open("rb", buffering=0) as reader:
+        reader.seek(offset)
+        buffer = memoryview(bytearray(COPY_BYTES))
+        while count := reader.readinto(buffer):
+            file.write(buffer[:count])
+            if before:
+                seen.update(buffer[:count])
+    found = seen.hexdigest() if before else file.checksum
+    if checksum is not None and found != checksum:
+        raise StoreError(
+            f"{str(source)!r} was changed: its checksum is {found}, not the {checksum} that the"
+            " store says; nothing of it was exported",
+            hint="see what is damaged with: tokenmill verify STORE",
+        )
+
+
+def find_done(
+    folder: ExportFolder, part: ExportTask, *, export: str, shared: Mapping[str, SharedFile]
+) -> PartDone | None:
+    """A part that is complete; None where it must be made (again). Sizes of files are checked."""
+    path = folder.receipt(part.name)
+    try:
+        members = unseal(path.read_bytes(), path=path)
+    except (OSError, StoreError):
+        return None
+    files, facts, stretches = members.get("files"), members.get("facts"), members.get("stretches")
+    if members.get("export") != export or not isinstance(files, dict):
+        return None
+    if not isinstance(facts, dict) or not isinstance(stretches, list):
+        return None
+    sizes: dict[str, int] = {}
+    for name, entry in files.items():
+        size = entry.get("bytes") if isinstance(entry, dict) else None
+        if not isinstance(size, int) or not _has_size(folder.root / name, size):
+            return None
+        sizes[name] = size
+    for stretch in stretches:
+        name = str(stretch.get("file")) if isinstance(stretch, dict) else ""
+        if name not in shared or not _has_shared(folder, shared[name]):
+            return None
+    return PartDone(part=part, files=sizes, facts=facts)
+
+
+def title_of(path: Path) -> Mapping[str, Json]:
+    """What an export says that a path is in, or a part of; nothing where none says it."""
+    for folder in (path, *path.absolute().parents[:2]):
+        title = ExportFolder(folder).title
+        if title.is_file():
+            try:
+                return unseal(title.read_bytes(), path=title)
+            except (OSError, StoreError):
+                return {}
+    return {}
+
+
+def make_shared(folder: ExportFolder, shared: SharedFile) -> None:
+    """The file whose stretches are to be written, of its full size; kept where it is there.
+
+    One that has its name already is taken back: it is not complete after all.
+    """
+    path = folder.shared / _flat(shared.name)
+    if _has_size(path, shared.bytes):
+        return
+    try:
+        folder.shared.mkdir(parents=True, exist_ok=True)
+        if _has_size(folder.root / shared.name, shared.bytes):
+            (folder.root / shared.name).replace(path)
+            return
+        with path.open("wb") as file:
+            file.truncate(shared.bytes)
+    except OSError as error:
+        raise write_error(error, path=path) from error
+
+
+def _has_shared(folder: ExportFolder, shared: SharedFile) -> bool:
+    staged = folder.shared / _flat(shared.name)
+    return _has_size(staged, shared.bytes) or _has_size(folder.root / shared.name, shared.bytes)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _flat(name: str) -> str:
+    """A name for the temporary folder, which has no folders in it."""
+    return name.replace("/", "\\")
+
+
+def _unlinkable(source: Path, out: Path, error: OSError) -> UsageError | BuildError:
+    if error.errno in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES}:
+        why = {
+            errno.EXDEV: "they are on two file systems",
+            errno.EMLINK: "the file has too many links already",
+        }.get(error.errno, error.strerror or str(error))
+        return UsageError(
+            f"{str(source)!r} cannot be linked into {str(out)!r}: {why}",
+            hint="choose an --out on the file system of the store, or copy where links do not"
+            " work: --link-or-copy",
+        )
+    return write_error(error, path=out)
+
+
+# -------------------------------------------------------------------------------------------------
+# The worker of an export: makes the files of one part after the other, on several threads.
+
+REPORT_BYTES = 4 << 20
+WIDE_ID = 4
+"""Bytes of an id where a format does not hold the store's own bytes, about."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportWorker:
+    """What all parts of an export have in common."""
+
+    stores: Mapping[str, Store]
+    format: Format
+    options: ExportOptions
+    folder: ExportFolder
+    export: str
+    """Which export the receipts are of."""
+
+    def work(self, part: ExportTask, report: Report) -> None:
+        """Make and commit the files of a part."""
+        store = self.stores[part.split]
+        on_bytes = self._meter(part, store, report)
+        with PartFiles(self.folder, part, self.options.link, on_bytes=on_bytes) as out:
+            out.commit(self.export, self.format.write(store, part, self.options, out))
+
+    def _meter(self, part: ExportTask, store: Store, report: Report) -> Callable[[int], None]:
+        """Turns bytes that are written into reports of tokens, as far as bytes tell it."""
+        width = store.dtype.itemsize if self.format.about.linkable else WIDE_ID
+        written = reported = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal written, reported
+            written += count
+            if written - reported >= REPORT_BYTES:
+                reported = written
+                report(min(part.tokens, written // width))
+
+        return on_bytes
+
+
+# -------------------------------------------------------------------------------------------------
+# Runs the parts of an export or import on threads: numpy, Arrow and the disk do the work.
+#
+# They all let other threads run, so that threads fill the cores as processes would, and none has
+# to start. A thread cannot be stopped from outside: after an error, and when the program is
+# interrupted, the others end where they next report.
+
+if TYPE_CHECKING:
+    OnProgress = Callable[[int, int], None]
+    """Told how much is done, of how much; by any thread, one at a time."""
+    Report = Callable[[int], None]
+    """Told by a task, now and then, how much of it is done."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Stopped(BaseException):
+    """Ends a task whose result nobody waits for."""
+
+
+def run_tasks(
+    work: Callable[[T, Report], R],
+    tasks: Sequence[T],
+    *,
+    workers: int | None,
+    on_report: Callable[[T, int], None],
+    on_done: Callable[[T, R], None],
+) -> int:
+    """Carry out all tasks; returns how many were worked on at a time.
+
+    The first error is raised when nothing runs any more. `on_done` is called on this thread.
+    """
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise UsageError(f"workers={workers!r} is not a whole number of 1 or more")
+    count = min(workers or physical_cores(), len(tasks))
+    if not count:
+        return 0
+    stop = threading.Event()
+
+    def run_one(task: T) -> R:
+        def report(amount: int) -> None:
+            if stop.is_set():
+                raise _Stopped
+            on_report(task, amount)
+
+        return work(task, report)
+
+    with ThreadPoolExecutor(count, thread_name_prefix="part") as pool:
+        try:
+            futures = {pool.submit(run_one, task): task for task in tasks}
+            for future in as_completed(futures):
+                on_done(futures[future], future.result())
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return count
+
+
+@dataclass(kw_only=True)
+class TaskProgress:
+    """How much is done of many parts, those included that are being worked on."""
+
+    total: int
+    done: int
+    on_progress: OnProgress | None
+    _running: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def report(self, name: str, amount: int) -> None:
+        """So much of a part is done."""
+        with self._lock:
+            self._running[name] = amount
+            self._show()
+
+    def finish(self, name: str, amount: int) -> None:
+        """A part is done, and was so much."""
+        with self._lock:
+            self._running.pop(name, None)
+            self.done += amount
+            self._show()
+
+    def _show(self) -> None:
+        if self.on_progress is not None:
+            self.on_progress(min(self.total, self.done + sum(self._running.values())), self.total)
+
 
 INDEX = "index"
 """Name of the part that `finish` makes."""
@@ -186,7 +653,7 @@ class ExportRun:
 
     def _work(self, plan: ExportPlan, export: str) -> ExportResult:
         shared = {file.name: file for file in plan.shared}
-        index = Part(
+        index = ExportTask(
             name=INDEX,
             split="",
             tokens=0,
@@ -219,9 +686,9 @@ class ExportRun:
         if not about.masks and any(store.has_mask for store in self.stores.values()):
             yield f"loss masks are left out: {about.name} has no place for them; all tokens count"
 
-    def _run_parts(self, plan: ExportPlan, left: Sequence[Part], export: str) -> int:
+    def _run_parts(self, plan: ExportPlan, left: Sequence[ExportTask], export: str) -> int:
         total = sum(part.tokens for part in plan.parts)
-        progress = Progress(
+        progress = TaskProgress(
             total=total,
             done=total - sum(part.tokens for part in left),
             on_progress=self.on_progress,
@@ -243,9 +710,9 @@ class ExportRun:
 
     @property
     def _links(self) -> bool:
-        return self.options.link is not Link.NEVER
+        return self.options.link is not FileLink.NEVER
 
-    def _require_done(self, part: Part, export: str, shared: Mapping[str, Any]) -> PartDone:
+    def _require_done(self, part: ExportTask, export: str, shared: Mapping[str, Any]) -> PartDone:
         done = find_done(self.folder, part, export=export, shared=shared)
         if done is None:
             raise StoreError(
@@ -383,7 +850,7 @@ def check_options(format_: Format, options: ExportOptions) -> None:
         value = getattr(options, name)
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"{name}={value!r} is not a whole number of 1 or more")
-    if options.link is not Link.NEVER and not about.linkable:
+    if options.link is not FileLink.NEVER and not about.linkable:
         raise UsageError(
             f"files of {about.name} are not the store's own bytes, so they cannot be links",
             hint="leave --link out",
@@ -397,13 +864,13 @@ def _check_plan(plan: ExportPlan) -> None:
         raise ValueError("two parts or two files of an export have the same name")
 
 
-def _link(value: str | bool) -> Link:
+def _link(value: str | bool) -> FileLink:
     if isinstance(value, bool):
-        return Link.ALWAYS if value else Link.NEVER
+        return FileLink.ALWAYS if value else FileLink.NEVER
     try:
-        return Link(value)
+        return FileLink(value)
     except ValueError:
         raise UsageError(
             f"link={value!r} is not known",
-            hint=f"use True, False or one of: {', '.join(map(repr, map(str, Link)))}",
+            hint=f"use True, False or one of: {', '.join(map(repr, map(str, FileLink)))}",
         ) from None

@@ -21,9 +21,17 @@ import xxhash
 
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop.base import ImportOptions, damaged, reading
-from tokenmill.interop.detect import detect_format
-from tokenmill.interop.identity import (
+from tokenmill.interop.base import (
+    READ_HINT,
+    ImportOptions,
+    complete_settings,
+    damaged,
+    detect_format,
+    get_format,
+    local_path,
+    reading,
+)
+from tokenmill.interop.imports import (
     EosTally,
     NamedTokenizer,
     name_tokenizer,
@@ -31,24 +39,20 @@ from tokenmill.interop.identity import (
     unknown_tokenizer,
     with_eos,
 )
-from tokenmill.interop.place import READ_HINT, local_path
 from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, lengths_of
-from tokenmill.interop.registry import get_format
-from tokenmill.interop.settings import complete_settings
-from tokenmill.store.entries import (
+from tokenmill.store.facts import (
     UNCOUNTED,
+    Counts,
     ShardEntry,
     SourceEntry,
     StoreIdentity,
     UnitEntry,
     split_totals,
 )
-from tokenmill.store.facts import Counts
-from tokenmill.store.files import TrackFile
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS, Index
 from tokenmill.store.layout import shard_name, unit_name, unit_prefix
-from tokenmill.store.manifest import Manifest
-from tokenmill.store.reader import MappedShard
+from tokenmill.store.reader import MappedShard, TrackFile
+from tokenmill.store.receipts import Manifest
 
 if TYPE_CHECKING:
     import os
@@ -58,8 +62,8 @@ if TYPE_CHECKING:
 
     from tokenmill.store.format import TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipt import Receipt
-    from tokenmill.store.spans import Track
+    from tokenmill.store.receipts import Receipt
+    from tokenmill.store.stream import Track
 
 SAMPLE_BYTES = 4096
 SAMPLES = 4096

@@ -20,8 +20,8 @@ from tokenmill.interop.base import (
     BLOCK_BYTES,
     IMPORT_PART_BYTES,
     About,
-    Block,
     Detection,
+    DocumentBlock,
     ExportPlan,
     Foreign,
     ForeignPart,
@@ -31,27 +31,25 @@ from tokenmill.interop.base import (
     damaged,
     file_size,
 )
-from tokenmill.interop.columns import (
+from tokenmill.interop.records import (
+    BATCH_TOKENS,
+    IDS_SETTING,
     UNPACKED_BYTES,
+    Folders,
     cut_at_eos,
+    id_dtype,
+    json_bytes,
     note_of,
+    open_records,
+    padding_note,
     ranges,
     read_json,
     split_folders,
     split_of,
-    unpack,
-    whole_number,
-)
-from tokenmill.interop.records import (
-    BATCH_TOKENS,
-    IDS_SETTING,
-    Folders,
-    id_dtype,
-    json_bytes,
-    open_records,
-    padding_note,
     stretch_of,
     stretch_part,
+    unpack,
+    whole_number,
 )
 from tokenmill.store.format import map_file
 
@@ -61,11 +59,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ImportOptions, Part, PartDone
-    from tokenmill.interop.parts import PartFiles
+    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
+    from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Records
+    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
-    from tokenmill.store.sealed import Json
 
 INDEX = "index.json"
 CHUNK_BYTES = 64 << 20
@@ -112,7 +110,7 @@ class LitData(Format):
         return ExportPlan(parts=tuple(parts), index_files=indexes)
 
     def write(
-        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
     ) -> Mapping[str, Json]:
         """One chunk."""
         records = open_records(store, options, overlap=1)
@@ -266,7 +264,7 @@ class LitDataFolder(Foreign):
         self.files = {name: chunk.path for name, chunk in self._chunks.items()}
         self.note = note_of(options)
 
-    def blocks(self, part: ForeignPart) -> Iterator[Block]:
+    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
         """The items of a part."""
         chunk = self._chunks[part.path]
         return cut_at_eos(chunk.read(part), self._options, path=chunk.path)
@@ -308,7 +306,7 @@ class _Chunk:
                 bytes=int(self._bytes * share),
             )
 
-    def read(self, part: ForeignPart) -> Iterator[Block]:
+    def read(self, part: ForeignPart) -> Iterator[DocumentBlock]:
         data = self._data()
         offsets = self._offsets(data)[part.start : None if part.end is None else part.end + 1]
         place = 0
@@ -318,7 +316,7 @@ class _Chunk:
             )
             upto = min(max(upto, place + 1), len(offsets) - 1)
             ids = data[int(offsets[place]) : int(offsets[upto])].view(self._dtype)
-            yield Block(ids, np.diff(offsets[place : upto + 1]) // self._dtype.itemsize)
+            yield DocumentBlock(ids, np.diff(offsets[place : upto + 1]) // self._dtype.itemsize)
             place = upto
 
     def _data(self) -> NDArray[np.uint8]:

@@ -18,9 +18,9 @@ from tokenmill.interop.base import (
     About,
     Detection,
     ExportPlan,
+    ExportTask,
+    FileLink,
     ImportOptions,
-    Link,
-    Part,
     Setting,
     SharedFile,
     Sure,
@@ -28,17 +28,19 @@ from tokenmill.interop.base import (
     file_size,
 )
 from tokenmill.interop.raw import (
-    Borders,
+    DocumentBounds,
     EndBorders,
     RawFormat,
     RawShard,
     check_ends,
     count_tokens,
     find_files,
+    put_tokens,
     require_files,
+    shard_task,
     split_of,
+    token_parts,
 )
-from tokenmill.interop.raw_export import put_tokens, shard_task, token_parts
 from tokenmill.store.format import HEADER, MAGIC, index_blocks, map_file
 
 if TYPE_CHECKING:
@@ -48,9 +50,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.interop.base import ExportOptions, PartDone
-    from tokenmill.interop.parts import PartFiles
+    from tokenmill.interop.export import PartFiles
+    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
-    from tokenmill.store.sealed import Json
 
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """As Megatron-LM numbers them; 6 and 7 are floats."""
@@ -80,7 +82,7 @@ class Megatron(RawFormat):
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         if not options.settings["merge"]:
             parts = [
-                Part(
+                ExportTask(
                     name=f"{split}-{number:05d}",
                     split=split,
                     tokens=shard.tokens,
@@ -91,7 +93,7 @@ class Megatron(RawFormat):
                 for number, shard in enumerate(store.shards)
             ]
             return ExportPlan(parts=tuple(parts), index_files=(DATA_PATH,))
-        if options.link is not Link.NEVER:
+        if options.link is not FileLink.NEVER:
             raise UsageError(
                 "a merged file has the ids of all shards, so it cannot be a link to one",
                 hint="leave --link or merge out",
@@ -105,7 +107,7 @@ class Megatron(RawFormat):
         return ExportPlan(parts=tuple(merged), index_files=index, shared=tuple(shared))
 
     def write(
-        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
     ) -> Mapping[str, Json]:
         if options.settings["merge"]:
             return put_tokens(store, part, out)
@@ -172,7 +174,7 @@ class Megatron(RawFormat):
         assert shard.index is not None
         return read_header(shard.index).documents
 
-    def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
+    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
         assert shard.index is not None
         return read_borders(shard.index, tokens=shard.tokens)
 

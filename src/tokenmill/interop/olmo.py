@@ -17,8 +17,8 @@ from tokenmill.interop.base import (
     About,
     Detection,
     ExportPlan,
+    ExportTask,
     ImportOptions,
-    Part,
     Setting,
     Sure,
     check_expansion,
@@ -27,27 +27,29 @@ from tokenmill.interop.base import (
 )
 from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
-    Borders,
+    DocumentBounds,
     EndBorders,
     RawFormat,
     RawShard,
     check_ends,
     count_tokens,
     find_files,
+    put_tokens,
     raw_dtype,
     require_files,
+    shard_task,
     split_of,
+    stream_mask,
 )
-from tokenmill.interop.raw_export import put_tokens, shard_task, stream_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tokenmill.interop.base import ExportOptions, PartDone
-    from tokenmill.interop.parts import OutFile, PartFiles
+    from tokenmill.interop.export import OutFile, PartFiles
+    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
-    from tokenmill.store.sealed import Json
 
 NUMPY_MAGIC = b"\x93NUMPY"
 MASK = ".label_mask.npy"
@@ -80,7 +82,7 @@ class Olmo(RawFormat):
                 if store.has_mask:
                     names.append(stem + MASK)
                 parts.append(
-                    Part(
+                    ExportTask(
                         name=f"{split}-{number:05d}",
                         split=split,
                         tokens=shard.tokens,
@@ -91,7 +93,7 @@ class Olmo(RawFormat):
         return ExportPlan(parts=tuple(parts))
 
     def write(
-        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
     ) -> Mapping[str, Json]:
         stem, number = str(part.task["stem"]), shard_task(part)
         put_tokens(store, part, out, name=f"{stem}.npy")
@@ -148,7 +150,7 @@ class Olmo(RawFormat):
             mask=mask if mask.is_file() else None,
         )
 
-    def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
+    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
         assert shard.index is not None
         ends = np.concatenate([*_read_ends(shard.index, shard.tokens), np.zeros(0, np.int64)])
         check_ends(ends, tokens=shard.tokens, path=shard.index)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 import zipfile
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,8 @@ from tokenmill.errors import MissingExtraError, SourceError
 from tokenmill.interop.base import (
     BLOCK_BYTES,
     About,
-    Block,
     Detection,
+    DocumentBlock,
     ExportPlan,
     Foreign,
     ForeignPart,
@@ -33,41 +35,132 @@ from tokenmill.interop.base import (
     file_size,
     reading,
 )
-from tokenmill.interop.columns import (
-    choose_columns,
-    cut_at_eos,
-    files_below,
-    first_bytes,
-    make_block,
-    note_of,
-    split_of,
-)
-from tokenmill.interop.pt_archive import MAX_TENSOR_BYTES, Tensor, write_tensors
 from tokenmill.interop.records import (
     IDS,
     Folders,
+    choose_columns,
     column,
     columns_of,
+    cut_at_eos,
     extra_columns,
+    files_below,
+    first_bytes,
     id_dtype,
+    make_block,
+    note_of,
     open_records,
     padding_note,
+    split_of,
     stretch_of,
     stretch_part,
 )
 from tokenmill.interop.tables import SETTINGS, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ImportOptions, Part, PartDone
-    from tokenmill.interop.parts import PartFiles
+    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
+    from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Records
+    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
-    from tokenmill.store.sealed import Json
+
+
+# -------------------------------------------------------------------------------------------------
+# Writes what `torch.save` writes for a dict of tensors, without torch, column by column.
+#
+#   | data.pkl         the dict, as the few opcodes that `torch.load(weights_only=True)` allows
+#   | data/0, data/1   the values of each tensor, aligned, so that they can be mapped
+#   | byteorder, version, .format_version, .storage_alignment
+#
+# A file is a zip archive that is not compressed. Rows go into it as they are read, so its size
+# costs no memory, and no worker spends seconds on importing torch.
+
+ROOT = "archive"
+ALIGNMENT = 64
+MAX_TENSOR_BYTES = (1 << 31) - 1
+"""Beyond it zip needs headers of another form."""
+STORAGES = {"int8": "CharStorage", "int32": "IntStorage", "int64": "LongStorage"}
+RECORDS = {
+    ".format_version": b"1",
+    ".storage_alignment": str(ALIGNMENT).encode(),
+    "byteorder": b"little",
+    "version": b"3\n",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A tensor of two dimensions that is to be written."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, int]
+    blocks: Callable[[], Iterable[np.ndarray[Any, Any]]]
+    """Its rows, in order."""
+
+
+def write_tensors(target: Any, tensors: Mapping[str, Tensor]) -> None:
+    """A file that `torch.load` opens as a dict of these tensors."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(zipfile.ZipInfo(f"{ROOT}/data.pkl"), _pickle(tensors))
+        for number, tensor in enumerate(tensors.values()):
+            record = _aligned(archive, f"{ROOT}/data/{number}")
+            with archive.open(record, "w") as member:
+                for block in tensor.blocks():
+                    member.write(np.ascontiguousarray(block, tensor.dtype).data.cast("B"))
+        for name, data in RECORDS.items():
+            archive.writestr(zipfile.ZipInfo(f"{ROOT}/{name}"), data)
+
+
+def _aligned(archive: Any, name: str) -> zipfile.ZipInfo:
+    """A record whose data begins at a multiple of `ALIGNMENT`, by an extra field of zeros."""
+    record = zipfile.ZipInfo(name)
+    begin = archive.fp.tell() + 30 + len(name) + 4
+    record.extra = struct.pack("<2sH", b"FB", -begin % ALIGNMENT) + bytes(-begin % ALIGNMENT)
+    return record
+
+
+def _pickle(tensors: Mapping[str, Tensor]) -> bytes:
+    """Protocol 2: an empty dict, then name and tensor of each item."""
+    items = [_text(name) + _tensor(each, number) for number, (name, each) in _numbered(tensors)]
+    return b"\x80\x02}(" + b"".join(items) + b"u."
+
+
+def _numbered(tensors: Mapping[str, Tensor]) -> Iterable[tuple[int, tuple[str, Tensor]]]:
+    return enumerate(tensors.items())
+
+
+def _tensor(tensor: Tensor, number: int) -> bytes:
+    """A call of torch's own function that puts a tensor on top of its storage."""
+    rows, length = tensor.shape
+    kind = tensor.dtype.name
+    count, storage = rows * length, _global("torch", STORAGES.get(kind, ""))
+    function, dtype = "_rebuild_tensor_v2", b""
+    if kind not in STORAGES:  # the unsigned types are younger than typed storages
+        count, storage = count * tensor.dtype.itemsize, _global("torch.storage", "UntypedStorage")
+        function, dtype = "_rebuild_tensor_v3", _global("torch", kind)
+    key = b"(" + _text("storage") + storage + _text(str(number)) + _text("cpu") + _number(count)
+    shape = _number(rows) + _number(length) + b"\x86"
+    strides = _number(length) + _number(1) + b"\x86"
+    hooks = _global("collections", "OrderedDict") + b")R"
+    arguments = key + b"tQ" + _number(0) + shape + strides + b"\x89" + hooks + dtype
+    return _global("torch._utils", function) + b"(" + arguments + b"tR"
+
+
+def _global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def _text(text: str) -> bytes:
+    return b"X" + struct.pack("<I", len(text)) + text.encode("ascii")
+
+
+def _number(value: int) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]
+
 
 METADATA = "metadata.json"
 ZIP_MAGIC = b"PK\x03\x04"
@@ -93,7 +186,7 @@ class Pt(Format):
         """A part to a file."""
         columns = extra_columns(stores, options)
         folders = Folders(options.splits)
-        parts: list[Part] = []
+        parts: list[ExportTask] = []
         for split, store in stores.items():
             id_dtype(store, options)
             records = open_records(store, options)
@@ -105,7 +198,7 @@ class Pt(Format):
         return ExportPlan(parts=tuple(parts), index_files=files)
 
     def write(
-        self, store: Store, part: Part, options: ExportOptions, out: PartFiles
+        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
     ) -> Mapping[str, Json]:
         """One file."""
         records, dtype = open_records(store, options), id_dtype(store, options)
@@ -225,12 +318,12 @@ class PtFiles(Foreign):
             choose_columns([*_tensors(file)], options, path=file).has_mask for _, file in found
         )
 
-    def blocks(self, part: ForeignPart) -> Iterator[Block]:
+    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
         """The rows of a file."""
         path = self.files[part.path]
         return cut_at_eos(self._read(path), self._options, path=path)
 
-    def _read(self, path: Path) -> Iterator[Block]:
+    def _read(self, path: Path) -> Iterator[DocumentBlock]:
         found = _tensors(path)
         columns = choose_columns([*found], self._options, path=path)
         rows = {name: _rows(found[name], name, path) for name in columns.names}

@@ -14,6 +14,8 @@ import re
 from abc import abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,7 +24,9 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop.base import (
     BLOCK_BYTES,
     IMPORT_PART_BYTES,
-    Block,
+    DocumentBlock,
+    ExportTask,
+    FileLink,
     Foreign,
     ForeignPart,
     Format,
@@ -30,14 +34,22 @@ from tokenmill.interop.base import (
     damaged,
     file_size,
 )
-from tokenmill.lazy import lazy
+from tokenmill.interop.export import copy_into
+from tokenmill.interop.records import shard_blocks
+from tokenmill.records import lazy
 from tokenmill.store.format import map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from tokenmill.interop.base import ExportOptions
+    from tokenmill.interop.export import OutFile, PartFiles
+    from tokenmill.store.durable import Json
+    from tokenmill.store.reader import Store
+
 
 MOST_TOKENS = 1 << 30
 """Of a document: files without borders are cut here, since an index has 31 bits for a length."""
@@ -95,7 +107,7 @@ class RawShard:
         return mask
 
 
-class Borders(Protocol):
+class DocumentBounds(Protocol):
     """Where the documents of a shard are, counted in tokens."""
 
     def __len__(self) -> int:
@@ -133,7 +145,7 @@ def no_borders(tokens: int) -> EndBorders:
     return EndBorders(np.append(ends, tokens) if tokens else ends)
 
 
-def lengths_of(borders: Borders, first: int, last: int) -> NDArray[np.int64]:
+def lengths_of(borders: DocumentBounds, first: int, last: int) -> NDArray[np.int64]:
     """Tokens of documents `first` to `last`."""
     ends = borders.ends(first, last)
     return np.diff(ends, prepend=borders.begin(first))
@@ -149,7 +161,7 @@ class RawFormat(Format):
         """The token files below a path, in order, with sizes checked; SourceError otherwise."""
 
     @abstractmethod
-    def borders(self, shard: RawShard, options: ImportOptions) -> Borders:
+    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
         """Where the documents of a shard are, checked: they fill the tokens without a gap."""
 
     def count_documents(self, shard: RawShard, options: ImportOptions) -> int:
@@ -170,7 +182,7 @@ class RawForeign(Foreign):
         self._format = format_
         self._options = options
         self._shards = {shard.name: shard for shard in shards}
-        self._borders: tuple[str, Borders] | None = None
+        self._borders: tuple[str, DocumentBounds] | None = None
         self.files = {shard.name: shard.path for shard in shards}
         self.sidecars = {shard.name: shard.files[1:] for shard in shards}
         self.has_borders = format_.has_borders
@@ -182,7 +194,7 @@ class RawForeign(Foreign):
         """In order."""
         return tuple(part for shard in self._shards.values() for part in self._cut(shard))
 
-    def _borders_of(self, shard: RawShard) -> Borders:
+    def _borders_of(self, shard: RawShard) -> DocumentBounds:
         """Those of the shard that was read last are kept: parts of one file come together."""
         kept = self._borders  # another thread may put others there
         if kept is None or kept[0] != shard.name:
@@ -207,7 +219,7 @@ class RawForeign(Foreign):
             )
             first, number = last, number + 1
 
-    def blocks(self, part: ForeignPart) -> Iterator[Block]:
+    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
         """The documents of a part: views of the mapped file."""
         shard = self._shards[part.path]
         borders = self._borders_of(shard)
@@ -220,7 +232,7 @@ class RawForeign(Foreign):
             last = min(max(last, first + 1), stop)
             here = slice(base, borders.begin(last))
             lengths = lengths_of(borders, first, last)
-            yield Block(tokens[here], lengths, None if mask is None else mask[here])
+            yield DocumentBlock(tokens[here], lengths, None if mask is None else mask[here])
             first = last
 
 
@@ -305,3 +317,244 @@ def _hint_of_ends(last: int, tokens: int) -> str | None:
     if last and tokens == 2 * last:
         return "its ids have 4 bytes, most likely: --dtype uint32"
     return "its ids have 2 bytes, most likely: --dtype uint16" if last == 2 * tokens else None
+
+
+# -------------------------------------------------------------------------------------------------
+# How the token file of a raw format gets its bytes: linked, copied, or streamed.
+#
+# A shard's ids are the same bytes in the store and in the formats; a store behind a URL, or one
+# whose files have a header, is streamed through its map.
+
+
+def shard_task(part: ExportTask) -> int:
+    """The shard that a part is of."""
+    number = part.task["shard"]
+    assert isinstance(number, int)
+    return number
+
+
+def token_parts(store: Store, split: str, name: str) -> list[ExportTask]:
+    """A part for each shard, all stretches of one shared file."""
+    parts, offset = [], 0
+    for number, shard in enumerate(store.shards):
+        parts.append(
+            ExportTask(
+                name=f"{split}-{number:05d}",
+                split=split,
+                tokens=shard.tokens,
+                task={"shard": number, "file": name, "offset": offset},
+            )
+        )
+        offset += shard.tokens * store.dtype.itemsize
+    return parts
+
+
+def put_tokens(
+    store: Store, part: ExportTask, out: PartFiles, *, name: str | None = None
+) -> Mapping[str, Json]:
+    """Make the token file of a part's shard, or its stretch of a shared file."""
+    number = shard_task(part)
+    source = local_tokens(store, number)
+    if name is None:
+        offset = part.task["offset"]
+        assert isinstance(offset, int)
+        file = out.stretch(str(part.task["file"]), offset=offset)
+        if source is None:
+            stream_tokens(store, number, file)
+        else:
+            copy_into(file, source, checksum=bin_checksum(store, number))
+    elif source is not None:
+        linked = out.link_or_copy(name, source, checksum=bin_checksum(store, number))
+        return {"linked": linked}
+    elif out.link_mode is FileLink.ALWAYS:
+        raise UsageError(
+            f"the tokens of {str(store.path)!r} are not in a local file of their own, which a link"
+            " needs",
+            hint="leave --link out",
+        )
+    else:
+        stream_tokens(store, number, out.create(name))
+    return {}
+
+
+def local_tokens(store: Store, number: int) -> Path | None:
+    """The file that holds the ids of a shard and nothing else, where there is one."""
+    if store.is_remote:
+        return None
+    shard = store.shards[number]
+    size = shard.tokens * store.dtype.itemsize
+    file = store.files.track_file(shard.name, "bin", size=size)
+    return file.path if file.offset == 0 else None
+
+
+def bin_checksum(store: Store, number: int) -> str | None:
+    """What the store says about the bytes of a shard; None where it is not its own."""
+    if "in_place" in store.manifest.identity.config:
+        return None
+    return _checksums(store)[number]
+
+
+@lru_cache(maxsize=4)
+def _checksums(store: Store) -> list[str]:
+    return [entry.bin for _, entry in store.manifest.shards(split=store.split)]
+
+
+def stream_tokens(store: Store, number: int, file: OutFile) -> None:
+    for block in shard_blocks(store, number):
+        file.write(np.ascontiguousarray(block.ids).data)
+
+
+def stream_mask(store: Store, number: int, file: OutFile) -> None:
+    """A byte for each token of a shard; 1 for all where the shard has no mask."""
+    for block in shard_blocks(store, number):
+        mask: Any = np.ones(len(block.ids), np.uint8) if block.mask is None else block.mask
+        file.write(np.ascontiguousarray(mask).data)
+
+
+def one_link(stores: Mapping[str, Store], options: ExportOptions, *, what: str) -> None:
+    """Refuse links where a file would be made of several shards."""
+    for split, store in stores.items():
+        if options.link is not FileLink.NEVER and len(store.shards) != 1:
+            raise UsageError(
+                f"the split {split!r} has {len(store.shards)} shards and {what} is one file, which"
+                " cannot be a link to several",
+                hint="leave --link out",
+            )
+
+
+# -------------------------------------------------------------------------------------------------
+# Files without borders, cut at the end-of-text id: one stream of tokens over all files of a split.
+#
+# A document may begin in one file and end in the next, so it belongs to the part in which it
+# begins: a part skips what lies before its first beginning, and reads on beyond its end until the
+# next.
+
+SCAN_TOKENS = 1 << 22
+
+
+class TokenSequence:
+    """Files back to back, mapped when they are touched."""
+
+    def __init__(self, shards: Sequence[RawShard]) -> None:
+        self.shards = [shard for shard in shards if shard.tokens]
+        self.starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
+        self.tokens = int(self.starts[-1])
+        self._mapped: tuple[int, NDArray[np.integer[Any]]] | None = None
+
+    def read(self, first: int, last: int) -> NDArray[np.integer[Any]]:
+        """Tokens `first` to `last`: a view where one file has them all."""
+        pieces = []
+        number = int(np.searchsorted(self.starts, first, side="right")) - 1
+        while first < last:
+            base, end = int(self.starts[number]), min(last, int(self.starts[number + 1]))
+            pieces.append(self._map(number)[first - base : end - base])
+            first, number = end, number + 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.zeros(0, np.uint16)])
+
+    def _map(self, number: int) -> NDArray[np.integer[Any]]:
+        kept = self._mapped  # another thread may put another file there
+        if kept is None or kept[0] != number:
+            kept = self._mapped = number, self.shards[number].map_tokens()
+        return kept[1]
+
+    def begins(self, first: int, last: int, *, eos_id: int, lead: int) -> NDArray[np.int64]:
+        """Where documents begin in a stretch; `lead` is 0 for an id in front of each, 1 behind."""
+        found = [np.zeros(1, np.int64)] if first == 0 < last else []
+        first = max(first, 1)
+        while first < last:
+            end = min(last, first + SCAN_TOKENS)
+            window = self.read(first - lead, end - lead)
+            found.append(np.flatnonzero(window == eos_id) + first)
+            first = end
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def next_begin(self, position: int, *, eos_id: int, lead: int) -> int:
+        """The first beginning at or behind a position, or the end."""
+        while position < self.tokens:
+            end = min(self.tokens, position + SCAN_TOKENS)
+            found = self.begins(position, end, eos_id=eos_id, lead=lead)
+            if len(found):
+                return int(found[0])
+            position = end
+        return self.tokens
+
+
+class EosForeign(Foreign):
+    """Raw token files, cut at the end-of-text id wherever it stands."""
+
+    has_borders = False
+
+    def __init__(
+        self, shards: Sequence[RawShard], options: ImportOptions, *, in_front: bool
+    ) -> None:
+        if options.eos_id is None:
+            raise _no_eos()
+        self._eos_id = options.eos_id
+        self._lead = 0 if in_front else 1
+        ordered = sorted(shards, key=lambda shard: shard.split)
+        self._streams = {
+            split: TokenSequence([*group])
+            for split, group in groupby(ordered, key=lambda shard: shard.split)
+        }
+        self.files = {shard.name: shard.path for shard in ordered}
+        place = "in front of" if in_front else "behind"
+        self.note = f"documents were cut at the id {self._eos_id} {place} each"
+        self.parts = tuple(
+            part for split, stream in self._streams.items() for part in _cut(stream, split)
+        )
+
+    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
+        """The documents that begin in a part."""
+        stream = self._streams[part.split]
+        base = next(
+            int(start)
+            for start, shard in zip(stream.starts, stream.shards, strict=False)
+            if shard.name == part.path
+        )
+        assert part.end is not None
+        first, last = base + part.start, base + part.end
+        rule = {"eos_id": self._eos_id, "lead": self._lead}
+        begins = stream.begins(first, last, **rule)
+        if not len(begins):
+            return
+        ends = np.append(begins[1:], stream.next_begin(last, **rule))
+        most = BLOCK_BYTES // DTYPES[stream.shards[0].dtype].itemsize
+        low = 0
+        while low < len(begins):
+            start = int(begins[low])
+            high = max(low + 1, int(np.searchsorted(begins, start + most)))
+            ids = stream.read(start, int(ends[high - 1]))
+            yield DocumentBlock(ids, np.diff(ends[low:high], prepend=start))
+            low = high
+
+
+def _cut(stream: TokenSequence, split: str) -> Iterator[ForeignPart]:
+    for shard in stream.shards:
+        width = DTYPES[shard.dtype].itemsize
+        step = IMPORT_PART_BYTES // width
+        for index, start in enumerate(range(0, shard.tokens, step)):
+            end = min(shard.tokens, start + step)
+            yield ForeignPart(
+                path=shard.name,
+                index=index,
+                start=start,
+                end=end,
+                split=split,
+                bytes=(end - start) * width,
+            )
+
+
+def eos_borders(shard: RawShard, options: ImportOptions, *, in_front: bool) -> EndBorders:
+    """Where the documents of one file end; those that go on in the next are cut there."""
+    if options.eos_id is None:
+        raise _no_eos()
+    stream = TokenSequence([shard])
+    begins = stream.begins(0, stream.tokens, eos_id=options.eos_id, lead=0 if in_front else 1)
+    return EndBorders(np.append(begins[1:], stream.tokens) if len(begins) else begins)
+
+
+def _no_eos() -> UsageError:
+    return UsageError(
+        "documents are to end at the end-of-text id, and no tokenizer names one",
+        hint="name the tokenizer, and its end-of-text with --eos TOKEN",
+    )

@@ -9,29 +9,394 @@ back, so that the one copy made is the one that widens the ids.
 
 from __future__ import annotations
 
+import itertools
 import json
+import mmap
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 
-from tokenmill.errors import UsageError
-from tokenmill.interop.base import Part, Setting
-from tokenmill.interop.reading import document_blocks
+from tokenmill.errors import SourceError, UsageError
+from tokenmill.interop.base import (
+    BLOCK_BYTES,
+    DocumentBlock,
+    ExportTask,
+    Setting,
+    check_expansion,
+    check_held,
+    damaged,
+    file_size,
+)
 from tokenmill.loader.batch import IGNORED
-from tokenmill.loader.layouts.base import PADDING
-from tokenmill.loader.layouts.packings import Packing, make_layout
 from tokenmill.loader.options import check_pad_id
+from tokenmill.loader.packing import PADDING, Packing, make_layout
+from tokenmill.store.layout import SPLIT_NAME
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions
+    from tokenmill.interop.base import ExportOptions, ImportOptions
     from tokenmill.store.reader import Store
+
+
+# -------------------------------------------------------------------------------------------------
+# Columns of other people's rows, on their way into a store: which are ids, masks, padding.
+#
+# A row becomes a document. `attention_mask` takes padding out of it; `loss_mask` (or `mask`), or
+# `labels` that are the ids with -100 here and there, say what counts for the loss.
+
+ID_NAMES = ("input_ids", "ids", "tokens", "input")
+"""Columns that hold ids, in the order in which they are looked for."""
+MASK_NAMES = ("loss_mask", "mask")
+COLUMN_SETTING = Setting(
+    default="", help=f"import: the column of ids; else the first of {', '.join(ID_NAMES)}"
+)
+LABELS_SETTING = Setting(
+    default=True, help="import: whether labels of -100 say what does not count for the loss"
+)
+INDEX_BYTES = 64 << 20
+"""Of an index of JSON, which becomes some 20 times as much in memory."""
+UNPACKED_BYTES = (1 << 32) - 1
+"""Of a packed file of MDS or LitData: offsets in them are of 32 bits."""
+ROWS_NOTE = "each row became a document; if rows were cut from a stream: --split-at-eos"
+CUT_NOTE = "rows were joined and cut behind the end-of-text id; what lies in two files is cut there"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of a file that are read, by what they are for."""
+
+    ids: str
+    padding: str | None = None
+    mask: str | None = None
+    labels: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        found = (self.ids, self.padding, self.mask, self.labels)
+        return tuple(name for name in found if name is not None)
+
+    @property
+    def has_mask(self) -> bool:
+        return self.mask is not None or self.labels is not None
+
+
+def choose_columns(
+    names: Sequence[str], options: ImportOptions, *, path: Path | str, prefer: str | None = None
+) -> Columns:
+    """Which columns to read; SourceError lists them where none is known to hold ids."""
+    wanted = str(options.settings.get("column") or "") or prefer
+    candidates = [wanted] if wanted else [name for name in ID_NAMES if name in names]
+    if not candidates or candidates[0] not in names:
+        raise SourceError(
+            f"{str(path)!r} has no column {wanted!r}"
+            if wanted
+            else f"{str(path)!r} has no column that is known to hold ids",
+            hint=f"name it with: --set column=NAME; there are: {', '.join(names) or 'none'}",
+        )
+    mask = next((name for name in MASK_NAMES if name in names), None)
+    use_labels = mask is None and bool(options.settings.get("labels", True))
+    return Columns(
+        ids=candidates[0],
+        padding="attention_mask" if "attention_mask" in names else None,
+        mask=mask,
+        labels="labels" if use_labels and "labels" in names else None,
+    )
+
+
+def make_block(
+    found: Mapping[str, NDArray[Any]],
+    columns: Columns,
+    lengths: NDArray[np.int64],
+    options: ImportOptions,
+    *,
+    path: Path | str,
+) -> DocumentBlock:
+    """The documents of some rows, whose columns are flat arrays of the same length."""
+    ids = found[columns.ids]
+    if ids.dtype.kind not in "iu":
+        raise damaged(
+            path,
+            f"holds {ids.dtype} in its column {columns.ids!r}, not whole numbers",
+            hint="name the column of ids with: --set column=NAME",
+        )
+    for name in columns.names:
+        if len(found[name]) != len(ids):
+            raise damaged(
+                path, f"has rows whose {name!r} and {columns.ids!r} are not of one length"
+            )
+    mask = _mask(found, columns, ids, path=path)
+    if columns.padding is not None:
+        block = _without_padding(ids, lengths, mask, found[columns.padding] != 0)
+        check_padding(lengths - block.lengths, options, path=path)
+        return block
+    return DocumentBlock(ids, lengths, mask)
+
+
+def check_padding(lacking: NDArray[np.int64], options: ImportOptions, *, path: Path | str) -> None:
+    """Refuse to join rows that are filled up, but for a last one: no stream was cut there."""
+    if options.split_at_eos and lacking[:-1].any():
+        raise UsageError(
+            f"{str(path)!r} holds rows that are filled up with padding, so they were packed, not"
+            " cut from a stream; joined they would be another text",
+            hint="leave --split-at-eos out: each row becomes a document",
+        )
+
+
+def _mask(
+    found: Mapping[str, NDArray[Any]], columns: Columns, ids: NDArray[Any], *, path: Path | str
+) -> NDArray[np.uint8] | None:
+    if columns.mask is not None:
+        return _bytes(found[columns.mask] != 0)
+    if columns.labels is None:
+        return None
+    labels = found[columns.labels]
+    counts = np.not_equal(labels, IGNORED)
+    if (np.not_equal(labels, ids) & counts).any():
+        raise damaged(
+            path,
+            f"has labels that are neither its {columns.ids!r} nor {IGNORED}, so they do not say"
+            " which ids count",
+            hint="import without them: --set labels=no",
+        )
+    return _bytes(counts)
+
+
+def _bytes(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return flags.view(np.uint8)
+
+
+def _without_padding(
+    ids: NDArray[Any],
+    lengths: NDArray[np.int64],
+    mask: NDArray[np.uint8] | None,
+    real: NDArray[np.bool_],
+) -> DocumentBlock:
+    if real.all():
+        return DocumentBlock(ids, lengths, mask)
+    sums = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(real, out=sums[1:])
+    ends = np.cumsum(lengths)
+    kept = sums[ends] - sums[ends - lengths]
+    return DocumentBlock(ids[real], kept, None if mask is None else mask[real])
+
+
+def cut_at_eos(
+    blocks: Iterable[DocumentBlock], options: ImportOptions, *, path: Path | str
+) -> Iterator[DocumentBlock]:
+    """The documents of rows that were cut from a stream: rows joined, cut behind each eos."""
+    if not options.split_at_eos:
+        yield from blocks
+        return
+    if options.eos_id is None:
+        raise UsageError(
+            "documents are to end at the end-of-text id, and the tokenizer does not name one",
+            hint="name it with --eos TOKEN",
+        )
+    held: list[DocumentBlock] = []
+    for block in blocks:
+        ends = np.flatnonzero(block.ids == options.eos_id) + 1
+        if not len(ends):
+            held.append(block)
+            check_held(path, sum(each.ids.nbytes for each in held), "rows without an end-of-text")
+            continue
+        last = int(ends[-1])
+        joined = _join([*held, _part(block, 0, last)])
+        before = len(joined.ids) - last
+        yield joined._replace(lengths=np.diff(ends + before, prepend=0))
+        held = [_part(block, last, len(block.ids))]
+    rest = _join(held)
+    if len(rest.ids):
+        yield rest._replace(lengths=np.array([len(rest.ids)], np.int64))
+
+
+def _part(block: DocumentBlock, first: int, last: int) -> DocumentBlock:
+    mask = None if block.mask is None else block.mask[first:last]
+    return DocumentBlock(block.ids[first:last], np.array([last - first], np.int64), mask)
+
+
+def _join(blocks: Sequence[DocumentBlock]) -> DocumentBlock:
+    if not blocks:
+        return DocumentBlock(np.zeros(0, np.uint16), np.zeros(0, np.int64))
+    masks = [block.mask for block in blocks if block.mask is not None]
+    return DocumentBlock(
+        np.concatenate([block.ids for block in blocks]),
+        np.concatenate([block.lengths for block in blocks]),
+        np.concatenate(masks) if masks else None,
+    )
+
+
+def note_of(options: ImportOptions) -> str:
+    """What an import of rows tells of borders."""
+    return CUT_NOTE if options.split_at_eos else ROWS_NOTE
+
+
+def gather(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Stretches of a file back to back: one strided copy where all are alike, else a join."""
+    if not len(starts):
+        return np.zeros(0, np.uint8)
+    if int(starts.min()) < 0 or int(ends.max()) > len(data) or (ends < starts).any():
+        raise IndexError("stretches that do not lie in the file")
+    if len(starts) == 1:
+        return data[int(starts[0]) : int(ends[0])]
+    length = int(ends[0] - starts[0])
+    step = int(starts[1] - starts[0])
+    alike = bool((ends - starts == length).all()) and bool((np.diff(starts) == step).all())
+    if alike and 0 < length <= step:
+        rows = np.lib.stride_tricks.as_strided(
+            data[int(starts[0]) :], (len(starts), length), (step, 1), writeable=False
+        )
+        return np.ascontiguousarray(rows).reshape(-1)
+    view = data.data
+    pieces = [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.frombuffer(bytearray().join(pieces), np.uint8)
+
+
+def split_folders(path: Path, marker: str) -> list[tuple[str, Path]]:
+    """Folders that hold a file of this name: the path itself, or one for each split below it.
+
+    The first of each pair is what the names of its files begin with: "" or "train/".
+    """
+    if path.name == marker and path.is_file():
+        path = path.parent
+    if (path / marker).is_file():
+        return [("", path)]
+    if not path.is_dir():
+        return []
+    folders = sorted(folder for folder in path.iterdir() if (folder / marker).is_file())
+    return [(f"{folder.name}/", folder) for folder in folders]
+
+
+def read_json(path: Path) -> Any:
+    """The value in a small file of JSON; None where it is none."""
+    if file_size(path) > INDEX_BYTES:
+        raise damaged(
+            path,
+            f"is larger than {INDEX_BYTES:,} bytes, which no index should be",
+            hint="write the files again into several folders, each with its own index",
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def whole_number(value: object, *, path: Path, most: int | None = None) -> int:
+    """A count or a size of an index; SourceError where it is none, or larger than it can be."""
+    if type(value) is not int or value < 0 or (most is not None and value > most):
+        limit = "" if most is None else f" up to {most:,}"
+        raise damaged(path, f"says {repr(value)[:40]} where a count or size{limit} must stand")
+    return value
+
+
+def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
+    """The bytes of a packed file, piece by piece by way of the disk: they may be 4 GB."""
+    check_expansion(path, size, packed=file_size(path))
+    left, buffer = size, memoryview(bytearray(min(BLOCK_BYTES, size + 1)))
+    with tempfile.TemporaryFile() as file:
+        try:
+            with pa.CompressedInputStream(pa.memory_map(str(path)), codec) as stream:
+                while left >= 0 and (count := stream.readinto(buffer)):
+                    left -= count
+                    file.write(buffer[:count])
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(path, f"cannot be unpacked: {error}") from error
+        if left or not size:
+            raise damaged(path, f"does not unpack to the {size:,} bytes of its index")
+        file.flush()
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+
+
+def split_of(name: str, options: ImportOptions) -> str:
+    """The split that a folder's or file's name says, else `train`."""
+    if options.split is not None:
+        return options.split
+    word = Path(name).name.partition(".")[0].partition("-")[0].lower()
+    known = {"train", "val", "valid", "validation", "dev", "test"}
+    return word if word in known and SPLIT_NAME.fullmatch(word) else "train"
+
+
+def ranges(count: int, *, total_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Stretches of `count` records that are about `part_bytes` each; one for none at all."""
+    parts = max(1, min(count, -(-total_bytes // part_bytes)))
+    borders = [count * i // parts for i in range(parts + 1)]
+    yield from itertools.pairwise(borders)
+
+
+def first_bytes(path: Path, count: int = 16) -> bytes:
+    """The beginning of a file; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def files_below(path: Path, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
+    """The file itself, or all files below a folder with these suffixes: name and path, sorted."""
+    wanted = tuple(suffixes)
+    if path.is_file():
+        return [(path.name, path)] if path.name.endswith(wanted) else []
+    found = sorted(
+        each for each in path.rglob("*") if each.name.endswith(wanted) and each.is_file()
+    )
+    return [(each.relative_to(path).as_posix(), each) for each in found]
+
+
+# -------------------------------------------------------------------------------------------------
+# What exports of documents read of a store: blocks of whole documents, as views of its maps.
+
+
+def document_blocks(
+    store: Store, *, first: int = 0, last: int | None = None, most_bytes: int = BLOCK_BYTES
+) -> Iterator[DocumentBlock]:
+    """Documents `first` to `last` of a store, about `most_bytes` of ids at a time.
+
+    Views of the mapped shards: a document of any size costs no memory.
+    """
+    end = store.num_documents if last is None else last
+    for number, shard in enumerate(store.shards):
+        low = max(first - shard.first_document, 0)
+        high = min(end - shard.first_document, shard.documents)
+        if low < high:
+            yield from shard_blocks(store, number, first=low, last=high, most_bytes=most_bytes)
+
+
+def shard_blocks(
+    store: Store,
+    shard: int,
+    *,
+    first: int = 0,
+    last: int | None = None,
+    most_bytes: int = BLOCK_BYTES,
+) -> Iterator[DocumentBlock]:
+    """Documents `first` to `last` of one shard."""
+    mapped = store.map_shard(shard)
+    index, mask = mapped.index, mapped.mask
+    size = index.dtype.itemsize
+    end = len(index.lengths) if last is None else last
+    while first < end:
+        base = int(index.offsets[first])
+        upto = first + int(np.searchsorted(index.offsets[first:end], base + most_bytes))
+        upto = max(first + 1, upto)
+        stop = int(index.offsets[upto - 1]) + int(index.lengths[upto - 1]) * size
+        here = slice(base // size, stop // size)
+        yield DocumentBlock(
+            mapped.tokens[here],
+            np.asarray(index.lengths[first:upto], np.int64),
+            None if mask is None else mask[here],
+        )
+        first = upto
+
 
 BATCH_TOKENS = 1 << 20
 """4 MB as int32: enough to make the calls for it cheap, and about what a cache holds."""
@@ -50,7 +415,7 @@ COLUMNS_SETTING = Setting(
 )
 
 
-class Batch(NamedTuple):
+class RecordChunk(NamedTuple):
     """Some consecutive records."""
 
     tokens: NDArray[Any]
@@ -79,7 +444,9 @@ class Records(Protocol):
     """Tokens of every record, where they are all the same."""
     has_mask: bool
 
-    def batches(self, first: int, last: int, *, tokens: int = BATCH_TOKENS) -> Iterator[Batch]:
+    def batches(
+        self, first: int, last: int, *, tokens: int = BATCH_TOKENS
+    ) -> Iterator[RecordChunk]:
         """Records `first` to `last`, about so many tokens at a time."""
         ...
 
@@ -119,13 +486,15 @@ class DocumentRecords:
         self.has_mask = store.has_mask
         self._store = store
 
-    def batches(self, first: int, last: int, *, tokens: int = BATCH_TOKENS) -> Iterator[Batch]:
+    def batches(
+        self, first: int, last: int, *, tokens: int = BATCH_TOKENS
+    ) -> Iterator[RecordChunk]:
         """Documents, those of more tokens than asked for alone."""
         most_bytes = tokens * self._store.dtype.itemsize
         for ids, lengths, mask in document_blocks(
             self._store, first=first, last=last, most_bytes=most_bytes
         ):
-            yield Batch(ids, lengths, None, mask)
+            yield RecordChunk(ids, lengths, None, mask)
 
     def lengths(self, first: int, last: int) -> NDArray[np.int64]:
         """Tokens of each of these documents."""
@@ -223,14 +592,16 @@ class RowRecords:
             last = min(first + step, self.count)
             yield first, last, (last - first) * self._length
 
-    def batches(self, first: int, last: int, *, tokens: int = BATCH_TOKENS) -> Iterator[Batch]:
+    def batches(
+        self, first: int, last: int, *, tokens: int = BATCH_TOKENS
+    ) -> Iterator[RecordChunk]:
         """Rows, as (rows, length) arrays."""
         step = max(1, tokens // self._length)
         for begin in range(first, last, step):
             rows = np.arange(begin, min(begin + step, last), dtype=np.int64)
             yield self._packed(rows) if self._layout is not None else self._concatenated(rows)
 
-    def _concatenated(self, rows: NDArray[np.int64]) -> Batch:
+    def _concatenated(self, rows: NDArray[np.int64]) -> RecordChunk:
         """Rows that lie back to back in the stream."""
         low, wanted = int(rows[0]) * self._step, len(rows) * self._step
         wanted += self._length - self._step
@@ -242,7 +613,7 @@ class RowRecords:
             tokens = np.append(tokens, np.full(lacking, self.pad_id, tokens.dtype))
             mask = None if mask is None else np.append(mask, np.zeros(lacking, np.uint8))
             real = self._as_rows(np.arange(wanted) < high - low)
-        return Batch(
+        return RecordChunk(
             self._as_rows(tokens),
             np.full(len(rows), self._length, np.int64),
             real,
@@ -267,7 +638,7 @@ class RowRecords:
         joined: NDArray[Any] = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
         return joined, np.concatenate(masks) if masks else None
 
-    def _packed(self, rows: NDArray[np.int64]) -> Batch:
+    def _packed(self, rows: NDArray[np.int64]) -> RecordChunk:
         """Rows of pieces from here and there."""
         assert self._layout is not None
         pieces = self._layout.pieces(rows)
@@ -279,7 +650,7 @@ class RowRecords:
         mask = None
         if self.has_mask:
             mask = self._piece_masks(pieces.starts, pieces.lengths).reshape(shape)
-        return Batch(tokens, np.full(len(rows), self._length, np.int64), real, mask)
+        return RecordChunk(tokens, np.full(len(rows), self._length, np.int64), real, mask)
 
     def _piece_masks(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -325,7 +696,7 @@ def extra_columns(stores: Mapping[str, Store], options: ExportOptions) -> tuple[
     return tuple(name for name in EXTRA_COLUMNS if name in wanted)
 
 
-def column(batch: Batch, name: str, *, dtype: np.dtype[Any]) -> NDArray[Any]:
+def column(batch: RecordChunk, name: str, *, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A column of a batch, as `tokens` is; ids become `dtype`."""
     if name == "attention_mask":
         return _ones(batch) if batch.real is None else batch.real.astype(np.int8)
@@ -340,7 +711,7 @@ def column(batch: Batch, name: str, *, dtype: np.dtype[Any]) -> NDArray[Any]:
     return batch.tokens.astype(dtype, order="C", copy=False)
 
 
-def _ones(batch: Batch) -> NDArray[np.int8]:
+def _ones(batch: RecordChunk) -> NDArray[np.int8]:
     return np.ones(batch.tokens.shape, np.int8)
 
 
@@ -366,10 +737,10 @@ def stretch_part(
     file: str,
     *,
     columns: Sequence[str] = (),
-) -> Part:
+) -> ExportTask:
     """The part that writes a stretch of records into a file of its own."""
     first, last, tokens = stretch
-    return Part(
+    return ExportTask(
         name=f"{split}-{number:06d}",
         split=split,
         tokens=tokens,
@@ -378,7 +749,7 @@ def stretch_part(
     )
 
 
-def stretch_of(part: Part) -> tuple[int, int]:
+def stretch_of(part: ExportTask) -> tuple[int, int]:
     """First and last record of such a part."""
     first, last = part.task["first"], part.task["last"]
     assert isinstance(first, int)
@@ -386,7 +757,7 @@ def stretch_of(part: Part) -> tuple[int, int]:
     return first, last
 
 
-def columns_of(part: Part) -> tuple[str, ...]:
+def columns_of(part: ExportTask) -> tuple[str, ...]:
     """The columns beside the ids, as they were planned for all splits together."""
     columns = part.task["columns"]
     assert isinstance(columns, list)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.interop.base import NAMES, get_format
 from tokenmill.interop.raw import RawFormat
-from tokenmill.interop.registry import NAMES, get_format
 
 if TYPE_CHECKING:
     from tokenmill.interop.base import Setting

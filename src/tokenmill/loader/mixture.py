@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.schedule import exact, exact_weight, weights_to_parts
+from tokenmill.loader.order import exact, exact_weight, weights_to_parts
 from tokenmill.store.layout import TRAIN
 from tokenmill.store.reader import Store
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from tokenmill.loader.schedule import Weight
+    from tokenmill.loader.order import Weight
 
 EXAMPLE = '{"web": ("stores/web", 0.7), "code": ("stores/code", 0.3)}'
 
@@ -51,7 +51,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class MixtureSource:
     """A store in a mixture."""
 
     name: str
@@ -100,7 +100,7 @@ class Mixture:
     ) -> None:
         _check_sources(sources)
         opened = tuple(
-            Source(name=name, store=_open(store, split), weight=weight)
+            MixtureSource(name=name, store=_open(store, split), weight=weight)
             for name, (store, weight) in sources.items()
         )
         self._fill_in(opened, tuple(stages), max_epochs)
@@ -115,13 +115,13 @@ class Mixture:
     ) -> Mixture:
         """A single store: one source with the name ''."""
         mixture = cls.__new__(cls)
-        source = Source(name="", store=_open(store, split), weight=1)
+        source = MixtureSource(name="", store=_open(store, split), weight=1)
         mixture._fill_in((source,), (), max_epochs)
         return mixture
 
     def _fill_in(
         self,
-        sources: tuple[Source, ...],
+        sources: tuple[MixtureSource, ...],
         stages: tuple[Stage, ...],
         max_epochs: float | Mapping[str, float] | None,
     ) -> None:
@@ -238,7 +238,7 @@ def _open(store: Store | str | os.PathLike[str], split: str | None) -> Store:
     return store
 
 
-def _check_stores(sources: Sequence[Source]) -> None:
+def _check_stores(sources: Sequence[MixtureSource]) -> None:
     first = sources[0]
     for source in sources:
         if not source.store.num_tokens:
@@ -250,7 +250,7 @@ def _check_stores(sources: Sequence[Source]) -> None:
         _check_alike(first, source)
 
 
-def _check_alike(first: Source, other: Source) -> None:
+def _check_alike(first: MixtureSource, other: MixtureSource) -> None:
     """Rows of all sources are fed to one model: their ids must mean the same."""
     both = f"{first.name!r} ({first.store.path}) and {other.name!r} ({other.store.path})"
     one, two = first.store.manifest.identity, other.store.manifest.identity
@@ -269,7 +269,9 @@ def _check_alike(first: Source, other: Source) -> None:
         )
 
 
-def _full_stages(sources: Sequence[Source], stages: Sequence[Stage]) -> tuple[FullStage, ...]:
+def _full_stages(
+    sources: Sequence[MixtureSource], stages: Sequence[Stage]
+) -> tuple[FullStage, ...]:
     weights = tuple(source.weight for source in sources)
     weights_to_parts(weights)
     seq_len: int | None = None

@@ -12,8 +12,8 @@ from tokenmill.errors import UsageError
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 
 if TYPE_CHECKING:
-    from tokenmill.loader.layouts.packings import Packing
     from tokenmill.loader.order import Shuffle
+    from tokenmill.loader.packing import Packing
     from tokenmill.store.reader import Store
 
 _Choice = TypeVar("_Choice", bound=StrEnum)

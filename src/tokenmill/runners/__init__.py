@@ -1,11 +1,13 @@
 """Where tasks run: this process, a pool of processes, or a Ray cluster (`runners.ray`)."""
 
-from tokenmill.runners.base import (
+from tokenmill.runners.local import (
     Event,
     Job,
+    LocalRunner,
     PlaceState,
     Report,
     Runner,
+    SerialRunner,
     TaskDone,
     TaskReport,
     Worker,
@@ -13,8 +15,6 @@ from tokenmill.runners.base import (
     WorkerReady,
     WorkerUsage,
 )
-from tokenmill.runners.local import LocalRunner
-from tokenmill.runners.serial import SerialRunner
 
 __all__ = [
     "Event",

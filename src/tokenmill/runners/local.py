@@ -1,6 +1,6 @@
 """A pool of worker processes on this machine.
 
-Each worker is a fresh interpreter (`runners/child.py`) with a thread here that reads its messages
+Each worker is a fresh interpreter (`runners/local.py`) with a thread here that reads its messages
 into one queue. A worker that dies (killed for memory, crashed in native code) is replaced and its
 task is given out again; a task that loses `max_attempts` workers is an error, since it would kill
 every worker in turn.
@@ -9,36 +9,170 @@ every worker in turn.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import json
 import os
+import pickle
 import queue
 import signal
+import struct
 import subprocess
 import sys
 import threading
+import traceback
 from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+import psutil
 
 from tokenmill.errors import BuildError
-from tokenmill.runners.base import (
-    Job,
-    OnEvent,
-    TaskDone,
-    TaskReport,
-    WorkerLost,
-    WorkerReady,
-)
-from tokenmill.runners.frames import read_frame, write_frame
+from tokenmill.visible import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+# -------------------------------------------------------------------------------------------------
+# Where tasks run, and what is heard of them. Runners know nothing of text or tokens.
+#
+# A `Job` names a function, as 'package.module:function', that each worker calls once with the
+# payload; it returns a `Worker`. Tasks, results and reports are pickled, so they are small values,
+# never data.
+#
+#   | runner.run(job, tasks, on_event)    returns when all tasks are done, raises when one failed
+
+Report = Callable[[Any], None]
+"""Sends a small value from a working task to the driver."""
+
+
+class Worker(Protocol):
+    """What a job's function returns: it works on one task after the other."""
+
+    def ready(self) -> Any:
+        """A value for the driver, sent once when the worker can start."""
+
+    def work(self, task: Any, report: Report) -> Any:
+        """Carry out one task and return its result.
+
+        A worker that only waits for a disk may return a `Future` of the result instead, and gets
+        its next task meanwhile; the task counts as done when the future is.
+        """
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    function: str
+    """'package.module:function', importable in any process."""
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    worker: int
+    pid: int
+    value: Any
+    host: str | None = None
+    """Where the process is, if it may be on another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    worker: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    worker: int
+    task: Any
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker died; its task runs again on a fresh one."""
+
+    worker: int
+    task: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUsage:
+    """What a worker that cannot be looked at from here says of itself."""
+
+    worker: int
+    memory_bytes: int
+    cpu_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceState:
+    """Where the tasks run, in words: the nodes of a cluster as they are now."""
+
+    words: str
+
+
+Event = WorkerReady | TaskReport | TaskDone | WorkerLost | WorkerUsage | PlaceState
+OnEvent = Callable[[Event], None]
+
+
+class Runner(Protocol):
+    num_workers: int
+
+    def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
+        """Carry out every task; raise the first error after stopping the rest."""
+
+
+def resolve(function: str) -> Callable[[Any], Worker]:
+    """The function that 'package.module:function' names."""
+    import importlib
+
+    module, _, name = function.partition(":")
+    found: Callable[[Any], Worker] = getattr(importlib.import_module(module), name)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# Pickled messages on a pipe: 8 bytes of length, then the pickle.
+#
+# Both ends are this package in the same environment; nothing else ever writes to these pipes.
+
+_LENGTH = struct.Struct("<Q")
+
+
+def write_frame(pipe: IO[bytes], value: Any) -> None:
+    """Send one value; the caller holds the lock if several threads write."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    pipe.write(_LENGTH.pack(len(body)) + body)
+    pipe.flush()
+
+
+def read_frame(pipe: IO[bytes]) -> Any:
+    """Receive one value; raises EOFError when the other end is gone, even inside a frame."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (size,) = _LENGTH.unpack(head)
+    body = pipe.read(size)
+    if len(body) < size:
+        raise EOFError
+    return pickle.loads(body)
+
 
 # Not `-m`: that would put the working folder first on the path, where a user's own `tokenizers/` or
 # `random.py` would be imported instead. The child sees what this process sees.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tokenmill.runners.child import main; main()"
+    "from tokenmill.runners.local import run_child; run_child()"
 )
 
 
@@ -198,3 +332,158 @@ class LocalRunner:
         for process in self._processes:
             process.popen.wait()
         self._processes.clear()
+
+
+# -------------------------------------------------------------------------------------------------
+# The worker side of the local runner: what a worker process runs.
+#
+# A fresh interpreter started by name, not by `multiprocessing`: a user's script needs no `if
+# __name__ == "__main__"` guard, and nothing of the parent (threads, locks, thread pools) is
+# inherited. Messages come on standard input and go to what was standard output; prints of
+# libraries go to standard error.
+#
+# A worker never outlives its driver: the system ends it with its parent (on Linux), and the thread
+# that reads standard input ends the process when that closes, however the driver died.
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _receive(pipe: IO[bytes], inbox: queue.SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            inbox.put(read_frame(pipe))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _serve(job: Job, inbox: queue.SimpleQueue[Any], outbox: IO[bytes]) -> None:
+    lock = threading.Lock()
+
+    def send(kind: str, value: Any) -> None:
+        with lock:
+            write_frame(outbox, (kind, value))
+
+    def fail(error: BaseException) -> None:
+        trace = "".join(traceback.format_exception(error))
+        try:
+            send("error", (error, trace))
+        except Exception:  # an error that cannot be pickled still has its words
+            send("error", (RuntimeError(f"{type(error).__name__}: {error}"), trace))
+
+    def settle(number: int, future: Future[Any]) -> None:
+        error = future.exception()
+        if error is None:
+            send("done", (number, future.result()))
+        else:
+            fail(error)
+
+    try:
+        worker = resolve(job.function)(job.payload)
+        send("ready", worker.ready())
+        while (message := inbox.get()) is not None:
+            number, task = message
+            outcome = worker.work(task, lambda value: send("report", value))
+            if isinstance(outcome, Future):
+                outcome.add_done_callback(functools.partial(settle, number))
+            else:
+                send("done", (number, outcome))
+            send("free", None)
+        worker.close()
+    except BaseException as error:  # the border of the process: everything is told to the driver
+        fail(error)
+
+
+def end_with_parent() -> None:
+    """Have the system end this process when the thread that started it ends; only Linux can.
+
+    Unlike a thread that waits for that, it also ends a process that is stopped, or in native code.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_child() -> None:
+    """Serve the driver at the other end of standard input until it is done or gone."""
+    end_with_parent()
+    # Ctrl-C goes to the whole group of processes; the driver alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    outbox = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
+    job: Job = read_frame(sys.stdin.buffer)
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox), daemon=True).start()
+    _serve(job, inbox, outbox)
+    # Not sys.exit: joining would wait for library threads, and the reader still blocks on its pipe.
+    os._exit(0)
+
+
+# -------------------------------------------------------------------------------------------------
+# Runs the tasks in this process, one after the other: for debuggers, profilers and tests.
+
+
+class SerialRunner:
+    """One worker, this process."""
+
+    num_workers = 1
+
+    def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
+        """Carry out every task in order."""
+        with closing(resolve(job.function)(job.payload)) as worker:
+            on_event(WorkerReady(0, os.getpid(), worker.ready()))
+            for task in tasks:
+                result = worker.work(task, lambda value: on_event(TaskReport(0, value)))
+                if isinstance(result, Future):
+                    result = result.result()
+                on_event(TaskDone(0, task, result))
+
+
+# -------------------------------------------------------------------------------------------------
+# Which cores the workers should have: physical ones, NUMA node by node.
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use; at least 1."""
+    usable = _usable_cores()
+    logical = psutil.cpu_count(logical=True) or len(usable)
+    physical = psutil.cpu_count(logical=False) or logical
+    # In a container that may use some of the cores, take the machine's ratio of the two.
+    return max(1, min(len(usable), round(len(usable) * physical / logical)))
+
+
+def pinning(num_workers: int) -> list[list[int]] | None:
+    """A core for each worker, one NUMA node after the other; None where cores cannot be bound."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    usable = _usable_cores()
+    order = [core for node in _numa_nodes() for core in node if core in usable] or sorted(usable)
+    first_threads = [core for core in order if _is_first_thread(core)] or order
+    return [[first_threads[i % len(first_threads)]] for i in range(num_workers)]
+
+
+def _usable_cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _numa_nodes() -> list[list[int]]:
+    lists = sorted(_NODES.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
+    return [_parse_list(path.read_text()) for path in lists]
+
+
+def _is_first_thread(core: int) -> bool:
+    siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+    return not siblings.exists() or _parse_list(siblings.read_text())[0] == core
+
+
+def _parse_list(text: str) -> list[int]:
+    """'0-3,8' as the kernel writes it."""
+    cores: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    return cores

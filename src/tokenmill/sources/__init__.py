@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenmill.sources.base import unit_bytes_for
 from tokenmill.sources.discovery import Discovery, Skipped, discover, source_file
-from tokenmill.sources.units import unit_bytes_for
 
 if TYPE_CHECKING:
     from tokenmill.sources.base import SourceFile, SourceFormat
@@ -24,15 +24,15 @@ def format_of(file: SourceFile) -> SourceFormat:
     """The format that reads the file."""
     match file.format:
         case "jsonl":
-            from tokenmill.sources.formats import JsonlFormat
+            from tokenmill.sources.lines import JsonlFormat
 
             return JsonlFormat()
         case "parquet":
-            from tokenmill.sources.parquet import ParquetFormat
+            from tokenmill.sources.tables import ParquetFormat
 
             return ParquetFormat()
         case "arrow":
-            from tokenmill.sources.arrow import ArrowFormat
+            from tokenmill.sources.tables import ArrowFormat
 
             return ArrowFormat()
         case "csv":
@@ -40,11 +40,11 @@ def format_of(file: SourceFile) -> SourceFormat:
 
             return CsvFormat()
         case "text":
-            from tokenmill.sources.formats import TextFormat
+            from tokenmill.sources.lines import TextFormat
 
             return TextFormat()
         case "text-group":
-            from tokenmill.sources.formats import TextGroupFormat
+            from tokenmill.sources.lines import TextGroupFormat
 
             return TextGroupFormat()
     raise AssertionError(f"no such format: {file.format!r}")

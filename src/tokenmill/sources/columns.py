@@ -6,6 +6,8 @@ All formats that Arrow reads end here. A column that calls itself a string need 
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from tokenmill import files as files_module
 from tokenmill.errors import SourceError
+from tokenmill.files import RemoteError, shown
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
+from tokenmill.sources.base import LARGEST_BATCH_ROWS, UnitEnd, check_unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from tokenmill.sources.base import SourceFile, SourceOptions, Unit
+
 
 TEXT_TYPES = (
     pa.types.is_string,
@@ -278,3 +286,227 @@ class ColumnDigest:
 
     def hexdigest(self) -> str:
         return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._data.digest())
+
+
+# -------------------------------------------------------------------------------------------------
+# Reading units of a file that holds a text column: what Parquet and Arrow files share.
+#
+# The digest of such a unit covers the text column alone, as decoded: a file that was written again
+# with other compression or other columns keeps its digest, one whose text changed does not.
+
+UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, RecursionError)
+"""What Arrow raises for a file that is not what its name says, or has a name that is no UTF-8, or a
+value (a date, say) that Python has none for."""
+
+
+def damaged(path: str, error: Exception) -> Exception:
+    """The error for a file whose content does not have the form that its name promises."""
+    if isinstance(error, MemoryError):  # Arrow's is one of its own kind too
+        return MemoryError(*error.args)
+    if isinstance(error, RemoteError):
+        return files_module.unreadable(path, error)
+    return SourceError(
+        f"{shown(path)!r} cannot be read as what its name says: {_reason(error)}",
+        hint="copy or write the file again, or leave it out, then run the same command again",
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class ColumnSource(ABC):
+    """An open file with a text column."""
+
+    read_seconds = 0.0
+
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        self._file = file
+        self._options = options
+        self._end: UnitEnd | None = None
+        check_unchanged(file)
+
+    @abstractmethod
+    def _arrays(self, unit: Unit) -> Iterator[Any]:
+        """The unit's text column, piece by piece."""
+
+    @abstractmethod
+    def _is_last(self, unit: Unit) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    def _let_go(self) -> None:  # noqa: B027
+        """The rows so far are no longer needed: give back memory that they lie in."""
+
+    def read(self, unit: Unit) -> Iterator[RowBatch]:
+        """Rows of the unit in batches."""
+        self._end = None
+        digest = ColumnDigest()
+        row = 0
+        for array in self._flat_arrays(unit):
+            digest.update(array)
+            yield rows_of(
+                array,
+                first_row=row,
+                num_bytes=text_batch(array).num_bytes,
+                max_document_bytes=self._options.max_document_bytes,
+            )
+            row += len(array)
+        check_unchanged(self._file)
+        last = self._is_last(unit)
+        self._end = UnitEnd(digest=digest.hexdigest(), num_lines=row, is_last=last)
+
+    def end(self) -> UnitEnd:
+        """Facts about the unit read last."""
+        assert self._end is not None, "end() before the unit's rows were all read"
+        return self._end
+
+    def exists(self, unit: Unit) -> bool:  # noqa: ARG002
+        """Always: the units were counted when the file was planned."""
+        return True
+
+    def count_rows(self, unit: Unit) -> int:
+        """Rows in the unit."""
+        return sum(len(array) for array in self._flat_arrays(unit))
+
+    def digest(self, unit: Unit) -> str:
+        """The unit's digest alone."""
+        digest = ColumnDigest()
+        for array in self._flat_arrays(unit):
+            digest.update(array)
+        return digest.hexdigest()
+
+    def _flat_arrays(self, unit: Unit) -> Iterator[Any]:
+        held: list[Any] = []
+        rows = size = 0
+        try:
+            parts = (
+                piece
+                for array in self._arrays(unit)
+                for part in _undecoded(array, self._options.batch_bytes)
+                for piece in _pieces(flat(part), self._options.batch_bytes)
+            )
+            for part in parts:
+                held.append(part)
+                rows, size = rows + len(held[-1]), size + text_batch(held[-1]).num_bytes
+                # A reader gives few rows at a time where it does not know how long they are.
+                if 2 * size >= self._options.batch_bytes or 2 * rows >= LARGEST_BATCH_ROWS:
+                    yield _joined(held)
+                    self._let_go()
+                    rows = size = 0
+            if held:
+                yield _joined(held)
+        except (*UNREADABLE, StopIteration) as error:
+            raise damaged(self._file.path, error) from error
+
+
+def _undecoded(array: Any, most_bytes: int) -> Iterator[Any]:
+    """The array, in slices of about `most_bytes` of text where each value stands there once."""
+    if not pa.types.is_dictionary(array.type):
+        yield array
+        return
+    lengths = pc.binary_length(flat(array.dictionary)).take(array.indices).fill_null(0)
+    ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+    low = 0
+    while low < len(array):
+        bound = most_bytes + (int(ends[low - 1]) if low else 0)
+        high = max(low + 1, int(np.searchsorted(ends, bound, side="right")))
+        yield array.slice(low, high - low)
+        low = high
+    if not len(array):
+        yield array
+
+
+def _joined(arrays: list[Any]) -> Any:
+    """The arrays as one, and the list without them."""
+    array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+    arrays.clear()
+    return array
+
+
+def _pieces(array: Any, batch_bytes: int) -> Iterator[Any]:
+    """Slices of about `batch_bytes`; most arrays are one."""
+    batch = text_batch(array)
+    if batch.num_bytes <= 2 * batch_bytes:
+        yield array
+        return
+    low = 0
+    while low < len(array):
+        bound = batch.offsets[low] + batch_bytes
+        high = max(low + 1, int(np.searchsorted(batch.offsets, bound, side="right")) - 1)
+        yield array.slice(low, high - low)
+        low = high
+
+
+# -------------------------------------------------------------------------------------------------
+# Rows of several fields as JSON: what is handed on where a row is more than one text.
+#
+# A JSON line is its own. Rows of tables become one here. Where a table's nested value has a member
+# that the row never had, Arrow says null; such members are left out again, except for the two that
+# every message of a chat has.
+
+_ALWAYS = frozenset(("role", "content"))
+
+
+def columns_for(names: Sequence[str], options: SourceOptions, *, path: str) -> tuple[str, ...]:
+    """Columns of a table that hold the fields; SourceError where they are not there."""
+    found: list[str] = []
+    missing: list[str] = []
+    for field in options.fields:
+        column = field if field in names else field.split(".")[0]
+        (found if column in names else missing).append(column if column in names else field)
+    if (missing and options.needs_all_fields) or not found:
+        lacking = ", ".join(map(repr, missing))
+        raise SourceError(
+            f"{path!r} has no column {lacking}; its columns are: {', '.join(names)}",
+            hint="name the columns that it has, in --template or with the options of the format",
+        )
+    refuse_doubles(found, names, path=path)
+    return tuple(dict.fromkeys(found))
+
+
+def json_rows(batch: Any, columns: Sequence[str]) -> Any:
+    """One JSON object for each row of a record batch, as a flat array of text."""
+    arrays = [batch.column(batch.schema.names.index(column)) for column in columns]
+    for array in arrays:
+        checked(array)
+    try:
+        rows = _written(zip(*(array.to_pylist() for array in arrays), strict=True), columns)
+    except UnicodeDecodeError:
+        rows = [_row(arrays, slot, columns) for slot in range(batch.num_rows)]
+    return pa.array(rows, pa.large_binary())
+
+
+def _written(rows: Iterable[tuple[Any, ...]], columns: Sequence[str]) -> list[str | bytes]:
+    return [
+        json.dumps(_filled(dict(zip(columns, row, strict=True))), default=_plain) for row in rows
+    ]
+
+
+def _row(arrays: Sequence[Any], slot: int, columns: Sequence[str]) -> str | bytes:
+    """One row; bytes of it that are no UTF-8 stand for it, so that it is rejected for them."""
+    try:
+        return _written([tuple(array[slot].as_py() for array in arrays)], columns)[0]
+    except UnicodeDecodeError as error:
+        return bytes(error.object)
+
+
+def _filled(value: Any) -> Any:
+    """The value without members that are null."""
+    if isinstance(value, dict):
+        return {
+            key: _filled(entry)
+            for key, entry in value.items()
+            if entry is not None or key in _ALWAYS
+        }
+    if isinstance(value, list):
+        # A map's entries are pairs.
+        return [_filled(entry) for entry in value]
+    return value
+
+
+def _plain(value: Any) -> str:
+    # Bytes that are no UTF-8 become halves of characters, for which the row is rejected later.
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)

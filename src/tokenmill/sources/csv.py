@@ -17,19 +17,21 @@ import xxhash
 
 from tokenmill.errors import SourceError
 from tokenmill.records import Reject, RejectReason
-from tokenmill.sources.base import Unit, UnitEnd
-from tokenmill.sources.column_source import damaged
-from tokenmill.sources.columns import is_utf8, refuse_doubles, rows_of
-from tokenmill.sources.compression import open_decompressed
-from tokenmill.sources.row_json import columns_for, json_rows
-from tokenmill.sources.units import check_unchanged
+from tokenmill.sources.base import Unit, UnitEnd, check_unchanged, open_decompressed
+from tokenmill.sources.columns import (
+    columns_for,
+    damaged,
+    is_utf8,
+    json_rows,
+    refuse_doubles,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tokenmill.records import RowBatch
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions
-    from tokenmill.sources.compression import ByteReader
+    from tokenmill.sources.base import ByteReader, Source, SourceFile, SourceOptions
 
 _SMALLEST_BLOCK_BYTES = 1 << 16
 _HEADER_ROWS = 1

@@ -13,19 +13,78 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from tokenmill import paths
+import xxhash
+
+from tokenmill import files as files_module
 from tokenmill.errors import SourceError
-from tokenmill.remote import shown
-from tokenmill.sources.base import SourceFile
-from tokenmill.sources.compression import SUFFIXES, open_decompressed
-from tokenmill.sources.groups import group_texts, make_group
+from tokenmill.files import shown
+from tokenmill.sources.base import (
+    SMALLEST_UNIT_BYTES,
+    SUFFIXES,
+    SourceFile,
+    open_decompressed,
+    text_size,
+)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tokenmill.paths import FileStat, Match
+    from tokenmill.files import FileStat, Match
     from tokenmill.sources.base import SourceOptions
+
+
+# -------------------------------------------------------------------------------------------------
+# Text files that are one document each, put into groups that become one unit.
+#
+# Where a group ends depends on the name of its last file (and on its size), so a new file changes
+# the group it falls into and no other. A group is called after the file that ended the group
+# before it: that name stays when files join the group, first or last.
+
+# No path that was normalised contains "//" after a name without a scheme.
+FIRST_GROUP = "text//first"
+_AFTER = "text//after/"
+_FILES_PER_GROUP = 256
+
+
+def group_texts(files: Sequence[SourceFile], options: SourceOptions) -> Iterator[SourceFile]:
+    """Groups of the files, which are sorted by path."""
+    limit = options.unit_bytes or SMALLEST_UNIT_BYTES
+    name = FIRST_GROUP
+    held: list[SourceFile] = []
+    size = 0
+    for file in files:
+        is_large = text_size(file) >= limit
+        if is_large and held:
+            yield make_group(name, held)
+            name, held, size = _AFTER + held[-1].path, [], 0
+        held.append(file)
+        size += text_size(file)
+        if size >= limit or _ends_group(file.path):
+            yield make_group(name, held)
+            name, held, size = _AFTER + file.path, [], 0
+    if held:
+        yield make_group(name, held)
+
+
+def make_group(path: str, members: Sequence[SourceFile]) -> SourceFile:
+    """One source file that stands for its members."""
+    facts = "".join(f"{member.path}\0{member.size}\0{member.version}\0" for member in members)
+    return SourceFile(
+        path=path,
+        format="text-group",
+        compression=None,
+        size=sum(member.size for member in members),
+        version=xxhash.xxh3_128_hexdigest(facts.encode(errors="surrogateescape")),
+        members=tuple(members),
+        changed=max(member.changed for member in members),
+    )
+
+
+def _ends_group(path: str) -> bool:
+    key = path.encode(errors="surrogateescape")
+    return xxhash.xxh3_64_intdigest(key) % _FILES_PER_GROUP == 0
+
 
 FORMATS = {
     ".jsonl": "jsonl",
@@ -85,7 +144,7 @@ def discover(inputs: Sequence[str | os.PathLike[str]], options: SourceOptions) -
     found: list[SourceFile] = []
     skipped: list[Skipped] = []
     looked_at: set[tuple[str, str | None, str | None]] = set()
-    for match, facts in _unique(match for each in inputs for match in paths.matches(each)):
+    for match, facts in _unique(match for each in inputs for match in files_module.matches(each)):
         result = _examine(match, facts, looked_at)
         if isinstance(result, SourceFile):
             found.append(result)
@@ -115,12 +174,12 @@ def source_file(path: str, *, members: Sequence[str] = ()) -> SourceFile:
     """A file, or a group of files, that is known from an earlier discovery, as it lies now."""
     if members:
         return make_group(path, [source_file(member) for member in members])
-    return _source_file(path, paths.stat(path))
+    return _source_file(path, files_module.stat(path))
 
 
 def _source_file(path: str, facts: FileStat) -> SourceFile:
     # What a key in the address opens is the same file whatever the key is, today's or the next.
-    known = shown(path) if paths.is_remote(path) else path
+    known = shown(path) if files_module.is_remote(path) else path
     form, compression = _by_name(known)
     return SourceFile(
         path=known,
@@ -151,7 +210,7 @@ def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceErro
     unique: list[tuple[Match, FileStat | SourceError]] = []
     for match in sorted(named.values(), key=lambda match: match.path):
         try:
-            facts = paths.stat(match.path)
+            facts = files_module.stat(match.path)
         except SourceError as error:
             if match.named:
                 raise
@@ -166,7 +225,7 @@ def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceErro
 def _examine(
     match: Match, facts: FileStat | SourceError, looked_at: set[tuple[str, str | None, str | None]]
 ) -> SourceFile | Skipped:
-    path = shown(match.path) if paths.is_remote(match.path) else match.path
+    path = shown(match.path) if files_module.is_remote(match.path) else match.path
     if isinstance(facts, SourceError):
         is_gone = isinstance(facts.__cause__, FileNotFoundError)
         return Skipped(path, "cannot be found: a broken link" if is_gone else _why(facts))
@@ -183,7 +242,7 @@ def _examine(
     file = _source_file(match.path, facts)
     # Remote files of one folder and one kind are alike: a look into one costs a request.
     kind = (path.rpartition("/")[0], form, compression)
-    is_known = form is not None and paths.is_remote(path) and kind in looked_at
+    is_known = form is not None and files_module.is_remote(path) and kind in looked_at
     problem = None if is_known else _problem(file, known=form is not None)
     if problem is None:
         looked_at.add(kind)
@@ -221,7 +280,7 @@ def _head(file: SourceFile) -> bytes:
     try:
         return reader.read(_SNIFF_BYTES)
     except (OSError, EOFError) as error:
-        raise paths.unreadable(file.path, error) from error
+        raise files_module.unreadable(file.path, error) from error
     finally:
         reader.close()
 
@@ -261,7 +320,7 @@ def _without_caches(found: list[SourceFile], skipped: list[Skipped]) -> Iterator
 
 def _listed_files(path: str) -> frozenset[str] | None:
     """Names in a dataset's index; None if it is some other file of that name."""
-    with paths.open_binary(path) as file:
+    with files_module.open_binary(path) as file:
         try:
             index = json.loads(file.read())
             return frozenset(str(each["filename"]) for each in index["_data_files"])

@@ -13,6 +13,7 @@ a line gets the same answer whatever block it is in, and bad lines cost little m
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
-from tokenmill.sources.blocks import record_limit
-from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large
-from tokenmill.sources.json_line import NESTED_TOO_DEEPLY, WHITESPACE, decide
+from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large, utf8_error
+from tokenmill.sources.lines import record_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,78 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.sources.base import SourceOptions
-    from tokenmill.sources.blocks import Block
+    from tokenmill.sources.lines import LineBlock
+
+
+# -------------------------------------------------------------------------------------------------
+# One JSON line, decided by Python's json module: its text, or the exact reason why it has none.
+#
+# The block parser in `jsonl` asks here only about lines that Arrow refused or found no text in.
+# What Arrow refuses but Python takes is accepted with Python's meaning: the last of duplicate keys
+# wins, numbers out of range and lone surrogates in other fields do not matter.
+
+WHITESPACE = b" \t\r"
+NESTED_TOO_DEEPLY = "nested too deeply"
+_DETAIL_CHARACTERS = 60
+
+# Numbers are never text; as strings they would be, and int() refuses those of many digits.
+_DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
+
+
+def decide(line: bytes, field: str) -> bytes | tuple[RejectReason, str]:
+    """UTF-8 of the text of a line that is not blank, or why there is none."""
+    if why := utf8_error(line):
+        return RejectReason.INVALID_UTF8, why.replace("of the text", "of the line")
+    try:
+        row = _DECODER.decode(line.decode())
+    except json.JSONDecodeError as error:
+        return RejectReason.INVALID_JSON, f"{error.msg} at character {error.pos} of the line"
+    except RecursionError:
+        return RejectReason.INVALID_JSON, NESTED_TOO_DEEPLY
+    if not isinstance(row, dict):
+        return RejectReason.NOT_AN_OBJECT, f"the line holds {_name(row)}"
+    return _text(row, field)
+
+
+def _text(row: dict[str, Any], field: str) -> bytes | tuple[RejectReason, str]:
+    try:
+        value = _lookup(row, field)
+    except KeyError:
+        return RejectReason.MISSING_FIELD, f"no field {field!r}; there are: {_shown(row)}"
+    if value is None:
+        return RejectReason.NULL_TEXT, f"field {field!r} is null"
+    if not isinstance(value, str):
+        return RejectReason.NOT_A_STRING, f"field {field!r} is {_name(value)}"
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        return RejectReason.LONE_SURROGATE, f"\\u{code:04x} at character {error.start} of the text"
+
+
+def _lookup(row: dict[str, Any], field: str) -> Any:
+    """A key literally named "a.b" goes before b inside a, unless it is null."""
+    names = field.split(".")
+    if len(names) == 1 or row.get(field) is not None or (field in row and names[0] not in row):
+        return row[field]
+    value: Any = row
+    for name in names:
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise KeyError(field)
+        value = value[name]
+    return value
+
+
+def _shown(row: dict[str, Any]) -> str:
+    return ascii(", ".join(row))[1:-1][:_DETAIL_CHARACTERS] or "none"
+
+
+def _name(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
+    return "null" if value is None else names.get(type(value), "a number")
+
 
 BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
@@ -56,7 +127,7 @@ class JsonlParser:
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
         )
 
-    def rows(self, block: Block, *, first_row: int) -> tuple[RowBatch, int]:
+    def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
         """Rows of the block and its number of lines."""
         lines = _Lines(block, limit=self._limit)
         rejects: dict[int, Reject] = {}
@@ -81,7 +152,7 @@ class JsonlParser:
         )
         return batch, lines.total
 
-    def _whole_lines(self, lines: _Lines, block: Block, first_row: int) -> RowBatch:
+    def _whole_lines(self, lines: _Lines, block: LineBlock, first_row: int) -> RowBatch:
         """Rows that are their lines, to be parsed by whoever needs several fields of them."""
         if not lines.odd.any() and len(lines.starts):
             return self._all_lines(lines, block, first_row)
@@ -105,7 +176,7 @@ class JsonlParser:
             sizes=lines.ends - lines.starts,
         )
 
-    def _all_lines(self, lines: _Lines, block: Block, first_row: int) -> RowBatch:
+    def _all_lines(self, lines: _Lines, block: LineBlock, first_row: int) -> RowBatch:
         """Rows of a block in which nothing is odd: each line with its end, which is white space."""
         starts = lines.starts
         offsets = np.append(starts, lines.ends[-1])
@@ -119,7 +190,7 @@ class JsonlParser:
             places=starts + lines.offset,
         )
 
-    def count(self, block: Block) -> int:
+    def count(self, block: LineBlock) -> int:
         """Lines of the block that are not blank."""
         return len(_Lines(block, limit=self._limit).starts)
 
@@ -224,7 +295,7 @@ _EMPTY = pa.array([], pa.large_string())
 class _Lines:
     """Where the lines of a block that are not blank begin and end."""
 
-    def __init__(self, block: Block, *, limit: int) -> None:
+    def __init__(self, block: LineBlock, *, limit: int) -> None:
         self.data = block.data
         self.offset = block.offset
         view = np.frombuffer(self.data, np.uint8)
@@ -286,7 +357,7 @@ def _looks_like_object(
     return np.asarray((view[np.minimum(starts, len(view) - 1)] == _OPEN) & closed)
 
 
-def _line_ends(block: Block) -> NDArray[np.int64]:
+def _line_ends(block: LineBlock) -> NDArray[np.int64]:
     """Where the lines of the block end; the end of the block closes the last."""
     few: list[int] = []
     many = np.empty(0, np.int64)

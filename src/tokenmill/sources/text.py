@@ -13,19 +13,17 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from tokenmill import paths
+from tokenmill import files as files_module
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
-from tokenmill.sources.base import MEGABYTE, Unit, UnitEnd
-from tokenmill.sources.blocks import record_limit
+from tokenmill.sources.base import MEGABYTE, Unit, UnitEnd, check_unchanged, open_decompressed
 from tokenmill.sources.columns import rows_of, too_large, utf8_error
-from tokenmill.sources.compression import open_decompressed
-from tokenmill.sources.units import check_unchanged
+from tokenmill.sources.lines import record_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tokenmill.sources.base import SourceFile, SourceOptions
-    from tokenmill.sources.blocks import Block
+    from tokenmill.sources.lines import LineBlock
 
 BOM = b"\xef\xbb\xbf"
 
@@ -42,7 +40,7 @@ class TextParser:
         self.separator = _separator(options)
         self._limit = record_limit(options)
 
-    def rows(self, block: Block, *, first_row: int) -> tuple[RowBatch, int]:
+    def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
         """Rows of the block; each is a record."""
         pieces = self._split(block)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
@@ -60,11 +58,11 @@ class TextParser:
         )
         return batch, len(pieces)
 
-    def count(self, block: Block) -> int:
+    def count(self, block: LineBlock) -> int:
         """Records of the block."""
         return len(self._split(block))
 
-    def _split(self, block: Block) -> list[bytes]:
+    def _split(self, block: LineBlock) -> list[bytes]:
         pieces = bytes(block.data).split(self.separator)
         return pieces if pieces[-1] else pieces[:-1]
 
@@ -185,7 +183,7 @@ def _read_file(member: SourceFile, *, limit: int, room: int) -> tuple[bytes | No
             else:
                 chunks.clear()
     except (OSError, EOFError) as error:
-        raise paths.unreadable(member.path, error) from error
+        raise files_module.unreadable(member.path, error) from error
     finally:
         reader.close()
     check_unchanged(member)

@@ -22,11 +22,10 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import sync_folder
-from tokenmill.store.fields import Fields
+from tokenmill.store.durable import seal, sync_folder, unseal
+from tokenmill.store.facts import Fields
 from tokenmill.store.format import map_file, map_of
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.fields import Checksum
+    from tokenmill.store.facts import Checksum
     from tokenmill.store.reader import Store
 
 PLAN_VERSION = 1
@@ -138,7 +137,7 @@ class PlanKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class PackingPlan:
     """An open plan: read-only views of its mapped file."""
 
     path: Path
@@ -170,7 +169,9 @@ def unpack_items(items: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[
     return positions, (items & np.uint64(MAX_ITEM_TOKENS)).view(np.int64)
 
 
-def open_plan(store: Store, key: PlanKey, *, make: Callable[[PlanWriter], PlanTally]) -> Plan:
+def open_plan(
+    store: Store, key: PlanKey, *, make: Callable[[PlanWriter], PlanTally]
+) -> PackingPlan:
     """The plan of a store, where there is a sound one; else `make` is called to write it.
 
     Several processes may do this at once: each writes the same bytes under a name of its own.
@@ -194,7 +195,7 @@ def open_plan(store: Store, key: PlanKey, *, make: Callable[[PlanWriter], PlanTa
     )
 
 
-def read_plan(path: Path, *, key: PlanKey) -> Plan:
+def read_plan(path: Path, *, key: PlanKey) -> PackingPlan:
     """Map a plan and check all but its arrays; StoreError where it is not the one wanted."""
     data = map_file(path)
     facts = PlanFacts.from_bytes(data[:HEADER_BYTES], path=path)
@@ -204,7 +205,7 @@ def read_plan(path: Path, *, key: PlanKey) -> Plan:
         raise StoreError(f"{str(path)!r} has {len(data):,} bytes instead of {facts.file_bytes:,}")
     items = np.frombuffer(data, "<u8", facts.items, HEADER_BYTES)
     row_starts = np.frombuffer(data, "<i8", facts.rows + 1, HEADER_BYTES + 8 * facts.items)
-    return Plan(path=path, facts=facts, items=items, row_starts=row_starts)
+    return PackingPlan(path=path, facts=facts, items=items, row_starts=row_starts)
 
 
 def check_plan(path: Path) -> PlanFacts:

@@ -12,40 +12,286 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import os
 import shlex
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, SupportsIndex
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.lazy import lazy
-from tokenmill.store.entries import UNCOUNTED
-from tokenmill.store.facts import unlisted_rejects
-from tokenmill.store.fields import Fields
-from tokenmill.store.files import StoreFiles, open_files
-from tokenmill.store.format import MASK_DTYPE, counted_by_document, map_of
-from tokenmill.store.layout import shard_name
-from tokenmill.store.rows import place_of, row_lengths
-from tokenmill.store.sealed import checksum_of
+from tokenmill.records import lazy
+from tokenmill.store.durable import checksum_of
+from tokenmill.store.facts import UNCOUNTED, Fields, unlisted_rejects
+from tokenmill.store.format import (
+    MASK_DTYPE,
+    counted_by_document,
+    map_file,
+    map_of,
+    place_of,
+    read_index,
+    row_lengths,
+    view_tokens,
+    view_values,
+)
+from tokenmill.store.layout import StoreLayout, is_inside, shard_name
+from tokenmill.store.receipts import read_manifest, read_receipt
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from tokenmill.store.facts import ShardFacts
     from tokenmill.store.format import FileMap, Index, MaskDtype, TokenArray, TokenDtype
-    from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.manifest import Manifest
-    from tokenmill.store.receipt import Receipt
+    from tokenmill.store.receipts import Manifest, Receipt
     from tokenmill.store.remote import RemoteTokens
-    from tokenmill.store.spans import Track
+    from tokenmill.store.stream import Track
+
+
+# -------------------------------------------------------------------------------------------------
+# Whether every file that a manifest names is there, inside the folder, with its size.
+#
+# This is what opening a store checks: one listing per folder, no file is read. A file that was cut
+# off, lost in a copy, or replaced by a link to somewhere else is found here, by name. Of a store
+# of many thousand shards the names alone are looked at, since asking for 30,000 sizes takes a
+# tenth of a second and more; sizes are compared again anyway whenever a shard is mapped.
+
+MANY_UNITS = 4096
+_ANY = -1
+"""Size of a file that was not asked for its size."""
+
+
+class Problem(NamedTuple):
+    """One file that is not as the manifest says."""
+
+    path: Path
+    problem: str
+
+
+def require_files(layout: StoreLayout, manifest: Manifest) -> None:
+    """Raise StoreError, which names the first file, unless every file is there with its size."""
+    problems = list(find_problems(layout, manifest, sizes=len(manifest.units) <= MANY_UNITS))
+    if problems:
+        path, problem = problems[0]
+        raise incomplete(path, problem, others=len(problems) - 1)
+
+
+def incomplete(path: Path | str, problem: str, *, others: int) -> StoreError:
+    """The error for a store of which a file is not as the manifest says."""
+    more = f" (and {others} more files)" if others else ""
+    return StoreError(
+        f"{str(path)!r} {problem}{more}; the store is incomplete",
+        hint="copy the store again with all its files, or run its build again: it repairs it",
+    )
+
+
+def find_problems(
+    layout: StoreLayout, manifest: Manifest, *, sizes: bool = True
+) -> Iterator[Problem]:
+    """Files that are missing, of another size if `sizes`, or links that leave the store."""
+    for folder, expected in expected_files(layout, manifest).items():
+        if not expected:
+            continue
+        if not is_inside(str(folder), root=layout.root):
+            yield Problem(folder, "is a link that leaves the store")
+            continue
+        files = _sizes(folder, root=layout.root, ask=sizes)
+        for name, size in expected.items():
+            found = files.get(name)
+            if found not in (size, _ANY):
+                yield Problem(folder / name, size_problem(found, size))
+
+
+def expected_files(layout: StoreLayout, manifest: Manifest) -> dict[Path, dict[str, int]]:
+    """Folder -> name -> bytes of every file that the manifest claims."""
+    return {layout.root / folder: sizes for folder, sizes in expected_sizes(manifest).items()}
+
+
+def expected_sizes(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Folder, relative to the store -> name -> bytes of every file that the manifest claims."""
+    dtype = manifest.identity.dtype
+    shards: dict[str, int] = {}
+    rejects: dict[str, int] = {}
+    for unit in manifest.units:
+        shards[f"{unit.name}.json"] = unit.receipt_bytes
+        if unit.rejects is not None:
+            rejects[f"{unit.name}.jsonl"] = unit.rejects.bytes
+        for shard in unit.shards:
+            name = shard_name(unit.name, split=shard.split)
+            shards[f"{name}.bin"] = shard.bin_bytes(dtype)
+            shards[f"{name}.idx"] = shard.idx_bytes
+            if shard.mask is not None:
+                shards[f"{name}.mask"] = shard.tokens
+    tokenizer = {name: facts.bytes for name, facts in manifest.identity.tokenizer.files.items()}
+    return {"shards": shards, "rejects": rejects, "tokenizer": tokenizer}
+
+
+def _sizes(folder: Path, *, root: Path, ask: bool) -> dict[str, int | str]:
+    """Name -> bytes, or what is wrong with the file; plain files are not asked unless `ask`."""
+    found: dict[str, int | str] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                # Plain files first, and here: a large store has 100,000 of them.
+                if entry.is_file(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size if ask else _ANY
+                else:
+                    found[entry.name] = _size_of_other(entry, root=root)
+    except OSError:
+        return found  # a missing folder: every file in it is reported as missing
+    return found
+
+
+def _size_of_other(entry: os.DirEntry[str], *, root: Path) -> int | str:
+    if entry.is_symlink() and not is_inside(entry.path, root=root):
+        return "is a link that leaves the store"
+    try:
+        return entry.stat().st_size if entry.is_file() else "is not a file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def size_problem(found: int | str | None, size: int) -> str:
+    """What is wrong with a file that has not this size; text is what is wrong already."""
+    if found is None:
+        return "is missing"
+    return found if isinstance(found, str) else f"has {found:,} bytes instead of {size:,}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Where the files of an open store are: in a local folder, mapped, or behind a URL.
+#
+#   | Store -> StoreFiles: LocalFiles (here)  |  RemoteFiles (files.py)  |  other projects' files
+#   |                                                                        (interop/in_place.py)
+#
+# A local store never imports the remote one, nor fsspec.
+
+
+class TrackFile(NamedTuple):
+    """Where the tokens of a shard, or its mask, lie on a local disk."""
+
+    path: Path
+    offset: int
+    """Byte of its first value: 0 in a store's own files."""
+    size: int
+    """Bytes that the whole file must have."""
+
+
+class StoreFiles(Protocol):
+    """What an open store needs of its files; pickled, it opens the same files again."""
+
+    @property
+    def path(self) -> Path | str:
+        """The folder, or the URL as it may be shown."""
+
+    @property
+    def layout(self) -> StoreLayout:
+        """The paths of a local store; StoreError for another."""
+
+    def read_manifest(self) -> Manifest:
+        """Read the manifest, and see that the files it names are there."""
+
+    def index(self, shard: str) -> Index: ...
+
+    def prepare_indexes(self, shards: Sequence[str]) -> None:
+        """Bring indexes that will be asked for, all at once; nothing where they are mapped."""
+
+    def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
+        """The ids of a shard; where they cannot be mapped, they are read when it is sliced."""
+
+    def mask(self, shard: str) -> NDArray[np.uint8]:
+        """Which tokens of a shard count; a remote one is read when it is sliced."""
+
+    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
+        """Where the values of a local shard, `size` bytes, lie; StoreError for a remote one."""
+
+    def track_offset(self, shard: str, track: Track) -> int:
+        """Byte of the first value in a local file, without looking at it: asked of all shards."""
+
+    def open_tokens(self, shards: Sequence[str]) -> RemoteTokens | None:
+        """How to read pieces of many shards at once; None where they are mapped."""
+
+    def receipt(self, unit: str) -> Receipt: ...
+
+    def rejects(self, unit: str) -> Iterator[bytes]:
+        """The lines of a unit's rejects."""
+
+    def tokenizer(self) -> Path:
+        """A folder with the tokenizer's files."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The files of a store in a local folder."""
+
+    path: Path
+
+    @property
+    def layout(self) -> StoreLayout:
+        return StoreLayout(self.path)
+
+    def read_manifest(self) -> Manifest:
+        manifest = read_manifest(self.path)
+        require_files(self.layout, manifest)
+        return manifest
+
+    def index(self, shard: str) -> Index:
+        return read_index(self.layout.shard_file(shard, "idx"))
+
+    def prepare_indexes(self, shards: Sequence[str]) -> None:
+        """Nothing to do: they are mapped."""
+
+    def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
+        return view_tokens(map_file(self.layout.shard_file(shard, "bin")), dtype=dtype)
+
+    def mask(self, shard: str) -> NDArray[np.uint8]:
+        return view_values(map_file(self.layout.shard_file(shard, "mask")), dtype=MASK_DTYPE)
+
+    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
+        return TrackFile(self.layout.shard_file(shard, track), 0, size)
+
+    def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
+        return 0
+
+    def open_tokens(self, shards: Sequence[str]) -> None:  # noqa: ARG002
+        return None
+
+    def receipt(self, unit: str) -> Receipt:
+        return read_receipt(self.layout, unit)
+
+    def rejects(self, unit: str) -> Iterator[bytes]:
+        with self.layout.rejects_file(unit).open("rb") as lines:
+            yield from lines
+
+    def tokenizer(self) -> Path:
+        return self.layout.tokenizer
+
+    def close(self) -> None:
+        """Nothing to do: maps go with their last view."""
+
+
+def open_files(
+    path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
+) -> StoreFiles:
+    """The files of the store at a path or URL; a local one needs no cache."""
+    text = os.fspath(path)
+    if ":/" in text:
+        # Imported here: a local store needs none of it.
+        from tokenmill import files as files_module
+        from tokenmill.store.remote import RemoteFiles
+
+        if files_module.is_remote(text):
+            return RemoteFiles(text, cache=cache, cache_bytes=cache_bytes)
+        text = files_module.normalise(text)
+    return LocalFiles(Path(text).absolute())
+
 
 MAX_MAPPED_SHARDS = 8192
 """Two or three maps each; Linux allows a process 65,530 maps unless told otherwise."""

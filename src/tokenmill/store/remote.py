@@ -17,25 +17,28 @@ import functools
 import os
 import shutil
 import tempfile
+import threading
 import weakref
+from collections import OrderedDict
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from tokenmill import remote
-from tokenmill.errors import StoreError, UsageError
-from tokenmill.remote import Failure, RemoteError, join, shown
-from tokenmill.store.ahead import ReadAhead
-from tokenmill.store.block_folder import BlockFolder
+from tokenmill import files as files_module
+from tokenmill.errors import StoreError, TokenmillError, UsageError
+from tokenmill.files import Failure, RemoteError, StoppedError, join, shown
 from tokenmill.store.blocks import (
     BLOCK_BYTES,
     BlockFile,
-    BlockReader,
+    BlockFolder,
+    CacheReader,
     RecentlyUsed,
     changed,
     store_error,
 )
+from tokenmill.store.durable import checksum_of
 from tokenmill.store.format import (
     HEADER,
     MASK_DTYPE,
@@ -45,10 +48,8 @@ from tokenmill.store.format import (
     view_values,
 )
 from tokenmill.store.layout import shard_name
-from tokenmill.store.manifest import Manifest
-from tokenmill.store.presence import expected_sizes, incomplete, size_problem
-from tokenmill.store.receipt import Receipt
-from tokenmill.store.sealed import checksum_of
+from tokenmill.store.reader import expected_sizes, incomplete, size_problem
+from tokenmill.store.receipts import Manifest, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,11 +57,117 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.blocks import Piece
-    from tokenmill.store.entries import UnitEntry
-    from tokenmill.store.files import TrackFile
+    from tokenmill.store.facts import UnitEntry
     from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.spans import Track
+    from tokenmill.store.reader import TrackFile
+    from tokenmill.store.stream import Track
+
+
+# -------------------------------------------------------------------------------------------------
+# Reads pieces in the background, so that they are here when they are asked for.
+#
+#   | begin(pieces) -> a job in a thread: BlockReader.read -> take(piece), once
+#
+# Pieces are known by their place alone, so a later read may group them as it likes. What nobody
+# takes is dropped when newer pieces need the room. The threads know the reader, never the store:
+# so a store that goes out of use takes its threads along.
+
+AHEAD_BYTES = 256 << 20
+THREADS = 2
+"""One batch of requests each: the next one begins while the last one comes in."""
+
+
+class RemoteReadAhead:
+    """Pieces that were begun and not yet taken."""
+
+    def __init__(self, reader: CacheReader) -> None:
+        self._reader = reader
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[Piece, tuple[Future[list[memoryview]], int]] = OrderedDict()
+        self._bytes = 0
+        self._threads: _Threads | None = None
+
+    def begin(self, pieces: Sequence[Piece]) -> None:
+        """Begin to read pieces that will be asked for."""
+        if self._process != os.getpid():  # the threads are those of the process that forked us
+            self._begin_anew()
+        with self._lock:
+            new = [piece for piece in dict.fromkeys(pieces) if piece not in self._jobs]
+            size = sum(map(_size, new))
+            if not new or size > AHEAD_BYTES:
+                return
+            if self._threads is None:
+                self._threads = _Threads(self)
+            job = self._threads.submit(self._reader, new)
+            self._jobs.update({piece: (job, place) for place, piece in enumerate(new)})
+            self._bytes += size
+            while self._bytes > AHEAD_BYTES:
+                dropped, _ = self._jobs.popitem(last=False)
+                self._bytes -= _size(dropped)
+
+    def take(self, piece: Piece) -> Taken | None:
+        """A piece that was begun, for the only time; None where it was not."""
+        if self._process != os.getpid():
+            self._begin_anew()
+        with self._lock:
+            found = self._jobs.pop(piece, None)
+            if found is None:
+                return None
+            self._bytes -= _size(piece)
+        return Taken(*found)
+
+    def close(self) -> None:
+        """End the threads, and forget what they brought."""
+        threads, ours = self._threads, self._process == os.getpid()
+        self._begin_anew()
+        if threads is not None and ours:
+            threads.end()
+
+
+class Taken:
+    """A piece that comes."""
+
+    def __init__(self, job: Future[list[memoryview]], place: int) -> None:
+        self._job = job
+        self._place = place
+
+    def wait(self) -> memoryview | None:
+        """Its bytes; None where they could not be read, and asking for them will tell why."""
+        try:
+            return self._job.result()[self._place]
+        except (TokenmillError, StoppedError, CancelledError):
+            return None
+
+
+class _Threads:
+    """Threads that end when they are told to, or when their owner is gone."""
+
+    def __init__(self, owner: RemoteReadAhead) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-ahead")
+        self._stop = threading.Event()
+        self.end = weakref.finalize(owner, _end, self._pool, self._stop, os.getpid())
+
+    def submit(self, reader: CacheReader, pieces: list[Piece]) -> Future[list[memoryview]]:
+        return self._pool.submit(reader.read, pieces, stop=self._stop)
+
+
+def _end(pool: ThreadPoolExecutor, stop: threading.Event, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork has none of the threads, and perhaps a lock that nobody will give back
+    stop.set()
+    # Rubbish is collected by any thread: by one of these too, and that one cannot wait for itself.
+    own = threading.current_thread().name.startswith("tokenmill-ahead")
+    pool.shutdown(wait=not own, cancel_futures=True)
+
+
+def _size(piece: Piece) -> int:
+    return piece[2] - piece[1]
+
 
 CACHE_BYTES = 10 * 10**9
 INDEX_BYTES = 256 << 20
@@ -138,18 +245,18 @@ class RemoteFiles:
         elif checksum != self._manifest_checksum:
             raise changed(self._url, "tokenmill.json")
         self._files = _block_files(self._manifest)
-        self.blocks = BlockReader(
+        self.blocks = CacheReader(
             self._url,
             folder=self._open_folder(),
             files=self._files.values(),
             versions=self._versions,
         )
-        self.ahead = ReadAhead(self.blocks)
+        self.ahead = RemoteReadAhead(self.blocks)
         return self._manifest
 
     def _manifest_bytes(self) -> bytes:
         try:
-            return remote.read_bytes(join(self._url, "tokenmill.json"))
+            return files_module.read_bytes(join(self._url, "tokenmill.json"))
         except RemoteError as error:
             if error.failure is not Failure.MISSING:
                 raise store_error(error) from error
@@ -174,7 +281,7 @@ class RemoteFiles:
     def _list(self, folder: str) -> dict[str, int] | None:
         versions: dict[str, str] = {}
         try:
-            found = remote.list_sizes(join(self._url, folder), versions=versions)
+            found = files_module.list_sizes(join(self._url, folder), versions=versions)
         except RemoteError as error:
             raise store_error(error) from error
         self._versions.update({f"{folder}/{name}": each for name, each in versions.items()})
@@ -263,7 +370,7 @@ class RemoteFiles:
         ]
         for _ in range(2):
             try:
-                data = b"".join(remote.read_ranges(ranges))
+                data = b"".join(files_module.read_ranges(ranges))
             except RemoteError as error:
                 raise store_error(error) from error
             if checksum_of(data) == checksum:
@@ -382,7 +489,7 @@ class RemoteTokens:
         self._files.prepare_indexes([self._shards[shard] for shard in shards])
 
     @property
-    def _ahead(self) -> ReadAhead:
+    def _ahead(self) -> RemoteReadAhead:
         return self._files.ahead
 
     def _pieces(
@@ -400,7 +507,7 @@ class ShardTokens:
     ndim = 1
 
     def __init__(
-        self, blocks: BlockReader, file: BlockFile, *, dtype: TokenDtype | MaskDtype
+        self, blocks: CacheReader, file: BlockFile, *, dtype: TokenDtype | MaskDtype
     ) -> None:
         self._blocks = blocks
         self._file = file

@@ -11,28 +11,390 @@ pages of it: so it goes with thousands of shards.
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
+import os
 import shlex
+import sys
+import weakref
 from bisect import bisect_left, bisect_right
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import cache, partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.lazy import lazy
-from tokenmill.store.format import MASK_DTYPE, view_values
-from tokenmill.store.mapped import MappedTokens, Views
-from tokenmill.store.reserved import ReservedTokens
-from tokenmill.store.spans import NO_SHARD, Spans, distinct
+from tokenmill.records import lazy
+from tokenmill.store.format import MASK_DTYPE, map_of, require_size, view_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from tokenmill.store.format import MaskDtype, TokenArray, TokenDtype
-    from tokenmill.store.reader import Store
-    from tokenmill.store.spans import Track
+    from tokenmill.store.reader import Store, TrackFile
+
+
+# -------------------------------------------------------------------------------------------------
+# Pieces of shards, as a stream hands them to whatever reads them.
+
+Track: TypeAlias = Literal["bin", "mask"]
+"""A file of a shard that has one value for every token, and so is read by the same pieces."""
+
+NO_SHARD = -1
+"""Shard of a piece that is padding."""
+
+
+def distinct(values: NDArray[np.integer]) -> list[int]:
+    """The values that occur, in order.
+
+    numpy's own `unique` gives up the interpreter's lock inside C++ code. Before Python 3.14 a
+    program that ends stops its other threads where they wait for the lock, and there it aborts.
+    """
+    return sorted(set(values.tolist()))
+
+
+class Spans(NamedTuple):
+    """Tokens from `firsts` to `lasts` of shards, each within one shard or padding."""
+
+    shards: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
+    length: int | None = None
+    """Length of all, where it is known to be one and none is padding: such are read fastest."""
+
+    def at(self, place: int) -> tuple[int, int, int]:
+        """One of them: shard, first and last."""
+        return int(self.shards[place]), int(self.firsts[place]), int(self.lasts[place])
+
+    def part(self, first: int, last: int, length: int | None = None) -> Spans:
+        """Some of them, by their places; `length` is that of all, if it is known."""
+        here = slice(first, last)
+        return Spans(self.shards[here], self.firsts[here], self.lasts[here], length)
+
+
+# -------------------------------------------------------------------------------------------------
+# Reads pieces of mapped shards: one `join` of memory views, as fast as the memory is.
+#
+# This works everywhere; reserved.py is what Linux has instead.
+#
+# Data that is not in memory yet is another matter. A page fault on a map of plain kind reads what
+# lies around it too (a megabyte and more on some machines), and a join waits for one fault after
+# the other, with the interpreter's lock held. So maps that are read here and there are advised so,
+# and while reads turn out slow, the pieces of a read are first asked for all at once, and waited
+# for without the lock.
+
+SLOW_SECONDS_PER_PIECE = 30e-6
+SLOW_SECONDS_PER_BYTE = 2e-9
+"""Above both together a read was slow. From memory a piece takes 1 us, a byte 0.2 ns."""
+PAGE_BYTES = mmap.PAGESIZE
+
+
+class MappedTokens:
+    """Pieces of the shards of a local store: of their tokens, or of their masks."""
+
+    def __init__(self, store: Store, *, scattered: bool, track: Track = "bin") -> None:
+        self._store = store
+        self._track: Track = track
+        self._dtype = store.track_dtype(track)
+        self._views = Views(partial(_view, store, track, scattered), limit=store.max_mapped)
+        self._is_slow = False
+
+    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
+        """The values of all spans, back to back."""
+        pieces = list(zip(*(column.tolist() for column in spans[:3]), strict=True))
+        views = {shard: self._views[shard] for shard, _, _ in pieces if shard != NO_SHARD}
+        for shard in views:
+            self._store.map_shard(shard)  # says if it was cut off
+        views[NO_SHARD] = padding
+        started = perf_counter()
+        if self._is_slow:
+            self._bring([piece for piece in pieces if piece[0] != NO_SHARD])
+        joined = bytearray().join([views[shard][first:last] for shard, first, last in pieces])
+        self._is_slow = is_slow(perf_counter() - started, len(pieces), len(joined))
+        return view_values(joined, dtype=self._dtype)
+
+    def _bring(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Have the pages of all pieces read, many at a time."""
+        for shard, first, last in pieces:
+            values = self._store.map_shard(shard).track(self._track)
+            _advise(values, "MADV_WILLNEED", first * values.itemsize, last * values.itemsize)
+        for shard, first, last in pieces:
+            touch(self._store.map_shard(shard).track(self._track), first, last)
+
+
+def touch(values: NDArray[Any], first: int, last: int) -> None:
+    """Wait until a piece is in memory, without the interpreter's lock, which take() gives up."""
+    step = PAGE_BYTES // values.itemsize  # any value of a page brings it
+    values.take(np.append(np.arange(first, last, step), last - 1))
+
+
+def is_slow(seconds: float, num_pieces: int, num_bytes: int) -> bool:
+    """Whether a read took longer than one from memory does."""
+    expected = num_pieces * SLOW_SECONDS_PER_PIECE + num_bytes * SLOW_SECONDS_PER_BYTE
+    return seconds > expected
+
+
+class Views(dict[int, memoryview]):
+    """Shard -> view of its map, made when it is first asked for; beyond a limit the oldest go."""
+
+    def __init__(self, make: Callable[[int], memoryview], *, limit: int) -> None:
+        super().__init__()
+        self._make = make
+        self._limit = limit
+
+    def __missing__(self, shard: int) -> memoryview:
+        view = self[shard] = self._make(shard)
+        if len(self) > max(1, self._limit):
+            # Threads may do this at once: the list is made in one go, and who comes second pops
+            # nothing.
+            for oldest in list(self)[: len(self) - max(1, self._limit)]:
+                self.pop(oldest, None)
+        return view
+
+
+def _view(store: Store, track: Track, scattered: bool, shard: int) -> memoryview:
+    values = store.map_shard(shard).track(track)
+    if scattered:
+        _advise(values, "MADV_RANDOM", 0, values.nbytes)
+    return values.data
+
+
+def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
+    """Tell the system how bytes of a map will be used, where it has such advice."""
+    owner = map_of(values)
+    if owner is not None and hasattr(mmap, advice) and first < last:
+        start = first - first % PAGE_BYTES
+        owner.madvise(getattr(mmap, advice), start, last - start)
+
+
+# -------------------------------------------------------------------------------------------------
+# All shards of a split in one range of addresses: one call of numpy reads rows from any of them.
+#
+#   | | shard 0 ........ | shard 1 ... | not touched yet | shard 3 ...     each begins on a page
+#
+# The range is reserved when a stream is opened, which costs nothing, and a shard is mapped into
+# its place when it is first touched. A gather of equal pieces is then one fancy index, which
+# copies, and waits for the disk, without the interpreter's lock. No file stays open, so thousands
+# of shards need no more descriptors than one.
+#
+# Python's mmap cannot map to a chosen address, so this calls the C library, and only on Linux;
+# elsewhere, and where the range is refused (a limit on address space), mapped.py does the work.
+
+MAX_SHARDS = 25_000
+"""Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told."""
+LOOK_SECONDS = 100e-6
+"""For each mapped file, between two looks at all of them: a look takes 2 us, so 2% of the time."""
+_PROT_NONE = 0
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MADV_RANDOM = 1
+_MADV_WILLNEED = 3
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class ReservedTokens:
+    """Pieces of the shards of a local store: of their tokens, or of their masks.
+
+    OSError where the system does not allow it.
+    """
+
+    def __init__(self, store: Store, *, scattered: bool, track: Track = "bin") -> None:
+        if sys.platform != "linux" or _num_reserved + len(store.shards) > MAX_SHARDS:
+            raise OSError("no range of addresses is reserved here")
+        self._store = store
+        self._scattered = scattered
+        self._track: Track = track
+        dtype = store.track_dtype(track)
+        sizes = np.array([shard.tokens for shard in store.shards], np.int64) * dtype.itemsize
+        # A map begins on a page of the file: in front of values that a header precedes.
+        offsets = [store.files.track_offset(shard.name, track) for shard in store.shards]
+        leads = np.array(offsets, np.int64) % PAGE_BYTES
+        if np.any(leads % dtype.itemsize):
+            raise OSError("values that begin at an odd byte cannot be part of one array")
+        room = -(-(leads + sizes) // PAGE_BYTES) * PAGE_BYTES
+        places = np.cumsum(room) - room + leads
+        self._range = _Range(int(room.sum()), dtype=dtype, num_shards=len(sizes))
+        self._tokens: NDArray[Any] = np.asarray(self._range)
+        # The last entry is that of shard -1, which is padding.
+        self._bases = np.append(places // dtype.itemsize, 0)
+        self._is_mapped = np.append(sizes == 0, True)
+        self._num_unmapped = int(np.count_nonzero(sizes))
+        self._rows: dict[int, NDArray[Any]] = {}
+        self._is_slow = False
+        self._mapped: dict[int, tuple[str, int, int]] = {}
+        """Path, inode and size of the files that are mapped."""
+        self._look_at = 0.0
+        """When the files are to be looked at again."""
+
+    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
+        """The values of all spans, back to back."""
+        shards = spans.shards
+        if self._num_unmapped and not self._is_mapped[shards].all():
+            self._map(distinct(shards[~self._is_mapped[shards]]))
+        started = perf_counter()
+        if started > self._look_at:
+            self._require_whole()
+        starts = self._bases[shards] + spans.firsts
+        if self._is_slow:
+            self._bring(spans, starts)
+        if spans.length is not None:
+            found = self._rows_of(spans.length)[starts].reshape(-1)
+        else:
+            found = self._join(spans, starts, padding)
+        self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
+        return found
+
+    def _require_whole(self) -> None:
+        """StoreError if a file was cut off since it was mapped: reading that ends the process."""
+        for path, inode, size in list(self._mapped.values()):
+            require_size(path, inode=inode, size=size)
+        self._look_at = perf_counter() + LOOK_SECONDS * len(self._mapped)
+
+    def _join(self, spans: Spans, starts: NDArray[np.int64], padding: memoryview) -> NDArray[Any]:
+        """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
+        lengths = spans.lasts - spans.firsts
+        places = map(slice, starts.tolist(), (starts + lengths).tolist())
+        pieces = list(map(self._tokens.data.__getitem__, places))
+        if padding:
+            for place in np.flatnonzero(spans.shards == NO_SHARD).tolist():
+                pieces[place] = padding[: int(lengths[place])]
+        return np.frombuffer(bytearray().join(pieces), self._tokens.dtype)
+
+    def _bring(self, spans: Spans, starts: NDArray[np.int64]) -> None:
+        """Have the pages of all pieces read, many at a time."""
+        real = spans.shards != NO_SHARD
+        firsts, lasts = starts[real], (starts + spans.lasts - spans.firsts)[real]
+        self._range.want(firsts, lasts)
+        if spans.length is None:  # a gather waits without the interpreter's lock anyway
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                touch(self._tokens, first, last)
+
+    def _rows_of(self, length: int) -> NDArray[Any]:
+        """All stretches of a length, by their first token."""
+        if length not in self._rows:
+            count = max(0, len(self._tokens) - length + 1)
+            strides = (self._tokens.itemsize, self._tokens.itemsize)
+            stretches = np.lib.stride_tricks.as_strided(self._tokens, (count, length), strides)
+            self._rows = {length: stretches}
+        return self._rows[length]
+
+    def _map(self, shards: list[int]) -> None:
+        for number in shards:
+            shard = self._store.shards[number]
+            size = shard.tokens * self._tokens.itemsize
+            file = self._store.files.track_file(shard.name, self._track, size=size)
+            try:
+                inode = self._range.map(
+                    file, at=int(self._bases[number]), size=size, random=self._scattered
+                )
+            except OSError as error:
+                raise StoreError(
+                    f"{str(file.path)!r} cannot be mapped: {error.strerror or error}",
+                    hint=_hint(error),
+                ) from error
+            self._mapped[number] = str(file.path), inode, file.size
+            self._is_mapped[number] = True
+        # Counted anew: threads may have mapped one shard twice.
+        self._num_unmapped = int(np.count_nonzero(~self._is_mapped))
+
+
+class _Range:
+    """Reserved addresses, as an array; freed when the last view of it is gone."""
+
+    def __init__(self, size: int, *, dtype: np.dtype[Any], num_shards: int) -> None:
+        self._itemsize = dtype.itemsize
+        self._address = _call_mmap(
+            None,
+            max(size, PAGE_BYTES),
+            _PROT_NONE,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
+            -1,
+        )
+        free = weakref.finalize(self, _free, self._address, max(size, PAGE_BYTES), num_shards)
+        # When the program ends, a thread may still be reading; the system frees it all then.
+        free.atexit = False
+        _count(num_shards)
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (self._address, True),
+            "shape": (size // dtype.itemsize,),
+            "typestr": dtype.str,
+        }
+
+    def map(self, file: TrackFile, *, at: int, size: int, random: bool) -> int:
+        """Put the tokens of a file, which must have its size, at a place counted in tokens.
+
+        Returns the file's inode.
+        """
+        lead = file.offset % PAGE_BYTES
+        address, size = self._address + at * self._itemsize - lead, lead + size
+        descriptor = os.open(file.path, os.O_RDONLY)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_size != file.size:
+                raise OSError(f"it has {found.st_size:,} bytes instead of {file.size:,}")
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            _call_mmap(address, size, mmap.PROT_READ, flags, descriptor, file.offset - lead)
+        finally:
+            os.close(descriptor)
+        if random:
+            _library().madvise(address, size, _MADV_RANDOM)
+        return found.st_ino
+
+    def want(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
+        """Ask for the pages of pieces, without waiting for them; places are counted in tokens."""
+        advise = _library().madvise
+        begins = self._address + firsts * self._itemsize
+        begins -= begins % PAGE_BYTES
+        ends = self._address + lasts * self._itemsize
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            advise(begin, end - begin, _MADV_WILLNEED)
+
+
+_num_reserved = 0
+
+
+def _count(num_shards: int) -> None:
+    """Shards of all ranges of this process: the limit on maps is the process's."""
+    global _num_reserved
+    _num_reserved += num_shards
+
+
+def _free(address: int, size: int, num_shards: int) -> None:
+    _library().munmap(address, size)
+    _count(-num_shards)
+
+
+def _hint(error: OSError) -> str:
+    if error.errno in {errno.ENOMEM, errno.EMFILE, errno.ENFILE}:
+        return "close other stores: the system allows this process no more maps or files"
+    return "copy the missing file back, or run the build again: it rewrites what is missing"
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.argtypes = [address, size, number, number, number, ctypes.c_int64]
+    library.mmap.restype = address
+    library.munmap.argtypes = [address, size]
+    library.madvise.argtypes = [address, size, number]
+    return library
+
+
+def _call_mmap(
+    address: int | None, size: int, protection: int, flags: int, file: int, offset: int = 0
+) -> int:
+    found = _library().mmap(address, size, protection, flags, file, offset)
+    if found is None or found == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(found)
+
 
 NO_PADDING = memoryview(b"")
 _ENDLESS = 1 << 62

@@ -22,13 +22,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.records import RejectReason
-from tokenmill.supervised.conversation import Conversation
-from tokenmill.supervised.rows import RowError
+from tokenmill.supervised.rows import Conversation, RowError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from tokenmill.supervised.jinja import ChatTemplate
+    from tokenmill.supervised.templates import ChatTemplate
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0xFFFFD
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]+\Z")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Iterator
 
-    from tokenmill.supervised.conversation import Conversation
+    from tokenmill.supervised.rows import Conversation
 
 SIZES, STEPS, DEPTH = 16 << 20, 16 << 20, 60
 """What a template may make, run and nest for any conversation ..."""

@@ -8,38 +8,113 @@ documents = shaper.assemble(shaped, tokens)   ids and masks, row by row
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.huggingface import HuggingFaceEngine
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
-from tokenmill.supervised.borders import Borders
-from tokenmill.supervised.chat import ChatMaker
-from tokenmill.supervised.fields import FieldTemplate, parse_template
-from tokenmill.supervised.inner import load_inner
-from tokenmill.supervised.pieces import Pieces
-from tokenmill.supervised.rows import RowError, parse_row
-from tokenmill.supervised.specials import special_tokens_of
-from tokenmill.supervised.template_files import load_templates
-from tokenmill.supervised.texts import PromptMaker, TextMaker
+from tokenmill.supervised.chat import ChatMaker, special_tokens_of
+from tokenmill.supervised.pieces import RowPieces, RowText, TextBoundaries
+from tokenmill.supervised.rows import FieldTemplate, RowError, parse_row, parse_template, text_of
+from tokenmill.supervised.templates import load_templates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from tokenmill.config import RowShape
-    from tokenmill.engines.base import Engine
+    from tokenmill.engines.base import Engine, TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
-    from tokenmill.supervised.pieces import RowText
+    from tokenmill.sources.base import SourceFile
 
+
+# -------------------------------------------------------------------------------------------------
+# Texts of several fields, and prompts with completions.
+#
+# Prompt and completion are one text and are encoded as one, so that there is no seam between them
+# that the tokenizer would not make. A token that has characters of both belongs to the prompt: the
+# model is given it, and is not asked for it. Spaces are the exception: most tokenizers make the
+# space before a word a part of its token, and behind "Answer: " no first word would ever be
+# learned.
+
+
+class TextMaker:
+    """Fills a template with the fields of a row."""
+
+    def __init__(self, template: FieldTemplate) -> None:
+        self._template = template
+
+    def __call__(self, row: dict[str, Any]) -> RowText:
+        """The text of a row."""
+        return RowText("".join(_filled(self._template, row)))
+
+
+class PromptMaker:
+    """Fills a template with a prompt and its completion."""
+
+    def __init__(
+        self, template: FieldTemplate, *, completion_field: str, bos: int | None, eos: int | None
+    ) -> None:
+        self._template = template
+        # Everything from the completion on is what the model is to say.
+        self._prompt_pieces = template.pieces.index((True, completion_field))
+        self._bos, self._eos = bos, eos
+
+    def __call__(self, row: dict[str, Any]) -> RowText:
+        """The text of a row; its completion counts."""
+        parts = _filled(self._template, row)
+        text = "".join(parts)
+        if not text:
+            return RowText(text)
+        border = sum(map(len, parts[: self._prompt_pieces]))
+        if border == len(text):
+            # The end token alone could be learned; an answer that is missing is far more likely.
+            raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
+        return RowText(text, [(border, len(text))], before=self._bos, after=self._eos)
+
+
+def _filled(template: FieldTemplate, row: dict[str, Any]) -> list[str]:
+    return [text_of(row, text) if is_field else text for is_field, text in template.pieces]
+
+
+# -------------------------------------------------------------------------------------------------
+# An engine for text that does not open its row, where that makes a difference.
+#
+# Some tokenizers put a space in front of a text, but only where it is the beginning of everything
+# (`Metaspace` with the scheme `first`). A chat is cut at its special tokens, so all stretches but
+# the first must be encoded by the same tokenizer without that space.
+
+
+def load_inner(info: TokenizerInfo) -> Engine | None:
+    """The engine for later stretches; None where the tokenizer treats all of them alike."""
+    if not info.spaces_beginnings:
+        return None
+    path = info.files["tokenizer.json"]
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    _silence(content["pre_tokenizer"])
+    return HuggingFaceEngine(path, special_tokens=SpecialTokens.TEXT, content=json.dumps(content))
+
+
+def _silence(step: dict[str, Any]) -> None:
+    """Take the space away."""
+    if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+        step["prepend_scheme"] = "never"
+    for member in step.get("pretokenizers") or []:
+        _silence(member)
+
+
+if TYPE_CHECKING:
     Encode = Callable[[TextBatch], TokenBatch]
 
 
-class _NoBorders(Borders):
+class _NoBorders(TextBoundaries):
     """For texts without a mask, of which nobody asks what counts."""
 
     def __init__(self) -> None:
@@ -53,7 +128,7 @@ _NO_BORDERS = _NoBorders()
 class Shaped:
     """Rows of a batch, ready to be encoded."""
 
-    pieces: Pieces
+    pieces: RowPieces
     stretches: TextBatch
     """Of all pieces, those that are to be encoded."""
     rows: NDArray[np.int64]
@@ -98,10 +173,10 @@ class Shaper:
             )
         else:
             self._make = TextMaker(field_template(shape))
-        self._borders = Borders(engine, engine.reference) if shape.has_mask else _NO_BORDERS
+        self._borders = TextBoundaries(engine, engine.reference) if shape.has_mask else _NO_BORDERS
         self._inner_borders = self._borders
         if self._inner is not None:
-            self._inner_borders = Borders(self._inner, self._inner)
+            self._inner_borders = TextBoundaries(self._inner, self._inner)
 
     @property
     def naming_options(self) -> str:
@@ -113,7 +188,7 @@ class Shaper:
 
     def shape(self, texts: TextBatch, rows: NDArray[np.int64]) -> Shaped:
         """Read and render the rows; those that cannot be used come back as rejects."""
-        pieces = Pieces(touching_counts=self._shape.format == "chat")
+        pieces = RowPieces(touching_counts=self._shape.format == "chat")
         kept: list[int] = []
         made: list[str] = []
         rejects: list[Reject] = []
@@ -171,3 +246,29 @@ def field_template(shape: RowShape) -> FieldTemplate:
 def iter_documents(tokens: TokenBatch) -> Any:
     """The documents of a batch, one after the other."""
     return (tokens[index] for index in range(len(tokens)))
+
+
+# -------------------------------------------------------------------------------------------------
+# What a shape of rows asks of the sources: which fields, and files that have fields at all.
+
+
+def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
+    """The fields to read, and whether all of them must be there; none for one text per row."""
+    if shape is None or not shape.has_fields:
+        return (), True
+    if shape.format == "chat":
+        return shape.chat_fields, False
+    return field_template(shape).fields, True
+
+
+def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> None:
+    """Raise for text files, which have no fields."""
+    if shape is None or not shape.has_fields:
+        return
+    for file in files:
+        if file.format in ("text", "text-group"):
+            path = file.members[0].path if file.members else file.path
+            raise SourceError(
+                f"{path!r} is a text file, and rows of the format {shape.format!r} have fields",
+                hint="name JSON Lines, Parquet, Arrow or CSV files, such as: data/*.jsonl",
+            )

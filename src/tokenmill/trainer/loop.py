@@ -16,23 +16,151 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import TYPE_CHECKING, Any, Protocol, cast
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+import psutil
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tokenmill.errors import TrainingError
-from tokenmill.trainer.metrics import Row
-from tokenmill.trainer.model import Model
-from tokenmill.trainer.optimizer import make_optimizer, require_eight_bit, scale_and_clip
-from tokenmill.trainer.schedule import learning_rates
+from tokenmill.config import format_size
+from tokenmill.errors import DeviceMemoryError, TrainingError, UsageError
+from tokenmill.trainer.model import (
+    Model,
+    learning_rates,
+    make_optimizer,
+    require_eight_bit,
+    scale_and_clip,
+)
+from tokenmill.trainer.options import padded_vocab, peak_of, preset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from tokenmill.trainer.setup import Setup
+    import numpy as np
+    from numpy.typing import NDArray
 
+    from tokenmill.trainer.options import ModelConfig, TrainOptions
+
+
+# -------------------------------------------------------------------------------------------------
+# Numbers of a step, read without waiting for the device.
+#
+#   | device: row of numbers --copy--> pinned memory, [event]        the host goes on
+#   | steps later:                     the event has passed: read
+#
+# Nothing here makes the host wait. A reading that is not there yet is taken at the next look; only
+# `drain`, at the end of a run or before a checkpoint, waits. Time between two marks is the
+# device's own: the host is ahead of it by a step or two.
+
+if TYPE_CHECKING:
+    Mark = torch.cuda.Event | float
+
+SLOTS = 8
+"""Readings that may be under way."""
+
+
+class Row(NamedTuple):
+    """What a step leaves on the device, in this order."""
+
+    loss: float
+    """Mean over the tokens that count, of all ranks."""
+    tokens: float
+    """That count."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    stop: float
+    """How many ranks were asked to stop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """The numbers of one step, on the host."""
+
+    step: int
+    row: Row
+    steps: int
+    """That were made since the mark before."""
+    seconds: float
+    """That they took, on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    step: int
+    slot: int
+    start: Mark
+    end: Mark
+    steps: int
+
+
+class LateReader:
+    """Brings rows of numbers to the host, when they have arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._slots = [
+            torch.zeros(len(Row._fields), pin_memory=self._is_cuda) for _ in range(SLOTS)
+        ]
+        # Views that are made once: reading them later needs no tensor.
+        self._views: list[NDArray[np.float32]] = [slot.numpy() for slot in self._slots]
+        self._next = 0
+        self._pending: deque[_Pending] = deque()
+        self._start: Mark | None = None
+        self._start_step = 0
+
+    def begin(self, step: int) -> None:
+        """Measure time from here on: what came before was no part of the steps."""
+        self._start, self._start_step = self._mark(), step
+
+    def send(self, step: int, row: torch.Tensor) -> None:
+        """Start bringing the row of a step to the host."""
+        slot = self._next
+        self._next = (slot + 1) % SLOTS
+        self._slots[slot].copy_(row, non_blocking=True)
+        end = self._mark()
+        start = end if self._start is None else self._start
+        self._pending.append(_Pending(step, slot, start, end, step - self._start_step))
+        self._start, self._start_step = end, step
+
+    def read(self, *, wait: bool = False) -> Iterator[Reading]:
+        """What has arrived; with `wait`, all that was sent."""
+        # A slot that is about to be used again has to be read first.
+        while self._pending:
+            oldest = self._pending[0]
+            if self._is_cuda and not oldest.end.query():  # type: ignore[union-attr]
+                if not wait and len(self._pending) < SLOTS:
+                    return
+                oldest.end.synchronize()  # type: ignore[union-attr]
+            self._pending.popleft()
+            yield Reading(
+                step=oldest.step,
+                row=Row(*(float(number) for number in self._views[oldest.slot])),
+                steps=oldest.steps,
+                seconds=self._between(oldest.start, oldest.end),
+            )
+
+    def _mark(self) -> Mark:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, start: Mark, end: Mark) -> float:
+        if isinstance(start, float) or isinstance(end, float):
+            assert isinstance(start, float)
+            assert isinstance(end, float)
+            return end - start
+        return start.elapsed_time(end) / 1000 if start is not end else 0.0
+
+
+if TYPE_CHECKING:
     Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 FREEZE_AFTER = 3
@@ -252,3 +380,356 @@ class Collector:
             gc.unfreeze()
             if self._was_enabled:
                 gc.enable()
+
+
+# -------------------------------------------------------------------------------------------------
+# What a run takes of the device's memory, and what to do when that is too much.
+#
+# Parameters, gradients and optimizer state are exact. Activations are an estimate of what the
+# backward pass keeps: per token and block, 18 numbers for each of the model's width (the inputs of
+# the matrices, of both norms, of attention and of GELU); the logits come on top.
+
+STATE_BYTES = {"adamw": 8, "adamw8bit": 2}
+"""Of the optimizer, for each parameter; the scales of 8-bit blocks are under 2% more."""
+NUMBERS_OF_A_BLOCK = 18
+CPU_WORDS = ("can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeed:
+    """Bytes on one rank."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """Of a micro-batch, estimated."""
+    micro_batch: int
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        *,
+        vocab_size: int,
+        seq_len: int,
+        micro_batch: int,
+        element_bytes: int,
+        optimizer: str,
+        checkpointing: bool,
+        is_distributed: bool,
+        has_mask: bool,
+    ) -> MemoryNeed:
+        """Of a model, and the way it is trained."""
+        parameters = 4 * config.num_parameters(vocab_size)
+        block = NUMBERS_OF_A_BLOCK * config.width * element_bytes
+        kept = config.width * element_bytes if checkpointing else block
+        # Logits and their gradient, and one copy in float32 as the loss wants it.
+        logits = padded_vocab(vocab_size) * (2 * element_bytes + 4)
+        per_token = config.num_layers * kept + (block if checkpointing else 0) + logits
+        mask = seq_len * 5 * config.num_heads if has_mask else 0
+        return cls(
+            parameters=parameters,
+            # Buckets of DDP are the gradients themselves; the copy under way is one bucket more.
+            gradients=parameters + (25_000_000 if is_distributed else 0),
+            optimizer=parameters // 4 * STATE_BYTES[optimizer],
+            activations=micro_batch * seq_len * (per_token + mask),
+            micro_batch=micro_batch,
+        )
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of one row."""
+        return self.activations // self.micro_batch
+
+    def describe(self) -> str:
+        """The parts in one line."""
+        return (
+            f"parameters {format_size(self.parameters)}, gradients {format_size(self.gradients)},"
+            f" optimizer state {format_size(self.optimizer)}, activations about"
+            f" {format_size(self.activations)} for a micro-batch of {self.micro_batch}"
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that nobody uses; on the CPU, that of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory of a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(psutil.virtual_memory().total)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most that this process has used: on a GPU for tensors, on a CPU in all, as of now."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return int(psutil.Process().memory_info().rss)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, on a GPU or on the CPU."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
+
+
+def memory_error(setup: Setup) -> DeviceMemoryError:
+    """What was needed, what there is, and what to do about it."""
+    need, device = setup.need, setup.device
+    name = "the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return DeviceMemoryError(
+        f"out of memory on {name}, which has {format_size(total_bytes(device))} in all;"
+        f" this run needs {describe_need(need)}",
+        hint="; or ".join(advice(setup)),
+    )
+
+
+def describe_need(need: MemoryNeed) -> str:
+    """The parts, and their sum."""
+    total = need.fixed_bytes + need.activations
+    return f"about {format_size(total)}: {need.describe()}"
+
+
+def advice(setup: Setup) -> list[str]:
+    """Ways to need less, what costs nothing first, each with what it saves."""
+    need, found = setup.need, []
+    if setup.micro_batch > 1:
+        micro = _largest_divisor(setup.micro_batch)
+        more = setup.accumulate * setup.micro_batch // micro
+        saved = need.activations - need.activation_bytes * micro
+        found.append(
+            f"use --micro-batch {micro} --accumulate {more}, the same step in smaller parts"
+            f" (saves about {format_size(saved)})"
+        )
+    if not setup.checkpointing:
+        lean = replace_checkpointing(setup).need
+        found.append(
+            f"use --checkpointing, a third more work (saves about"
+            f" {format_size(need.activations - lean.activations)})"
+        )
+    if setup.options.optimizer == "adamw":
+        saved = need.optimizer - need.optimizer * STATE_BYTES["adamw8bit"] // STATE_BYTES["adamw"]
+        found.append(f"use --optimizer adamw8bit (saves {format_size(saved)})")
+    return found or ["use a smaller --model or a shorter --seq-len: there is nothing left to save"]
+
+
+def replace_checkpointing(setup: Setup) -> Setup:
+    """The same run with activations computed again."""
+    return replace(setup, checkpointing=True)
+
+
+def _largest_divisor(number: int) -> int:
+    """The largest divisor that is at most half of it."""
+    return next(each for each in range(number // 2, 0, -1) if number % each == 0)
+
+
+# -------------------------------------------------------------------------------------------------
+# What follows from the options, the store and this machine: all numbers of a run, settled.
+#
+#   | batch_tokens = seq_len * micro_batch * accumulate * ranks
+#
+# Two of the three numbers on the right and the left follow from the others; what cannot come out
+# even is refused with the nearest numbers that do.
+
+LONG_ROW = 8192
+"""From so many tokens a row on, activations are computed again unless one says otherwise."""
+MOST_MICRO_TOKENS = {"cuda": 65_536, "cpu": 8_192}
+"""Of a micro-batch that nobody chose: enough to keep the device busy."""
+SHARE_OF_MEMORY = 0.8
+"""Of the free memory, that a run may fill whose micro-batch nobody chose, by the estimate."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRanks:
+    """This process among those that train together, as torchrun tells it."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(cls) -> TrainRanks:
+        """One of one where nobody says otherwise."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        if not all(name in os.environ for name in names):
+            return cls()
+        rank, world_size, local_rank = (int(os.environ[name]) for name in names)
+        return cls(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A run, settled."""
+
+    options: TrainOptions
+    config: ModelConfig
+    vocab_size: int
+    ranks: TrainRanks
+    device: torch.device
+    dtype: torch.dtype
+    compiles: bool
+    checkpointing: bool
+    micro_batch: int
+    accumulate: int
+    learning_rate: float
+    warmup: int
+
+    @property
+    def seq_len(self) -> int:
+        return self.options.seq_len
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a step, over all ranks."""
+        rows = self.micro_batch * self.accumulate * self.ranks.world_size
+        return rows * self.seq_len
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What is needed of a batch."""
+        borders = ("position_ids", "cu_seqlens") if self.options.attention == "documents" else ()
+        return ("input_ids", "labels", *borders)
+
+    @property
+    def need(self) -> MemoryNeed:
+        return memory_need(self)
+
+
+def settle(options: TrainOptions, *, vocab_size: int, ranks: TrainRanks | None = None) -> Setup:
+    """All numbers of a run."""
+    ranks = TrainRanks.from_environment() if ranks is None else ranks
+    config = preset(options.model)
+    device = find_device(options.device, local_rank=ranks.local_rank)
+    bare = Setup(
+        options=options,
+        config=config,
+        vocab_size=vocab_size,
+        ranks=ranks,
+        device=device,
+        dtype=find_dtype(options.precision, device),
+        compiles=device.type == "cuda" if options.compile is None else options.compile,
+        checkpointing=_or(options.checkpointing, options.seq_len >= LONG_ROW),
+        micro_batch=1,
+        accumulate=1,
+        learning_rate=options.learning_rate or config.learning_rate,
+        warmup=min(options.steps - 1, options.steps // 50 + 1)
+        if options.warmup is None
+        else options.warmup,
+    )
+    micro_batch, accumulate = divide(bare)
+    return replace_batch(bare, micro_batch=micro_batch, accumulate=accumulate)
+
+
+def replace_batch(setup: Setup, *, micro_batch: int, accumulate: int) -> Setup:
+    """The same with another division of its steps."""
+    return replace(setup, micro_batch=micro_batch, accumulate=accumulate)
+
+
+def _or(value: bool | None, otherwise: bool) -> bool:
+    return otherwise if value is None else value
+
+
+def find_device(name: str, *, local_rank: int = 0) -> torch.device:
+    """The device of that name; auto is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device={name!r} is not known", hint="use auto, cuda or cpu") from None
+    if device.type not in MOST_MICRO_TOKENS:
+        raise UsageError(
+            f"device={name!r} is not one this trainer runs on", hint="use auto, cuda or cpu"
+        )
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(
+                f"device={name!r}, and torch {torch.__version__} finds no CUDA device",
+                hint="use --device cpu, or auto for whatever there is",
+            )
+        return torch.device("cuda", local_rank if device.index is None else device.index)
+    return device
+
+
+def find_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What the model computes in."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    if precision == "auto":
+        return torch.bfloat16 if has_bf16 else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """What a device can do at most in a second; None where it is not known."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return None
+    return peak_of(torch.cuda.get_device_name(device))
+
+
+def divide(setup: Setup) -> tuple[int, int]:
+    """Rows of a micro-batch and how many of them make a step, on one rank."""
+    options = setup.options
+    micro, accumulate = options.micro_batch, options.accumulate
+    if options.batch_tokens is None and micro is not None and accumulate is not None:
+        return micro, accumulate
+    unit = setup.seq_len * setup.ranks.world_size * (micro or 1) * (accumulate or 1)
+    tokens = options.batch_tokens
+    if tokens is None:  # nobody asked for the preset's number: come near it
+        tokens = max(1, setup.config.batch_tokens // unit) * unit
+    both = micro is not None and accumulate is not None
+    if tokens % unit or (both and tokens != unit):
+        raise _uneven(setup, tokens, unit, both=both)
+    rows = tokens // (setup.seq_len * setup.ranks.world_size)
+    if micro is None:
+        micro = rows // accumulate if accumulate else fitting_rows(setup, rows)
+    return micro, rows // micro
+
+
+def _uneven(setup: Setup, tokens: int, unit: int, *, both: bool) -> UsageError:
+    options = setup.options
+    parts = [f"--seq-len {setup.seq_len}"]
+    parts += [f"--micro-batch {options.micro_batch}"] if options.micro_batch else []
+    parts += [f"--accumulate {options.accumulate}"] if options.accumulate else []
+    parts += [f"{setup.ranks.world_size} ranks"] if setup.ranks.world_size > 1 else []
+    lower, upper = tokens // unit * unit, (tokens // unit + 1) * unit
+    near = [unit] if both else [number for number in (lower, upper) if number]
+    return UsageError(
+        f"--batch-tokens {tokens} does not come out even with {', '.join(parts)}:"
+        f" it must be {'' if both else 'a multiple of '}{unit}",
+        hint="use " + " or ".join(f"--batch-tokens {number}" for number in near),
+    )
+
+
+def fitting_rows(setup: Setup, rows: int, *, free: int | None = None) -> int:
+    """Rows of a micro-batch, a divisor of a rank's rows: as many as should fit, and are of use."""
+    most = max(1, MOST_MICRO_TOKENS[setup.device.type] // setup.seq_len)
+    need = memory_need(setup)
+    free = free_bytes(setup.device) if free is None else free
+    room = SHARE_OF_MEMORY * free - need.fixed_bytes
+    most = max(1, min(most, int(room / need.activation_bytes), rows))
+    return next(number for number in range(most, 0, -1) if rows % number == 0)
+
+
+def memory_need(setup: Setup) -> MemoryNeed:
+    """What a run takes on one rank."""
+    return MemoryNeed.of(
+        setup.config,
+        vocab_size=setup.vocab_size,
+        seq_len=setup.seq_len,
+        micro_batch=setup.micro_batch,
+        element_bytes=setup.dtype.itemsize,
+        optimizer=setup.options.optimizer,
+        checkpointing=setup.checkpointing,
+        is_distributed=setup.ranks.world_size > 1,
+        has_mask=setup.options.attention == "documents" and setup.device.type == "cpu",
+    )

@@ -16,20 +16,28 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tokenmill.trainer.presets import padded_vocab
+from tokenmill.errors import MissingExtraError
+from tokenmill.trainer.options import padded_vocab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from tokenmill.trainer.presets import ModelConfig
+    from numpy.typing import NDArray
 
+    from tokenmill.trainer.options import ModelConfig
+
+
+if TYPE_CHECKING:
     Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 IGNORED = -100
@@ -61,7 +69,7 @@ def find_varlen() -> Kernel | None:
     return attend_varlen
 
 
-class Borders(NamedTuple):
+class DocumentBoundaries(NamedTuple):
     """Where documents lie in the flattened rows, for attention that stays within them."""
 
     cu_seqlens: torch.Tensor
@@ -107,7 +115,7 @@ class Attention(nn.Module):
         self.out = Linear(config.width, config.width)
 
     def forward(
-        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: Borders | None
+        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: DocumentBoundaries | None
     ) -> torch.Tensor:
         rows, length, width = x_btd.shape
         shape = (rows, length, 3, self.num_heads, width // self.num_heads)
@@ -118,7 +126,10 @@ class Attention(nn.Module):
 
 
 def attend(
-    q_bthk: torch.Tensor, k_bthk: torch.Tensor, v_bthk: torch.Tensor, borders: Borders | None
+    q_bthk: torch.Tensor,
+    k_bthk: torch.Tensor,
+    v_bthk: torch.Tensor,
+    borders: DocumentBoundaries | None,
 ) -> torch.Tensor:
     """Softmax attention, by the fastest kernel there is for what is asked."""
     if borders is None or borders.kernel is None:
@@ -153,7 +164,7 @@ class Block(nn.Module):
         self.down = Linear(4 * config.width, config.width)
 
     def forward(
-        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: Borders | None
+        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: DocumentBoundaries | None
     ) -> torch.Tensor:
         x_btd = x_btd + self.attention(self.norm_1(x_btd), rotation, borders)
         hidden = functional.gelu(self.up(self.norm_2(x_btd)), approximate="tanh")
@@ -241,10 +252,10 @@ class Model(nn.Module):
                 x_btd = block(x_btd, rotation, borders)
         return functional.linear(self.norm(x_btd), self.tokens.weight.to(self.dtype))
 
-    def _borders(self, cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> Borders:
+    def _borders(self, cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> DocumentBoundaries:
         kernel = self.varlen if ids_bt.is_cuda else None
         mask = document_mask(cu_seqlens, ids_bt) if kernel is None else None
-        return Borders(cu_seqlens, self.seq_len, mask, kernel)
+        return DocumentBoundaries(cu_seqlens, self.seq_len, mask, kernel)
 
 
 def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tensor:
@@ -253,3 +264,79 @@ def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tenso
     documents = torch.searchsorted(cu_seqlens, places, right=True).view(ids_bt.shape)
     is_same = documents[:, :, None] == documents[:, None, :]
     return is_same.tril().unsqueeze(1)
+
+
+# -------------------------------------------------------------------------------------------------
+# AdamW, with decay on matrices alone, and clipping: all of it on the device.
+#
+# The learning rate is a tensor that lies there too. Changing it costs a copy within the device; a
+# number would be sent again at every step, or be compiled in. Why 8-bit AdamW is torchao's is told
+# in docs/decisions/0009-eight-bit-adamw.md.
+
+BETAS = (0.9, 0.95)
+CLIP_EPS = 1e-6
+
+
+def make_optimizer(
+    model: nn.Module, *, kind: str, learning_rate: torch.Tensor, weight_decay: float
+) -> torch.optim.Optimizer:
+    """An optimizer whose parameter groups share one learning rate, a tensor on the device."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    if kind == "adamw":
+        # Fused also on the CPU: the other ways read numbers back from tensors.
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
+    require_eight_bit()
+    from torchao.optim import AdamW8bit
+
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=learning_rate, betas=BETAS)
+    return optimizer
+
+
+def require_eight_bit() -> None:
+    """Say at once, not after the model is made, that the package for 8-bit AdamW is missing."""
+    if sys.modules.get("torchao") is None and find_spec("torchao") is None:
+        raise MissingExtraError("torchao", extra="torchao", purpose="8-bit AdamW")
+
+
+def scale_and_clip(
+    parameters: Sequence[nn.Parameter], *, factor: torch.Tensor, most: float
+) -> torch.Tensor:
+    """Multiply all gradients by `factor`, then bring their norm down to `most`; gives that norm.
+
+    Both are one pass over the gradients, and no number leaves the device.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = torch._foreach_norm(gradients)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms)) * factor
+    torch._foreach_mul_(gradients, factor * (most / (norm + CLIP_EPS)).clamp(max=1.0))
+    return norm
+
+
+# -------------------------------------------------------------------------------------------------
+# The learning rate of every step, as one array: it is put on the device once.
+#
+# cosine   warmup, then half a cosine down to a tenth
+# wsd      warmup, then flat, then straight down to a tenth over the last fifth: a run can be made
+#   |      longer from any checkpoint before that
+
+LAST_SHARE = 0.1
+"""Of the learning rate, at the end."""
+DECAY_SHARE = 0.2
+"""Of the steps, at the end of wsd."""
+
+
+def learning_rates(kind: str, *, peak: float, steps: int, warmup: int) -> NDArray[np.float32]:
+    """One rate for each step."""
+    step = np.arange(steps, dtype=np.float64)
+    rising = (step + 1) / max(warmup, 1)
+    # The last step has the last rate, not the one after it.
+    after = np.clip((step - warmup) / max(steps - 1 - warmup, 1), 0, 1)
+    if kind == "cosine":
+        falling = LAST_SHARE + (1 - LAST_SHARE) * 0.5 * (1 + np.cos(np.pi * after))
+    else:
+        falling = 1 - (1 - LAST_SHARE) * np.clip((after - 1) / DECAY_SHARE + 1, 0, 1)
+    return (peak * np.where(step < warmup, rising, falling)).astype(np.float32)

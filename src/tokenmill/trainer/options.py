@@ -7,14 +7,120 @@ is worked out in setup.py.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypedDict
+import os
+import shlex
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from tokenmill.errors import UsageError
-from tokenmill.trainer.presets import preset
+from tokenmill import files
+from tokenmill.errors import MissingExtraError, StoreError, UsageError
+from tokenmill.files import is_remote
+from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+# -------------------------------------------------------------------------------------------------
+# The models by name, as plain numbers: `diagnose` needs their cost without loading torch.
+#
+# A block has 12 * width^2 parameters in matrices (attention 4, feed-forward 8); the embedding is
+# also the output layer. The cost of a token is counted as is usual for a share of a GPU's peak:
+# six operations for each parameter (forward 2, backward 4), and 12 * layers * width * seq_len for
+# attention, as if it were not causal.
+
+VOCAB_MULTIPLE = 128
+"""The vocabulary is filled up to a multiple of this: matrices of odd sizes are slow."""
+
+
+def padded_vocab(vocab_size: int) -> int:
+    """Rows of the embedding of a vocabulary."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The shape of a model, and what it is trained with unless one says otherwise."""
+
+    num_layers: int
+    width: int
+    num_heads: int
+    max_seq_len: int
+    """Longest row it may be trained on."""
+    rope_base: float = 10_000.0
+    """Slowest rotation of the position encoding: larger for longer rows."""
+    batch_tokens: int = 524_288
+    """Of a step, over all ranks."""
+    learning_rate: float = 6e-4
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads or self.width // self.num_heads % 8:
+            raise UsageError(
+                f"width {self.width} in {self.num_heads} heads: a head must have a multiple of 8",
+                hint="use heads of 64 or 128, like width=768, num_heads=12",
+            )
+
+    def num_parameters(self, vocab_size: int) -> int:
+        """Parameters, the embedding counted once."""
+        norms = (2 * self.num_layers + 1) * self.width
+        return self._num_in_matrices(vocab_size) + norms
+
+    def flops_per_token(self, seq_len: int, vocab_size: int) -> int:
+        """Floating-point operations that training on one token takes."""
+        attention = 12 * self.num_layers * self.width * seq_len
+        return 6 * self._num_in_matrices(vocab_size) + attention
+
+    def _num_in_matrices(self, vocab_size: int) -> int:
+        return 12 * self.num_layers * self.width**2 + padded_vocab(vocab_size) * self.width
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(
+        num_layers=2,
+        width=64,
+        num_heads=2,
+        max_seq_len=1024,
+        batch_tokens=2048,
+        learning_rate=3e-3,
+    ),
+    "mini": ModelConfig(
+        num_layers=8,
+        width=160,
+        num_heads=5,
+        max_seq_len=2048,
+        batch_tokens=65_536,
+        learning_rate=2e-3,
+    ),
+    "small": ModelConfig(num_layers=12, width=768, num_heads=12, max_seq_len=4096),
+    "medium": ModelConfig(
+        num_layers=20,
+        width=1792,
+        num_heads=14,
+        max_seq_len=16_384,
+        rope_base=500_000.0,
+        learning_rate=3e-4,
+    ),
+    "large": ModelConfig(
+        num_layers=34,
+        width=2048,
+        num_heads=16,
+        max_seq_len=32_768,
+        rope_base=500_000.0,
+        batch_tokens=1_048_576,
+        learning_rate=2e-4,
+    ),
+}
+"""With GPT-2's vocabulary of 50,257: 3.3, 10.5, 124, 861 and 1,814 million parameters."""
+
+
+def preset(name: str) -> ModelConfig:
+    """The model of this name."""
+    if name not in PRESETS:
+        raise UsageError(f"there is no model {name!r}", hint=f"use one of: {', '.join(PRESETS)}")
+    return PRESETS[name]
+
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("auto", "bf16", "fp32"),
@@ -165,3 +271,143 @@ def _require_whole(name: str, value: object) -> None:
         raise UsageError(
             f"{name}={value!r} is not a whole number above 0", hint=f"give one, like {name}=8"
         )
+
+
+# -------------------------------------------------------------------------------------------------
+# What GPUs can do at most: dense bfloat16 multiplications with sums in float32, by data sheet
+# (float16 where a GPU has no bfloat16). `diagnose` needs it without loading torch.
+
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""Part of a device's name -> operations per second; the first that fits."""
+
+
+def peak_of(device_name: str) -> float | None:
+    """Of one GPU, by the name that its driver gives; None: a guess would make all of it a guess."""
+    return next((peak for part, peak in PEAKS.items() if part in device_name), None)
+
+
+# -------------------------------------------------------------------------------------------------
+# What a run tells while it goes, and at its end.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainProgress:
+    """Where a run stands. Numbers are those of a step or two ago: nothing waits for them."""
+
+    phase: str
+    """starting, training, evaluating or saving."""
+    step: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    """Since this process began to train."""
+    loss: float | None = None
+    val_loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    tokens: int = 0
+    """That went through the model, those before a resume counted."""
+    tokens_per_second: float | None = None
+    """Since the line before, on the device, over all ranks."""
+    mfu: float | None = None
+    """Share of the device's peak; None where that is not known."""
+    wait_share: float | None = None
+    wait_p50_ms: float | None = None
+    wait_p99_ms: float | None = None
+    memory_bytes: int = 0
+    eta_seconds: float | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What a run has come to."""
+
+    out: Path
+    steps: int
+    resumed_from: int | None
+    parameters: int
+    loss: float
+    """Of the last step."""
+    val_loss: float | None
+    tokens: int
+    seconds: float
+    """Of this process, with start, evaluation and checkpoints."""
+    tokens_per_second: float | None
+    """Median of the run, steps alone."""
+    mfu: float | None
+    wait_share: float | None
+    wait_p50_ms: float | None
+    wait_p99_ms: float | None
+    memory_bytes: int
+    checkpoint: Path
+    """The last one."""
+    notes: list[str] = field(default_factory=list)
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill.train`: opens the store, then brings in torch and the rest.
+
+HOW_TO_BUILD = (
+    "build one with: tokenmill build FILES --tokenizer TOKENIZER --out {store} --val 0.01"
+)
+
+
+def train(
+    store: str | os.PathLike[str] | Store,
+    *,
+    on_progress: Callable[[TrainProgress], None] | None = None,
+    **options: Unpack[TrainKeywords],
+) -> TrainResult:
+    """Train the reference model on a store; all options are fields of `TrainOptions`.
+
+    >>> tokenmill.train("store", model="small", steps=1000, batch_tokens=524_288, out="run")
+
+    Ctrl-C ends the step, writes a checkpoint, and raises KeyboardInterrupt; `resume=True` goes on.
+    """
+    known = set(TrainOptions.__dataclass_fields__)
+    if unknown := sorted(set(options) - known):
+        raise UsageError(
+            f"train has no option {', '.join(unknown)}", hint=f"it has: {', '.join(sorted(known))}"
+        )
+    settled = TrainOptions(**options)
+    if is_remote(settled.out):
+        raise UsageError(
+            f"out={files.shown(os.fspath(settled.out))!r} is an address; a run is kept on a local"
+            " disk",
+            hint="use a local folder, and copy it from there: --out run",
+        )
+    train_split, val_split = open_splits(store)
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", extra="torch", purpose="training")
+    from tokenmill.trainer.run import run_training
+
+    return run_training(train_split, val_split, settled, on_progress=on_progress)
+
+
+def open_splits(store: str | os.PathLike[str] | Store) -> tuple[Store, Store | None]:
+    """The split train, and val where there is one; an error that says how to make a store."""
+    path = store.path if isinstance(store, Store) else store
+    shown = files.shown(os.fspath(path))
+    hint = HOW_TO_BUILD.format(store=shlex.quote(shown))
+    try:
+        found = store if isinstance(store, Store) else Store(path)
+    except StoreError as error:
+        raise StoreError(error.message, hint=hint) from error
+    if not found.num_tokens:
+        raise StoreError(f"{shown!r} has no tokens to train on", hint=hint)
+    has_val = "val" in found.manifest.splits
+    return found, Store(path, split="val") if has_val else None

@@ -25,7 +25,7 @@ from tests.loader.torch.feeding import (
 from tokenmill.errors import UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.torch.parcel import MOST_STEPS
+from tokenmill.loader.torch.feeder import MOST_STEPS
 from tokenmill.torch import DeviceFeeder
 
 if TYPE_CHECKING:

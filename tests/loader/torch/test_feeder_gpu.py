@@ -20,7 +20,7 @@ from tests.loader.torch.feeding import (
 )
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.torch.pool import free_memory, require_memory
+from tokenmill.loader.torch.feeder import free_memory, require_memory
 from tokenmill.torch import DeviceFeeder
 
 if TYPE_CHECKING:

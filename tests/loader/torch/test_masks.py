@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
-from tokenmill.loader.torch.pool import TokenPool
+from tokenmill.loader.torch.feeder import TokenPool
 from tokenmill.store.reader import Store
 from tokenmill.store.stream import TokenStream
 from tokenmill.torch import BatchDataset, DeviceFeeder, TokenDataset, to_tensors

@@ -11,15 +11,20 @@ from tests.loader.torch.feeding import ALL_FIELDS, assert_same, make_loader, mak
 
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.torch.parcel import MOST_STEPS, MOST_TOKENS, Feed, StreamedTokens
-from tokenmill.loader.torch.resident import ResidentTokens
+from tokenmill.loader.torch.feeder import (
+    MOST_STEPS,
+    MOST_TOKENS,
+    Feed,
+    ResidentTokens,
+    StreamedTokens,
+)
 from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, share, unstacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tokenmill.loader.torch.parcel import Parcel
+    from tokenmill.loader.torch.feeder import Parcel
 
 EITHER_WAY = pytest.mark.parametrize("resident", [False, True])
 

@@ -7,7 +7,7 @@ import torch
 from tests.loader.stores import write_store
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.torch.pool import TokenPool, free_memory, require_memory
+from tokenmill.loader.torch.feeder import TokenPool, free_memory, require_memory
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:

@@ -10,24 +10,651 @@ however far the thread is.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import queue
+import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.torch.parcel import Feed, StreamedTokens
-from tokenmill.loader.torch.producer import Producer
-from tokenmill.loader.torch.resident import ResidentTokens
-from tokenmill.loader.torch.staging import link_to
-from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, TensorBatch
+from tokenmill.loader.batch import NO_ROW
+from tokenmill.loader.packing import PADDING, Pieces, make_layout
+from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, TensorBatch, share, unstacked
+from tokenmill.store.stream import TokenStream, distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from tokenmill.loader.batch import Chunk, Draw
     from tokenmill.loader.loader import Loader
-    from tokenmill.loader.torch.tensors import Tensors
+    from tokenmill.loader.packing import Layout
+    from tokenmill.loader.torch.tensors import Arrays, Tensors
+    from tokenmill.store.format import TokenArray
+    from tokenmill.store.reader import Store
+    from tokenmill.store.stream import Spans
+
+
+# -------------------------------------------------------------------------------------------------
+# What a feeder's thread sends at a time: the arrays of a few consecutive steps.
+#
+#   | Loader.chunks -> Parcel (arrays of up to 16 steps) -> device -> tensors of all these steps
+#
+# Python's lock is why steps travel together: each call of the thread takes it from the training
+# loop for some tens of microseconds, and a parcel needs no more calls than a step. The first
+# parcels hold 1, 2, 4, ... steps, as the loader's chunks do, so that the first batch does not wait
+# for others.
+
+MOST_STEPS = 16
+MOST_TOKENS = 1 << 18
+"""Of a parcel with more than one step: it is some megabytes, of which several are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The arrays of some steps, as they travel."""
+
+    steps: range
+    shape: tuple[int, int, int]
+    """Steps, rows, and tokens of a row: that of `input_ids`."""
+    arrays: Arrays
+
+
+class Tokens(Protocol):
+    """How tokens get to the device."""
+
+    @property
+    def layouts(self) -> Callable[[int], Sequence[Layout]] | None:
+        """What the host reads rows of a length with; None is the loader's own."""
+        ...
+
+    def has_mask(self, chunk: Chunk) -> bool:
+        """Whether it is known on the device which tokens of a chunk count."""
+        ...
+
+    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
+        """What travels for the tokens of some steps of a chunk, and for their masks."""
+        ...
+
+    def on_device(self, sent: Tensors, shape: tuple[int, int, int], *, form: Form) -> Tensors:
+        """`tokens` and `mask`, (steps, rows, seq_len + 1), as far as they are wanted."""
+        ...
+
+
+class StreamedTokens:
+    """They are read from the store, and sent."""
+
+    layouts = None
+
+    def has_mask(self, chunk: Chunk) -> bool:
+        return chunk.mask is not None
+
+    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
+        arrays: Arrays = {}
+        if form.has_ids:
+            arrays["tokens"] = chunk.tokens[first:last]
+        if form.has_labels and chunk.mask is not None:
+            arrays["mask"] = chunk.mask[first:last]
+        return arrays
+
+    def on_device(
+        self,
+        sent: Tensors,  # noqa: ARG002 (they are in it)
+        shape: tuple[int, int, int],  # noqa: ARG002 (they have it)
+        *,
+        form: Form,  # noqa: ARG002
+    ) -> Tensors:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Where parcels come from, and what is made of them on the device."""
+
+    loader: Loader
+    form: Form
+    tokens: Tokens
+
+    def parcels(self, first: int) -> Generator[Parcel]:
+        """From a step on, until the steps end."""
+        for chunk in self.loader.chunks(first, layouts=self.tokens.layouts):
+            has_mask = self.tokens.has_mask(chunk)
+            place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.step_tokens)))
+            for batches in self.form.alike(chunk.batches(), most=most):
+                end = place + len(batches)
+                arrays = self.form.stacked(batches, has_mask=has_mask)
+                arrays |= self.tokens.arrays(chunk, first=place, last=end, form=self.form)
+                shape = (len(batches), len(batches[0].tokens), batches[0].seq_len)
+                yield Parcel(chunk.steps[place:end], shape, arrays)
+                place = end
+
+    def tensors(self, sent: Tensors, shape: tuple[int, int, int]) -> Tensors:
+        """The fields of all steps of a parcel, of what was sent."""
+        sent |= self.tokens.on_device(sent, shape, form=self.form)
+        return self.form.tensors(sent)
+
+
+# -------------------------------------------------------------------------------------------------
+# The thread of a feeder: it sends the next steps by free lanes, until nobody wants any more.
+#
+#   | free lanes -> thread (reads, sends, makes tensors) -> parcels -> consumer -> free lanes
+#
+# The thread holds nothing of its consumer. A producer that is closed, dropped, or left over when
+# the interpreter exits tells its thread to stop and waits for it, within bounds.
+
+JOIN_SECONDS = 10.0
+"""How long is waited for the thread, which may be inside a slow read, when it was told to stop."""
+_PROBE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A parcel that the thread has sent."""
+
+    steps: range
+    seq_len: int
+    tensors: Tensors
+    lane: Lane
+    seal: Seal
+
+    def batches(self) -> list[TensorBatch]:
+        """Those of all steps."""
+        tensors = zip(self.steps, unstacked(self.tensors), strict=True)
+        return [TensorBatch(made, step=step, max_seqlen=self.seq_len) for step, made in tensors]
+
+
+class _Channel:
+    """What thread and consumer share."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.free: queue.SimpleQueue[Lane | None] = queue.SimpleQueue()
+        self.ready: queue.SimpleQueue[Ready | BaseException | None] = queue.SimpleQueue()
+        self.is_stopped = False
+        for lane in lanes:
+            self.free.put(lane)
+
+
+def _produce(channel: _Channel, link: CopyLink, feed: Feed, *, first: int) -> None:
+    """Body of the thread: uses free lanes until it is stopped or the steps end."""
+    parcels = feed.parcels(first)
+    try:
+        with link.active():
+            while (lane := channel.free.get()) is not None and not channel.is_stopped:
+                parcel = next(parcels, None)
+                if parcel is None:
+                    channel.ready.put(None)
+                    break
+                tensors = feed.tensors(lane.send(parcel.arrays), parcel.shape)
+                seq_len = parcel.shape[-1]
+                channel.ready.put(Ready(parcel.steps, seq_len, tensors, lane, lane.seal()))
+                # The next wait must not keep these batches alive.
+                del lane, parcel, tensors
+    except BaseException as error:  # the border of a thread: the consumer raises it
+        channel.ready.put(error)
+    finally:
+        parcels.close()
+
+
+class Producer:
+    """Reads ahead from one step on, until it is closed or dropped."""
+
+    def __init__(self, link: CopyLink, feed: Feed, *, first: int, depth: int) -> None:
+        self.step = first
+        """The step that comes next."""
+        self._seal: Seal | None = None
+        self._batches: list[TensorBatch] = []
+        """The rest of the parcel that was taken last, in reverse."""
+        self._channel = _Channel([link.lane() for _ in range(depth)])
+        self._thread = threading.Thread(
+            target=_produce,
+            args=(self._channel, link, feed),
+            kwargs={"first": first},
+            name="tokenmill feeder",
+            # Interpreter exit joins other threads before anything could tell them to stop.
+            daemon=True,
+        )
+        self._thread.start()
+        # Also called at interpreter exit.
+        self._finalizer = weakref.finalize(self, _stop, self._channel, self._thread, os.getpid())
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def take(self) -> TensorBatch | None:
+        """The next batch, None after the last; what the thread raised is raised here."""
+        if not self._batches and not self._take_parcel():
+            return None
+        assert self._seal is not None
+        batch = self._batches.pop()
+        self._seal.open(batch.values())
+        self.step += 1
+        return batch
+
+    def _take_parcel(self) -> bool:
+        ready = self._wait()
+        if ready is None:
+            return False
+        self._seal = ready.seal
+        self._batches = ready.batches()[::-1]
+        self._channel.free.put(ready.lane)
+        return True
+
+    def _wait(self) -> Ready | None:
+        while True:
+            try:
+                item = self._channel.ready.get(timeout=_PROBE_SECONDS)
+            except queue.Empty:
+                self._probe()
+                continue
+            if not isinstance(item, BaseException):
+                return item
+            try:
+                raise item
+            finally:
+                del item  # its traceback holds this frame
+
+    def _probe(self) -> None:
+        if not self._thread.is_alive() and self._channel.ready.empty():
+            raise UsageError(
+                "the feeder's thread is gone: this process was forked while it was iterating",
+                hint="begin to iterate in the process that uses the batches",
+            )
+
+    @property
+    def num_ready(self) -> int:
+        """Parcels that wait to be taken."""
+        return self._channel.ready.qsize()
+
+    def close(self) -> None:
+        """End the thread, and wait for it."""
+        self._finalizer()
+
+
+def _stop(channel: _Channel, thread: threading.Thread, process: int) -> None:
+    if os.getpid() != process:
+        return
+    channel.is_stopped = True
+    channel.free.put(None)
+    # The garbage collector may call this from any thread, this one included.
+    if thread is not threading.current_thread():
+        thread.join(JOIN_SECONDS)
+
+
+# -------------------------------------------------------------------------------------------------
+# How arrays get to the device: pinned memory that is used again and again, and one copy stream.
+#
+#   | producer thread:   wait until the lane's last copy is done, write, copy, make tensors, seal
+#   | consumer:          its stream waits for the seal; the host never does
+#
+# A lane is the place of one parcel on its way: pinned memory, from which fresh tensors are filled.
+# Stream order alone does not protect pinned memory: the host could rewrite what a copy still
+# reads.
+
+
+class Seal(Protocol):
+    """Stands for all that a consumer has to wait for."""
+
+    def open(self, tensors: Iterable[torch.Tensor]) -> None:
+        """From here on the consumer's stream may use these tensors of the producer's stream."""
+        ...
+
+
+class Lane(Protocol):
+    """The way of one parcel to the device."""
+
+    def send(self, arrays: Arrays) -> Tensors:
+        """The arrays on the device, in fresh tensors."""
+        ...
+
+    def seal(self) -> Seal:
+        """All that the consumer has to wait for has been queued."""
+        ...
+
+
+class CopyLink(Protocol):
+    """The way to one device."""
+
+    def active(self) -> contextlib.AbstractContextManager[object]:
+        """For the producer's thread: its work is queued on the copy stream."""
+        ...
+
+    def lane(self) -> Lane: ...
+
+
+def link_to(device: torch.device) -> CopyLink:
+    """The way to a device."""
+    if device.type == "cpu":
+        return HostLink()
+    if device.type == "cuda":
+        return CudaLink(device)
+    raise UsageError(
+        f"the feeder has no way to the device {str(device)!r}, only to the CPU and to CUDA",
+        hint='use device="cpu" and move the batches with batch.to(...)',
+    )
+
+
+class HostLane:
+    """The consumer reads the arrays where they are."""
+
+    def send(self, arrays: Arrays) -> Tensors:
+        return share(arrays)
+
+    def seal(self) -> HostLane:
+        return self
+
+    def open(self, tensors: Iterable[torch.Tensor]) -> None:
+        pass
+
+
+class HostLink:
+    """To the CPU: nothing is copied."""
+
+    def active(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def lane(self) -> HostLane:
+        return HostLane()
+
+
+class CudaLink:
+    """To a CUDA device, by a stream that lives as long as the link.
+
+    A stream for every epoch would leave the allocator's cached blocks behind with each.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def active(self) -> contextlib.AbstractContextManager[object]:
+        stack = contextlib.ExitStack()
+        stack.enter_context(torch.cuda.device(self.device))
+        stack.enter_context(torch.cuda.stream(self.stream))
+        return stack
+
+    def lane(self) -> CudaLane:
+        return CudaLane(self.device, self.stream)
+
+
+class CudaLane:
+    """Pinned memory by name: allocated once, and again only for arrays of another shape."""
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+        self._device = device
+        self._stream = stream
+        self._pinned: Tensors = {}
+        self._sealed: torch.cuda.Event | None = None
+
+    def send(self, arrays: Arrays) -> Tensors:
+        if self._sealed is not None:
+            self._sealed.synchronize()
+        return {name: self._copy(name, array) for name, array in arrays.items()}
+
+    def _copy(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        room = self._room(name, array)
+        np.copyto(room.numpy(), array)
+        return room.to(self._device, non_blocking=True)
+
+    def _room(self, name: str, array: NDArray[np.generic]) -> torch.Tensor:
+        dtype = torch.from_numpy(array[:0]).dtype
+        kept = self._pinned.get(name)
+        if (
+            kept is None
+            or kept.dtype != dtype
+            or kept.shape[1:] != array.shape[1:]
+            or len(kept) < len(array)
+        ):
+            kept = self._pinned[name] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+        return kept[: len(array)]
+
+    def seal(self) -> CudaSeal:
+        # Blocking: the producer sleeps for the copy instead of spinning on a core.
+        self._sealed = torch.cuda.Event(blocking=True)
+        self._sealed.record(self._stream)
+        return CudaSeal(self._sealed, self._device)
+
+
+class CudaSeal:
+    """An event of the copy stream, and the stream that has waited for it."""
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event = event
+        self._device = device
+        self._opened_on: torch.cuda.Stream | None = None
+
+    def open(self, tensors: Iterable[torch.Tensor]) -> None:
+        current = torch.cuda.current_stream(self._device)
+        # Once for all steps of a parcel, unless the consumer goes over to another stream.
+        if current == self._opened_on:
+            return
+        current.wait_event(self._event)
+        for tensor in tensors:
+            # They belong to the copy stream; without this their memory could be given out again
+            # while the consumer's stream still has to read it.
+            tensor.record_stream(current)
+        self._opened_on = current
+
+
+# -------------------------------------------------------------------------------------------------
+# All tokens of some streams on one device, with their masks, and how rows are gathered there.
+#
+#   | stream 0 | stream 1 | ... | padding
+#
+# A row is pieces of the pool laid back to back, padding included. Per step only the pieces travel;
+# the place of every token in the pool is worked out on the device, without waiting for it.
+
+CHUNK_TOKENS = 1 << 24
+"""Read and copied in one go: 32 or 64 MiB."""
+
+
+class TokenPool:
+    """Tokens of streams, in the narrowest type that holds them all."""
+
+    def __init__(
+        self,
+        streams: Sequence[TokenStream],
+        *,
+        pad_id: int,
+        pad_tokens: int,
+        device: torch.device,
+    ) -> None:
+        counts = [stream.num_tokens for stream in streams]
+        ends = np.cumsum([0, *counts])
+        self.bases: NDArray[np.int64] = ends[:-1]
+        """Where each stream begins."""
+        self.padding = int(ends[-1])
+        """Where the padding begins."""
+        self._is_uint16 = all(stream.dtype.itemsize == 2 for stream in streams)
+        # Many operators do not know uint16; int16 holds the same bits.
+        dtype = torch.int16 if self._is_uint16 else torch.int32
+        num_tokens = self.padding + pad_tokens
+        self.has_mask = any(stream.has_mask for stream in streams)
+        require_memory(num_tokens * (dtype.itemsize + self.has_mask), device)
+        self._tokens = torch.empty(num_tokens, dtype=dtype, device=device)
+        # What has no mask counts; padding never does.
+        self._mask: torch.Tensor | None = None
+        if self.has_mask:
+            self._mask = torch.ones(num_tokens, dtype=torch.bool, device=device)
+            self._mask[self.padding :] = False
+        for base, stream in zip(self.bases.tolist(), streams, strict=True):
+            self._fill(base, stream)
+        pad = np.full(1, pad_id, np.uint16 if self._is_uint16 else np.int32)
+        self._tokens[self.padding :] = int(self._bits(pad)[0])
+
+    def _fill(self, base: int, stream: TokenStream) -> None:
+        for first in range(0, stream.num_tokens, CHUNK_TOKENS):
+            size = min(CHUNK_TOKENS, stream.num_tokens - first)
+            spans = stream.locate(np.array([first]), np.array([size]))
+            place = slice(base + first, base + first + size)
+            chunk = stream.read_spans(spans, pad=0)
+            self._tokens[place].copy_(torch.from_numpy(self._bits(chunk)))
+            if self._mask is not None and stream.has_mask:
+                self._mask[place].copy_(torch.from_numpy(stream.read_mask(spans)))
+
+    def _bits(self, tokens: NDArray[np.generic]) -> NDArray[np.generic]:
+        return tokens.view(np.int16) if self._is_uint16 else tokens.astype(np.int32, copy=False)
+
+    def find(self, ends: torch.Tensor, shifts: torch.Tensor, *, num_places: int) -> torch.Tensor:
+        """Where in the pool the token at each place of the rows is.
+
+        Place p lies in the first piece whose end is above p, and is token `p + shift` of the pool.
+        Searching needs no size from the device, as `repeat_interleave` does in some versions.
+        """
+        places = torch.arange(num_places, device=ends.device)
+        piece = torch.searchsorted(ends, places, right=True, out_int32=True)
+        return places.add_(shifts.index_select(0, piece))
+
+    def gather(self, found: torch.Tensor) -> torch.Tensor:
+        """The tokens at places of the pool."""
+        tokens = self._tokens.index_select(0, found)
+        return tokens.view(torch.uint16) if self._is_uint16 else tokens
+
+    def gather_mask(self, found: torch.Tensor) -> torch.Tensor:
+        """Whether the tokens at places of the pool count."""
+        assert self._mask is not None
+        return self._mask.index_select(0, found)
+
+
+def require_memory(num_bytes: int, device: torch.device) -> None:
+    """UsageError where a device does not have so much memory left."""
+    free = free_memory(device)
+    if num_bytes > free:
+        raise UsageError(
+            f"resident=True needs {num_bytes / 1e9:.2f} GB on {str(device)!r} for the tokens, and"
+            f" {free / 1e9:.2f} GB are free",
+            hint="leave resident out: the feeder then reads the tokens as they are needed",
+        )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that an allocation could get."""
+    if device.type != "cuda":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch has taken from the device and does not use now counts as free.
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+# -------------------------------------------------------------------------------------------------
+# Tokens that lie on the device already: only the pieces of the rows travel.
+#
+# The host never reads a token. What is beside the ids (positions, masks) is made and sent as it is
+# for tokens that travel, so that the tensors of both are the same.
+
+
+class _UnreadStream(TokenStream):
+    """Knows where documents are; its tokens are on the device, and nobody looks at them here.
+
+    Nor at its masks: here it has none.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.has_mask = False
+
+    def read_ahead(self, spans: Spans) -> None:
+        """Nothing is to be brought."""
+
+    def read_spans(self, spans: Spans, *, pad: int | None) -> TokenArray:  # noqa: ARG002
+        return np.empty(int((spans.lasts - spans.firsts).sum()), self.dtype)
+
+
+class ResidentTokens:
+    """Rows are gathered on the device, from all tokens of the loader's stores."""
+
+    def __init__(self, loader: Loader, device: torch.device) -> None:
+        self._loader = loader
+        stages = loader.mixture.stages
+        longest = max(stage.seq_len or loader.options.seq_len for stage in stages)
+        self._pool = TokenPool(
+            [layout.stream for layout in loader.layouts()],
+            pad_id=loader.options.pad_id,
+            pad_tokens=longest + 1,
+            device=device,
+        )
+        self.layouts: Callable[[int], Sequence[Layout]] = cache(self._make_layouts)
+        self._capacity = 1
+
+    def _make_layouts(self, seq_len: int) -> tuple[Layout, ...]:
+        """The loader's layouts, with tokens that are not read."""
+        return tuple(
+            make_layout(self._loader.options.packing, _UnreadStream(store), seq_len=seq_len)
+            for store in self._loader.mixture.stores
+        )
+
+    def has_mask(self, chunk: Chunk) -> bool:  # noqa: ARG002 (all of them, or none)
+        return self._pool.has_mask
+
+    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
+        """For `TokenPool.find`, at a length that changes at most a few times in a run."""
+        if not (form.has_ids or (form.has_labels and self._pool.has_mask)):
+            return {}
+        draw = chunk.draw.part(first, last)
+        pieces, sources = cut_rows(draw, self.layouts(draw.seq_len))
+        while self._capacity < len(pieces.lengths):
+            self._capacity *= 2
+        found = np.cumsum(pieces.lengths)
+        starts = np.where(
+            pieces.starts == PADDING, self._pool.padding, pieces.starts + self._pool.bases[sources]
+        )
+        num_places = draw.rows.size * (draw.seq_len + 1)
+        ends, shifts = np.full(self._capacity, num_places), np.zeros(self._capacity, np.int64)
+        ends[: len(found)] = found
+        np.subtract(starts, found - pieces.lengths, out=shifts[: len(found)])
+        return {"ends": ends, "shifts": shifts}
+
+    def on_device(self, sent: Tensors, shape: tuple[int, int, int], *, form: Form) -> Tensors:
+        if "ends" not in sent:
+            return {}
+        steps, rows, seq_len = shape
+        shape = steps, rows, seq_len + 1
+        found = self._pool.find(sent["ends"], sent["shifts"], num_places=math.prod(shape))
+        made: Tensors = {}
+        if form.has_ids:
+            made["tokens"] = self._pool.gather(found).view(shape)
+        if form.has_labels and self._pool.has_mask:
+            made["mask"] = self._pool.gather_mask(found).view(shape)
+        return made
+
+
+def cut_rows(draw: Draw, layouts: Sequence[Layout]) -> tuple[Pieces, NDArray[np.int64]]:
+    """The pieces of all rows, in the order of the rows, and the source of each piece."""
+    rows, sources = draw.rows.ravel(), draw.sources.ravel()
+    is_empty = rows == NO_ROW
+    present = distinct(sources[~is_empty])
+    if len(present) == 1 and not is_empty.any():
+        pieces = layouts[present[0]].pieces(rows)
+        return pieces, np.full(len(pieces.starts), present[0])
+    places = [np.flatnonzero(is_empty)]
+    size = draw.seq_len + 1
+    parts = [Pieces(np.full(len(places[0]), PADDING), np.full(len(places[0]), size))]
+    owners = [np.zeros(len(places[0]), np.int64)]
+    for source in present:
+        here = np.flatnonzero((sources == source) & ~is_empty)
+        pieces = layouts[source].pieces(rows[here])
+        first = np.cumsum(pieces.lengths) - pieces.lengths
+        places.append(here[first // size])
+        parts.append(pieces)
+        owners.append(np.full(len(first), source))
+    order = np.argsort(np.concatenate(places), kind="stable")
+    joined = Pieces(
+        np.concatenate([part.starts for part in parts])[order],
+        np.concatenate([part.lengths for part in parts])[order],
+    )
+    return joined, np.concatenate(owners)[order]
+
 
 _STALE = -1
 """No step: makes an iterator begin anew."""

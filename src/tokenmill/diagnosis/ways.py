@@ -1,0 +1,662 @@
+"""The ways people get tokens into a training loop, one small file each.
+
+    one-by-one   the tokenizer is called for each sample, in the loop
+    batched      the same with many samples in a call
+    joined       many samples joined into one long string, encoded, and split again
+    pool         a multiprocessing.Pool whose workers tokenize
+    dataloader   a torch DataLoader whose workers tokenize
+    build        `tokenmill build`: the cost, paid once
+    loader       `tokenmill.Loader` on the store that it made
+
+A way runs in a process of its own (`diagnosis/ways.py`) that knows nothing but its job. All but
+the last two run the reference engine of the tokenizer, the package that people would call
+themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+import traceback
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+import psutil
+
+from tokenmill.api import Store
+from tokenmill.builder.run import build
+from tokenmill.diagnosis.values import SampleFacts
+from tokenmill.engines.load import REFERENCES, load_engine
+from tokenmill.errors import SourceError, TokenmillError, UsageError
+from tokenmill.files import shown
+from tokenmill.loader.loader import Loader
+from tokenmill.records import TextBatch
+from tokenmill.runners.local import end_with_parent
+from tokenmill.sources import discover, format_of
+from tokenmill.sources.base import SourceOptions, text_size
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.pool import Pool
+    from multiprocessing.synchronize import Barrier
+
+    from numpy.typing import NDArray
+
+    from tokenmill.engines.base import Engine
+    from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.loader.batch import Batch
+    from tokenmill.records import RowBatch
+    from tokenmill.sources.base import SourceFile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WayKind:
+    """What is known of a way before it runs."""
+
+    title: str
+    in_loop: bool = False
+    feeds: bool = True
+
+
+WAYS = {
+    "one-by-one": WayKind(title="one sample at a time", in_loop=True),
+    "batched": WayKind(title="in batches", in_loop=True),
+    "joined": WayKind(title="joined and split again", in_loop=True),
+    "pool": WayKind(title="process pool"),
+    "dataloader": WayKind(title="DataLoader workers"),
+    "build": WayKind(title="tokenmill build, once", feeds=False),
+    "loader": WayKind(title="tokenmill Loader"),
+}
+
+
+def way_function(key: str) -> Callable[[WayJob], Measured]:
+    """What carries out a way; its module is imported only now."""
+    if key == "dataloader":
+        from tokenmill.diagnosis.dataloader import measure
+
+        return measure
+    return {
+        "one-by-one": measure_one_by_one,
+        "batched": measure_batched,
+        "joined": measure_joined,
+        "pool": measure_pool,
+        "build": measure_build,
+        "loader": measure_loader,
+    }[key]
+
+
+# -------------------------------------------------------------------------------------------------
+# A bounded part of the user's own text, read as a build reads it, kept for the ways to share.
+#
+# Some documents of some files, spread over the input. They are written to a working folder twice:
+# as flat arrays, which a way maps at once, and as JSON Lines, which the build reads.
+
+SAMPLED_FILES = 8
+BATCH_BYTES = 1 << 20
+_DATA, _OFFSETS, LINES = "sample.bin", "offsets.npy", "sample.jsonl"
+
+
+def take_sample(
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    folder: Path,
+    most_bytes: int,
+    text_field: str = "text",
+    separator: str | None = None,
+) -> SampleFacts:
+    """Read the sample and keep it in the folder."""
+    if most_bytes < 1:
+        raise UsageError("a sample of no bytes measures nothing", hint="use --sample-mb 32")
+    options = SourceOptions(text_field=text_field, separator=separator, batch_bytes=BATCH_BYTES)
+    files = discover(inputs, options).files
+    step = max(1, len(files) // SAMPLED_FILES)
+    chosen = files[::step][:SAMPLED_FILES]
+    documents: list[bytes] = []
+    rejected = 0
+    for file in chosen:
+        found, refused = _read(file, options, most_bytes=max(1, most_bytes // len(chosen)))
+        documents += found
+        rejected += refused
+    if not documents:
+        why = f"{rejected:,} rows cannot be used, and no other" if rejected else "no row"
+        raise SourceError(
+            f"there is no text to measure in {_names(inputs)}: {why} has text in it",
+            hint=f"check the file; the text is looked for under --text-field {text_field}",
+        )
+    _keep(documents, folder)
+    return SampleFacts(
+        files=sum(len(file.members) or 1 for file in files),
+        input_bytes=sum(file.size for file in files),
+        documents=len(documents),
+        text_bytes=sum(map(len, documents)),
+        rejected=rejected,
+        largest_document_bytes=max(map(len, documents)),
+        estimated_text_bytes=sum(text_size(file) for file in files),
+    )
+
+
+def load_sample(folder: Path) -> list[str]:
+    """The documents of a sample that was kept."""
+    offsets = np.load(folder / _OFFSETS)
+    return TextBatch(np.fromfile(folder / _DATA, np.uint8), offsets).texts()
+
+
+def _read(file: SourceFile, options: SourceOptions, *, most_bytes: int) -> tuple[list[bytes], int]:
+    """Documents from the beginning of a file, and rows that could not be used."""
+    documents: list[bytes] = []
+    rejected = taken = 0
+    for batch in _batches(file, options):
+        rejected += len(batch.rejects)
+        for index in range(len(batch.texts)):
+            document = batch.texts.bytes_at(index)
+            if document:
+                documents.append(document)
+                taken += len(document)
+            if taken >= most_bytes:
+                return documents, rejected
+    return documents, rejected
+
+
+def _batches(file: SourceFile, options: SourceOptions) -> Iterator[RowBatch]:
+    form = format_of(file)
+    with closing(form.open(file, options)) as source:
+        for unit in form.plan(file, options):
+            if not source.exists(unit):
+                return
+            yield from source.read(unit)
+
+
+def _keep(documents: Sequence[bytes], folder: Path) -> None:
+    batch = TextBatch.from_texts(documents)
+    batch.data.tofile(folder / _DATA)
+    np.save(folder / _OFFSETS, batch.offsets)
+    with (folder / LINES).open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(
+            json.dumps({"text": document.decode()}, ensure_ascii=False) + "\n"
+            for document in documents
+        )
+
+
+def _names(inputs: Sequence[str | os.PathLike[str]]) -> str:
+    names = [repr(shown(str(each))) for each in inputs[:3]]
+    return ", ".join(names) + (" ..." if len(inputs) > len(names) else "")
+
+
+# -------------------------------------------------------------------------------------------------
+# What a way is told and what it tells, and the clocks that all of them share.
+
+CHUNK = 8
+"""Samples asked for at once, beside single ones."""
+_FEWEST_CALLS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WayJob:
+    """What a way is told."""
+
+    way: str
+    folder: str
+    """Where the sample lies, and where a store may be written."""
+    tokenizer: str
+    kind: str
+    """Of the tokenizer: decides the reference engine."""
+    workers: int
+    batch: int
+    seconds: float
+    seq_len: int
+
+    def texts(self) -> list[str]:
+        return load_sample(Path(self.folder))
+
+    def load(self, *, threads: int = 1) -> CheckedEngine:
+        choice = REFERENCES[next(kind for kind in REFERENCES if kind == self.kind)]
+        return load_engine(self.tokenizer, choice=choice, threads=threads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a way tells."""
+
+    engine: str
+    documents: int
+    text_bytes: int
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+    other_cpu_seconds: float
+    """What other programs took of the machine meanwhile."""
+    workers: int
+    startup_seconds: float = 0.0
+    sample_ms: float | None = None
+    chunk_ms: float | None = None
+    compared_documents: int = 0
+    differing_documents: int = 0
+    note: str | None = None
+
+
+class Rounds:
+    """Deals out the sample again and again until the time is up, and counts what it dealt."""
+
+    def __init__(self, texts: Sequence[str], *, batch: int, seconds: float) -> None:
+        self._texts = texts
+        self._batch = batch
+        self._end = time.perf_counter() + seconds
+        self.documents = 0
+        self.text_bytes = 0
+
+    def groups(self) -> Iterator[list[str]]:
+        texts = itertools.cycle(self._texts)
+        while True:
+            group = list(itertools.islice(texts, self._batch))
+            self.documents += len(group)
+            self.text_bytes += sum(len(text.encode()) for text in group)
+            yield group
+            if time.perf_counter() >= self._end:
+                return
+
+    def singles(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self.groups())
+
+
+def measure_calls(
+    job: WayJob, engine: Engine, encode: Callable[[list[str]], int], *, startup_seconds: float
+) -> Measured:
+    """Time a way that is one function, which takes texts and says how many tokens they are."""
+    texts = job.texts()
+    encode(texts[:CHUNK])
+    sample_ms, chunk_ms = latencies(encode, texts, seconds=job.seconds / 4)
+    rounds = Rounds(texts, batch=job.batch, seconds=job.seconds)
+    watch = Stopwatch()
+    tokens = sum(map(encode, rounds.groups()))
+    return Measured(
+        engine=engine.name,
+        documents=rounds.documents,
+        text_bytes=rounds.text_bytes,
+        tokens=tokens,
+        **watch.stop(),
+        workers=1,
+        startup_seconds=startup_seconds,
+        sample_ms=sample_ms,
+        chunk_ms=chunk_ms,
+    )
+
+
+def latencies(
+    encode: Callable[[list[str]], int], texts: Sequence[str], *, seconds: float
+) -> tuple[float, float]:
+    """Median milliseconds of a call with one text, and of a call with a chunk of them."""
+    one = _median_ms(encode, texts, size=1, seconds=seconds / 2)
+    return one, _median_ms(encode, texts, size=CHUNK, seconds=seconds / 2)
+
+
+def _median_ms(
+    encode: Callable[[list[str]], int], texts: Sequence[str], *, size: int, seconds: float
+) -> float:
+    taken: list[float] = []
+    for group in Rounds(texts, batch=size, seconds=seconds).groups():
+        started = time.perf_counter()
+        encode(group)
+        taken.append(time.perf_counter() - started)
+    while len(taken) < _FEWEST_CALLS:
+        started = time.perf_counter()
+        encode(list(itertools.islice(itertools.cycle(texts), size)))
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken) * 1000
+
+
+class Span(TypedDict):
+    """What a stretch of time took."""
+
+    seconds: float
+    cpu_seconds: float
+    other_cpu_seconds: float
+
+
+class Stopwatch:
+    """Clocks of the wall, of this process tree, and of the machine; runs from the beginning."""
+
+    def __init__(self) -> None:
+        self._busy, self._cpu = _busy_seconds(), tree_cpu_seconds()
+        self._started = time.perf_counter()
+
+    def stop(self) -> Span:
+        seconds = time.perf_counter() - self._started
+        cpu = tree_cpu_seconds() - self._cpu
+        others = max(0.0, _busy_seconds() - self._busy - cpu)
+        return Span(seconds=seconds, cpu_seconds=cpu, other_cpu_seconds=others)
+
+
+def _busy_seconds() -> float:
+    """CPU seconds of everything on this machine; what a host took from a virtual one counts."""
+    times: dict[str, float] = psutil.cpu_times()._asdict()
+    # Time of guests is counted in user time already.
+    return sum(v for k, v in times.items() if k not in ("idle", "iowait", "guest", "guest_nice"))
+
+
+def tree_cpu_seconds() -> float:
+    """CPU seconds so far of this process, its children that live, and those that ended."""
+    me = psutil.Process()
+    total = 0.0
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.Error:
+            continue  # it ended just now; its parent has counted it
+    return total
+
+
+def encode_one(engine: Engine, text: str) -> NDArray[np.uint32]:
+    """Ids of one text."""
+    return engine.encode(TextBatch.from_texts([text])).ids
+
+
+# -------------------------------------------------------------------------------------------------
+# The process in which one way runs: told its job by a file, tells its result in another.
+#
+# A fresh interpreter each time, so that caches, threads and memory are the way's own. An error is
+# a result too: the other ways can still be measured.
+
+
+def run_job() -> None:
+    """Carry out the job in the file that is named last on the command line."""
+    end_with_parent()
+    told, answer = (Path(name) for name in sys.argv[-2:])
+    job = WayJob(**json.loads(told.read_text()))
+    try:
+        result = dataclasses.asdict(way_function(job.way)(job))
+    except TokenmillError as error:
+        result = {"problem": str(error)}
+    except Exception as error:  # a process border: the caller gets words, stderr the traceback
+        traceback.print_exc()
+        result = {"problem": f"{type(error).__name__}: {error}"}
+    answer.write_text(json.dumps(result))
+
+
+# -------------------------------------------------------------------------------------------------
+# Many samples in one call, which lets the package use every core (`encode_batch`).
+
+
+def measure_batched(job: WayJob) -> Measured:
+    """Time it."""
+    started = time.perf_counter()
+    engine = job.load(threads=job.workers).reference
+
+    def encode(texts: list[str]) -> int:
+        return len(engine.encode(TextBatch.from_texts(texts)).ids)
+
+    measured = measure_calls(job, engine, encode, startup_seconds=time.perf_counter() - started)
+    return dataclasses.replace(measured, workers=job.workers)
+
+
+# -------------------------------------------------------------------------------------------------
+# Many samples joined into one long string, encoded in one call, and split again.
+#
+# It saves calls, and it changes tokens: a merge does not stop at the border of two documents, and
+# what a tokenizer does only at the beginning of a text happens once. So the ids are compared with
+# those of each document by itself, and the difference is counted.
+#
+# The ids are split by the bytes that each stands for. Where a tokenizer changes the text (lower
+# case, normal forms), these do not add up to it, and the borders are lost.
+
+SEPARATOR = "\n\n"
+COMPARED_DOCUMENTS = 512
+COMPARED_BYTES = 1_000_000
+LOST = "the borders of documents are lost: this tokenizer changes the text, so ids cannot be split"
+
+
+def measure_joined(job: WayJob) -> Measured:
+    """Time it, and compare the ids."""
+    started = time.perf_counter()
+    checked = job.load()
+    engine = checked.reference
+    sizes = token_sizes(engine, checked.info.vocab_size)
+
+    def encode(texts: list[str]) -> int:
+        ids = _encode_joined(engine, texts)
+        parts = split_ids(ids, texts, sizes)
+        return len(ids) if parts is None else sum(map(len, parts))
+
+    measured = measure_calls(job, engine, encode, startup_seconds=time.perf_counter() - started)
+    compared, differing = compare(engine, job.texts(), sizes=sizes, batch=job.batch)
+    return dataclasses.replace(
+        measured,
+        compared_documents=compared,
+        differing_documents=differing,
+        note=None if compared else LOST,
+    )
+
+
+def token_sizes(engine: Engine, vocab_size: int) -> NDArray[np.int64]:
+    """Bytes that each id stands for."""
+    return np.array([len(engine.token_bytes(token)) for token in range(vocab_size)], np.int64)
+
+
+def split_ids(
+    ids: NDArray[np.uint32], texts: Sequence[str], sizes: NDArray[np.int64]
+) -> list[NDArray[np.uint32]] | None:
+    """The ids of each text out of those of all, or None where their bytes do not add up.
+
+    A token belongs to the text in which it begins; one that begins in a separator to none.
+    """
+    lengths = np.array([len(text.encode()) for text in texts], np.int64)
+    starts = np.concatenate(([0], np.cumsum(lengths + len(SEPARATOR))[:-1]))
+    ends = np.cumsum(sizes[ids])
+    # Some tokenizers put one space in front of the whole string.
+    extra = int(ends[-1] if len(ends) else 0) - int(starts[-1] + lengths[-1])
+    if extra not in (0, 1):
+        return None
+    begins = np.maximum(ends - sizes[ids] - extra, 0)
+    first = np.searchsorted(begins, starts, side="left")
+    last = np.searchsorted(begins, starts + lengths, side="left")
+    return [ids[a:b] for a, b in zip(first, last, strict=True)]
+
+
+def compare(
+    engine: Engine, texts: Sequence[str], *, sizes: NDArray[np.int64], batch: int
+) -> tuple[int, int]:
+    """How many documents were compared, and how many got other ids than by themselves."""
+    compared = differing = num_bytes = 0
+    for first in range(0, min(len(texts), COMPARED_DOCUMENTS), batch):
+        group = list(texts[first : first + batch])
+        parts = split_ids(_encode_joined(engine, group), group, sizes)
+        if parts is None:
+            return 0, 0
+        for text, part in zip(group, parts, strict=True):
+            differing += not np.array_equal(encode_one(engine, text), part)
+            num_bytes += len(text.encode())
+        compared += len(group)
+        if num_bytes > COMPARED_BYTES:
+            break
+    return compared, differing
+
+
+def _encode_joined(engine: Engine, texts: Sequence[str]) -> NDArray[np.uint32]:
+    return engine.encode(TextBatch.from_texts([SEPARATOR.join(texts)])).ids
+
+
+# -------------------------------------------------------------------------------------------------
+# The tokenizer is called for each sample, as a dataset does in its `__getitem__`.
+
+
+def measure_one_by_one(job: WayJob) -> Measured:
+    """Time it."""
+    started = time.perf_counter()
+    engine = job.load().reference
+
+    def encode(texts: list[str]) -> int:
+        return sum(len(encode_one(engine, text)) for text in texts)
+
+    return measure_calls(job, engine, encode, startup_seconds=time.perf_counter() - started)
+
+
+# -------------------------------------------------------------------------------------------------
+# A `multiprocessing.Pool` whose workers tokenize, fed by `imap`.
+#
+# Workers are spawned, not forked: a tokenizer that has started threads must not be forked. The
+# clock starts when all of them have their tokenizer.
+
+READY_SECONDS = 120.0
+
+_engine: Engine | None = None
+
+
+def measure_pool(job: WayJob) -> Measured:
+    """Time it."""
+    texts = job.texts()
+    started = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(job.workers + 1)
+    with context.Pool(job.workers, initializer=_prepare, initargs=(job, ready)) as pool:
+        ready.wait(READY_SECONDS)
+        name = pool.apply(_engine_name)
+        startup = time.perf_counter() - started
+        return _measure(job, pool, texts, engine=name, startup_seconds=startup)
+
+
+def _measure(
+    job: WayJob, pool: Pool, texts: list[str], *, engine: str, startup_seconds: float
+) -> Measured:
+    def encode(group: list[str]) -> int:
+        return sum(map(len, pool.map(_encode, group, chunksize=1)))
+
+    sample_ms, chunk_ms = latencies(encode, texts, seconds=job.seconds / 4)
+    rounds = Rounds(texts, batch=job.batch, seconds=job.seconds)
+    watch = Stopwatch()
+    tokens = sum(map(len, pool.imap(_encode, rounds.singles(), chunksize=job.batch)))
+    return Measured(
+        engine=engine,
+        documents=rounds.documents,
+        text_bytes=rounds.text_bytes,
+        tokens=tokens,
+        **watch.stop(),
+        workers=job.workers,
+        startup_seconds=startup_seconds,
+        sample_ms=sample_ms,
+        chunk_ms=chunk_ms,
+    )
+
+
+def _prepare(job: WayJob, ready: Barrier) -> None:
+    global _engine
+    end_with_parent()
+    _engine = job.load().reference
+    ready.wait(READY_SECONDS)
+
+
+def _encode(text: str) -> NDArray[np.uint32]:
+    assert _engine is not None
+    return encode_one(_engine, text)
+
+
+def _engine_name() -> str:
+    assert _engine is not None
+    return _engine.name
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill build` on the sample: the cost of tokenizing, paid once.
+#
+# The store is left in the working folder, for the loader to be timed on. No end tokens are added,
+# so that all ways make the same tokens of the same text.
+
+UNITS_PER_WORKER = 4
+SMALLEST_UNIT = 1 << 20
+SHORT_SECONDS = 0.2
+
+
+def store_path(folder: str | Path, *, workers: int) -> Path:
+    """Where the store of a build with so many workers lies."""
+    return Path(folder) / f"store-{workers}"
+
+
+def measure_build(job: WayJob) -> Measured:
+    """Build, and take the time at work; where the text is too short for that, the whole time."""
+    lines = Path(job.folder) / LINES
+    unit_bytes = max(SMALLEST_UNIT, lines.stat().st_size // (UNITS_PER_WORKER * job.workers))
+    watch = Stopwatch()
+    result = build(
+        lines,
+        tokenizer=job.tokenizer,
+        out=store_path(job.folder, workers=job.workers),
+        eos=False,
+        workers=job.workers,
+        unit_bytes=unit_bytes,
+    )
+    span = watch.stop()
+    short = result.working_seconds < SHORT_SECONDS
+    seconds = result.seconds if short else result.working_seconds
+    return Measured(
+        engine=result.engine,
+        documents=result.built.documents,
+        text_bytes=result.built.text_bytes,
+        tokens=result.built.tokens,
+        seconds=seconds,
+        # Taken over the whole build, and brought to the part of it that is measured.
+        cpu_seconds=span["cpu_seconds"] * seconds / span["seconds"],
+        other_cpu_seconds=span["other_cpu_seconds"] * seconds / span["seconds"],
+        workers=result.workers,
+        startup_seconds=0.0 if short else result.startup_seconds,
+        note="the sample is so small that most of the time is start-up: a larger input is faster"
+        if short
+        else None,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill.Loader` on the store of the sample: what a training loop gets once text is tokens.
+#
+# The store is small and was just written, so it lies in the system's cache; a large one on a slow
+# disk is read at the speed of the disk. A sample is here a row of `seq_len` tokens, not a
+# document.
+
+
+def measure_loader(job: WayJob) -> Measured:
+    """Time it with batches of 8 rows, inputs and labels."""
+    started = time.perf_counter()
+    store = Store(store_path(job.folder, workers=job.workers))
+    # Shorter rows for a small sample: padding is read faster than tokens.
+    seq_len = min(job.seq_len, max(store.num_tokens // CHUNK, 1))
+    many, one = (_loading_batches(store, seq_len, size) for size in (CHUNK, 1))
+    tokens, _ = _take(many), _take(one)
+    startup = time.perf_counter() - started
+
+    def take(texts: list[str]) -> int:
+        return _take(one if len(texts) == 1 else many)
+
+    sample_ms, chunk_ms = latencies(take, [""] * CHUNK, seconds=job.seconds / 4)
+    watch, begun, steps = Stopwatch(), time.perf_counter(), 0
+    while time.perf_counter() - begun < job.seconds:
+        _take(many)
+        steps += 1
+    span = watch.stop()
+    return Measured(
+        engine="none: ids are read",
+        documents=0,
+        text_bytes=0,
+        tokens=steps * tokens,
+        **span,
+        workers=1,
+        startup_seconds=startup,
+        sample_ms=sample_ms,
+        chunk_ms=chunk_ms,
+        note=f"a sample is a row of {seq_len:,} tokens; the store is in the system's cache",
+    )
+
+
+def _loading_batches(store: Store, seq_len: int, batch_size: int) -> Iterator[Batch]:
+    return iter(Loader(store, seq_len=seq_len, batch_size=batch_size))
+
+
+def _take(batches: Iterator[Batch]) -> int:
+    batch = next(batches)
+    _ = batch.labels
+    return int(batch.input_ids.size)

@@ -1,0 +1,531 @@
+"""Parquet: units are runs of row groups, and only the columns that are needed are read.
+
+Planning reads the footer, so a missing column or one of another type is found before the build
+starts.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenmill import files as files_module
+from tokenmill.config import format_size
+from tokenmill.errors import SourceError
+from tokenmill.sources.base import (
+    LARGEST_BATCH_ROWS,
+    MEGABYTE,
+    Unit,
+    check_room,
+    open_native,
+    unit_bytes_for,
+    unit_bytes_of,
+)
+from tokenmill.sources.columns import (
+    UNREADABLE,
+    ColumnSource,
+    column_at,
+    columns_for,
+    damaged,
+    field_path,
+    json_rows,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tokenmill.sources.base import Source, SourceFile, SourceOptions
+
+
+class ParquetFormat:
+    """Parquet files."""
+
+    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
+        return False
+
+    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        """Runs of row groups whose text is about `unit_bytes` in all."""
+        with _open(file.location) as parquet:
+            _, sizes = _facts(parquet, file, options)
+        target = options.unit_bytes or unit_bytes_for(sum(sizes))
+        start = held = index = 0
+        for group, size in enumerate(sizes):
+            held += size
+            if held >= target or group == len(sizes) - 1:
+                yield Unit(file=file, index=index, start=start, end=group + 1)
+                start, held, index = group + 1, 0, index + 1
+        if not sizes:
+            yield Unit(file=file, index=0, start=0, end=0)
+
+    def open(self, file: SourceFile, options: SourceOptions) -> Source:
+        return ParquetSource(file, options)
+
+
+class ParquetSource(ColumnSource):
+    """An open Parquet file."""
+
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        super().__init__(file, options)
+        self._parquet = _open(file.location)
+        self._names, self._sizes = _facts(self._parquet, file, options)
+        self._columns = self._names if options.fields else (".".join(self._names),)
+
+    def count_rows(self, unit: Unit) -> int:
+        """Rows in the unit, as the footer says."""
+        return sum(self._parquet.metadata.row_group(i).num_rows for i in self._groups(unit))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._parquet.close()
+
+    def _arrays(self, unit: Unit) -> Iterator[Any]:
+        # One row group at a time: the length of rows may differ much between them.
+        for group in self._groups(unit):
+            rows = self._parquet.metadata.row_group(group).num_rows
+            size = self._rows_at_once(group)
+            batches = self._parquet.iter_batches(
+                size, row_groups=[group], columns=list(self._columns), use_threads=False
+            )
+            for batch in batches:
+                rows -= batch.num_rows
+                if self._options.fields:
+                    yield json_rows(batch, self._columns)
+                else:
+                    yield column_at(batch, self._names)
+            if rows:
+                raise pa.ArrowInvalid(f"row group {group} lacks {rows:,} of the rows in its footer")
+
+    def _rows_at_once(self, group: int) -> int:
+        """Rows whose decoded text is bounded, as the headers of the pages say."""
+        metadata, room = self._parquet.metadata.row_group(group), self._options.room_bytes
+        rows, target = max(1, metadata.num_rows), self._options.batch_bytes // 2
+        most = min(max(1, target * rows // max(1, self._sizes[group])), LARGEST_BATCH_ROWS)
+        for index in columns_below(self._parquet.metadata, self._columns):
+            chunk = metadata.column(index)
+            is_small = 3 * chunk.total_uncompressed_size <= room
+            if is_small and not chunk.has_dictionary_page:
+                continue
+            # A value of a dictionary may stand in every row.
+            values = -(-chunk.num_values // rows)
+            with files_module.open_binary(self._file.location) as file:
+                for page in pages(file, chunk):
+                    check_room(
+                        page.compressed + 2 * page.size,
+                        f"a page of {format_size(page.size)} in column {chunk.path_in_schema!r}",
+                        path=self._file.path,
+                        room=room,
+                    )
+                    if page.is_dictionary:
+                        most = min(most, room // max(1, 2 * page.size * values))
+                    else:
+                        most = min(most, target * page.num_values // max(1, page.size * values))
+                    if is_small:
+                        break
+        return max(1, int(most))
+
+    def _is_last(self, unit: Unit) -> bool:
+        return unit.end is None or unit.end >= len(self._sizes)
+
+    def _groups(self, unit: Unit) -> range:
+        return range(unit.start, len(self._sizes) if unit.end is None else unit.end)
+
+
+def _open(path: str) -> Any:
+    source = open_native(path)
+    try:
+        # A buffer makes the reader go page by page instead of holding a whole column chunk.
+        return pq.ParquetFile(
+            source, pre_buffer=False, buffer_size=MEGABYTE, page_checksum_verification=True
+        )
+    except UNREADABLE as error:
+        source.close()
+        raise damaged(path, error) from error
+
+
+def _facts(
+    parquet: Any, file: SourceFile, options: SourceOptions
+) -> tuple[tuple[str, ...], list[int]]:
+    """Names of the columns of all fields, or those that lead to the text; and bytes per group."""
+    try:
+        schema = parquet.schema_arrow
+        if options.fields:
+            names = columns = columns_for(schema.names, options, path=file.path)
+        else:
+            names = field_path(schema, options.text_field, path=file.path)
+            columns = (".".join(names),)
+        check_chunks(parquet.metadata, columns, size=file.size)
+        return names, _text_sizes(parquet.metadata, columns)
+    except UNREADABLE as error:
+        raise damaged(file.path, error) from error
+
+
+class _SizeAlone(io.RawIOBase):
+    """A file of which nothing can be had but its size."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.was_read = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._size if whence else offset
+
+    def tell(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes:  # noqa: ARG002
+        # No error from here: Arrow would keep it, with all that the frames of its traceback hold.
+        self.was_read = True
+        return b""
+
+
+def check_chunks(metadata: Any, columns: tuple[str, ...], *, size: int) -> None:
+    """Refuse a footer with a bad entry for a column: a plain look at one ends the process.
+
+    Arrow's readers go through all entries and raise an error before they read the first byte.
+    """
+    file = _SizeAlone(size)
+    try:
+        probe = pq.ParquetFile(pa.PythonFile(file, mode="r"), metadata=metadata, pre_buffer=True)
+        next(probe.iter_batches(1, columns=list(columns)), None)
+    except (pa.ArrowException, OSError):
+        if not file.was_read:
+            raise
+
+
+def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
+    """Uncompressed bytes of the columns in each row group, those below them counted."""
+    wanted = columns_below(metadata, columns)
+    sizes = []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        chunks = [group.column(i) for i in wanted]
+        for i, chunk in zip(wanted, chunks, strict=True):
+            # What lies behind the rows that the footer counts would be passed over.
+            is_flat = metadata.schema.column(i).max_repetition_level == 0
+            if is_flat and chunk.num_values != group.num_rows:
+                raise pa.ArrowInvalid(
+                    f"row group {index} has {chunk.num_values:,} values of "
+                    f"{chunk.path_in_schema!r} and {group.num_rows:,} rows"
+                )
+        sizes.append(sum(chunk.total_uncompressed_size for chunk in chunks))
+    return sizes
+
+
+def columns_below(metadata: Any, columns: tuple[str, ...]) -> list[int]:
+    """Numbers of the columns, those below them counted."""
+    below = tuple(f"{column}." for column in columns)
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    wanted = [i for i, name in enumerate(names) if name in columns or name.startswith(below)]
+    assert wanted, f"{columns} are in the schema but not among the columns"
+    return wanted
+
+
+class _Page(NamedTuple):
+    compressed: int
+    size: int
+    num_values: int
+    is_dictionary: bool
+
+
+def pages(file: Any, chunk: Any) -> Iterator[_Page]:
+    """The pages of a column chunk by their headers; ends where one is not understood.
+
+    Arrow reads the headers too and says what is wrong with them, but first it takes the memory.
+    """
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        start = min(start, chunk.dictionary_page_offset)
+    end = start + chunk.total_compressed_size
+    while start < end:
+        size = _HEADER_BYTES
+        while True:
+            file.seek(start)
+            data = file.read(size)
+            try:
+                header, used = _thrift(data, 0)
+                break
+            except IndexError:
+                if len(data) < size or size > MEGABYTE:
+                    return
+                size *= 16
+            except (KeyError, RecursionError):
+                return
+        kinds = [header.get(number) for number in (5, 7, 8)]
+        about = next((kind for kind in kinds if isinstance(kind, dict)), {})
+        found = [header.get(3), header.get(2), about.get(1, 0)]
+        compressed, whole, num_values = (each if type(each) is int else -1 for each in found)
+        if min(compressed, whole, num_values) < 0:
+            return
+        yield _Page(compressed, whole, num_values, is_dictionary=type(header.get(7)) is dict)
+        start += used + compressed
+
+
+def _thrift(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """A struct of Thrift's compact protocol and where it ends; IndexError if it goes on."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        at, kind = at + 1, head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _varint(data, at)
+            number = number >> 1
+        if kind == _STRUCT:
+            fields[number], at = _thrift(data, at)
+        elif kind == _BINARY:
+            size, at = _varint(data, at)
+            at += size
+        elif kind in _INTEGERS:
+            value, at = _varint(data, at)
+            fields[number] = (value >> 1) ^ -(value & 1)
+        else:
+            at += _FIXED[kind]
+    return fields, at + 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+
+
+_HEADER_BYTES = 512
+_INTEGERS, _BINARY, _STRUCT = (4, 5, 6), 8, 12
+_FIXED = {1: 0, 2: 0, 3: 1, 7: 8}
+
+
+# -------------------------------------------------------------------------------------------------
+# Arrow IPC files and streams, Feather, and the files of Hugging Face `save_to_disk` (streams).
+#
+# Units are runs of record batches. A file has a table of its batches; a stream has none, so
+# planning walks over the heads of its messages once and leaves the data itself alone. The heads
+# also tell what memory a batch will take.
+
+_FILE_MAGIC = b"ARROW1"
+_OLD_FEATHER_MAGIC = b"FEA1"
+
+
+class ArrowFormat:
+    """Arrow IPC files and streams."""
+
+    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
+        return False
+
+    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        """Runs of equally many record batches, about `unit_bytes` each."""
+        try:
+            schema, count = _arrow_facts(file.location)
+            _check_columns(schema, options, path=file.path)
+        except UNREADABLE as error:
+            raise damaged(file.path, error) from error
+        step = max(1, count * unit_bytes_of(file, options) // max(1, file.size))
+        for index, start in enumerate(range(0, max(1, count), step)):
+            yield Unit(file=file, index=index, start=start, end=min(start + step, count))
+
+    def open(self, file: SourceFile, options: SourceOptions) -> Source:
+        return ArrowSource(file, options)
+
+
+class ArrowSource(ColumnSource):
+    """An open Arrow file or stream; a stream is read on, or from the front again."""
+
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        super().__init__(file, options)
+        self._native, self._map = _map_or_open(file.location)
+        try:
+            self._is_file = _is_file_format(self._native, file.path)
+            self._restart()
+            self._columns = _check_columns(self._reader.schema, options, path=file.path)
+            self._needs = _batch_bytes(file.location, is_mapped=self._map is not None)
+            self._count = self._reader.num_record_batches if self._is_file else len(self._needs)
+        except UNREADABLE as error:
+            raise damaged(file.path, error) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._native.close()
+
+    def _let_go(self) -> None:
+        if self._map is not None and sys.platform == "linux":
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _restart(self) -> None:
+        self._native.seek(0)
+        ipc = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
+        self._reader = ipc(self._native)
+        self._next = 0
+
+    def _arrays(self, unit: Unit) -> Iterator[Any]:
+        if not self._is_file and unit.start < self._next:
+            self._restart()
+        index = unit.start if self._is_file else self._next
+        while index < (self._count if unit.end is None else unit.end):
+            batch = self._batch(index)
+            index += 1
+            if index > unit.start:
+                if self._options.fields:
+                    yield json_rows(batch, self._columns)
+                else:
+                    yield column_at(batch, self._columns)
+
+    def _batch(self, index: int) -> Any:
+        if index < len(self._needs):
+            needs = self._needs[index]
+            check_room(
+                needs,
+                f"a record batch (number {index}) of {format_size(needs)}",
+                path=self._file.path,
+                room=self._options.room_bytes,
+            )
+        if self._is_file:
+            return self._reader.get_batch(index)
+        self._next += 1
+        return self._reader.read_next_batch()
+
+    def _is_last(self, unit: Unit) -> bool:
+        return unit.end is None or unit.end >= self._count
+
+
+def _check_columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
+    """Names of the columns of all fields, or those that lead to the one of the text."""
+    if options.fields:
+        return columns_for(schema.names, options, path=path)
+    return field_path(schema, options.text_field, path=path)
+
+
+def _arrow_facts(path: str) -> tuple[Any, int]:
+    """Schema and number of record batches."""
+    native = open_native(path)
+    with native:
+        if _is_file_format(native, path):
+            reader = pa.ipc.open_file(native)
+            return reader.schema, reader.num_record_batches
+    with open_native(path) as native:
+        schema = pa.ipc.open_stream(native).schema
+    return schema, len(_batch_bytes(path))
+
+
+def _is_file_format(native: Any, path: str) -> bool:
+    native.seek(0)
+    magic = native.read(8)
+    native.seek(0)
+    if magic.startswith(_OLD_FEATHER_MAGIC):
+        raise SourceError(
+            f"{path!r} is a Feather V1 file, which is no longer read",
+            hint="write it again with: pyarrow.feather.write_feather(table, path)",
+        )
+    return bool(magic.startswith(_FILE_MAGIC))
+
+
+_CONTINUES = 0xFFFFFFFF
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+
+
+def _map_or_open(path: str) -> tuple[Any, mmap.mmap | None]:
+    """The file for Arrow's readers; mapped where that can be, since a batch may be of any size."""
+    native = open_native(path)
+    if files_module.is_remote(path) or not native.size():
+        return native, None
+    native.close()
+    with files_module.open_binary(path) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return pa.BufferReader(pa.py_buffer(mapped)), mapped
+
+
+def _batch_bytes(path: str, *, is_mapped: bool = False) -> list[int]:
+    """Memory that each record batch takes, with the dictionaries in front of it."""
+    with files_module.open_binary(path) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        at = 8 if file.read(6) == _FILE_MAGIC else 0
+        needs: list[int] = []
+        dictionaries = 0
+        try:
+            while at + 4 <= size:
+                file.seek(at)
+                (length,) = struct.unpack("<I", file.read(4))
+                if length == _CONTINUES:
+                    (length,) = struct.unpack("<I", file.read(4))
+                    at += 4
+                if not length:
+                    break
+                if at + 4 + length > size:
+                    raise pa.ArrowInvalid(f"a message of {length:,} bytes goes beyond the end")
+                kind, body, buffers = _head(file.read(length))
+                at += 4 + length
+                if not 0 <= body <= size - at:
+                    raise pa.ArrowInvalid(f"a message body of {body:,} bytes goes beyond the end")
+                held = 0 if is_mapped else body
+                for offset in buffers:
+                    file.seek(at + offset)
+                    held += max(0, struct.unpack("<q", file.read(8))[0])
+                if kind == _DICTIONARY_BATCH:
+                    dictionaries += held
+                elif kind == _RECORD_BATCH:
+                    needs.append(dictionaries + held)
+                at += body
+        except (struct.error, IndexError) as error:
+            raise pa.ArrowInvalid(f"a message has no valid head: {error}") from error
+    return needs
+
+
+class _Table:
+    """A table of a flatbuffer, of which only a few members are looked at."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def place(self, number: int) -> int | None:
+        """Where a member stands, if it is there."""
+        (back,) = struct.unpack_from("<i", self.data, self.at)
+        (size,) = struct.unpack_from("<H", self.data, self.at - back)
+        if 4 + 2 * number >= size:
+            return None
+        (offset,) = struct.unpack_from("<H", self.data, self.at - back + 4 + 2 * number)
+        return self.at + offset if offset else None
+
+    def number(self, number: int, form: str) -> int:
+        place = self.place(number)
+        return 0 if place is None else int(struct.unpack_from(form, self.data, place)[0])
+
+    def child(self, number: int) -> _Table | None:
+        place = self.place(number)
+        if place is None:
+            return None
+        return _Table(self.data, place + struct.unpack_from("<I", self.data, place)[0])
+
+
+def _head(data: bytes) -> tuple[int, int, list[int]]:
+    """Kind and body bytes of a message, and where in the body compressed buffers begin.
+
+    A compressed buffer begins with its size once it is decompressed.
+    """
+    message = _Table(data, struct.unpack_from("<I", data)[0])
+    kind, body = message.number(1, "<B"), message.number(3, "<q")
+    batch = message.child(2)
+    if kind == _DICTIONARY_BATCH and batch is not None:
+        batch = batch.child(1)
+    if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH) or batch is None or batch.child(3) is None:
+        return kind, body, []
+    buffers = batch.child(2)
+    if buffers is None:
+        return kind, body, []
+    (count,) = struct.unpack_from("<I", data, buffers.at)
+    entries = (struct.unpack_from("<qq", data, buffers.at + 4 + 16 * i) for i in range(count))
+    return kind, body, [offset for offset, length in entries if length >= 8 and offset >= 0]

@@ -1,0 +1,621 @@
+"""Writes the tokens of one unit: to temporary files, hashed on the way, committed as a whole.
+
+    writer.append(split, ids, ...) ... writer.reject(...) ... writer.commit(...) -> Receipt
+
+Nothing is visible in `shards/` before `commit`. Ids are narrowed into one small block that stays in
+the cache while it is checked, hashed and written; numpy, xxhash and the write all let other threads
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from tokenmill.errors import BuildError, StoreError
+from tokenmill.store.durable import sync_folder, write_error, write_synced
+from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts
+from tokenmill.store.format import (
+    MAX_DOCUMENT_TOKENS,
+    RowRuns,
+    counted_by_document,
+    index_blocks,
+    token_dtype,
+)
+from tokenmill.store.layout import (
+    RECEIPT_FILE,
+    REJECTS_FILE,
+    SHARD_FILE,
+    SPLIT_NAME,
+    TRAIN,
+    shard_name,
+)
+from tokenmill.store.receipts import Receipt, find_receipt, read_receipt
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from tokenmill.records import Reject
+    from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+    from tokenmill.store.format import TokenDtype
+    from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.receipts import Claim
+
+
+# -------------------------------------------------------------------------------------------------
+# How a finished unit becomes part of a store, and how what a crash left behind is removed.
+#
+# The order is what makes it safe. At every moment, and after a crash at any moment:
+#
+#   | a manifest is there   =>  every receipt it names is there
+#   | a receipt is there    =>  every file it names is there, with the bytes it names
+#
+# So whoever claims goes first when something is taken away (manifest, then receipt, then files),
+# and last when something is put in place (files, then receipt). Each step is on the disk before
+# the next begins.
+#
+# Two workers may commit the same unit, at the same time even: a part that was started twice, a
+# copy of a slow task. Equal units have equal bytes, so the one that comes second finds its own
+# receipt and leaves everything as it is; if both are at it at once, they put the same bytes over
+# each other.
+
+
+def publish(layout: StoreLayout, receipt: Receipt, *, staging: Path) -> None:
+    """Move a unit's synced files from `staging` into the store; its receipt goes last."""
+    unit = receipt.unit.name
+    staged_receipt = staging / f"{unit}.json"
+    write_synced(staged_receipt, receipt.to_bytes())
+    layout.create()
+    if _is_there(layout, receipt):
+        shutil.rmtree(staging)
+        return
+    _retire(layout, receipt)
+    is_placed = False
+    try:
+        for name in receipt.files:
+            layout.upstream.take(staging / name, layout.shards / name)
+        if receipt.rejects is not None:
+            layout.upstream.take(staging / f"{unit}.jsonl", layout.rejects_file(unit))
+            sync_folder(layout.rejects)
+        sync_folder(layout.shards)
+        staged_receipt.replace(layout.receipt(unit))
+        is_placed = True
+        sync_folder(layout.shards)
+        layout.upstream.put(layout.receipt(unit))
+    except (OSError, BuildError):
+        if is_placed or not _is_there(layout, receipt):  # what another worker committed stays
+            _withdraw(layout, receipt)
+        raise
+    staging.rmdir()
+
+
+def _is_there(layout: StoreLayout, receipt: Receipt) -> bool:
+    """Whether this very unit is part of the store already, with all its files."""
+    unit = receipt.unit.name
+    try:
+        if layout.receipt(unit).read_bytes() != receipt.to_bytes():
+            return False
+    except OSError:
+        return False
+    return find_receipt(layout, unit) is not None
+
+
+def _retire(layout: StoreLayout, receipt: Receipt) -> None:
+    """Remove an earlier version of the unit; files that the new one has too are replaced later."""
+    unit = receipt.unit.name
+    if not layout.receipt(unit).exists():
+        return
+    remove_manifest(layout)
+    files = _files_of(layout, unit)
+    layout.receipt(unit).unlink(missing_ok=True)
+    sync_folder(layout.shards)
+    layout.upstream.remove([layout.receipt(unit)])
+    replaced = {*receipt.files, *(() if receipt.rejects is None else (f"{unit}.jsonl",))}
+    dropped = [path for path in files if path.name not in replaced]
+    for path in dropped:
+        path.unlink(missing_ok=True)
+    layout.upstream.remove(dropped)
+
+
+def _files_of(layout: StoreLayout, unit: str) -> list[Path]:
+    try:
+        names: Iterable[str] = read_receipt(layout, unit).files
+    except StoreError:  # damaged: the folder itself must say which files are the unit's
+        listed = [path.name for path in layout.shards.iterdir()]
+        names = [name for name in listed if _unit_of(SHARD_FILE, name) == unit]
+    return [*(layout.shards / name for name in names), layout.rejects_file(unit)]
+
+
+def _claimed(layout: StoreLayout, receipt: Receipt) -> list[Path]:
+    """The files that a receipt claims; a unit that rejects nothing has no file of rejects."""
+    files = [layout.shards / name for name in receipt.files]
+    return files if receipt.rejects is None else [*files, layout.rejects_file(receipt.unit.name)]
+
+
+def _withdraw(layout: StoreLayout, receipt: Receipt) -> None:
+    """Take back what `publish` had moved. A broken disk may refuse that too; `sweep` ends it."""
+    unit = receipt.unit.name
+    with contextlib.suppress(OSError):
+        layout.receipt(unit).unlink(missing_ok=True)
+        for path in _claimed(layout, receipt):
+            path.unlink(missing_ok=True)
+
+
+def remove_manifest(layout: StoreLayout) -> None:
+    """Take the manifest away, before anything that it claims is changed."""
+    if layout.manifest.exists():
+        layout.manifest.unlink(missing_ok=True)
+        sync_folder(layout.root)
+        layout.upstream.remove([layout.manifest])
+
+
+def sweep(layout: StoreLayout, claims: Mapping[str, Claim]) -> list[Path]:
+    """Remove temporary files, and units and files that none of `claims` names; returns them.
+
+    The caller holds the store's lock. Files whose names are not of a store's making are left alone.
+    """
+
+    def is_claimed(match: re.Match[str]) -> bool:
+        claim = claims.get(match["unit"])
+        if claim is None or (match["split"] or TRAIN) not in claim.splits:
+            return False
+        return claim.mask or match["kind"] != "mask"
+
+    def has_rejects(match: re.Match[str]) -> bool:
+        claim = claims.get(match["unit"])
+        return claim is not None and claim.rejects
+
+    try:
+        shutil.rmtree(layout.tmp, ignore_errors=True)
+        retired = _unclaimed(layout.shards, RECEIPT_FILE, lambda match: match["unit"] in claims)
+        orphans: list[Path] = []
+        if retired:
+            remove_manifest(layout)
+            orphans += layout.upstream.elsewhere(_files_of_all(layout, retired))
+            _remove(layout, retired)
+        orphans += _unclaimed(layout.shards, SHARD_FILE, is_claimed)
+        orphans += _unclaimed(layout.rejects, REJECTS_FILE, has_rejects)
+        _remove(layout, orphans)
+    except OSError as error:
+        raise write_error(error, path=layout.shards) from error
+    return retired + orphans
+
+
+def _unclaimed(
+    folder: Path, pattern: re.Pattern[str], is_claimed: Callable[[re.Match[str]], bool]
+) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        found = ((entry.name, pattern.fullmatch(entry.name)) for entry in entries)
+        return sorted(folder / name for name, match in found if match and not is_claimed(match))
+
+
+def _files_of_all(layout: StoreLayout, receipts: list[Path]) -> list[Path]:
+    return [path for receipt in receipts for path in _files_of(layout, receipt.stem)]
+
+
+def _remove(layout: StoreLayout, paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths}:
+        sync_folder(folder)
+    layout.upstream.remove(paths)
+
+
+def _unit_of(pattern: re.Pattern[str], name: str) -> str | None:
+    match = pattern.fullmatch(name)
+    return None if match is None else match["unit"]
+
+
+# -------------------------------------------------------------------------------------------------
+# A file that is hashed while it is written, and goes to the disk meanwhile.
+#
+# Without the second, a file lies in memory until its end, and `finish` waits while the disk takes
+# all of it at once. Linux can be told to begin earlier; where it cannot, a file takes longer and
+# is the same.
+
+WRITE_BYTES = 1 << 19
+"""Larger writes cost Linux more time per byte, since it allocates large pages for them."""
+AHEAD_BYTES = 8 << 20
+"""What lies in memory before the disk is told to begin."""
+_BEGIN_WRITING = 2  # SYNC_FILE_RANGE_WRITE: it begins and does not wait
+
+
+class HashedFile:
+    """A new file, or from an offset on a stretch of one that is there."""
+
+    def __init__(self, path: Path, *, offset: int | None = None) -> None:
+        self.bytes = 0
+        """Written so far."""
+        self._offset = offset or 0
+        self._begun = 0
+        self._hash = xxhash.xxh3_128()
+        # Unbuffered: blocks are large.
+        self._file = open(path, "xb" if offset is None else "r+b", buffering=0)  # noqa: SIM115
+        if offset is not None:
+            self._file.seek(offset)
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        """Write all of a block, of any contiguous kind."""
+        left = memoryview(block).cast("B")
+        while left:
+            piece = left[:WRITE_BYTES]
+            # A write may be cut short, most often when the disk is nearly full.
+            piece = piece[: self._file.write(piece)]
+            self._hash.update(piece)
+            self.bytes += len(piece)
+            left = left[len(piece) :]
+        if self.bytes - self._begun >= AHEAD_BYTES:
+            begin_writing(self._file.fileno(), self._offset + self._begun, self.bytes - self._begun)
+            self._begun = self.bytes
+
+    @property
+    def checksum(self) -> str:
+        """xxh3-128 of what was written so far."""
+        return self._hash.hexdigest()
+
+    def finish(self) -> FileFacts:
+        """Wait until all of it is on the disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileFacts(bytes=self.bytes, checksum=self.checksum)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def begin_writing(descriptor: int, offset: int, count: int) -> None:
+    """Ask for bytes of a file to go to the disk from now on; nothing is promised."""
+    function = _sync_file_range()
+    if function is not None:
+        function(descriptor, offset, count, _BEGIN_WRITING)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+BLOCK_TOKENS = 1 << 18
+"""512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
+REJECT_BLOCK_BYTES = 1 << 20
+LISTED_REJECTS = 10_000
+"""Rejected rows of a unit that are listed; of those behind them, each reason is counted."""
+
+
+class UnitWriter:
+    """Collects the documents and rejects of a unit; as a context manager: no commit, no trace."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        unit: UnitFacts,
+        *,
+        dtype: TokenDtype,
+        vocab_size: int,
+        listed_rejects: int = LISTED_REJECTS,
+    ) -> None:
+        if dtype != token_dtype(vocab_size):
+            raise ValueError(f"ids of a vocabulary of {vocab_size} are not stored as {dtype}")
+        self._layout = layout
+        self._unit = unit
+        self._dtype = dtype
+        self._vocab_size = vocab_size
+        self._listed_rejects = listed_rejects
+        self._staging = layout.tmp / f"{unit.name}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._shards: dict[str, _Shard] = {}
+        self._rejects: _Rejects | None = None
+        with self._guarded():
+            self._staging.mkdir(parents=True)
+
+    def append(
+        self,
+        split: str,
+        ids: NDArray[np.unsignedinteger | np.signedinteger],
+        *,
+        lengths: NDArray[np.integer],
+        rows: NDArray[np.int64],
+        mask: NDArray[np.uint8 | np.bool] | None = None,
+    ) -> None:
+        """Add whole documents to a split: their ids back to back, lengths, and rows in the unit.
+
+        A row may stand there several times, once for each of its pieces; all of them come at once.
+        `mask` says for every token whether it counts for the loss (1) or not (0). Documents of one
+        store have masks all of them, or none.
+        """
+        if len(lengths) != len(rows) or int(lengths.sum()) != len(ids):
+            raise ValueError(
+                f"{len(lengths)} lengths over {int(lengths.sum())} tokens do not describe"
+                f" {len(ids)} tokens of {len(rows)} rows"
+            )
+        if len(lengths) == 0:
+            return
+        if mask is not None:
+            mask = _checked_mask(mask, num_tokens=len(ids))
+        with self._guarded():
+            shard = self._shards.get(split) or self._start(split, has_mask=mask is not None)
+            shard.append(ids, lengths=lengths, rows=rows, mask=mask, vocab_size=self._vocab_size)
+
+    def reject(self, reject: Reject) -> None:
+        """Write down one row that could not be used."""
+        self.rejects([reject])
+
+    def rejects(self, rejects: Iterable[Reject]) -> None:
+        """Write down rows that could not be used."""
+        with self._guarded():
+            for reject in rejects:
+                if self._rejects is None:
+                    path = self._staging / f"{self._unit.name}.jsonl"
+                    self._rejects = _Rejects(path, most=self._listed_rejects)
+                self._rejects.add(reject, path=self._unit.path)
+
+    def commit(
+        self,
+        *,
+        source: SourceFacts,
+        config: str,
+        counts: Counts,
+        bounds: Bounds,
+        engine: EngineFacts,
+    ) -> Receipt:
+        """Make the unit part of the store, all of it or nothing; the writer is used up."""
+        with self._guarded():
+            unlisted = 0 if self._rejects is None else self._rejects.more.total()
+            receipt = Receipt(
+                unit=self._unit,
+                source=source,
+                config=config,
+                counts=replace(counts, unlisted=unlisted),
+                bounds=bounds,
+                engine=engine,
+                shards=tuple(self._shards[split].finish() for split in sorted(self._shards)),
+                rejects=None if self._rejects is None else self._rejects.finish(),
+            )
+            publish(self._layout, receipt, staging=self._staging)
+        return receipt
+
+    def abort(self) -> None:
+        """Remove every trace of a unit that is not committed; harmless after a commit."""
+        for shard in self._shards.values():
+            shard.close()
+        if self._rejects is not None:
+            self._rejects.close()
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def __enter__(self) -> UnitWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def _start(self, split: str, *, has_mask: bool) -> _Shard:
+        if not SPLIT_NAME.fullmatch(split):
+            raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
+        name = shard_name(self._unit.name, split=split)
+        self._shards[split] = _Shard(
+            self._staging, name=name, split=split, dtype=self._dtype, has_mask=has_mask
+        )
+        return self._shards[split]
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A failed write leaves no files behind, and says where and with how much space left."""
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise write_error(error, path=self._layout.receipt(self._unit.name)) from error
+        except BaseException:
+            self.abort()
+            raise
+
+
+class _Shard:
+    """The documents of a unit that belong to one split, as they come in."""
+
+    def __init__(
+        self, folder: Path, *, name: str, split: str, dtype: TokenDtype, has_mask: bool
+    ) -> None:
+        self._folder = folder
+        self._name = name
+        self._split = split
+        self._dtype = dtype
+        self._bin = HashedFile(folder / f"{name}.bin")
+        self._mask = _Mask(folder / f"{name}.mask") if has_mask else None
+        self._block = np.empty(BLOCK_TOKENS, dtype)
+        self._filled = 0
+        self._lengths: list[NDArray[np.int32]] = []
+        self._rows = RowRuns()
+        self._tokens = 0
+        self._max_id = 0
+
+    def append(
+        self,
+        ids: NDArray[np.unsignedinteger | np.signedinteger],
+        *,
+        lengths: NDArray[np.integer],
+        rows: NDArray[np.int64],
+        mask: NDArray[np.uint8] | None,
+        vocab_size: int,
+    ) -> None:
+        if lengths.min() < 0 or lengths.max() > MAX_DOCUMENT_TOKENS:
+            raise ValueError(f"a document of {lengths.max()} tokens does not fit the index")
+        if (mask is None) != (self._mask is None):
+            raise ValueError("some documents of one shard have a mask, others have none")
+        if mask is not None and self._mask is not None:
+            self._mask.append(mask, lengths=lengths)
+        self._rows.add(rows)
+        self._lengths.append(lengths.astype(np.int32))
+        self._tokens += len(ids)
+        if ids.dtype == self._dtype and len(ids) >= BLOCK_TOKENS and ids.flags.c_contiguous:
+            self._check(ids, vocab_size=vocab_size)
+            self._flush()
+            self._bin.write(ids.data.cast("B"))
+            return
+        start = 0
+        while start < len(ids):
+            part = ids[start : start + BLOCK_TOKENS - self._filled]
+            self._take(part, vocab_size=vocab_size)
+            start += len(part)
+
+    def _take(
+        self, ids: NDArray[np.unsignedinteger | np.signedinteger], *, vocab_size: int
+    ) -> None:
+        self._check(ids, vocab_size=vocab_size)
+        end = self._filled + len(ids)
+        np.copyto(self._block[self._filled : end], ids, casting="unsafe")
+        self._filled = end
+        if end == BLOCK_TOKENS:
+            self._flush()
+
+    def _check(
+        self, ids: NDArray[np.unsignedinteger | np.signedinteger], *, vocab_size: int
+    ) -> None:
+        # Seen as unsigned, a negative id is larger than any vocabulary: one pass finds both.
+        largest = int(ids.view(f"u{ids.itemsize}").max())
+        if largest >= vocab_size:
+            raise ValueError(
+                f"ids from {ids.min()} to {ids.max()} leave the {vocab_size} known ones"
+            )
+        self._max_id = max(self._max_id, largest)
+
+    def _flush(self) -> None:
+        if self._filled:
+            self._bin.write(self._block[: self._filled].data.cast("B"))
+            self._filled = 0
+
+    def finish(self) -> ShardFacts:
+        self._flush()
+        index = HashedFile(self._folder / f"{self._name}.idx")
+        try:
+            for block in index_blocks(self._lengths, dtype=self._dtype):
+                index.write(block)
+            return ShardFacts(
+                name=self._name,
+                split=self._split,
+                documents=sum(map(len, self._lengths)),
+                tokens=self._tokens,
+                max_id=self._max_id,
+                rows=self._rows.lengths(),
+                pieces=self._rows.pieces(),
+                bin=self._bin.finish(),
+                idx=index.finish(),
+                mask=None if self._mask is None else self._mask.finish(),
+            )
+        finally:
+            index.close()
+
+    def close(self) -> None:
+        self._bin.close()
+        if self._mask is not None:
+            self._mask.close()
+
+
+class _Mask:
+    """The file that says which tokens of a shard count, one byte each."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = HashedFile(path)
+        self._pending = bytearray()
+        self._counted = 0
+        self._silent = 0
+
+    def append(self, mask: NDArray[np.uint8], *, lengths: NDArray[np.integer]) -> None:
+        counts = counted_by_document(mask, lengths)
+        self._counted += int(counts.sum())
+        self._silent += int(np.count_nonzero(counts == 0))
+        self._pending += mask.data
+        if len(self._pending) >= BLOCK_TOKENS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(self._pending)
+        self._pending = bytearray()
+
+    def finish(self) -> MaskFacts:
+        self._flush()
+        facts = self._file.finish()
+        return MaskFacts(
+            bytes=facts.bytes, checksum=facts.checksum, counted=self._counted, silent=self._silent
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _checked_mask(mask: NDArray[np.uint8 | np.bool], *, num_tokens: int) -> NDArray[np.uint8]:
+    """The mask as bytes of 0 and 1; ValueError where it is none, or not of so many tokens."""
+    if mask.dtype not in (np.uint8, np.bool_) or len(mask) != num_tokens:
+        raise ValueError(f"{len(mask)} entries of {mask.dtype} are no mask of {num_tokens} tokens")
+    values = np.ascontiguousarray(mask).view(np.uint8)
+    if values.max(initial=0) > 1:
+        raise ValueError(f"a mask holds 0 and 1, this one {values.max()}")
+    return values
+
+
+class _Rejects:
+    """The file of rejected rows, one JSON object to a line, and what is behind the last one."""
+
+    def __init__(self, path: Path, *, most: int) -> None:
+        self._file = HashedFile(path)
+        self._pending = bytearray()
+        self._rows = 0
+        self._most = most
+        self.more: Counter[str] = Counter()
+        self._last: tuple[object, ...] = ()
+        self._parts = ("", "")
+
+    def add(self, reject: Reject, *, path: str) -> None:
+        self._rows += 1
+        if self._rows > self._most:
+            self.more[reject.reason] += 1
+            return
+        if self._last != (now := (reject.path, reject.reason, reject.detail)):
+            # Most rejects of a unit differ in their place alone.
+            self._last = now
+            about = {"reason": str(reject.reason), "detail": reject.detail}
+            file = json.dumps(path if reject.path is None else reject.path)
+            self._parts = file, json.dumps(about, separators=(",", ":"))[1:]
+        offset = "null" if reject.offset is None else reject.offset
+        file, about_it = self._parts
+        line = f'{{"file":{file},"row":{reject.row},"offset":{offset},{about_it}\n'
+        self._pending += line.encode("ascii")
+        if len(self._pending) >= REJECT_BLOCK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(bytes(self._pending))
+        self._pending.clear()
+
+    def finish(self) -> RejectsFacts:
+        if self.more:
+            line = json.dumps({"more": self.more}, sort_keys=True, separators=(",", ":"))
+            self._pending += f"{line}\n".encode("ascii")
+        self._flush()
+        facts = self._file.finish()
+        return RejectsFacts(rows=self._rows, bytes=facts.bytes, checksum=facts.checksum)
+
+    def close(self) -> None:
+        self._file.close()
