@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.config import BuildConfig, BuildResources, format_size, parse_size
+from tokenmill.config import BuildConfig, BuildResources
 from tokenmill.errors import UsageError
+from tokenmill.words import format_size, parse_size
 
 
 @pytest.mark.parametrize(

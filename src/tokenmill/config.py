@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,32 +14,6 @@ from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of '4GB', '512MiB', '1.5g' or a plain number (GB counts in thousands, GiB in 1024s)."""
-    if isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            f"{text!r} is not a size", hint="write a number and a unit, such as 4GB or 512MiB"
-        )
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
-
-
-def format_size(num_bytes: float) -> str:
-    """'1.5 GB', '63 MB': thousands, as disks and `parse_size` count them."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(num_bytes) < 999.5 or unit == "TB":
-            digits = 0 if unit == "B" or abs(num_bytes) >= 99.5 else 1
-            return f"{num_bytes:,.{digits}f} {unit}"
-        num_bytes /= 1000
-    raise AssertionError("unreachable")
 
 
 TEMPLATE_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")

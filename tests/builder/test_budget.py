@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tokenmill.builder.memory import max_document_bytes
-from tokenmill.config import parse_size
+from tokenmill.words import parse_size
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from tests.builder.stores import byte_ids, documents, make_texts, tree, write_js
 
 import tokenmill
 from tokenmill.builder.memory import max_document_bytes
-from tokenmill.config import parse_size
 from tokenmill.engines.describe import describe
 from tokenmill.errors import (
     MemoryBudgetError,
@@ -20,6 +19,7 @@ from tokenmill.errors import (
     TooManyRejectsError,
     UsageError,
 )
+from tokenmill.words import parse_size
 
 if TYPE_CHECKING:
     from tokenmill.builder.progress import BuildResult, Progress

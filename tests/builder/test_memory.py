@@ -16,8 +16,8 @@ from tokenmill.builder.memory import (
     max_document_bytes,
     usable_memory,
 )
-from tokenmill.config import parse_size
 from tokenmill.errors import MemoryBudgetError
+from tokenmill.words import parse_size
 
 
 def test_one_and_a_half_gigabytes_are_enough_for_two_workers_with_a_large_vocabulary() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.diagnosis.plots import EvenScale, linear_scale, log_scale
-from tokenmill.diagnosis.values import clock, compact, milliseconds, tick_text, times
+from tokenmill.diagnosis.plots import EvenScale, linear_scale, log_scale, tick_text
+from tokenmill.words import compact, milliseconds, spoken, times
 
 numbers = st.floats(1e-6, 1e12)
 
@@ -61,9 +61,9 @@ def test_an_axis_of_settings_has_them_evenly_apart() -> None:
         (times(1.26), "1.3 times"),
         (times(40.4), "40 times"),
         (times(float("inf")), "over 1,000 times"),
-        (clock(5), "5.0 s"),
-        (clock(60), "1 minute"),
-        (clock(9000), "2.5 hours"),
+        (spoken(5), "5.0 s"),
+        (spoken(60), "1 minute"),
+        (spoken(9000), "2.5 hours"),
     ],
 )
 def test_numbers_are_short(shown: str, expected: str) -> None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tokenmill.config import format_size
 from tokenmill.errors import MemoryBudgetError
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -46,7 +46,7 @@ from tokenmill.builder.progress import (
     run_recorded,
 )
 from tokenmill.builder.worker import WorkerSettings
-from tokenmill.config import BuildConfig, BuildResources, RowShape, parse_size
+from tokenmill.config import BuildConfig, BuildResources, RowShape
 from tokenmill.engines.locate import CHAT_TEMPLATE
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
 from tokenmill.files import shown
@@ -77,6 +77,7 @@ from tokenmill.store.receipts import (
     write_record,
 )
 from tokenmill.store.write import remove_manifest, sweep
+from tokenmill.words import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

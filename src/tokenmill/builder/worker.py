@@ -24,7 +24,6 @@ from tokenmill.builder.unit import (
     UnitRules,
     UnitTally,
 )
-from tokenmill.config import format_size
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import load_engine
 from tokenmill.errors import MemoryBudgetError
@@ -34,6 +33,7 @@ from tokenmill.store.format import token_dtype
 from tokenmill.store.layout import join_layout, unit_name
 from tokenmill.store.lock import TurnLock, WorkerLock
 from tokenmill.store.write import UnitWriter
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

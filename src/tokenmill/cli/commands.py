@@ -407,8 +407,8 @@ def layout(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import count
     from tokenmill.cli.progress import watch_amount
+    from tokenmill.words import count
 
     def documents(number: int) -> str:
         return count(number, "document")

@@ -236,9 +236,9 @@ def parse_settings(given: list[str] | None, *, merge: bool = False) -> dict[str,
 
 def export_result(result: ExportResult, *, as_json: bool) -> None:
     """Print what an export made."""
-    from tokenmill.cli.output import count, duration, print_json, rate
+    from tokenmill.cli.output import print_json
     from tokenmill.cli.show import facts
-    from tokenmill.config import format_size
+    from tokenmill.words import count, duration, format_size, rate
 
     if as_json:
         print_json(result)
@@ -269,8 +269,9 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
     """Print what an import made."""
     import shlex
 
-    from tokenmill.cli.output import count, duration, print_json, rate
+    from tokenmill.cli.output import print_json
     from tokenmill.cli.show import facts, next_steps, splits_text
+    from tokenmill.words import count, duration, rate
 
     if as_json:
         print_json(result)
@@ -329,8 +330,8 @@ def export(
       tokenmill export my-store --to mds --out mds/ --seq-len 2048
     """
     import tokenmill
-    from tokenmill.cli.output import count
     from tokenmill.cli.progress import watch_amount
+    from tokenmill.words import count
 
     with (
         stoppable(KEPT_PARTS, command=same_command()),
@@ -453,8 +454,8 @@ def convert(
       tokenmill convert tokens/ --from datatrove --to megatron --out megatron/ --merge
     """
     import tokenmill
-    from tokenmill.cli.output import count
     from tokenmill.cli.progress import watch_amount
+    from tokenmill.words import count
 
     with (
         stoppable(KEPT_PARTS, command=same_command()),

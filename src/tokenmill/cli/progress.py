@@ -11,18 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.output import (
-    clock,
-    compact,
-    count,
-    live_display,
-    make_console,
-    of_budget,
-    share,
-    unguarded,
-)
-from tokenmill.config import format_size
+from tokenmill.cli.output import live_display, make_console, unguarded
 from tokenmill.visible import visible
+from tokenmill.words import clock, compact, count, format_size, of_budget, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

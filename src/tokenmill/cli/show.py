@@ -9,20 +9,11 @@ from typing import TYPE_CHECKING
 
 from tokenmill.builder.progress import BuildResult
 from tokenmill.builder.verify import VerifyReport
-from tokenmill.cli.output import (
-    compact,
-    count,
-    duration,
-    make_console,
-    of_budget,
-    print_json,
-    rate,
-    share,
-)
-from tokenmill.config import format_size
+from tokenmill.cli.output import make_console, print_json
 from tokenmill.demo import Comparison, Corpus, Fed, Finished, Heading, Rebuilt, Trained
 from tokenmill.inspection import Inspection
 from tokenmill.visible import visible, visible_lines
+from tokenmill.words import compact, count, duration, format_size, of_budget, rate, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

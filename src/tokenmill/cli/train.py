@@ -15,18 +15,10 @@ import typer
 from tokenmill.cli import options as opt  # noqa: TC001 (typer reads it)
 from tokenmill.cli.commands import PackingChoice
 from tokenmill.cli.options import same_command, stoppable
-from tokenmill.cli.output import (
-    clock,
-    compact,
-    count,
-    duration,
-    live_display,
-    make_console,
-    print_json,
-)
+from tokenmill.cli.output import live_display, make_console, print_json
 from tokenmill.cli.progress import PLAIN_SECONDS
-from tokenmill.config import format_size
 from tokenmill.visible import visible
+from tokenmill.words import clock, compact, count, duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

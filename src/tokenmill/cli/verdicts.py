@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from tokenmill.cli.output import make_console
 from tokenmill.cli.progress import show_line
 from tokenmill.cli.show import facts, next_steps
-from tokenmill.config import format_size
 from tokenmill.diagnosis.values import as_json as diagnosis_json
-from tokenmill.diagnosis.values import compact, count, milliseconds
 from tokenmill.visible import visible
+from tokenmill.words import compact, count, format_size, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tokenmill._version import __version__
 from tokenmill.builder.memory import usable_memory
-from tokenmill.config import format_size
 from tokenmill.diagnosis.measure import (
     DEFAULT_GPU,
     DEFAULT_MFU,
@@ -22,20 +21,10 @@ from tokenmill.diagnosis.measure import (
     measure_all,
     usable_cores,
 )
-from tokenmill.diagnosis.values import (
-    Diagnosis,
-    Machine,
-    Verdict,
-    clock,
-    compact,
-    count,
-    findings,
-    listed,
-    read_evidence,
-    times,
-)
+from tokenmill.diagnosis.values import Diagnosis, Machine, Verdict, findings, read_evidence
 from tokenmill.errors import UsageError
 from tokenmill.files import shown
+from tokenmill.words import compact, count, format_size, listed, spoken, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -214,7 +203,7 @@ def cost_of_building(build: WayResult | None, sample: SampleFacts) -> list[str]:
     seconds = sample.estimated_text_bytes / rate + build.startup_seconds
     workers = count(build.workers, "worker")
     said = (
-        f"Tokenizing the whole input once would take about {clock(seconds)} here: tokenmill build"
+        f"Tokenizing the whole input once would take about {spoken(seconds)} here: tokenmill build"
         f" did {rate / 1e6:,.0f} MB of text a second with {workers}{_short(build)}."
     )
     return [said]

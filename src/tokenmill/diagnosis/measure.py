@@ -31,8 +31,7 @@ from tokenmill.builder.memory import (
     max_document_bytes,
     usable_memory,
 )
-from tokenmill.config import format_size
-from tokenmill.diagnosis.values import Demand, Recommendation, SweepPoint, WayResult, compact, count
+from tokenmill.diagnosis.values import Demand, Recommendation, SweepPoint, WayResult
 from tokenmill.diagnosis.ways import WAYS, WayJob, store_path, take_sample
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import REFERENCES, load_engine
@@ -41,6 +40,7 @@ from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.inspection import measure_lengths
 from tokenmill.runners.local import physical_cores
 from tokenmill.trainer.options import PEAKS, PRESETS, preset
+from tokenmill.words import compact, count, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

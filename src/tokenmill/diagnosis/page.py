@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.config import format_size
 from tokenmill.diagnosis.diagnose import sentence
 from tokenmill.diagnosis.plots import (
     Bar,
@@ -23,8 +22,9 @@ from tokenmill.diagnosis.plots import (
     line_plot,
     table,
     tag,
+    tick_text,
 )
-from tokenmill.diagnosis.values import compact, count, milliseconds, tick_text
+from tokenmill.words import compact, count, format_size, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

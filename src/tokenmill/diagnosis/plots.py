@@ -12,11 +12,20 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokenmill.diagnosis.values import compact, tick_text
 from tokenmill.visible import visible_lines
+from tokenmill.words import compact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+
+def tick_text(number: float) -> str:
+    """'10k', '2.5M', '0.2', '0': as short as a number at an axis should be."""
+    if abs(number) < 1:
+        return f"{number:.6f}".rstrip("0").rstrip(".") or "0"
+    text = compact(number)
+    digits, unit = (text[:-1], text[-1]) if text[-1].isalpha() else (text, "")
+    return (digits.removesuffix(".0") if "." in digits else digits) + unit
 
 
 # -------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tokenmill import files
 from tokenmill import files as files_module
-from tokenmill.config import format_size
 from tokenmill.errors import MemoryBudgetError, SourceError
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill import files as files_module
-from tokenmill.config import format_size
 from tokenmill.errors import SourceError
 from tokenmill.sources.base import (
     LARGEST_BATCH_ROWS,
@@ -36,6 +35,7 @@ from tokenmill.sources.columns import (
     field_path,
     json_rows,
 )
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,6 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from tokenmill.config import format_size
 from tokenmill.errors import DeviceMemoryError, TrainingError, UsageError
 from tokenmill.trainer.model import (
     Model,
@@ -37,6 +36,7 @@ from tokenmill.trainer.model import (
     scale_and_clip,
 )
 from tokenmill.trainer.options import padded_vocab, peak_of, preset
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

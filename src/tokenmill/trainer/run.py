@@ -30,7 +30,6 @@ import torch
 import xxhash
 from torch import distributed
 
-from tokenmill.config import format_size
 from tokenmill.errors import MissingExtraError, StoreError, TrainingError, UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.stalls import StallMeter
@@ -51,6 +50,7 @@ from tokenmill.trainer.loop import (
     settle,
 )
 from tokenmill.trainer.options import TrainProgress, TrainResult
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

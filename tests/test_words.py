@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.cli import output
+from tokenmill import words
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ from tokenmill.cli import output
     ],
 )
 def test_a_compact_number_has_three_digits_and_a_unit(number: float, shown: str) -> None:
-    assert output.compact(number) == shown
+    assert words.compact(number) == shown
 
 
 def test_counts_have_separators_and_the_right_noun() -> None:
-    assert output.count(1_234_567) == "1,234,567"
-    assert output.count(1, "document") == "1 document"
-    assert output.count(0, "document") == "0 documents"
-    assert output.count(2, "process", plural="processes") == "2 processes"
+    assert words.count(1_234_567) == "1,234,567"
+    assert words.count(1, "document") == "1 document"
+    assert words.count(0, "document") == "0 documents"
+    assert words.count(2, "process", plural="processes") == "2 processes"
 
 
 @pytest.mark.parametrize(
@@ -32,21 +32,21 @@ def test_counts_have_separators_and_the_right_noun() -> None:
     [(0.04, "0.04 s"), (9.94, "9.9 s"), (12.4, "12 s"), (187, "3:07"), (7387, "2:03:07")],
 )
 def test_a_duration_is_told_in_the_unit_a_person_would_use(seconds: float, shown: str) -> None:
-    assert output.duration(seconds) == shown
+    assert words.duration(seconds) == shown
 
 
 def test_memory_is_told_in_the_unit_of_its_budget() -> None:
-    assert output.of_budget(1_130_000_000, 1_500_000_000) == "1.1 of 1.5 GB"
-    assert output.of_budget(80_000_000, 1_500_000_000) == "0.1 of 1.5 GB"
-    assert output.of_budget(80_000_000, 512_000_000) == "80.0 of 512 MB"
-    assert output.of_budget(0, 0) == "0.0 of 0 B"
+    assert words.of_budget(1_130_000_000, 1_500_000_000) == "1.1 of 1.5 GB"
+    assert words.of_budget(80_000_000, 1_500_000_000) == "0.1 of 1.5 GB"
+    assert words.of_budget(80_000_000, 512_000_000) == "80.0 of 512 MB"
+    assert words.of_budget(0, 0) == "0.0 of 0 B"
 
 
 def test_a_share_of_nothing_is_zero() -> None:
-    assert output.share(0, 0) == "0%"
-    assert output.share(1, 8) == "12.5%"
+    assert words.share(0, 0) == "0%"
+    assert words.share(1, 8) == "12.5%"
 
 
 def test_a_rate_has_its_denominator() -> None:
-    assert output.rate(326_000_000, 2) == "163 MB/s"
-    assert output.rate(1, 0) == ""
+    assert words.rate(326_000_000, 2) == "163 MB/s"
+    assert words.rate(1, 0) == ""
