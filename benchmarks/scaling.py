@@ -29,6 +29,7 @@ from benchmarks import RESULTS, ROOT, WORK, machine, render
 from tokenmill.builder.progress import Monitor
 from tokenmill.builder.run import make_run
 from tokenmill.builder.worker import EngineReport, UnitReport
+from tokenmill.options import BuildOptions
 from tokenmill.runners import Job, LocalRunner, TaskReport, WorkerReady
 from tokenmill.sources import discover, format_of
 from tokenmill.store.facts import (
@@ -87,7 +88,10 @@ def make_input(units: int) -> None:
 
 
 def the_run() -> BuildRun:
-    return make_run("in", tokenizer="bytes", out="store", unit_bytes=UNIT_BYTES, memory="4GB")
+    options = BuildOptions(
+        "in", tokenizer="bytes", out="store", unit_bytes=UNIT_BYTES, memory="4GB"
+    )
+    return make_run(options)
 
 
 def plan() -> dict[str, Any]:

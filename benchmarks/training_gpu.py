@@ -176,6 +176,7 @@ def measure(run: Run, material: Material, *, vocab_size: int) -> dict[str, Any]:
 
 def make_setup(run: Run, *, vocab_size: int) -> Setup:
     options = TrainOptions(
+        "store",
         model=run.model,
         seq_len=run.seq_len,
         micro_batch=run.micro_batch,

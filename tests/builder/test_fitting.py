@@ -15,8 +15,8 @@ from tests.builder.stores import make_texts, tree, write_jsonl
 
 import tokenmill
 from tokenmill.builder.unit import Fitting, cut_lengths
-from tokenmill.config import RowShape
 from tokenmill.errors import UsageError
+from tokenmill.options import RowShape
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:

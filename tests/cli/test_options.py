@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.cli.options import end_token, unescape
+from tokenmill.cli.main import app
+from tokenmill.cli.options import unescape
 from tokenmill.errors import UsageError
 
 
@@ -29,8 +30,6 @@ def test_an_unknown_escape_is_refused_with_those_that_work(typed: str) -> None:
 
 
 def test_an_end_token_and_none_exclude_each_other() -> None:
-    assert end_token(None, no_eos=False) is None
-    assert end_token("</s>", no_eos=False) == "</s>"
-    assert end_token(None, no_eos=True) is False
-    with pytest.raises(UsageError, match="exclude each other"):
-        end_token("</s>", no_eos=True)
+    typed = ["build", "a.txt", "-t", "bytes", "-o", "store", "--eos", "</s>", "--no-eos"]
+    with pytest.raises(UsageError, match="--eos </s> and --no-eos exclude each other"):
+        app(typed, standalone_mode=False)

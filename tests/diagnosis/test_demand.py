@@ -4,17 +4,20 @@ import re
 
 import pytest
 
-from tokenmill.diagnosis.measure import Wanted, demands
+from tokenmill.diagnosis.measure import check_known, demands
 from tokenmill.errors import UsageError
+from tokenmill.options import DiagnoseOptions
 
 
 def test_a_rate_that_was_given_is_taken_as_it_is() -> None:
-    [need] = demands(Wanted(tokens_per_second=450_000, gpus=8), vocab_size=50_257)
+    [need] = demands(DiagnoseOptions(tokens_per_second=450_000, gpus=8), vocab_size=50_257)
     assert (need.tokens_per_second, need.total, need.is_estimate) == (450_000, 3_600_000, False)
 
 
 def test_an_estimate_is_the_peak_times_the_mfu_over_the_cost_of_a_token() -> None:
-    [need] = demands(Wanted(model="small", gpu="H200", mfu=0.5, seq_len=2048), vocab_size=50_304)
+    [need] = demands(
+        DiagnoseOptions(model="small", gpu="H200", mfu=0.5, seq_len=2048), vocab_size=50_304
+    )
     matrices = 12 * 12 * 768**2 + 50_304 * 768
     flops = 6 * matrices + 12 * 12 * 768 * 2048
     assert need.tokens_per_second == pytest.approx(989e12 * 0.5 / flops)
@@ -24,15 +27,15 @@ def test_an_estimate_is_the_peak_times_the_mfu_over_the_cost_of_a_token() -> Non
 
 
 def test_without_a_model_there_is_a_demand_for_each_but_the_toy() -> None:
-    found = demands(Wanted(gpu="a100"), vocab_size=50_257)
+    found = demands(DiagnoseOptions(gpu="a100"), vocab_size=50_257)
     assert [need.name for need in found] == ["mini", "small", "medium", "large"]
     rates = [need.tokens_per_second for need in found]
     assert rates == sorted(rates, reverse=True)
 
 
 def test_names_of_gpus_may_be_written_as_people_write_them() -> None:
-    assert demands(Wanted(model="small", gpu="RTX 4090"), vocab_size=100) == demands(
-        Wanted(model="small", gpu="rtx-4090"), vocab_size=100
+    assert demands(DiagnoseOptions(model="small", gpu="RTX 4090"), vocab_size=100) == demands(
+        DiagnoseOptions(model="small", gpu="rtx-4090"), vocab_size=100
     )
 
 
@@ -51,5 +54,5 @@ def test_names_of_gpus_may_be_written_as_people_write_them() -> None:
 )
 def test_a_demand_that_means_nothing_is_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as refused:
-        Wanted(**options)  # type: ignore[arg-type]
+        check_known(DiagnoseOptions(**options))  # type: ignore[arg-type]
     assert refused.value.hint

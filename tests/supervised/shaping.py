@@ -11,10 +11,10 @@ import numpy as np
 from tests.supervised.families import FAMILIES
 
 from tokenmill.builder.unit import Fitting
-from tokenmill.config import RowShape
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import find_tokenizer
+from tokenmill.options import RowShape
 from tokenmill.records import Reject, TextBatch
 from tokenmill.supervised.shaper import Shaper
 from tokenmill.supervised.templates import with_template

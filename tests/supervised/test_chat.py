@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.supervised.families import CHATML, FAMILIES
 from tests.supervised.shaping import Press, chat
 
-from tokenmill.config import RowShape
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.options import RowShape
 from tokenmill.supervised.rows import Conversation
 from tokenmill.supervised.templates import ChatTemplate, doubtful_header
 

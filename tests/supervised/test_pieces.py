@@ -10,7 +10,7 @@ import pytest
 from tests.supervised.shaping import chat
 
 import tokenmill
-from tokenmill.config import RowShape
+from tokenmill.options import RowShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,5 +119,5 @@ def test_a_store_of_an_older_build_that_kept_long_rows_whole_is_another_one() ->
     assert shape is not None
     assert shape.piece_tokens is None
     new = RowShape(format="prompt-completion", max_length=4)
-    assert RowShape.of_identity(new.identity()) == new
-    assert new.identity().items() != old.items()
+    assert RowShape.of_identity(new.shape_identity()) == new
+    assert new.shape_identity().items() != old.items()

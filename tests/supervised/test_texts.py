@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.supervised.shaping import Press
 
-from tokenmill.config import BuildConfig, RowShape
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.tiktoken import R50K_PATTERN, RankDefinition
 from tokenmill.errors import UsageError
+from tokenmill.options import BuildOptions
 from tokenmill.records import TextBatch
 from tokenmill.supervised.rows import parse_template
 
@@ -162,7 +162,7 @@ def test_a_template_that_cannot_be_meant_is_refused(template: str) -> None:
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        BuildConfig(shape=RowShape(**options))
+        BuildOptions("a.jsonl", tokenizer="bytes", out="store", **options)
 
 
 def test_a_completion_that_the_template_does_not_name_is_refused() -> None:

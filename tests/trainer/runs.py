@@ -39,7 +39,7 @@ def counting_store(root: Path, *, documents: int = 200) -> Store:
 def make_setup(*, ranks: TrainRanks | None = None, **options: Any) -> Setup:
     """On the CPU, in float32, not compiled."""
     said = {"model": "tiny", "seq_len": SEQ_LEN, "steps": 20, "device": "cpu", **options}
-    return settle(TrainOptions(**said), vocab_size=VOCAB, ranks=ranks or TrainRanks())
+    return settle(TrainOptions("store", **said), vocab_size=VOCAB, ranks=ranks or TrainRanks())
 
 
 def make_trainer(store: Store, setup: Setup) -> Trainer:

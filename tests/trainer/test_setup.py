@@ -19,7 +19,7 @@ from tokenmill.trainer.loop import (
     peak_flops,
 )
 from tokenmill.trainer.model import learning_rates
-from tokenmill.trainer.options import TrainKeywords, TrainOptions, peak_of
+from tokenmill.trainer.options import peak_of
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,6 @@ def test_a_bad_option_is_named_with_its_value(said: dict[str, Any], words: str) 
 def test_a_missing_gpu_is_said() -> None:
     with pytest.raises(UsageError, match="finds no CUDA device"):
         make_setup(device="cuda")
-
-
-def test_every_option_can_be_given_to_the_function() -> None:
-    assert set(TrainKeywords.__annotations__) == set(TrainOptions.__dataclass_fields__)
 
 
 def test_activations_are_computed_again_for_long_rows_alone() -> None:

@@ -298,6 +298,7 @@ def test_running_out_of_memory_is_no_bare_traceback(place: Path, tmp_path: Path)
     """Rows of which one step would take petabytes; the feeder's first batch is what fails."""
     store, _ = open_splits(place / "plain")
     options = TrainOptions(
+        place / "plain",
         model="tiny",
         seq_len=1024,
         micro_batch=1 << 40,

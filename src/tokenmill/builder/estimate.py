@@ -6,6 +6,7 @@ with the engine that the build would use, in this process.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,23 +15,21 @@ from typing import TYPE_CHECKING
 from tokenmill.builder.plan import PlanRules, plan_work
 from tokenmill.builder.run import PartRun, make_run
 from tokenmill.builder.unit import Fitting, cut_lengths
-from tokenmill.config import RowShape
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
+from tokenmill.options import PlanOptions, RowShape, with_options
 from tokenmill.sources import format_of
 from tokenmill.store.format import index_bytes, token_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Unpack
 
     from tokenmill.builder.identity import Request
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.plan import WorkPlan
-    from tokenmill.builder.run import BuildOptions, BuildRun
+    from tokenmill.builder.run import BuildRun
     from tokenmill.engines.parity import CheckedEngine
-    from tokenmill.files import PathInput
     from tokenmill.records import RowBatch
     from tokenmill.sources import Discovery
     from tokenmill.sources.base import SourceFile, SourceOptions
@@ -87,15 +86,10 @@ class _Sample:
     seconds: float = 0.0
 
 
-def plan(
-    inputs: PathInput | Sequence[PathInput],
-    *,
-    tokenizer: PathInput,
-    out: PathInput = "",
-    **options: Unpack[BuildOptions],
-) -> BuildPlan:
+@with_options(PlanOptions)
+def plan(options: PlanOptions) -> BuildPlan:
     """What `build` with the same arguments would do and cost; writes nothing."""
-    run = make_run(inputs, tokenizer=tokenizer, out=out or _NO_STORE, **options)
+    run = make_run(dataclasses.replace(options, out=options.out or _NO_STORE))
     try:
         return _estimate(run)
     finally:
@@ -111,16 +105,16 @@ def _estimate(run: BuildRun) -> BuildPlan:
     rules = PlanRules(
         options=source_options,
         config=request.identity.fingerprint,
-        limit=run.config.limit,
+        limit=run.options.limit,
         workers=memory.workers,
-        verify_sources=run.verify_sources,
+        verify_sources=run.options.verify_sources,
         part=run.part if isinstance(run, PartRun) else None,
     )
     work = plan_work(run.layout, discovery.files, rules=rules)
-    policy = SpecialTokens(run.config.special_tokens)
+    policy = SpecialTokens(run.options.special_tokens)
     engine = load_engine(
         request.info or describe(request.files, policy=policy),
-        choice=run.resources.engine,
+        choice=run.options.engine,
         special_tokens=policy,
     )
     encoder = _Encoder(engine, _shaper(run, request, engine), _fitting(run, request))
@@ -172,20 +166,20 @@ def _plan(
 
 
 def _shaper(run: BuildRun, request: Request, engine: CheckedEngine) -> Shaper | None:
-    shape = run.config.shape
+    shape = run.options.shape
     if shape is None or not shape.has_fields:
         return None
     from tokenmill.supervised.shaper import Shaper
 
     bos, eos = request.identity.bos_id, request.identity.eos_id
     return Shaper(
-        shape, engine, bos=bos, eos=eos, reject_special=run.config.special_tokens == "reject"
+        shape, engine, bos=bos, eos=eos, reject_special=run.options.special_tokens == "reject"
     )
 
 
 def _fitting(run: BuildRun, request: Request) -> Fitting:
     bos_id, eos_id = request.identity.bos_id, request.identity.eos_id
-    return Fitting(shape=run.config.shape or RowShape(), bos_id=bos_id, eos_id=eos_id)
+    return Fitting(shape=run.options.shape or RowShape(), bos_id=bos_id, eos_id=eos_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,9 @@ from tokenmill.store.receipts import read_manifest
 from tokenmill.supervised.templates import digest, read_sources, with_template
 
 if TYPE_CHECKING:
-    import os
-
-    from tokenmill.config import BuildConfig
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.locate import TokenizerFiles
+    from tokenmill.options import BuildOptions
     from tokenmill.store.layout import StoreLayout
 
 
@@ -48,20 +46,14 @@ class Request:
     """None where the store's own word was taken for it; `describe_kept` has it then."""
 
 
-def request_identity(
-    tokenizer: str | os.PathLike[str],
-    config: BuildConfig,
-    layout: StoreLayout,
-    *,
-    chat_template: str | None = None,
-) -> Request:
+def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     """Resolve tokenizer and configuration; cheap if the store was built with the same ones."""
-    files = find_tokenizer(tokenizer)
-    settings = config.identity()
-    shape = config.shape
+    files = find_tokenizer(options.tokenizer)
+    settings = options.identity()
+    shape = options.shape
     is_chat = shape is not None and shape.format == "chat"
     if is_chat:
-        files = with_template(files, chat_template)
+        files = with_template(files, options.chat_template)
         settings["chat_template"] = digest(read_sources(files.files))
     facts = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
     known = _known_identity(layout)
@@ -72,10 +64,10 @@ def request_identity(
         and dict(known.config) == settings
     ):
         return Request(files=files, identity=known, info=None)
-    info = describe(files, policy=SpecialTokens(config.special_tokens))
+    info = describe(files, policy=SpecialTokens(options.special_tokens))
     # A chat has the tokens that its template writes, and no others.
-    eos = resolve_eos(info, config.eos) if config.add_eos and not is_chat else None
-    bos = resolve_bos(info, config.bos) if config.add_bos else None
+    eos = None if options.eos is False or is_chat else resolve_eos(info, _name(options.eos))
+    bos = None if options.bos is False else resolve_bos(info, _name(options.bos))
     content = {
         "format_version": FORMAT_VERSION,
         "tokenizer": info.fingerprint,
@@ -94,12 +86,16 @@ def request_identity(
         ),
         eos=None if eos is None else BoundaryToken(token=eos[0], id=eos[1], position="end"),
         bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
-        special_tokens=config.special_tokens,
+        special_tokens=options.special_tokens,
         config=settings,
         fingerprint=hashlib.sha256(canonical).hexdigest(),
         mask=shape is not None and shape.has_mask,
     )
     return Request(files=files, identity=identity, info=info)
+
+
+def _name(token: str | bool | None) -> str | None:
+    return token if isinstance(token, str) else None
 
 
 def describe_kept(layout: StoreLayout, request: Request) -> TokenizerInfo:

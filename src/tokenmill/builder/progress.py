@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.plan import WorkPlan
     from tokenmill.builder.run import BuildRun
-    from tokenmill.config import RowShape
     from tokenmill.files import PathInput
+    from tokenmill.options import RowShape
     from tokenmill.runners import Event
     from tokenmill.sources import Discovery
     from tokenmill.store.durable import Json
@@ -494,14 +494,14 @@ def run_recorded(run: BuildRun, path: PathInput) -> BuildResult:
     """Carry out the build and record it; a time line that breaks off becomes a warning."""
     refuse_bad_place(Path(path), store=run.layout.root, inputs=run.inputs)
     recorder = record(path, facts=_facts(run))
-    on_progress = run.on_progress
+    on_progress = run.options.on_progress
 
     def tell(progress: Progress) -> None:
         recorder.note(phase=progress.phase, input_bytes=progress.bytes_done, tokens=progress.tokens)
         if on_progress is not None:
             on_progress(progress)
 
-    run.on_progress = tell
+    run.options = dataclasses.replace(run.options, on_progress=tell)
     with recorder:
         result = run.run()
     if recorder.problem is None:
@@ -528,12 +528,16 @@ def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) ->
             )
 
 
+RESOURCES = ("workers", "memory_bytes", "engine", "pin", "serial", "runner", "address")
+"""Options that decide how fast a build is, not what it writes."""
+
+
 def _facts(run: BuildRun) -> dict[str, object]:
     return {
         "store": run.layout.name.rpartition("/")[2],
         "inputs": len(run.inputs),
-        "resources": dataclasses.asdict(run.resources),
-        "config": dataclasses.asdict(run.config),
+        "resources": {name: getattr(run.options, name) for name in RESOURCES},
+        "config": run.options.as_kept(),
     }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import secrets
 import shlex
 import shutil
@@ -18,7 +17,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
 from tokenmill import corpora
 from tokenmill.builder.identity import (
@@ -46,10 +45,10 @@ from tokenmill.builder.progress import (
     run_recorded,
 )
 from tokenmill.builder.worker import WorkerSettings
-from tokenmill.config import BuildConfig, BuildResources, RowShape
 from tokenmill.engines.locate import CHAT_TEMPLATE
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
 from tokenmill.files import shown
+from tokenmill.options import BuildOptions, as_list, with_options
 from tokenmill.runners import Job, LocalRunner, SerialRunner
 from tokenmill.runners.local import physical_cores, pinning
 from tokenmill.sources import Discovery, discover
@@ -77,15 +76,14 @@ from tokenmill.store.receipts import (
     write_record,
 )
 from tokenmill.store.write import remove_manifest, sweep
-from tokenmill.words import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
     from tokenmill.builder.plan import BuildPart
     from tokenmill.builder.progress import BuildResult, Progress, RowLengths
     from tokenmill.files import PathInput
+    from tokenmill.options import RowShape
     from tokenmill.runners import Runner
     from tokenmill.runners.ray import RayCluster
     from tokenmill.store.durable import Json
@@ -131,19 +129,10 @@ class BuildRun:
     """One call of `build`: what it was asked for, and the steps that carry it out."""
 
     inputs: list[PathInput]
-    tokenizer: PathInput
     layout: StoreLayout
-    config: BuildConfig
-    resources: BuildResources
-    prune: bool
-    rebuild: bool
-    on_progress: Callable[[Progress], None] | None
-    chat_template: str | None = None
-    """A file with the template for chats; None takes the tokenizer's own."""
+    options: BuildOptions
     document_bytes: int | None = None
     """Largest document, where it does not follow from this machine's budget but was said."""
-    verify_sources: bool = False
-    """Read every source that the store has units of, and compare."""
     keeps_reports: bool = False
     """Remember what each unit took, for a profile."""
     _cluster: RayCluster | None = None
@@ -174,9 +163,9 @@ class BuildRun:
         rules = PlanRules(
             options=options,
             config=request.identity.fingerprint,
-            limit=self.config.limit,
+            limit=self.options.limit,
             workers=memory.workers,
-            verify_sources=self.verify_sources,
+            verify_sources=self.options.verify_sources,
             part=part,
         )
         plan = plan_work(self.layout, discovery.files, rules=rules)
@@ -185,28 +174,26 @@ class BuildRun:
     def discover(self) -> Discovery:
         """The input files, all of a kind that the rows can come from."""
         discovery = discover(self.inputs, self.source_options())
-        if self.config.shape is not None:
+        if self.options.shape is not None:
             from tokenmill.supervised.shaper import refuse_plain_text
 
-            refuse_plain_text(discovery.files, self.config.shape)
+            refuse_plain_text(discovery.files, self.options.shape)
         return discovery
 
     def request(self) -> Request:
         """Tokenizer and configuration, resolved."""
-        return request_identity(
-            self.tokenizer, self.config, self.layout, chat_template=self.chat_template
-        )
+        return request_identity(self.options, self.layout)
 
     def source_options(self, *, batch_bytes: int = 8 * MEGABYTE) -> SourceOptions:
         """How the input is read; document sizes follow from the budget alone."""
-        budget = self.resources.memory or default_budget()
-        fields, needs_all = fields_of(self.config.shape)
+        budget = self.options.memory_bytes or default_budget()
+        fields, needs_all = fields_of(self.options.shape)
         return SourceOptions(
-            text_field=self.config.text_field,
+            text_field=self.options.text_field,
             fields=fields,
             needs_all_fields=needs_all,
-            separator=self.config.separator,
-            unit_bytes=self.config.unit_bytes,
+            separator=self.options.separator,
+            unit_bytes=self.options.unit_size,
             batch_bytes=batch_bytes,
             max_document_bytes=self.document_bytes or max_document_bytes(budget),
         )
@@ -216,13 +203,13 @@ class BuildRun:
 
         On a cluster the budget is that of a node, and the workers are those of all nodes.
         """
-        files, asked = request.identity.tokenizer.files, self.resources.workers
-        cluster = self.cluster() if self.resources.runner == "ray" else None
-        most = 1 if self.resources.serial else asked or physical_cores()
+        files, asked = request.identity.tokenizer.files, self.options.workers
+        cluster = self.cluster() if self.options.runner == "ray" else None
+        most = 1 if self.options.serial else asked or physical_cores()
         if cluster is not None:
             most = cluster.node_cpus()
         plan = divide_budget(
-            self.resources.memory or default_budget(),
+            self.options.memory_bytes or default_budget(),
             tokenizer_bytes=sum(facts.bytes for facts in files.values()),
             most_workers=most,
             least_workers=most if asked and cluster is None else 1,
@@ -236,7 +223,7 @@ class BuildRun:
 
     def connect(self) -> None:
         """Reach the cluster, where there is one to work on, before anything is written."""
-        if self.resources.runner == "ray":
+        if self.options.runner == "ray":
             self.cluster()
 
     def cluster(self) -> RayCluster:
@@ -244,7 +231,7 @@ class BuildRun:
         from tokenmill.runners.ray import RayCluster
 
         if self._cluster is None:
-            address, cpus = self.resources.address, self.resources.workers or physical_cores()
+            address, cpus = self.options.address, self.options.workers or physical_cores()
             self._cluster = RayCluster(address, local_cpus=cpus)
         return self._cluster
 
@@ -269,14 +256,14 @@ class BuildRun:
     def refuse(self, work: Work) -> None:
         """Stop before two kinds of tokens, or files that nobody asked for, stand in one store."""
         plan, request, store = work.plan, work.request, self.layout.name
-        if plan.other_config and not self.rebuild:
+        if plan.other_config and not self.options.rebuild:
             difference = describe_difference(self.layout, request.identity)
             raise StoreError(
                 f"the store {store!r} has {plan.other_config:,} units of another build "
                 f"({difference}); adding to them would mix tokens of two kinds in one store",
                 hint="choose another --out, or replace the old units with --rebuild",
             )
-        if plan.foreign and not self.prune:
+        if plan.foreign and not self.options.prune:
             names = ", ".join(map(repr, plan.foreign[:3])) + (", ..." if plan.foreign[3:] else "")
             raise StoreError(
                 f"the store {store!r} has {len(plan.foreign_units):,} units of files that are "
@@ -335,7 +322,7 @@ class BuildRun:
             budget=work.memory.budget,
             bytes_total=work.plan.bytes_to_do,
             units_total=work.plan.units_to_do,
-            on_progress=self.on_progress,
+            on_progress=self.options.on_progress,
             num_workers=min(work.memory.workers, len(work.plan.tasks)),
             keeps_reports=self.keeps_reports,
             started=self.started,
@@ -343,7 +330,7 @@ class BuildRun:
 
     def _doubt(self, work: Work) -> str | None:
         """What a person should know about the masks that are made."""
-        shape = self.config.shape
+        shape = self.options.shape
         if shape is None or shape.format != "chat" or shape.train_on == "all":
             return None
         from tokenmill.supervised.templates import doubtful_header
@@ -363,16 +350,16 @@ class BuildRun:
             config=identity.fingerprint,
             options=work.options,
             tokenizer=describe_kept(self.layout, work.request),
-            special_tokens=self.config.special_tokens,
-            engine=self.resources.engine,
+            special_tokens=self.options.special_tokens,
+            engine=self.options.engine,
             vocab_size=identity.tokenizer.vocab_size,
             bos_id=identity.bos_id,
             eos_id=identity.eos_id,
-            val_fraction=self.config.val_fraction,
-            max_reject_fraction=self.config.max_reject_fraction,
+            val_fraction=self.options.val,
+            max_reject_fraction=self.options.max_rejects,
             memory=memory,
-            is_own_process=not self.resources.serial,
-            shape=self.config.shape,
+            is_own_process=not self.options.serial,
+            shape=self.options.shape,
         )
         job = Job(function="tokenmill.builder.worker:start_worker", payload=settings)
         try:
@@ -382,22 +369,22 @@ class BuildRun:
             shutil.rmtree(self.layout.tmp, ignore_errors=True)
 
     def _runner(self, memory: MemoryPlan) -> Runner:
-        if self.resources.serial:
+        if self.options.serial:
             return SerialRunner()
-        if self.resources.runner == "ray":
+        if self.options.runner == "ray":
             from tokenmill.runners.ray import RayRunner
 
             return RayRunner(
                 self.cluster(),
                 num_workers=memory.workers,
-                max_workers=self.resources.workers,
+                max_workers=self.options.workers,
                 cpus_per_task=memory.worker_cpus,
                 environment=_WORKER_ENVIRONMENT,
             )
         return LocalRunner(
             memory.workers,
             environment=_WORKER_ENVIRONMENT,
-            cores=pinning(memory.workers) if self.resources.pin else None,
+            cores=pinning(memory.workers) if self.options.pin else None,
         )
 
     def _units_in_order(self, plan: WorkPlan, monitor: Monitor) -> Iterator[str]:
@@ -424,7 +411,7 @@ class BuildRun:
         )
 
     def _lengths(self) -> RowLengths | None:
-        shape = self.config.shape
+        shape = self.options.shape
         if shape is None or not (shape.has_mask or shape.max_length):
             return None
         from tokenmill.builder.progress import measure_rows
@@ -448,7 +435,7 @@ class PartRun(BuildRun):
     part: BuildPart
 
     def __post_init__(self) -> None:
-        if self.prune:
+        if self.options.prune:
             raise UsageError(
                 "a part of a build cannot prune: it does not see the units of the other parts",
                 hint="give --prune to tokenmill finish, after all parts",
@@ -473,7 +460,7 @@ class PartRun(BuildRun):
 
     def refuse(self, work: Work) -> None:
         """Stop where this part, another one or the finished store has another configuration."""
-        if not self.rebuild:
+        if not self.options.rebuild:
             self._refuse_mixtures(work.request.identity.fingerprint)
         super().refuse(work)
 
@@ -523,7 +510,7 @@ class PartRun(BuildRun):
         return dataclasses.replace(record, runs=runs)
 
     def _config(self) -> Mapping[str, Json]:
-        return dataclasses.asdict(self.config)
+        return self.options.as_kept()
 
     def _manifest(self) -> Manifest | None:
         try:
@@ -589,49 +576,9 @@ def _mixture(who: str, other: list[str]) -> StoreError:
 #
 # Here the arguments are checked and put together; `run` carries them out.
 
-_SHAPE_OPTIONS = tuple(each.name for each in dataclasses.fields(RowShape))
 
-
-def build(
-    inputs: PathInput | Sequence[PathInput],
-    *,
-    tokenizer: PathInput,
-    out: PathInput,
-    text_field: str = "text",
-    separator: str | None = None,
-    workers: int | None = None,
-    memory: int | str | None = None,
-    limit: int | None = None,
-    val: float = 0.0,
-    eos: str | bool | None = None,
-    bos: str | bool = False,
-    special_tokens: str = "text",
-    format: str = "text",  # noqa: A002 (the option's name)
-    template: str | None = None,
-    prompt_field: str = "prompt",
-    completion_field: str = "completion",
-    messages_field: str | None = None,
-    chat_template: PathInput | None = None,
-    chat_date: str | None = None,
-    chat_template_kwargs: str | Mapping[str, object] | None = None,
-    train_on: str = "assistant",
-    max_length: int | None = None,
-    too_long: str = "split",
-    engine: str = "auto",
-    max_rejects: float = 0.01,
-    unit_bytes: int | str | None = None,
-    prune: bool = False,
-    rebuild: bool = False,
-    verify_sources: bool = False,
-    pin: bool = False,
-    serial: bool = False,
-    runner: str = "local",
-    address: str | None = None,
-    part: str | None = None,
-    profile: PathInput | None = None,
-    monitor: PathInput | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> BuildResult:
+@with_options(BuildOptions)
+def build(options: BuildOptions) -> BuildResult:
     """Turn text into a store of tokens, or bring an existing one up to date.
 
     `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `prune` drops
@@ -647,174 +594,28 @@ def build(
     or one on this machine. `part="3/64"` builds the units of one of 64 independent parts, anywhere,
     and writes no manifest; `tokenmill.finish` does, when all parts are done.
     """
-    run = make_run(
-        inputs,
-        tokenizer=tokenizer,
-        out=out,
-        on_progress=on_progress,
-        text_field=text_field,
-        separator=separator,
-        workers=workers,
-        memory=memory,
-        limit=limit,
-        val=val,
-        eos=eos,
-        bos=bos,
-        special_tokens=special_tokens,
-        format=format,
-        template=template,
-        prompt_field=prompt_field,
-        completion_field=completion_field,
-        messages_field=messages_field,
-        chat_template=chat_template,
-        chat_date=chat_date,
-        chat_template_kwargs=chat_template_kwargs,
-        train_on=train_on,
-        max_length=max_length,
-        too_long=too_long,
-        engine=engine,
-        max_rejects=max_rejects,
-        unit_bytes=unit_bytes,
-        prune=prune,
-        rebuild=rebuild,
-        verify_sources=verify_sources,
-        pin=pin,
-        serial=serial,
-        runner=runner,
-        address=address,
-        part=part,
-    )
-    run.keeps_reports = profile is not None
+    run = make_run(options)
+    run.keeps_reports = options.profile is not None
     try:
-        result = run.run() if monitor is None else run_recorded(run, monitor)
+        result = run.run() if options.monitor is None else run_recorded(run, options.monitor)
     finally:
         run.close()
-    if profile is not None:
-        Path(profile).write_text(json.dumps(run.profile, indent=1) + "\n")
+    if options.profile is not None:
+        Path(options.profile).write_text(json.dumps(run.profile, indent=1) + "\n")
     return result
 
 
-class BuildOptions(TypedDict, total=False):
-    """The options of `build`, for functions that pass them on."""
-
-    text_field: str
-    separator: str | None
-    workers: int | None
-    memory: int | str | None
-    limit: int | None
-    val: float
-    eos: str | bool | None
-    bos: str | bool
-    special_tokens: str
-    format: str
-    template: str | None
-    prompt_field: str
-    completion_field: str
-    messages_field: str | None
-    chat_template: PathInput | None
-    chat_date: str | None
-    chat_template_kwargs: str | Mapping[str, object] | None
-    train_on: str
-    max_length: int | None
-    too_long: str
-    engine: str
-    max_rejects: float
-    unit_bytes: int | str | None
-    prune: bool
-    rebuild: bool
-    verify_sources: bool
-    pin: bool
-    serial: bool
-    runner: str
-    address: str | None
-    part: str | None
-
-
-def make_run(
-    inputs: PathInput | Sequence[PathInput],
-    *,
-    tokenizer: PathInput,
-    out: PathInput,
-    on_progress: Callable[[Progress], None] | None = None,
-    **options: Unpack[BuildOptions],
-) -> BuildRun:
-    """Check the options and put them into a run that can be carried out or estimated."""
-    given = as_list(inputs)
-    eos, bos = options.get("eos"), options.get("bos", False)
-    unit_bytes, memory = options.get("unit_bytes"), options.get("memory")
-    config = BuildConfig(
-        text_field=corpora.text_field(given, asked=options.get("text_field", "text")),
-        separator=options.get("separator"),
-        unit_bytes=None if unit_bytes is None else parse_size(unit_bytes),
-        special_tokens=options.get("special_tokens", "text"),
-        eos=eos if isinstance(eos, str) else None,
-        add_eos=eos is not False,
-        add_bos=bos is not False,
-        bos=bos if isinstance(bos, str) else None,
-        val_fraction=options.get("val", 0.0),
-        limit=options.get("limit"),
-        max_reject_fraction=options.get("max_rejects", 0.01),
-        shape=_shape(options),
-    )
-    resources = BuildResources(
-        workers=options.get("workers"),
-        memory=None if memory is None else parse_size(memory),
-        engine=options.get("engine", "auto"),
-        pin=options.get("pin", False),
-        serial=options.get("serial", False),
-        runner=options.get("runner", "local"),
-        address=options.get("address"),
-    )
-    part = options.get("part")
+def make_run(options: BuildOptions) -> BuildRun:
+    """A run that can be carried out or estimated."""
+    given = as_list(options.inputs)
+    text_field = corpora.text_field(given, asked=options.text_field)
+    part = options.part
     make = BuildRun if part is None else partial(PartRun, part=parse_part(part))
     return make(
         inputs=[corpora.resolve(each) for each in given],
-        tokenizer=tokenizer,
-        layout=open_layout(out),
-        config=config,
-        resources=resources,
-        prune=options.get("prune", False),
-        rebuild=options.get("rebuild", False),
-        verify_sources=options.get("verify_sources", False),
-        on_progress=on_progress,
-        chat_template=_chat_template(options),
+        layout=open_layout(options.out),
+        options=dataclasses.replace(options, text_field=text_field),
     )
-
-
-def _shape(options: BuildOptions) -> RowShape | None:
-    """How rows become documents; None where they are the text of one field."""
-    given = {name: options[name] for name in _SHAPE_OPTIONS if name in options}  # type: ignore[literal-required]
-    given["chat_template_kwargs"] = _kwargs(options.get("chat_template_kwargs"))
-    shape = RowShape(**given)
-    return None if shape == RowShape() else shape
-
-
-def _kwargs(given: str | Mapping[str, object] | None) -> str | None:
-    """More variables for a chat template, written in one way: they are part of who a store is."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return str(given)  # which is refused, and why, with the other options
-    return None if given is None else json.dumps(given, sort_keys=True)
-
-
-def _chat_template(options: BuildOptions) -> str | None:
-    given = options.get("chat_template")
-    if given is not None and options.get("format") != "chat":
-        raise UsageError(
-            f"chat_template={str(given)!r} has no meaning for the format "
-            f"{options.get('format', 'text')!r}",
-            hint="leave it out, or use --format chat",
-        )
-    return None if given is None else str(given)
-
-
-def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
-    """Inputs as a list, where one alone may be given too."""
-    if isinstance(inputs, str | os.PathLike):
-        return [inputs]
-    return list(inputs)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -895,17 +696,27 @@ def _run(
         {path.name for path in layout.tokenizer.iterdir()} if layout.tokenizer.is_dir() else set()
     )
     chat_template = layout.tokenizer / CHAT_TEMPLATE
+    try:
+        options = BuildOptions.of_kept(
+            record.config,
+            inputs=names,
+            # The tokenizer `bytes` is the one that has no files.
+            tokenizer=layout.tokenizer if kept - {CHAT_TEMPLATE} else "bytes",
+            chat_template=str(chat_template) if CHAT_TEMPLATE in kept else None,
+            out=layout.name,
+            workers=1,
+            prune=prune,
+            on_progress=on_progress,
+        )
+    except (KeyError, TypeError) as error:
+        raise StoreError(
+            f"the parts were built by another version of tokenmill: {error}",
+            hint="finish with the version that built them",
+        ) from error
     return FinishRun(
         inputs=names,
-        # The tokenizer `bytes` is the one that has no files.
-        tokenizer=layout.tokenizer if kept - {CHAT_TEMPLATE} else "bytes",
-        chat_template=str(chat_template) if CHAT_TEMPLATE in kept else None,
         layout=layout,
-        config=_config(record),
-        resources=BuildResources(workers=1),
-        prune=prune,
-        rebuild=False,
-        on_progress=on_progress,
+        options=options,
         # Parts on machines of other sizes may differ in it; a unit that it matters for is missing.
         document_bytes=max(each.max_document_bytes for each in records),
         parts=record.parts,
@@ -925,19 +736,6 @@ def _agreed(records: list[PartRecord]) -> PartRecord:
             )
     # After a change of their number, most of the records are of the parts that were run last.
     return max(records, key=lambda each: (sum(r.parts == each.parts for r in records), each.parts))
-
-
-def _config(record: PartRecord) -> BuildConfig:
-    values: dict[str, Any] = dict(record.config)
-    try:
-        if (shape := values.get("shape")) is not None:
-            values["shape"] = RowShape(**shape)
-        return BuildConfig(**values)
-    except TypeError as error:
-        raise StoreError(
-            f"the parts were built by another version of tokenmill: {error}",
-            hint="finish with the version that built them",
-        ) from error
 
 
 def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:

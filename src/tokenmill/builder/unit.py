@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.config import RowShape
     from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.options import RowShape
     from tokenmill.sources.base import Source, Unit, UnitEnd
     from tokenmill.store.write import UnitWriter
     from tokenmill.supervised.shaper import Shaper

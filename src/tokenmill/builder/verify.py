@@ -20,13 +20,13 @@ from tokenmill.api import load_reference
 from tokenmill.builder.memory import default_budget, max_document_bytes
 from tokenmill.builder.run import fields_of
 from tokenmill.builder.unit import Fitting
-from tokenmill.config import RowShape
 from tokenmill.engines.base import SpecialTokens, TokenizerKind, UnencodableError
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import REFERENCES, load_engine
 from tokenmill.engines.locate import CHAT_TEMPLATE, find_tokenizer
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
+from tokenmill.options import RowShape
 from tokenmill.records import TextBatch, TokenBatch
 from tokenmill.sources import format_of, source_file
 from tokenmill.sources.base import SourceOptions, Unit

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from tokenmill.builder.memory import MemoryPlan
     from tokenmill.builder.plan import Task
-    from tokenmill.config import RowShape
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.options import RowShape
     from tokenmill.runners import Report
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
     from tokenmill.store.layout import StoreLayout

@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
+from tokenmill.options import BUILD_PANELS, NEEDED, BuildOptions, PlanOptions
 
 KEPT_UNITS = "every unit that was finished is committed and stays"
 
 
+@opt.command(BuildOptions, panels=BUILD_PANELS)
 def build(
+    *,
     inputs: opt.Inputs,
-    tokenizer: opt.Tokenizer,
-    out: opt.Out,
-    text_field: opt.TextField = "text",
-    separator: opt.Separator = None,
-    format: opt.Format = opt.FormatChoice.TEXT,  # noqa: A002 (the option's name)
-    template: opt.Template = None,
-    prompt_field: opt.PromptField = "prompt",
-    completion_field: opt.CompletionField = "completion",
-    messages_field: opt.MessagesField = None,
-    chat_template: opt.ChatTemplate = None,
-    chat_date: opt.ChatDate = None,
-    chat_template_kwargs: opt.ChatTemplateKwargs = None,
-    train_on: opt.TrainOn = opt.TrainOnChoice.ASSISTANT,
-    max_length: opt.MaxLength = None,
-    too_long: opt.TooLong = opt.TooLongChoice.SPLIT,
-    limit: opt.Limit = None,
-    val: opt.Val = 0.0,
-    max_rejects: opt.MaxRejects = 0.01,
-    eos: opt.Eos = None,
-    no_eos: opt.NoEos = False,
-    bos: opt.Bos = False,
-    special_tokens: opt.SpecialTokens = opt.SpecialTokensChoice.TEXT,
-    engine: opt.Engine = opt.EngineChoice.AUTO,
-    workers: opt.Workers = None,
-    memory: opt.Memory = None,
-    pin: opt.Pin = False,
-    runner: opt.Runner = opt.RunnerChoice.LOCAL,
-    address: opt.Address = None,
-    part: opt.Part = None,
-    profile: opt.Profile = None,
-    monitor: opt.Monitor = None,
-    prune: opt.Prune = False,
-    rebuild: opt.Rebuild = False,
-    verify_sources: opt.VerifySources = False,
+    options: dict[str, Any],
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -72,57 +42,17 @@ def build(
       tokenmill build data/ -t llama/ -o my-store --part 3/64
     """
     import tokenmill
-    from tokenmill.builder.run import BuildOptions
     from tokenmill.cli import show
     from tokenmill.cli.progress import watch
 
     opt.note_shadowed(inputs, quiet=quiet)
-    options = BuildOptions(
-        text_field=text_field,
-        separator=opt.unescape(separator),
-        format=str(format),
-        template=opt.unescape(template, "--template"),
-        prompt_field=prompt_field,
-        completion_field=completion_field,
-        messages_field=messages_field,
-        chat_template=chat_template,
-        chat_date=chat_date,
-        chat_template_kwargs=chat_template_kwargs,
-        train_on=str(train_on),
-        max_length=max_length,
-        too_long=str(too_long),
-        limit=limit,
-        val=val,
-        max_rejects=max_rejects,
-        eos=opt.end_token(eos, no_eos=no_eos),
-        bos=bos,
-        special_tokens=str(special_tokens),
-        engine=str(engine),
-        workers=workers,
-        memory=memory,
-        prune=prune,
-        rebuild=rebuild,
-        verify_sources=verify_sources,
-        pin=pin,
-        runner=str(runner),
-        address=address,
-        part=part,
-    )
     if dry_run:
         with stoppable("nothing was written"):
-            planned = tokenmill.plan(inputs, tokenizer=tokenizer, out=out, **options)
+            planned = tokenmill.plan(inputs, **options)
         show.plan_result(planned, as_json=as_json)
         return
     with stoppable(KEPT_UNITS, command=same_command()), watch(quiet=quiet) as tell:
-        result = tokenmill.build(
-            inputs,
-            tokenizer=tokenizer,
-            out=out,
-            profile=profile,
-            monitor=monitor,
-            on_progress=tell,
-            **options,
-        )
+        result = tokenmill.build(inputs, on_progress=tell, **options)
     show.build_result(result, as_json=as_json)
 
 
@@ -130,42 +60,25 @@ def build(
 # `tokenmill plan`: what a build would do and need, from a quick sample.
 
 
+@opt.command(
+    PlanOptions,
+    panels=BUILD_PANELS,
+    without=(
+        "max_rejects",
+        "pin",
+        "profile",
+        "monitor",
+        "runner",
+        "address",
+        "part",
+        "prune",
+        "rebuild",
+    ),
+)
 def plan(
+    *,
     inputs: opt.Inputs,
-    tokenizer: opt.Tokenizer,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FOLDER",
-            show_default=False,
-            rich_help_panel=opt.NEEDED,
-            help="Optional: the store that is planned for; what it holds already is taken off.",
-        ),
-    ] = None,
-    text_field: opt.TextField = "text",
-    separator: opt.Separator = None,
-    format: opt.Format = opt.FormatChoice.TEXT,  # noqa: A002 (the option's name)
-    template: opt.Template = None,
-    prompt_field: opt.PromptField = "prompt",
-    completion_field: opt.CompletionField = "completion",
-    messages_field: opt.MessagesField = None,
-    chat_template: opt.ChatTemplate = None,
-    chat_date: opt.ChatDate = None,
-    chat_template_kwargs: opt.ChatTemplateKwargs = None,
-    train_on: opt.TrainOn = opt.TrainOnChoice.ASSISTANT,
-    max_length: opt.MaxLength = None,
-    too_long: opt.TooLong = opt.TooLongChoice.SPLIT,
-    limit: opt.Limit = None,
-    val: opt.Val = 0.0,
-    eos: opt.Eos = None,
-    no_eos: opt.NoEos = False,
-    bos: opt.Bos = False,
-    special_tokens: opt.SpecialTokens = opt.SpecialTokensChoice.TEXT,
-    engine: opt.Engine = opt.EngineChoice.AUTO,
-    workers: opt.Workers = None,
-    memory: opt.Memory = None,
+    options: dict[str, Any],
     as_json: opt.Json = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
 ) -> None:
@@ -181,32 +94,7 @@ def plan(
     from tokenmill.cli import show
 
     with stoppable("nothing was written"):
-        planned = tokenmill.plan(
-            inputs,
-            tokenizer=tokenizer,
-            out=out or "",
-            text_field=text_field,
-            separator=opt.unescape(separator),
-            format=str(format),
-            template=opt.unescape(template, "--template"),
-            prompt_field=prompt_field,
-            completion_field=completion_field,
-            messages_field=messages_field,
-            chat_template=chat_template,
-            chat_date=chat_date,
-            chat_template_kwargs=chat_template_kwargs,
-            train_on=str(train_on),
-            max_length=max_length,
-            too_long=str(too_long),
-            limit=limit,
-            val=val,
-            eos=opt.end_token(eos, no_eos=no_eos),
-            bos=bos,
-            special_tokens=str(special_tokens),
-            engine=str(engine),
-            workers=workers,
-            memory=memory,
-        )
+        planned = tokenmill.plan(inputs, **options)
     show.plan_result(planned, as_json=as_json)
 
 
@@ -223,11 +111,11 @@ def finish(
         typer.Argument(
             metavar="INPUT",
             show_default=False,
-            rich_help_panel=opt.NEEDED,
+            rich_help_panel=NEEDED,
             help="The inputs of the parts; needed only where they are URLs that hold a key.",
         ),
     ] = None,
-    prune: opt.Prune = False,
+    prune: Annotated[bool, opt.how(BuildOptions, "prune")] = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
@@ -362,7 +250,7 @@ def layout(
             "--seq-len",
             metavar="TOKENS",
             show_default=False,
-            rich_help_panel=opt.NEEDED,
+            rich_help_panel=NEEDED,
             help="Inputs of a row. A row holds one token more, the label of its last input.",
         ),
     ],

@@ -10,6 +10,7 @@ import typer
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
 from tokenmill.errors import UsageError
+from tokenmill.options import NEEDED, SPEED, BuildOptions
 from tokenmill.visible import visible
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ ForeignPath = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        rich_help_panel=opt.NEEDED,
+        rich_help_panel=NEEDED,
         help="A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
     ),
 ]
@@ -52,7 +53,7 @@ To = Annotated[
         "--to",
         metavar="FORMAT",
         show_default=False,
-        rich_help_panel=opt.NEEDED,
+        rich_help_panel=NEEDED,
         help=f"{NAMES}. What each keeps and loses: docs/formats.md.",
     ),
 ]
@@ -73,7 +74,7 @@ OutFolder = Annotated[
         "-o",
         metavar="FOLDER",
         show_default=False,
-        rich_help_panel=opt.NEEDED,
+        rich_help_panel=NEEDED,
         help="Where the files are written: a new or empty folder.",
     ),
 ]
@@ -94,7 +95,7 @@ OutStore = Annotated[
         "-o",
         metavar="FOLDER",
         show_default=False,
-        rich_help_panel=opt.NEEDED,
+        rich_help_panel=NEEDED,
         help="Where the store is written.",
     ),
 ]
@@ -104,7 +105,7 @@ Threads = Annotated[
         "--workers",
         metavar="N",
         show_default="physical cores",
-        rich_help_panel=opt.SPEED,
+        rich_help_panel=SPEED,
         help="Parts that are worked on at a time, each on a thread. Never changes a byte.",
     ),
 ]
@@ -361,7 +362,7 @@ KEPT_IMPORT = "every part that was finished is committed and stays"
 
 def import_(
     path: ForeignPath,
-    tokenizer: opt.Tokenizer,
+    tokenizer: Annotated[str, opt.how(BuildOptions, "tokenizer")],
     out: OutStore,
     from_: From = None,
     dtype: Dtype = None,

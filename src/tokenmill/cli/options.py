@@ -7,7 +7,10 @@ line; whatever only a program needs stays in the library.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
+import functools
+import inspect
 import re
 import shlex
 import signal
@@ -19,58 +22,11 @@ import typer
 from typer.core import TyperCommand
 
 from tokenmill.errors import UsageError
+from tokenmill.options import NEEDED, OUTPUT, RERUN, Flag, flags_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
-
-
-NEEDED = "Needed"
-TEXT = "What is read"
-SHAPE = "What a row is"
-TOKENS = "What becomes a token"
-SPEED = "What may be used"
-MACHINES = "More than one machine"
-RERUN = "Running again"
-OUTPUT = "What is shown"
-
-
-class SpecialTokensChoice(enum.StrEnum):
-    TEXT = "text"
-    PARSE = "parse"
-    REJECT = "reject"
-
-
-class FormatChoice(enum.StrEnum):
-    TEXT = "text"
-    CHAT = "chat"
-    PROMPT_COMPLETION = "prompt-completion"
-
-
-class TrainOnChoice(enum.StrEnum):
-    ASSISTANT = "assistant"
-    ALL = "all"
-    LAST = "last"
-
-
-class TooLongChoice(enum.StrEnum):
-    SPLIT = "split"
-    TRUNCATE = "truncate"
-    REJECT = "reject"
-
-
-class RunnerChoice(enum.StrEnum):
-    LOCAL = "local"
-    RAY = "ray"
-
-
-class EngineChoice(enum.StrEnum):
-    AUTO = "auto"
-    GIGATOKEN = "gigatoken"
-    TOKENIZERS = "tokenizers"
-    SENTENCEPIECE = "sentencepiece"
-    TIKTOKEN = "tiktoken"
-    BYTES = "bytes"
 
 
 Inputs = Annotated[
@@ -84,6 +40,16 @@ Inputs = Annotated[
         "well-known corpus (see --list-corpora), if there is no such file here.",
     ),
 ]
+MaybeInputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="INPUT",
+        rich_help_panel=NEEDED,
+        show_default=False,
+        help="The text of your training: any input that `tokenmill build` reads. May be left "
+        "out with --run, --stalls or --timeline.",
+    ),
+]
 StorePath = Annotated[
     str,  # not a Path, which would make one slash of the two in a URL
     typer.Argument(
@@ -91,331 +57,6 @@ StorePath = Annotated[
         show_default=False,
         rich_help_panel=NEEDED,
         help="The folder that a build wrote, or its URL.",
-    ),
-]
-Tokenizer = Annotated[
-    str,
-    typer.Option(
-        "--tokenizer",
-        "-t",
-        metavar="PATH|ID",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="A tokenizer.json or a folder with one, a SentencePiece .model, a tiktoken rank file, "
-        "a Hugging Face hub id, or the word bytes (256 ids, needs no file).",
-    ),
-]
-Out = Annotated[
-    str,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER|URL",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="Where the store is written: a folder, or a URL such as s3://bucket/store.",
-    ),
-]
-TextField = Annotated[
-    str,
-    typer.Option(
-        "--text-field",
-        metavar="NAME",
-        rich_help_panel=TEXT,
-        help="JSON key or column that holds the text; dots reach into nested objects (data.text).",
-    ),
-]
-Format = Annotated[
-    FormatChoice,
-    typer.Option(
-        "--format",
-        metavar="text|chat|prompt-completion",
-        rich_help_panel=SHAPE,
-        help="What a row is: a text, a conversation, or a prompt with its completion. The last two "
-        "make a store with masks, which say what counts for the loss.",
-    ),
-]
-Template = Annotated[
-    str | None,
-    typer.Option(
-        "--template",
-        metavar="TEXT",
-        show_default=False,
-        rich_help_panel=SHAPE,
-        help="Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are "
-        "understood, {{ and }} are braces.",
-    ),
-]
-PromptField = Annotated[
-    str,
-    typer.Option("--prompt-field", metavar="NAME", rich_help_panel=SHAPE, help="The prompt."),
-]
-CompletionField = Annotated[
-    str,
-    typer.Option(
-        "--completion-field",
-        metavar="NAME",
-        rich_help_panel=SHAPE,
-        help="The completion; in a --template everything from it on counts for the loss.",
-    ),
-]
-MessagesField = Annotated[
-    str | None,
-    typer.Option(
-        "--messages-field",
-        metavar="NAME",
-        show_default="messages or conversations",
-        rich_help_panel=SHAPE,
-        help="The conversation: a list of messages with role and content, or from and value.",
-    ),
-]
-ChatTemplate = Annotated[
-    str | None,
-    typer.Option(
-        "--chat-template",
-        metavar="FILE",
-        show_default="the tokenizer's own",
-        rich_help_panel=SHAPE,
-        help="Jinja template that makes text of a conversation.",
-    ),
-]
-ChatDate = Annotated[
-    str | None,
-    typer.Option(
-        "--chat-date",
-        metavar="DAY",
-        show_default=False,
-        rich_help_panel=SHAPE,
-        help="What a chat template that writes today's date shall write, such as 2024-07-26.",
-    ),
-]
-ChatTemplateKwargs = Annotated[
-    str | None,
-    typer.Option(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        show_default=False,
-        rich_help_panel=SHAPE,
-        help="More variables for the chat template, such as '{\"enable_thinking\": false}'. A "
-        "field of this name in a row goes before them.",
-    ),
-]
-TrainOn = Annotated[
-    TrainOnChoice,
-    typer.Option(
-        "--train-on",
-        metavar="assistant|all|last",
-        rich_help_panel=SHAPE,
-        help="What counts of a conversation: all that the assistant says, everything, or the "
-        "assistant's last message.",
-    ),
-]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        "--max-length",
-        metavar="TOKENS",
-        show_default="any",
-        rich_help_panel=SHAPE,
-        help="Most tokens of a document, end token counted.",
-    ),
-]
-TooLong = Annotated[
-    TooLongChoice,
-    typer.Option(
-        "--too-long",
-        metavar="split|truncate|reject",
-        rich_help_panel=SHAPE,
-        help="A longer row becomes several documents, is cut off, or is rejected.",
-    ),
-]
-Separator = Annotated[
-    str | None,
-    typer.Option(
-        "--separator",
-        metavar="TEXT",
-        show_default="one document per text file",
-        rich_help_panel=TEXT,
-        help="Cut text files into documents here; \\n and \\t are understood, so '\\n\\n' cuts at "
-        "blank lines.",
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit",
-        metavar="ROWS",
-        show_default="all",
-        rich_help_panel=TEXT,
-        help="Use only the first rows of the input. A later run without it adds the rest.",
-    ),
-]
-Val = Annotated[
-    float,
-    typer.Option(
-        "--val",
-        metavar="SHARE",
-        rich_help_panel=TEXT,
-        help="Share of the documents for the split val: 0.01 is one in a hundred. A document's "
-        "split follows from its text, so it never moves.",
-    ),
-]
-MaxRejects = Annotated[
-    float,
-    typer.Option(
-        "--max-rejects",
-        metavar="SHARE",
-        rich_help_panel=TEXT,
-        help="Fail if more than this share of a unit's rows cannot be used. Fewer are listed in "
-        "rejects/ with file, row and reason, beyond 10,000 of a unit counted by reason.",
-    ),
-]
-Eos = Annotated[
-    str | None,
-    typer.Option(
-        "--eos",
-        metavar="TOKEN",
-        show_default="the tokenizer's own",
-        rich_help_panel=TOKENS,
-        help="Token behind every document.",
-    ),
-]
-NoEos = Annotated[
-    bool,
-    typer.Option("--no-eos", rich_help_panel=TOKENS, help="Put no token behind a document."),
-]
-Bos = Annotated[
-    bool,
-    typer.Option(
-        "--bos",
-        rich_help_panel=TOKENS,
-        help="Put the tokenizer's begin-of-text token in front of every document.",
-    ),
-]
-SpecialTokens = Annotated[
-    SpecialTokensChoice,
-    typer.Option(
-        "--special-tokens",
-        metavar="text|parse|reject",
-        rich_help_panel=TOKENS,
-        help="What a string like <|endoftext|> inside a document becomes: ordinary characters, the "
-        "special token itself, or a rejected row.",
-    ),
-]
-Engine = Annotated[
-    EngineChoice,
-    typer.Option(
-        "--engine",
-        metavar="NAME",
-        rich_help_panel=TOKENS,
-        help="auto, gigatoken, tokenizers, sentencepiece, tiktoken or bytes. auto takes the "
-        "fastest one whose ids equal the reference tokenizer's, and checks that while it runs.",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        show_default="physical cores, as far as the memory allows",
-        rich_help_panel=SPEED,
-        help="Processes. Never changes a byte of the store.",
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        show_default="a quarter of the machine",
-        rich_help_panel=SPEED,
-        help="Most memory the whole build may take, such as 4GB or 1500MiB.",
-    ),
-]
-Runner = Annotated[
-    RunnerChoice,
-    typer.Option(
-        "--runner",
-        metavar="local|ray",
-        rich_help_panel=MACHINES,
-        help="Where units are worked on: processes of this machine, or a Ray cluster. Never "
-        "changes a byte of the store.",
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="ADDRESS",
-        show_default="a cluster on this machine",
-        rich_help_panel=MACHINES,
-        help="The Ray cluster to work on: HOST:PORT, or auto for the one that runs here.",
-    ),
-]
-Part = Annotated[
-    str | None,
-    typer.Option(
-        "--part",
-        metavar="I/N",
-        show_default=False,
-        rich_help_panel=MACHINES,
-        help="Build one of N independent parts (1/64 to 64/64), on any machine and in any order; "
-        "then run tokenmill finish.",
-    ),
-]
-Pin = Annotated[
-    bool,
-    typer.Option(
-        "--pin",
-        rich_help_panel=SPEED,
-        help="Bind each worker to a core, NUMA node by node (Linux).",
-    ),
-]
-Profile = Annotated[
-    Path | None,
-    typer.Option(
-        "--profile",
-        metavar="FILE",
-        show_default=False,
-        rich_help_panel=SPEED,
-        help="Write where each worker's time went (read, parse, encode, check, write, wait) as "
-        "JSON.",
-    ),
-]
-Monitor = Annotated[
-    Path | None,
-    typer.Option(
-        "--monitor",
-        metavar="FILE",
-        show_default=False,
-        rich_help_panel=SPEED,
-        help="Write what cores, memory and disks did while the build ran, as JSON Lines; a later "
-        "run of the same build adds to it.",
-    ),
-]
-Prune = Annotated[
-    bool,
-    typer.Option(
-        "--prune",
-        rich_help_panel=RERUN,
-        help="Drop the shards of files that are no longer among the inputs.",
-    ),
-]
-Rebuild = Annotated[
-    bool,
-    typer.Option(
-        "--rebuild",
-        rich_help_panel=RERUN,
-        help="Discard what was built with another tokenizer or other options, and build anew.",
-    ),
-]
-VerifySources = Annotated[
-    bool,
-    typer.Option(
-        "--verify-sources",
-        rich_help_panel=RERUN,
-        help="Read all files of units that are complete, and build those again whose bytes are "
-        "not the ones that were read then.",
     ),
 ]
 DryRun = Annotated[
@@ -466,13 +107,90 @@ Debug = Annotated[
 ]
 
 
-def end_token(eos: str | None, *, no_eos: bool) -> str | bool | None:
-    """What `build` takes as eos: a token, None for the tokenizer's own, False for none."""
-    if no_eos and eos is not None:
-        raise UsageError(
-            f"--eos {eos} and --no-eos exclude each other", hint="leave one of them out"
-        )
-    return False if no_eos else eos
+_ESCAPED = ("separator", "template")
+
+
+def how(options: type, name: str) -> Any:
+    """The flag of one option, for `Annotated[type, how(BuildOptions, "prune")]`."""
+    flag = flags_of(options)[name]
+    return typer.Option(
+        *flag.names,
+        metavar=flag.metavar or "|".join(flag.choices) or None,
+        show_default=flag.shown,
+        rich_help_panel=flag.panel,
+        help=flag.help,
+    )
+
+
+def command(
+    options: type, *, panels: Sequence[str] = (), without: Sequence[str] = ()
+) -> Callable[[Any], Any]:
+    """Give a command the flags of a class of options; it is called with `options`, their values.
+
+    Each flag is one field of the class (see `tokenmill.options`). Flags are listed as the class has
+    them, or panel by panel.
+    """
+    flags = {name: flag for name, flag in flags_of(options).items() if name not in without}
+    if panels:
+        flags = dict(sorted(flags.items(), key=lambda each: panels.index(each[1].panel)))
+
+    def decorate(function: Any) -> Any:
+        own = dict(inspect.signature(function, eval_str=True).parameters)
+        del own["options"]
+        first = [
+            each for each in own.values() if each.annotation in (Inputs, StorePath, MaybeInputs)
+        ]
+        rest = [each for each in own.values() if each not in first]
+        made = [each for name in flags for each in _parameters(options, name)]
+
+        @functools.wraps(function)
+        def run(**values: Any) -> Any:
+            asked = {name: _read(values, name, flag) for name, flag in flags.items()}
+            return function(options=asked, **values)
+
+        signature = inspect.Signature([*first, *made, *rest])
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+        return run
+
+    return decorate
+
+
+def _parameters(options: type, name: str) -> list[inspect.Parameter]:
+    """What the parser is told of an option."""
+    flag = flags_of(options)[name]
+    (declared,) = (each for each in dataclasses.fields(options) if each.name == name)
+    kind: Any = flag.kind or eval(str(declared.type))  # a plain type, as a string
+    default = declared.default
+    if flag.choices:
+        choices: Any = enum.StrEnum
+        kind = choices(name, {each: each for each in flag.choices})
+        default = kind(default)
+    if default is dataclasses.MISSING:
+        default = inspect.Parameter.empty
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    annotation: Any = Annotated[kind, how(options, name)]
+    found = [inspect.Parameter(name, keyword, annotation=annotation, default=default)]
+    if flag.off:
+        off = typer.Option(flag.off, rich_help_panel=flag.panel, help=flag.off_help)
+        annotation = Annotated[bool, off]
+        found.append(inspect.Parameter(f"no_{name}", keyword, annotation=annotation, default=False))
+    return found
+
+
+def _read(values: dict[str, Any], name: str, flag: Flag) -> object:
+    """Take the value of an option out of what was parsed."""
+    value = values.pop(name)
+    if flag.off and values.pop(f"no_{name}"):
+        if value is not None:
+            raise UsageError(
+                f"{flag.names[0]} {value} and {flag.off} exclude each other",
+                hint="leave one of them out",
+            )
+        return False
+    if name in _ESCAPED:
+        return unescape(value, flag.names[0])
+    return str(value) if isinstance(value, enum.Enum) else value
 
 
 def unescape(separator: str | None, option: str = "--separator") -> str | None:

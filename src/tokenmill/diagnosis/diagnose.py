@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +9,7 @@ from typing import TYPE_CHECKING
 from tokenmill._version import __version__
 from tokenmill.builder.memory import usable_memory
 from tokenmill.diagnosis.measure import (
-    DEFAULT_GPU,
-    DEFAULT_MFU,
-    DEFAULT_SEQ_LEN,
-    DiagnoseRequest,
-    Wanted,
+    check_known,
     demands,
     eos_note,
     fix_commands,
@@ -24,12 +19,13 @@ from tokenmill.diagnosis.measure import (
 from tokenmill.diagnosis.values import Diagnosis, Machine, Verdict, findings, read_evidence
 from tokenmill.errors import UsageError
 from tokenmill.files import shown
+from tokenmill.options import DiagnoseOptions, with_options
 from tokenmill.words import compact, count, format_size, listed, spoken, times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tokenmill.diagnosis.measure import Measurements, OnStep
+    from tokenmill.diagnosis.measure import Measurements
     from tokenmill.diagnosis.values import Demand, Evidence, SampleFacts, WayResult
     from tokenmill.files import PathInput
 
@@ -256,58 +252,20 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if 0.01 <= share <= 0.99 else f"{share:.1%}"
 
 
-def diagnose(
-    inputs: PathInput | Sequence[PathInput] = (),
-    *,
-    tokenizer: PathInput | None = None,
-    tokens_per_second: float | None = None,
-    model: str | None = None,
-    gpu: str = DEFAULT_GPU,
-    gpus: int = 1,
-    mfu: float = DEFAULT_MFU,
-    seq_len: int = DEFAULT_SEQ_LEN,
-    text_field: str = "text",
-    separator: str | None = None,
-    seconds: float = 1.0,
-    sample_mb: float = 32.0,
-    workers: int | None = None,
-    sweep: bool = False,
-    stalls: PathInput | None = None,
-    timeline: PathInput | None = None,
-    run: PathInput | None = None,
-    report: PathInput | None = None,
-    on_step: OnStep | None = None,
-) -> Diagnosis:
+@with_options(DiagnoseOptions)
+def diagnose(options: DiagnoseOptions) -> Diagnosis:
     """Time ways to tokenize this text, and say which of them would starve a training.
 
     `tokens_per_second` is what one GPU takes; without it `model` and `gpu` give an estimate.
     `stalls`, `timeline` and `run` are files to be summed up and drawn beside it; with one of them
     `inputs` may be left out. `report` writes the HTML page.
     """
-    wanted = Wanted(
-        tokens_per_second=tokens_per_second,
-        model=model,
-        gpu=gpu,
-        gpus=gpus,
-        mfu=mfu,
-        seq_len=seq_len,
-    )
-    page = None if report is None else _writable(Path(report))
-    evidence = read_evidence(stalls=stalls, run=run, timeline=timeline)
-    asked = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    if asked:
-        request = DiagnoseRequest(
-            inputs=tuple(str(each) for each in asked),
-            tokenizer=_required(tokenizer),
-            text_field=text_field,
-            separator=separator,
-            seconds=seconds,
-            sample_mb=sample_mb,
-            workers=workers,
-            seq_len=seq_len,
-            sweep=sweep,
-        )
-        found = _conclude(request, wanted, measure_all(request, on_step=on_step), evidence)
+    check_known(options)
+    page = None if options.report is None else _writable(Path(options.report))
+    evidence = read_evidence(stalls=options.stalls, run=options.run, timeline=options.timeline)
+    if options.texts:
+        _require(options.tokenizer)
+        found = _conclude(options, measure_all(options), evidence)
     else:
         found = _evidence_alone(evidence)
     if page is not None:
@@ -317,13 +275,12 @@ def diagnose(
     return found
 
 
-def _required(tokenizer: PathInput | None) -> str:
+def _require(tokenizer: PathInput | None) -> None:
     if tokenizer is None:
         raise UsageError(
             "text alone cannot be timed: the tokenizer is missing",
             hint="name it: --tokenizer tokenizer.json",
         )
-    return str(tokenizer)
 
 
 def _writable(report: Path) -> Path:
@@ -336,15 +293,13 @@ def _writable(report: Path) -> Path:
     return report
 
 
-def _conclude(
-    request: DiagnoseRequest, wanted: Wanted, measured: Measurements, evidence: Evidence
-) -> Diagnosis:
+def _conclude(options: DiagnoseOptions, measured: Measurements, evidence: Evidence) -> Diagnosis:
     cores = usable_cores()
-    needs = demands(wanted, vocab_size=measured.info.vocab_size)
+    needs = demands(options, vocab_size=measured.info.vocab_size)
     verdicts = judge_all(measured.ways, needs, cores=cores)
     return Diagnosis(
-        inputs=tuple(map(shown, request.inputs)),
-        tokenizer=request.tokenizer,
+        inputs=tuple(map(shown, options.texts)),
+        tokenizer=str(options.tokenizer),
         machine=machine(),
         sample=measured.sample,
         lengths=measured.lengths,
@@ -354,7 +309,7 @@ def _conclude(
         sweep=measured.sweep,
         recommendation=measured.recommendation,
         advice=tuple(_words(needs, verdicts, measured) + findings(evidence)),
-        commands=fix_commands(request, measured.info, measured.recommendation),
+        commands=fix_commands(options, measured.info, measured.recommendation),
         evidence=evidence,
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shlex
 import subprocess
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from tokenmill.diagnosis.values import SampleFacts
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.inspection import Lengths
+    from tokenmill.options import DiagnoseOptions
 
 
 LOOK_SECONDS = 0.05
@@ -313,35 +313,6 @@ ALONE = ("one-by-one", "joined", "loader")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DiagnoseRequest:
-    """What is to be measured."""
-
-    inputs: tuple[str, ...]
-    tokenizer: str
-    text_field: str = "text"
-    separator: str | None = None
-    seconds: float = 1.0
-    sample_mb: float = 32.0
-    workers: int | None = None
-    seq_len: int = 1024
-    sweep: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds <= 60:
-            raise UsageError(
-                f"seconds={self.seconds!r} is no time to measure each way for",
-                hint="use more than 0 and at most 60, such as --seconds 2",
-            )
-        if not 0 < self.sample_mb <= 4096:
-            raise UsageError(
-                f"sample_mb={self.sample_mb!r} is no size of a sample",
-                hint="use more than 0 and at most 4096, such as --sample-mb 32",
-            )
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
     """What was found."""
 
@@ -360,15 +331,15 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def measure_all(request: DiagnoseRequest, *, on_step: OnStep | None = None) -> Measurements:
+def measure_all(request: DiagnoseOptions) -> Measurements:
     """Measure everything that was asked for."""
-    info = describe(request.tokenizer)
+    info = describe(str(request.tokenizer))
     _check_loads(info)
     with tempfile.TemporaryDirectory(prefix="tokenmill-diagnose-") as folder:
         base = WayJob(
             way="",
             folder=folder,
-            tokenizer=request.tokenizer,
+            tokenizer=str(request.tokenizer),
             kind=info.kind.value,
             workers=request.workers or usable_cores(),
             batch=BATCH,
@@ -378,10 +349,10 @@ def measure_all(request: DiagnoseRequest, *, on_step: OnStep | None = None) -> M
         jobs = _way_jobs(base, build_workers=request.workers or physical_cores())
         swept = sweep_jobs(base, cores=base.workers) if request.sweep else []
         more = [job for job in swept if job not in jobs]
-        tell = _Teller(on_step, steps=1 + len(jobs) + len(more))
+        tell = _Teller(request.on_step, steps=1 + len(jobs) + len(more))
         tell("reading a sample")
         sample = take_sample(
-            request.inputs,
+            request.texts,
             folder=Path(folder),
             most_bytes=round(request.sample_mb * 1e6),
             text_field=request.text_field,
@@ -473,51 +444,18 @@ DEFAULT_MFU = 0.4
 DEFAULT_SEQ_LEN = 1024
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What the user says of the training: a rate, or a model and a GPU."""
-
-    tokens_per_second: float | None = None
-    model: str | None = None
-    gpu: str = DEFAULT_GPU
-    gpus: int = 1
-    mfu: float = DEFAULT_MFU
-    seq_len: int = DEFAULT_SEQ_LEN
-
-    def __post_init__(self) -> None:
-        rate = self.tokens_per_second
-        if rate is not None and self.model is not None:
-            raise UsageError(
-                f"--tokens-per-second {rate:g} and --model {self.model} both say what the GPU"
-                " takes",
-                hint="leave one of them out; a rate that you measured is better than an estimate",
-            )
-        if rate is not None and not 0 < rate < math.inf:
-            raise UsageError(
-                f"{rate:g} tokens a second is no rate of a GPU",
-                hint="use a number above 0, such as --tokens-per-second 500000",
-            )
-        if self.model is not None:
-            preset(self.model)
-        if _key(self.gpu) not in GPUS:
-            raise UsageError(
-                f"the peak of a GPU {self.gpu!r} is not known here",
-                hint=f"use one of {', '.join(PEAKS)}, or give a rate: --tokens-per-second N",
-            )
-        if self.gpus < 1:
-            raise UsageError(f"{self.gpus} GPUs take nothing", hint="use --gpus 1 or more")
-        if not 0 < self.mfu <= 1:
-            raise UsageError(
-                f"mfu={self.mfu!r} is not a share of the GPU's peak",
-                hint="use a number above 0 and up to 1, such as --mfu 0.4",
-            )
-        if self.seq_len < 1:
-            raise UsageError(
-                f"seq_len={self.seq_len!r} has no token", hint="use a number such as 1024"
-            )
+def check_known(options: DiagnoseOptions) -> None:
+    """UsageError where the model or the GPU of an estimate is not known."""
+    if options.model is not None:
+        preset(options.model)
+    if _key(options.gpu) not in GPUS:
+        raise UsageError(
+            f"the peak of a GPU {options.gpu!r} is not known here",
+            hint=f"use one of {', '.join(PEAKS)}, or give a rate: --tokens-per-second N",
+        )
 
 
-def demands(wanted: Wanted, *, vocab_size: int) -> tuple[Demand, ...]:
+def demands(wanted: DiagnoseOptions, *, vocab_size: int) -> tuple[Demand, ...]:
     """The rate that was given, that of the model, or those of all presets where neither was."""
     if wanted.tokens_per_second is not None:
         return (
@@ -534,7 +472,7 @@ def demands(wanted: Wanted, *, vocab_size: int) -> tuple[Demand, ...]:
     return tuple(_estimate(name, wanted, vocab_size=vocab_size) for name in names)
 
 
-def _estimate(name: str, wanted: Wanted, *, vocab_size: int) -> Demand:
+def _estimate(name: str, wanted: DiagnoseOptions, *, vocab_size: int) -> Demand:
     model, gpu = PRESETS[name], GPUS[_key(wanted.gpu)]
     peak = PEAKS[gpu]
     flops = model.flops_per_token(wanted.seq_len, vocab_size)
@@ -567,11 +505,11 @@ SHOWN_INPUTS = 8
 
 
 def fix_commands(
-    request: DiagnoseRequest, info: TokenizerInfo, recommendation: Recommendation | None
+    request: DiagnoseOptions, info: TokenizerInfo, recommendation: Recommendation | None
 ) -> tuple[str, ...]:
     """Build once, then load: a command and a line of Python."""
-    inputs = [files.shown(each) for each in request.inputs[:SHOWN_INPUTS]]
-    command = ["tokenmill", "build", *inputs, "--tokenizer", request.tokenizer, "--out", STORE]
+    inputs = [files.shown(each) for each in request.texts[:SHOWN_INPUTS]]
+    command = ["tokenmill", "build", *inputs, "--tokenizer", str(request.tokenizer), "--out", STORE]
     if request.text_field != "text":
         command += ["--text-field", request.text_field]
     if request.separator is not None:
@@ -582,7 +520,7 @@ def fix_commands(
         command += ["--workers", str(recommendation.build_workers)]
         command += ["--memory", f"{recommendation.build_memory_bytes // 10**6}MB"]
     shown = shlex.join(command)
-    if len(request.inputs) > SHOWN_INPUTS:
+    if len(request.texts) > SHOWN_INPUTS:
         shown = shown.replace(" --tokenizer", " ... --tokenizer", 1)
     loader = f'tokenmill.Loader("{STORE}", seq_len={request.seq_len}, batch_size=8)'
     return shown, f"import tokenmill; loader = {loader}"

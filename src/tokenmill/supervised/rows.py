@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.config import check_template_kwargs
 from tokenmill.errors import UsageError
+from tokenmill.options import check_template_kwargs
 from tokenmill.records import RejectReason
 
 DETAIL_CHARACTERS = 160

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.config import RowShape
     from tokenmill.engines.base import Engine, TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.options import RowShape
     from tokenmill.sources.base import SourceFile
 
 
@@ -159,9 +159,7 @@ class Shaper:
         self._make: Callable[[dict[str, Any]], RowText]
         if shape.format == "chat":
             self._make = ChatMaker(
-                load_templates(
-                    engine.info, date=shape.chat_date, kwargs=shape.chat_template_kwargs
-                ),
+                load_templates(engine.info, date=shape.chat_date, kwargs=shape.template_kwargs),
                 special_tokens_of(engine.info),
                 train_on=shape.train_on,
                 messages_field=shape.messages_field,

@@ -28,9 +28,10 @@ from tokenmill.supervised.sandbox import TRACKED, TemplateLimit, environment, im
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tokenmill.config import RowShape
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.locate import TokenizerFiles
+    from tokenmill.files import PathInput
+    from tokenmill.options import RowShape
 
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -292,12 +293,12 @@ class ChatTemplates:
         return DEFAULT
 
 
-def with_template(files: TokenizerFiles, given: str | None) -> TokenizerFiles:
+def with_template(files: TokenizerFiles, given: PathInput | None) -> TokenizerFiles:
     """A tokenizer's files with the chat template that is to be used: the given one, or its own."""
     if given is not None:
         if is_remote(given):
             raise UsageError(
-                f"chat_template={shown(given)!r} is an address; a template is a local file",
+                f"chat_template={shown(str(given))!r} is an address; a template is a local file",
                 hint="copy it to a local disk: --chat-template FILE",
             )
         path = Path(given).expanduser()
@@ -359,7 +360,7 @@ def doubtful_header(info: TokenizerInfo, shape: RowShape) -> str | None:
     """A warning where a template does not say where an answer begins, and that is found by rule."""
     if all(map(tells_answers, read_sources(info.files).values())):
         return None
-    templates = load_templates(info, date=shape.chat_date, kwargs=shape.chat_template_kwargs)
+    templates = load_templates(info, date=shape.chat_date, kwargs=shape.template_kwargs)
     header = next(
         template.answer_header
         for template in templates.by_name.values()

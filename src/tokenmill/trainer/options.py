@@ -11,16 +11,19 @@ import os
 import shlex
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 from tokenmill import files
 from tokenmill.errors import MissingExtraError, StoreError, UsageError
 from tokenmill.files import is_remote
-from tokenmill.store.reader import Store
+from tokenmill.options import check_choices, option, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tokenmill.files import PathInput
+    from tokenmill.store.reader import Store
 
 
 # -------------------------------------------------------------------------------------------------
@@ -122,110 +125,214 @@ def preset(name: str) -> ModelConfig:
     return PRESETS[name]
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "precision": ("auto", "bf16", "fp32"),
-    "attention": ("flash", "documents"),
-    "optimizer": ("adamw", "adamw8bit"),
-    "schedule": ("cosine", "wsd"),
-    "packing": ("concat", "best-fit", "pad"),
-    "boundaries": ("keep", "mask"),
-}
-DEFAULT_SEQ_LEN = 1024
-
-
-class TrainKeywords(TypedDict, total=False):
-    """The options of `train`, as keywords: the same names as the fields of `TrainOptions`."""
-
-    model: str
-    steps: int
-    seq_len: int
-    batch_tokens: int | None
-    micro_batch: int | None
-    accumulate: int | None
-    precision: str
-    compile: bool | None
-    checkpointing: bool | None
-    attention: str
-    device: str
-    optimizer: str
-    learning_rate: float | None
-    schedule: str
-    warmup: int | None
-    weight_decay: float
-    clip: float
-    packing: str
-    boundaries: str
-    shuffle: bool | str
-    seed: int
-    out: str | os.PathLike[str]
-    resume: bool
-    save_every: int | None
-    keep: int
-    eval_every: int | None
-    eval_rows: int
-    log_every: int
-    tensorboard: bool
+MODEL = "What is trained"
+STEP = "What a step is"
+DATA = "What it is fed"
+RUN = "Where it goes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions:
-    """Everything a run is told but its store. None means: follows from the rest."""
+    """Everything a run is told. None means: follows from the rest."""
 
-    model: str = "small"
-    """Name of a preset."""
-    steps: int = 1000
-    """Optimizer steps of the whole run, those before a resume counted."""
-    seq_len: int = DEFAULT_SEQ_LEN
-    batch_tokens: int | None = None
-    """Of one step, over all ranks; None takes the preset's."""
-    micro_batch: int | None = None
-    """Rows that go through the model at once, on one rank; None takes what should fit."""
-    accumulate: int | None = None
-    """Micro-batches of a step, on one rank."""
-    precision: str = "auto"
-    """bf16, fp32; auto is bf16 where the device has it."""
-    compile: bool | None = None
-    """None compiles on a GPU."""
-    checkpointing: bool | None = None
-    """Compute activations again instead of keeping them; None does from 8,192 tokens a row on."""
-    attention: str = "flash"
-    """flash looks across borders of documents, documents does not."""
-    device: str = "auto"
-    optimizer: str = "adamw"
-    learning_rate: float | None = None
-    """The highest; None takes the preset's."""
-    schedule: str = "cosine"
-    warmup: int | None = None
-    """Steps; None takes a fiftieth of them."""
+    store: PathInput | Store = field(kw_only=False)
+    model: str = option(
+        "small",
+        "--model",
+        metavar="NAME",
+        panel=MODEL,
+        help="tiny (runs on a CPU in seconds), mini (10M), small (124M), medium (861M, rows of up "
+        "to 16,384) or large (1.8B, up to 32,768); sizes with GPT-2's vocabulary.",
+    )
+    seq_len: int = option(
+        1024,
+        "--seq-len",
+        metavar="TOKENS",
+        panel=MODEL,
+        help="Inputs of a row.",
+    )
+    attention: str = option(
+        "flash",
+        "--attention",
+        choices=("flash", "documents"),
+        panel=MODEL,
+        help="Look back over the whole row, or only within the own document.",
+    )
+    precision: str = option(
+        "auto",
+        "--precision",
+        metavar="bf16|fp32",
+        choices=("auto", "bf16", "fp32"),
+        shown="bf16 where the device has it",
+        panel=MODEL,
+        help="What the model computes in; weights are kept in fp32.",
+    )
+    compile: bool | None = option(
+        None,
+        "--compile/--no-compile",
+        shown="on a GPU",
+        panel=MODEL,
+        help="torch.compile the whole model.",
+    )
+    checkpointing: bool | None = option(
+        None,
+        "--checkpointing/--no-checkpointing",
+        shown="from rows of 8,192 on",
+        panel=MODEL,
+        help="Compute activations again in the backward pass instead of keeping them.",
+    )
+    device: str = option(
+        "auto",
+        "--device",
+        metavar="NAME",
+        panel=MODEL,
+        help="auto, cuda, cuda:1 or cpu.",
+    )
+    steps: int = option(
+        1000,
+        "--steps",
+        metavar="N",
+        panel=STEP,
+        help="Steps of the whole run, resumed or not.",
+    )
+    batch_tokens: int | None = option(
+        None,
+        "--batch-tokens",
+        metavar="TOKENS",
+        shown="the model's",
+        panel=STEP,
+        help="Tokens of a step, over all ranks.",
+    )
+    micro_batch: int | None = option(
+        None,
+        "--micro-batch",
+        metavar="ROWS",
+        shown="what should fit",
+        panel=STEP,
+        help="Rows that go through the model at once, on one rank.",
+    )
+    accumulate: int | None = option(
+        None,
+        "--accumulate",
+        metavar="N",
+        shown="what comes out",
+        panel=STEP,
+        help="Micro-batches of a step, on one rank. With --micro-batch, the two say what "
+        "--batch-tokens would.",
+    )
+    optimizer: str = option(
+        "adamw",
+        "--optimizer",
+        choices=("adamw", "adamw8bit"),
+        panel=STEP,
+        help="adamw8bit keeps its state in 8 bits; it needs the package torchao.",
+    )
+    learning_rate: float | None = option(
+        None,
+        "--lr",
+        metavar="RATE",
+        shown="the model's",
+        panel=STEP,
+        help="The highest learning rate.",
+    )
+    schedule: str = option(
+        "cosine",
+        "--schedule",
+        choices=("cosine", "wsd"),
+        panel=STEP,
+        help="How it falls: all the way, or (wsd) over the last fifth of the steps.",
+    )
+    warmup: int | None = option(
+        None,
+        "--warmup",
+        metavar="STEPS",
+        shown="a fiftieth",
+        panel=STEP,
+        help="Steps in which it rises.",
+    )
+    packing: str = option(
+        "concat",
+        "--packing",
+        choices=("concat", "best-fit", "pad"),
+        panel=DATA,
+        help="How documents fill rows; tokenmill layout shows what each would do.",
+    )
+    boundaries: str = option(
+        "keep",
+        "--boundaries",
+        choices=("keep", "mask"),
+        panel=DATA,
+        help="Whether the first token of a document is to be predicted from the one before it.",
+    )
+    seed: int = option(
+        0,
+        "--seed",
+        metavar="N",
+        panel=DATA,
+        help="Of the weights and the order of rows.",
+    )
+    out: PathInput = option(
+        "run",
+        "--out",
+        "-o",
+        kind=str,
+        metavar="FOLDER",
+        panel=RUN,
+        help="Where checkpoints and metrics.jsonl are written.",
+    )
+    resume: bool = option(
+        False,
+        "--resume",
+        panel=RUN,
+        help="Go on from the newest checkpoint in --out; begin, if there is none.",
+    )
+    save_every: int | None = option(
+        None,
+        "--save-every",
+        metavar="STEPS",
+        shown="a tenth, 100 at least",
+        panel=RUN,
+        help="Steps between checkpoints.",
+    )
+    keep: int = option(
+        2,
+        "--keep",
+        metavar="N",
+        panel=RUN,
+        help="Checkpoints that stay.",
+    )
+    eval_every: int | None = option(
+        None,
+        "--eval-every",
+        metavar="STEPS",
+        shown="a tenth, 100 at least",
+        panel=RUN,
+        help="Steps between evaluations on the split val.",
+    )
+    log_every: int = option(
+        10,
+        "--log-every",
+        metavar="STEPS",
+        panel=RUN,
+        help="Steps between two lines.",
+    )
+    tensorboard: bool = option(
+        False,
+        "--tensorboard",
+        panel=RUN,
+        help="Write TensorBoard files to --out as well.",
+    )
     weight_decay: float = 0.1
     """On matrices alone."""
     clip: float = 1.0
     """Largest norm of a step's gradient."""
-    packing: str = "concat"
-    boundaries: str = "keep"
     shuffle: bool | str = True
-    seed: int = 0
-    out: str | os.PathLike[str] = "run"
-    """Folder for checkpoints and metrics."""
-    resume: bool = False
-    save_every: int | None = None
-    """Steps between checkpoints; None takes a tenth of the run, 100 at least. The end has one."""
-    keep: int = 2
-    """Checkpoints that stay; older ones are removed once a new one is whole."""
-    eval_every: int | None = None
-    """Steps between evaluations; None takes a tenth of the run, 100 at least. The end has one."""
     eval_rows: int = 256
     """Rows of the split val that are looked at, the same every time."""
-    log_every: int = 10
-    tensorboard: bool = False
+    on_progress: Callable[[TrainProgress], None] | None = None
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise UsageError(
-                    f"{name}={value!r} is not known", hint=f"use one of: {', '.join(known)}"
-                )
+        check_choices(self)
         for name in ("steps", "seq_len", "keep", "eval_rows", "log_every"):
             _require_whole(name, getattr(self, name))
         for name in ("batch_tokens", "micro_batch", "accumulate", "save_every", "eval_every"):
@@ -260,7 +367,8 @@ class TrainOptions:
 
     def as_json(self) -> dict[str, object]:
         """All of it, as JSON has it."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = (each.name for each in fields(self) if each.name not in ("store", "on_progress"))
+        values = {name: getattr(self, name) for name in names}
         # JSON has no infinity, which is a fair value for `clip`.
         infinite = {name: str(value) for name, value in values.items() if value == math.inf}
         return {**values, **infinite, "out": str(self.out)}
@@ -366,40 +474,39 @@ HOW_TO_BUILD = (
 )
 
 
-def train(
-    store: str | os.PathLike[str] | Store,
-    *,
-    on_progress: Callable[[TrainProgress], None] | None = None,
-    **options: Unpack[TrainKeywords],
-) -> TrainResult:
-    """Train the reference model on a store; all options are fields of `TrainOptions`.
+@with_options(TrainOptions)
+def train(options: TrainOptions) -> TrainResult:
+    """Train the reference model on a store.
 
     >>> tokenmill.train("store", model="small", steps=1000, batch_tokens=524_288, out="run")
 
     Ctrl-C ends the step, writes a checkpoint, and raises KeyboardInterrupt; `resume=True` goes on.
     """
-    known = set(TrainOptions.__dataclass_fields__)
-    if unknown := sorted(set(options) - known):
+    if is_remote(options.out):
         raise UsageError(
-            f"train has no option {', '.join(unknown)}", hint=f"it has: {', '.join(sorted(known))}"
-        )
-    settled = TrainOptions(**options)
-    if is_remote(settled.out):
-        raise UsageError(
-            f"out={files.shown(os.fspath(settled.out))!r} is an address; a run is kept on a local"
+            f"out={files.shown(os.fspath(options.out))!r} is an address; a run is kept on a local"
             " disk",
             hint="use a local folder, and copy it from there: --out run",
         )
-    train_split, val_split = open_splits(store)
+    if is_remote(options.out):
+        raise UsageError(
+            f"out={files.shown(os.fspath(options.out))!r} is an address; a run is kept on a local"
+            " disk",
+            hint="use a local folder, and copy it from there: --out run",
+        )
+    train_split, val_split = open_splits(options.store)
     if find_spec("torch") is None:
         raise MissingExtraError("torch", extra="torch", purpose="training")
     from tokenmill.trainer.run import run_training
 
-    return run_training(train_split, val_split, settled, on_progress=on_progress)
+    return run_training(train_split, val_split, options, on_progress=options.on_progress)
 
 
-def open_splits(store: str | os.PathLike[str] | Store) -> tuple[Store, Store | None]:
+def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:
     """The split train, and val where there is one; an error that says how to make a store."""
+    # Not at the top: the command line reads the options without numpy.
+    from tokenmill.store.reader import Store
+
     path = store.path if isinstance(store, Store) else store
     shown = files.shown(os.fspath(path))
     hint = HOW_TO_BUILD.format(store=shlex.quote(shown))

@@ -1,0 +1,828 @@
+"""What a user may ask for, declared once: name, type, default, flag, help and check of each option.
+
+A verb has one class of options (`BuildOptions` here, `TrainOptions` beside the trainer). Python
+takes its fields as keywords (`with_options`), the command line makes its flags of them
+(`cli.options.command`), and the same object travels to the code that uses a value. To add an
+option, add a field, and read it where it matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+import math
+import os
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from tokenmill.errors import UsageError
+from tokenmill.words import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tokenmill.builder.progress import Progress
+    from tokenmill.files import PathInput
+
+Given = ParamSpec("Given")
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+
+# Headings of the help.
+NEEDED = "Needed"
+TEXT = "What is read"
+SHAPE = "What a row is"
+TOKENS = "What becomes a token"
+SPEED = "What may be used"
+MACHINES = "More than one machine"
+RERUN = "Running again"
+OUTPUT = "What is shown"
+BUILD_PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """How the command line shows an option."""
+
+    names: tuple[str, ...]
+    help: str
+    panel: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    shown: str | bool = True
+    """What stands for the default in the help."""
+    kind: object = None
+    """The type of the flag's value, where it is not the option's."""
+    off: str | None = None
+    """Another flag, which says False."""
+    off_help: str = ""
+
+
+def option(default: Any, *names: str, help: str, panel: str, **how: Any) -> Any:  # noqa: A002
+    """A field with a flag; a field without this is for Python alone."""
+    return field(
+        default=default, metadata={"flag": Flag(names=names, help=help, panel=panel, **how)}
+    )
+
+
+def flags_of(options: type) -> dict[str, Flag]:
+    """The options that have flags, by their names."""
+    return {each.name: each.metadata["flag"] for each in fields(options) if "flag" in each.metadata}
+
+
+def check_choices(options: object) -> None:
+    """UsageError where an option is none of its choices."""
+    for name, flag in flags_of(type(options)).items():
+        value = getattr(options, name)
+        if flag.choices and value not in flag.choices:
+            raise UsageError(
+                f"{name}={value!r} is not known", hint=f"use one of: {', '.join(flag.choices)}"
+            )
+
+
+def with_options(
+    kind: Callable[Given, Options],
+) -> Callable[[Callable[[Options], Result]], Callable[Given, Result]]:
+    """Let a function of a class of options be called with the options themselves."""
+
+    def decorate(function: Callable[[Options], Result]) -> Callable[Given, Result]:
+        signature = inspect.signature(kind)
+
+        @functools.wraps(function)
+        def call(*args: Given.args, **given: Given.kwargs) -> Result:
+            known = sorted(signature.parameters)
+            for name in sorted(set(given) - set(known)):
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
+                raise UsageError(f"{function.__name__} has no option {name}", hint=hint)
+            return function(kind(*args, **given))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
+    """Inputs as a list, where one alone may be given too."""
+    if isinstance(inputs, str | os.PathLike):
+        return [inputs]
+    return list(inputs)
+
+
+def same(options: type, name: str) -> Any:
+    """A field declared as another class has it: the same default, flag and help."""
+    (found,) = (each for each in fields(options) if each.name == name)
+    return field(default=found.default, metadata=found.metadata)
+
+
+# -------------------------------------------------------------------------------------------------
+# The options of `build`.
+
+TEMPLATE_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+"""What a chat template is given by us, and so cannot be given by anyone else."""
+
+
+def check_template_kwargs(values: object) -> dict[str, Any]:
+    """Variables for a chat template; ValueError says why they are none."""
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    for name in values:
+        if not name.isidentifier() or name in TEMPLATE_VARIABLES:
+            raise ValueError(f"{name!r} is no name for a variable of a chat template")
+    return values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowShape:
+    """What a row becomes, where it is more than the text of one field."""
+
+    format: str = option(
+        "text",
+        "--format",
+        choices=("text", "chat", "prompt-completion"),
+        panel=SHAPE,
+        help="What a row is: a text, a conversation, or a prompt with its completion. The last two "
+        "make a store with masks, which say what counts for the loss.",
+    )
+    template: str | None = option(
+        None,
+        "--template",
+        metavar="TEXT",
+        shown=False,
+        panel=SHAPE,
+        help="Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are "
+        "understood, {{ and }} are braces.",
+    )
+    prompt_field: str = option(
+        "prompt", "--prompt-field", metavar="NAME", panel=SHAPE, help="The prompt."
+    )
+    completion_field: str = option(
+        "completion",
+        "--completion-field",
+        metavar="NAME",
+        panel=SHAPE,
+        help="The completion; in a --template everything from it on counts for the loss.",
+    )
+    messages_field: str | None = option(
+        None,
+        "--messages-field",
+        metavar="NAME",
+        shown="messages or conversations",
+        panel=SHAPE,
+        help="The conversation: a list of messages with role and content, or from and value.",
+    )
+    chat_date: str | None = option(
+        None,
+        "--chat-date",
+        metavar="DAY",
+        shown=False,
+        panel=SHAPE,
+        help="What a chat template that writes today's date shall write, such as 2024-07-26.",
+    )
+    chat_template_kwargs: str | Mapping[str, object] | None = option(
+        None,
+        "--chat-template-kwargs",
+        kind=str | None,
+        metavar="JSON",
+        shown=False,
+        panel=SHAPE,
+        help="More variables for the chat template, such as '{\"enable_thinking\": false}'. A "
+        "field of this name in a row goes before them.",
+    )
+    train_on: str = option(
+        "assistant",
+        "--train-on",
+        choices=("assistant", "all", "last"),
+        panel=SHAPE,
+        help="What counts of a conversation: all that the assistant says, everything, or the "
+        "assistant's last message.",
+    )
+    max_length: int | None = option(
+        None,
+        "--max-length",
+        metavar="TOKENS",
+        shown="any",
+        panel=SHAPE,
+        help="Most tokens of a document, end token counted.",
+    )
+    too_long: str = option(
+        "split",
+        "--too-long",
+        choices=("split", "truncate", "reject"),
+        panel=SHAPE,
+        help="A longer row becomes several documents, is cut off, or is rejected.",
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        self._check_kwargs()
+        if self.max_length is not None and self.max_length < 2:
+            raise UsageError(
+                f"max_length={self.max_length!r} leaves nothing to predict", hint="use 2 or more"
+            )
+        self._check_strays()
+
+    def _check_kwargs(self) -> None:
+        given = self.chat_template_kwargs
+        if given is None:
+            return
+        try:
+            values = check_template_kwargs(json.loads(given) if isinstance(given, str) else given)
+            # Written in one way: it is part of who a store is.
+            object.__setattr__(self, "chat_template_kwargs", json.dumps(values, sort_keys=True))
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"chat_template_kwargs={given!r} cannot be used: {error}",
+                hint="write a JSON object, such as: --chat-template-kwargs "
+                "'{\"enable_thinking\": false}'",
+            ) from error
+
+    def _check_strays(self) -> None:
+        """An option of another format is a mistake that would otherwise pass in silence."""
+        defaults = {each.name: each.default for each in fields(RowShape)}
+        for name, formats in _OPTION_FORMATS.items():
+            given = getattr(self, name)
+            if given != defaults[name] and self.format not in formats:
+                raise UsageError(
+                    f"{name}={given!r} has no meaning for the format {self.format!r}",
+                    hint=f"leave it out, or use --format {formats[0]}",
+                )
+        if self.too_long != "split" and self.max_length is None:
+            raise UsageError(
+                f"too_long={self.too_long!r} needs a length", hint="say how long: --max-length 2048"
+            )
+
+    @property
+    def chat_fields(self) -> tuple[str, ...]:
+        """Where a row may have its conversation and what belongs to it."""
+        found = (self.messages_field,) if self.messages_field else ("messages", "conversations")
+        return (*found, "tools", "system", "chat_template_kwargs")
+
+    @property
+    def template_kwargs(self) -> str | None:
+        """More variables for a chat template, as canonical JSON."""
+        return cast("str | None", self.chat_template_kwargs)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether a row is more than the text of one field."""
+        return self.format != "text" or self.template is not None
+
+    @property
+    def piece_tokens(self) -> int | None:
+        """The most tokens of a document, where longer rows become several."""
+        return self.max_length if self.too_long == "split" else None
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a store of it has a loss mask."""
+        return self.format != "text"
+
+    def shape_identity(self) -> dict[str, str | int | float | bool | None]:
+        """What decides ids and masks, by the names of the options that matter to the format."""
+        values = {
+            name: getattr(self, name)
+            for name, formats in _OPTION_FORMATS.items()
+            if self.format in formats
+        }
+        if self.format == "text" and self.max_length is None:
+            del values["max_length"], values["too_long"]
+        if self.format == "chat" and self.chat_template_kwargs is None:
+            del values["chat_template_kwargs"]
+        if self.piece_tokens is not None:
+            # Once, such rows were left whole; a store of that kind is another one.
+            values["pieces"] = True
+        return {"format": self.format, **values}
+
+    @classmethod
+    def of_identity(cls, config: Mapping[str, object]) -> RowShape | None:
+        """The shape that a store's configuration tells of; None for plain text of one field."""
+        if "format" not in config:
+            return None
+        known: dict[str, Any] = {name: config[name] for name in _OPTION_FORMATS if name in config}
+        if known.get("too_long") == "split" and "pieces" not in config:
+            known["max_length"] = None
+        return RowShape(format=str(config["format"]), **known)
+
+
+_OPTION_FORMATS = {
+    "template": ("text", "prompt-completion"),
+    "prompt_field": ("prompt-completion",),
+    "completion_field": ("prompt-completion",),
+    "messages_field": ("chat",),
+    "train_on": ("chat",),
+    "chat_date": ("chat",),
+    "chat_template_kwargs": ("chat",),
+    "max_length": ("text", "chat", "prompt-completion"),
+    "too_long": ("text", "chat", "prompt-completion"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildOptions(RowShape):
+    """Everything a build is told.
+
+    `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `identity` is
+    what decides the bytes of a store; the rest may differ between a run and its resume.
+    """
+
+    inputs: PathInput | Sequence[PathInput] = field(kw_only=False)
+    tokenizer: PathInput = option(
+        MISSING,
+        "--tokenizer",
+        "-t",
+        kind=str,
+        metavar="PATH|ID",
+        shown=False,
+        panel=NEEDED,
+        help="A tokenizer.json or a folder with one, a SentencePiece .model, a tiktoken rank file, "
+        "a Hugging Face hub id, or the word bytes (256 ids, needs no file).",
+    )
+    out: PathInput = option(
+        MISSING,
+        "--out",
+        "-o",
+        kind=str,
+        metavar="FOLDER|URL",
+        shown=False,
+        panel=NEEDED,
+        help="Where the store is written: a folder, or a URL such as s3://bucket/store.",
+    )
+    text_field: str = option(
+        "text",
+        "--text-field",
+        metavar="NAME",
+        panel=TEXT,
+        help="JSON key or column that holds the text; dots reach into nested objects (data.text).",
+    )
+    separator: str | None = option(
+        None,
+        "--separator",
+        metavar="TEXT",
+        shown="one document per text file",
+        panel=TEXT,
+        help="Cut text files into documents here; \\n and \\t are understood, so '\\n\\n' cuts at "
+        "blank lines.",
+    )
+    chat_template: PathInput | None = option(
+        None,
+        "--chat-template",
+        kind=str | None,
+        metavar="FILE",
+        shown="the tokenizer's own",
+        panel=SHAPE,
+        help="Jinja template that makes text of a conversation.",
+    )
+    limit: int | None = option(
+        None,
+        "--limit",
+        metavar="ROWS",
+        shown="all",
+        panel=TEXT,
+        help="Use only the first rows of the input. A later run without it adds the rest.",
+    )
+    val: float = option(
+        0.0,
+        "--val",
+        metavar="SHARE",
+        panel=TEXT,
+        help="Share of the documents for the split val: 0.01 is one in a hundred. A document's "
+        "split follows from its text, so it never moves.",
+    )
+    max_rejects: float = option(
+        0.01,
+        "--max-rejects",
+        metavar="SHARE",
+        panel=TEXT,
+        help="Fail if more than this share of a unit's rows cannot be used. Fewer are listed in "
+        "rejects/ with file, row and reason.",
+    )
+    eos: str | bool | None = option(
+        None,
+        "--eos",
+        kind=str | None,
+        metavar="TOKEN",
+        shown="the tokenizer's own",
+        panel=TOKENS,
+        help="Token behind every document.",
+        off="--no-eos",
+        off_help="Put no token behind a document.",
+    )
+    bos: str | bool = option(
+        False,
+        "--bos",
+        kind=bool,
+        panel=TOKENS,
+        help="Put the tokenizer's begin-of-text token in front of every document.",
+    )
+    special_tokens: str = option(
+        "text",
+        "--special-tokens",
+        choices=("text", "parse", "reject"),
+        panel=TOKENS,
+        help="What a string like <|endoftext|> inside a document becomes: ordinary characters, the "
+        "special token itself, or a rejected row.",
+    )
+    engine: str = option(
+        "auto",
+        "--engine",
+        choices=("auto", "gigatoken", "tokenizers", "sentencepiece", "tiktoken", "bytes"),
+        metavar="NAME",
+        panel=TOKENS,
+        help="auto, gigatoken, tokenizers, sentencepiece, tiktoken or bytes. auto takes the "
+        "fastest one whose ids equal the reference tokenizer's, and checks that while it runs.",
+    )
+    workers: int | None = option(
+        None,
+        "--workers",
+        metavar="N",
+        shown="physical cores, as far as the memory allows",
+        panel=SPEED,
+        help="Processes. Never changes a byte of the store.",
+    )
+    memory: int | str | None = option(
+        None,
+        "--memory",
+        kind=str | None,
+        metavar="SIZE",
+        shown="a quarter of the machine",
+        panel=SPEED,
+        help="Most memory the whole build may take, such as 4GB or 1500MiB.",
+    )
+    pin: bool = option(
+        False,
+        "--pin",
+        panel=SPEED,
+        help="Bind each worker to a core, NUMA node by node (Linux).",
+    )
+    profile: PathInput | None = option(
+        None,
+        "--profile",
+        kind=str | None,
+        metavar="FILE",
+        shown=False,
+        panel=SPEED,
+        help="Write where each worker's time went (read, parse, encode, check, write, wait) as "
+        "JSON.",
+    )
+    monitor: PathInput | None = option(
+        None,
+        "--monitor",
+        kind=str | None,
+        metavar="FILE",
+        shown=False,
+        panel=SPEED,
+        help="Write what cores, memory and disks did while the build ran, as JSON Lines; a later "
+        "run of the same build adds to it.",
+    )
+    runner: str = option(
+        "local",
+        "--runner",
+        choices=("local", "ray"),
+        panel=MACHINES,
+        help="Where units are worked on: processes of this machine, or a Ray cluster. Never "
+        "changes a byte of the store.",
+    )
+    address: str | None = option(
+        None,
+        "--address",
+        metavar="ADDRESS",
+        shown="a cluster on this machine",
+        panel=MACHINES,
+        help="The Ray cluster to work on: HOST:PORT, or auto for the one that runs here.",
+    )
+    part: str | None = option(
+        None,
+        "--part",
+        metavar="I/N",
+        shown=False,
+        panel=MACHINES,
+        help="Build one of N independent parts (1/64 to 64/64), on any machine and in any order; "
+        "then run tokenmill finish.",
+    )
+    prune: bool = option(
+        False,
+        "--prune",
+        panel=RERUN,
+        help="Drop the shards of files that are no longer among the inputs.",
+    )
+    rebuild: bool = option(
+        False,
+        "--rebuild",
+        panel=RERUN,
+        help="Discard what was built with another tokenizer or other options, and build anew.",
+    )
+    verify_sources: bool = option(
+        False,
+        "--verify-sources",
+        panel=RERUN,
+        help="Read all files of units that are complete, and build those again whose bytes are "
+        "not the ones that were read then.",
+    )
+    unit_bytes: int | str | None = None
+    """Bytes of text in a unit; None follows from each file's size."""
+    serial: bool = False
+    """Work in this process instead of a pool: for debuggers and profilers."""
+    on_progress: Callable[[Progress], None] | None = None
+
+    def __post_init__(self) -> None:
+        super(BuildOptions, self).__post_init__()
+        if not 0 <= self.val < 1:
+            raise UsageError(
+                f"val={self.val!r} is not a share of the documents",
+                hint="use a number from 0 up to, but without, 1, such as 0.01",
+            )
+        if not 0 <= self.max_rejects <= 1:
+            raise UsageError(
+                f"max_rejects={self.max_rejects!r} is not a share of the rows",
+                hint="use a number from 0 to 1, such as 0.01",
+            )
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit={self.limit!r} leaves no row", hint="use 1 or more")
+        if self.unit_size is not None and self.unit_size < 1:
+            raise UsageError(f"unit_bytes={self.unit_bytes!r} is no size", hint="use 1 or more")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
+        if self.address is not None and self.runner != "ray":
+            raise UsageError(
+                f"address={self.address!r} is that of a Ray cluster, and the runner is not Ray",
+                hint="add --runner ray",
+            )
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        if self.has_fields and self.text_field != "text":
+            raise UsageError(
+                f"text_field={self.text_field!r} has no meaning where a row has several fields",
+                hint="name the fields in --template, or with the options of the format",
+            )
+        if self.format != "chat":
+            if self.chat_template is not None:
+                raise UsageError(
+                    f"chat_template={str(self.chat_template)!r} has no meaning for the format "
+                    f"{self.format!r}",
+                    hint="leave it out, or use --format chat",
+                )
+            return
+        if isinstance(self.eos, str) or self.bos is not False:
+            raise UsageError(
+                "a chat has the special tokens of its template and no others",
+                hint="leave --eos and --bos out",
+            )
+        if self.special_tokens != "text":
+            raise UsageError(
+                f"special_tokens={self.special_tokens!r} has no meaning for chats: their special "
+                "tokens come from the template alone",
+                hint="leave --special-tokens out",
+            )
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The budget; None where none was given."""
+        return None if self.memory is None else parse_size(self.memory)
+
+    @property
+    def unit_size(self) -> int | None:
+        """Bytes of text in a unit; None where it follows from each file's size."""
+        return None if self.unit_bytes is None else parse_size(self.unit_bytes)
+
+    @property
+    def shape(self) -> RowShape | None:
+        """How rows become documents; None where they are the text of one field."""
+        shape = RowShape(**{each.name: getattr(self, each.name) for each in fields(RowShape)})
+        return None if shape == RowShape() else shape
+
+    def identity(self) -> dict[str, str | int | float | bool | None]:
+        """What every unit depends on, by the names that stores keep.
+
+        The limit is left out: it cuts one unit short and leaves the others as they are, and that
+        unit's receipt tells how many rows it used. The threshold only decides whether a build
+        fails.
+        """
+        return self._plain_identity() | ({} if self.shape is None else self.shape.shape_identity())
+
+    def _plain_identity(self) -> dict[str, str | int | float | bool | None]:
+        return {
+            "text_field": self.text_field,
+            "separator": self.separator,
+            "unit_bytes": self.unit_size,
+            "special_tokens": self.special_tokens,
+            "eos": self.eos if isinstance(self.eos, str) else None,
+            "add_eos": self.eos is not False,
+            "add_bos": self.bos is not False,
+            "bos": self.bos if isinstance(self.bos, str) else None,
+            "val_fraction": self.val,
+        }
+
+    def as_kept(self) -> dict[str, Any]:
+        """What decides a build, as parts of it keep it for each other and for `finish`."""
+        shape = None if self.shape is None else dataclasses.asdict(self.shape)
+        more = {"limit": self.limit, "max_reject_fraction": self.max_rejects, "shape": shape}
+        return self._plain_identity() | more
+
+    @classmethod
+    def of_kept(cls, kept: Mapping[str, Any], **more: Any) -> BuildOptions:
+        """The options that `as_kept` wrote down; TypeError where another version wrote it."""
+        values = dict(kept)
+        eos, bos = values.pop("eos"), values.pop("bos")
+        return cls(
+            eos=eos if values.pop("add_eos") else False,
+            bos=(bos or True) if values.pop("add_bos") else False,
+            val=values.pop("val_fraction"),
+            max_rejects=values.pop("max_reject_fraction"),
+            **(values.pop("shape") or {}),
+            **values,
+            **more,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions(BuildOptions):
+    """The options of `plan`: those of `build`, and a store only if there is one."""
+
+    out: PathInput = option(
+        "",
+        "--out",
+        "-o",
+        kind=str,
+        metavar="FOLDER",
+        shown=False,
+        panel=NEEDED,
+        help="Optional: the store that is planned for; what it holds already is taken off.",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# The options of `diagnose`.
+
+GPU = "What the GPU takes"
+CLOCK = "How it is measured"
+BESIDE = "What is drawn beside it"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiagnoseOptions:
+    """What is to be measured, and what is known of the training it is measured for."""
+
+    inputs: PathInput | Sequence[PathInput] = field(default=(), kw_only=False)
+    tokenizer: PathInput | None = option(
+        None,
+        "--tokenizer",
+        "-t",
+        kind=str | None,
+        metavar="PATH|ID",
+        shown=False,
+        panel=NEEDED,
+        help="The tokenizer of your training, as for `tokenmill build`.",
+    )
+    tokens_per_second: float | None = option(
+        None,
+        "--tokens-per-second",
+        metavar="N",
+        shown=False,
+        panel=GPU,
+        help="What one GPU takes, from your own run: better than any estimate.",
+    )
+    model: str | None = option(
+        None,
+        "--model",
+        metavar="NAME",
+        shown="each of them",
+        panel=GPU,
+        help="Estimate it for a model: mini (10M parameters), small (124M), medium (850M), "
+        "large (1.8B) or tiny.",
+    )
+    gpu: str = option(
+        "H200",
+        "--gpu",
+        metavar="NAME",
+        panel=GPU,
+        help="The GPU of the estimate, such as H100, A100 or RTX4090.",
+    )
+    gpus: int = option(
+        1, "--gpus", metavar="N", panel=GPU, help="GPUs that this machine has to feed."
+    )
+    mfu: float = option(
+        0.4,
+        "--mfu",
+        metavar="SHARE",
+        panel=GPU,
+        help="Share of its peak that the GPU reaches, for the estimate.",
+    )
+    seq_len: int = option(
+        1024, "--seq-len", metavar="TOKENS", panel=GPU, help="Tokens of a training row."
+    )
+    text_field: str = same(BuildOptions, "text_field")
+    separator: str | None = same(BuildOptions, "separator")
+    seconds: float = option(
+        1.0,
+        "--seconds",
+        metavar="S",
+        panel=CLOCK,
+        help="How long each way is timed, start-up not counted.",
+    )
+    sample_mb: float = option(
+        32.0,
+        "--sample-mb",
+        metavar="MB",
+        panel=CLOCK,
+        help="How much of the text is used, taken from up to 8 of its files.",
+    )
+    workers: int | None = option(
+        None,
+        "--workers",
+        metavar="N",
+        shown="the cores",
+        panel=CLOCK,
+        help="Processes of the ways that have any.",
+    )
+    sweep: bool = option(
+        False,
+        "--sweep",
+        panel=CLOCK,
+        help="Also try other worker counts and batch sizes, and recommend workers, batch and "
+        "memory for this machine.",
+    )
+    stalls: PathInput | None = option(
+        None,
+        "--stalls",
+        kind=str | None,
+        metavar="FILE",
+        shown=False,
+        panel=BESIDE,
+        help="A report of tokenmill.StallMeter, as JSON.",
+    )
+    run: PathInput | None = option(
+        None,
+        "--run",
+        kind=str | None,
+        metavar="FOLDER",
+        shown=False,
+        panel=BESIDE,
+        help="A training run with its metrics.jsonl.",
+    )
+    timeline: PathInput | None = option(
+        None,
+        "--timeline",
+        kind=str | None,
+        metavar="FILE",
+        shown=False,
+        panel=BESIDE,
+        help="The time line that `tokenmill build --monitor FILE` wrote.",
+    )
+    report: PathInput | None = option(
+        None,
+        "--report",
+        kind=str | None,
+        metavar="FILE",
+        shown=False,
+        panel=OUTPUT,
+        help="Write an HTML page with plots: one file that needs no network.",
+    )
+    on_step: Callable[[int, int, str], None] | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The inputs as strings."""
+        return tuple(map(str, as_list(self.inputs)))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 60:
+            raise UsageError(
+                f"seconds={self.seconds!r} is no time to measure each way for",
+                hint="use more than 0 and at most 60, such as --seconds 2",
+            )
+        if not 0 < self.sample_mb <= 4096:
+            raise UsageError(
+                f"sample_mb={self.sample_mb!r} is no size of a sample",
+                hint="use more than 0 and at most 4096, such as --sample-mb 32",
+            )
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
+        rate = self.tokens_per_second
+        if rate is not None and self.model is not None:
+            raise UsageError(
+                f"--tokens-per-second {rate:g} and --model {self.model} both say what the GPU"
+                " takes",
+                hint="leave one of them out; a rate that you measured is better than an estimate",
+            )
+        if rate is not None and not 0 < rate < math.inf:
+            raise UsageError(
+                f"{rate:g} tokens a second is no rate of a GPU",
+                hint="use a number above 0, such as --tokens-per-second 500000",
+            )
+        if self.gpus < 1:
+            raise UsageError(f"{self.gpus} GPUs take nothing", hint="use --gpus 1 or more")
+        if not 0 < self.mfu <= 1:
+            raise UsageError(
+                f"mfu={self.mfu!r} is not a share of the GPU's peak",
+                hint="use a number above 0 and up to 1, such as --mfu 0.4",
+            )
+        if self.seq_len < 1:
+            raise UsageError(
+                f"seq_len={self.seq_len!r} has no token", hint="use a number such as 1024"
+            )
