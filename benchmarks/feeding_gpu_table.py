@@ -11,7 +11,6 @@ LABELS = {
     "cached": "one cached batch",
     "again": "the cached batch again",
     "feeder": "`DeviceFeeder`",
-    "resident": "`DeviceFeeder(resident=True)`",
 }
 """Contender -> what the table calls it, in the table's order."""
 

@@ -37,7 +37,7 @@ from tokenmill.records import lazy
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from typing import Self
 
     from tokenmill.loader.batch import Batch, Chunk, Draw
@@ -364,19 +364,9 @@ class Loader:
         for chunk in self.chunks(first, stride=stride):
             yield from chunk.batches()
 
-    def chunks(
-        self,
-        first: int | None = None,
-        *,
-        stride: int = 1,
-        layouts: Callable[[int], Sequence[Layout]] | None = None,
-    ) -> Iterator[Chunk]:
-        """The same batches as they are read, several steps at a time.
-
-        The first chunks are small, so that the first batch is there. `layouts` are those to read
-        rows of a length with, if not the loader's own.
-        """
-        parts = self._parts(self._step if first is None else first, stride, layouts)
+    def chunks(self, first: int | None = None, *, stride: int = 1) -> Iterator[Chunk]:
+        """The same batches as they are read, several steps at a time, few at first."""
+        parts = self._parts(self._step if first is None else first, stride)
         if any(store.is_remote for store in self.mixture.stores):
             parts = _announced(parts)
         chunks = (window.chunk(first, last) for window, first, last in parts)
@@ -391,7 +381,7 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, whichever steps were read before."""
-        return next(self._window(self.draw(step), self._layouts).chunk(0, 1).batches())
+        return next(self._window(self.draw(step)).chunk(0, 1).batches())
 
     def draw(self, step: int) -> Draw:
         """Which rows this rank gets in one step."""
@@ -417,15 +407,13 @@ class Loader:
             yield self._drawer.draw(run, steps)
             first += len(steps) * stride
 
-    def _parts(
-        self, first: int, stride: int, layouts: Callable[[int], Sequence[Layout]] | None
-    ) -> Iterator[_Part]:
+    def _parts(self, first: int, stride: int) -> Iterator[_Part]:
         """The run from a step on, one step first, then as many as are found and read in one go."""
         size = 1
         for draw in self.draws(first, stride=stride):
             most, place = self._chunk_steps(draw), 0
             while place < len(draw.steps):
-                window = self._window(draw.part(place, place + size), layouts or self._layouts)
+                window = self._window(draw.part(place, place + size))
                 place += size
                 for begin in range(0, len(window), most):
                     yield window, begin, min(begin + most, len(window))
@@ -439,10 +427,10 @@ class Loader:
             return run
         return run if len(run.rows(step)) == run.batch_rows else None
 
-    def _window(self, draw: Draw, layouts: Callable[[int], Sequence[Layout]]) -> Window:
+    def _window(self, draw: Draw) -> Window:
         return Window(
             draw,
-            layouts=layouts(draw.seq_len),
+            layouts=self._layouts(draw.seq_len),
             pad_id=self.options.pad_id,
             format=self.format(draw.seq_len),
         )

@@ -58,11 +58,10 @@ def wait_until_full(feeder: DeviceFeeder) -> None:
     assert feeder.num_ready == feeder.depth or not feeder_threads()
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("reuse_buffers", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fed_tensors_are_the_loaders_batches(
-    store: Path, layout: dict[str, Any], reuse_buffers: bool, resident: bool
+    store: Path, layout: dict[str, Any], reuse_buffers: bool
 ) -> None:
     expected = list(make_loader(store, **layout))
     assert len(expected) > 10
@@ -70,7 +69,6 @@ def test_fed_tensors_are_the_loaders_batches(
         make_loader(store, **layout),
         fields=ALL_FIELDS,
         reuse_buffers=reuse_buffers,
-        resident=resident,
     )
     steps = []
     for batch, numpy_batch in zip(feeder, expected, strict=True):
@@ -80,11 +78,10 @@ def test_fed_tensors_are_the_loaders_batches(
     assert steps == list(range(len(expected)))
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("reuse_buffers", [False, True])
 @pytest.mark.parametrize("packing", ["concat", "best-fit"])
 def test_mixtures_are_fed_through_stages_that_change_the_shape(
-    store: Path, tmp_path: Path, packing: str, reuse_buffers: bool, resident: bool
+    store: Path, tmp_path: Path, packing: str, reuse_buffers: bool
 ) -> None:
     other = tmp_path / "other"
     numbered_store(other, [[3] * 30, [50, 2]])
@@ -99,21 +96,18 @@ def test_mixtures_are_fed_through_stages_that_change_the_shape(
 
     expected = list(make())
     assert {batch.input_ids.shape for batch in expected} == {(4, 8), (2, 16)}
-    feeder = feed(make(), fields=ALL_FIELDS, reuse_buffers=reuse_buffers, resident=resident)
+    feeder = feed(make(), fields=ALL_FIELDS, reuse_buffers=reuse_buffers)
     for batch, numpy_batch in zip(feeder, expected, strict=True):
         assert_same(batch, numpy_batch, ALL_FIELDS)
         assert batch.max_seqlen == numpy_batch.max_seqlen
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("last", ["pad", "keep", "drop"])
-def test_the_last_batch_is_fed_as_the_loader_gives_it(
-    store: Path, last: str, resident: bool
-) -> None:
+def test_the_last_batch_is_fed_as_the_loader_gives_it(store: Path, last: str) -> None:
     for rank in range(2):
         options = {"rank": rank, "world_size": 2, "last": last, "batch_size": 3, "epochs": 1}
         expected = list(make_loader(store, **options))
-        feeder = feed(make_loader(store, **options), fields=ALL_FIELDS, resident=resident)
+        feeder = feed(make_loader(store, **options), fields=ALL_FIELDS)
         for batch, numpy_batch in zip(feeder, expected, strict=True):
             assert_same(batch, numpy_batch, ALL_FIELDS)
 
@@ -132,10 +126,9 @@ def test_ids_come_in_the_dtype_that_was_asked_for_at_any_depth(
 
 
 def test_fields_without_ids_are_fed_too(store: Path) -> None:
-    for resident in (False, True):
-        loader = make_loader(store, packing="pad", pad_id=256)
-        feeder = feed(loader, fields=("doc_ids",), resident=resident)
-        assert_same(next(iter(feeder)), loader.batch(0), ("doc_ids",))
+    loader = make_loader(store, packing="pad", pad_id=256)
+    feeder = feed(loader, fields=("doc_ids",))
+    assert_same(next(iter(feeder)), loader.batch(0), ("doc_ids",))
 
 
 def test_batches_stay_as_they_are_unless_buffers_are_reused(store: Path) -> None:
@@ -145,14 +138,11 @@ def test_batches_stay_as_they_are_unless_buffers_are_reused(store: Path) -> None
         assert_same(batch, numpy_batch, ALL_FIELDS)
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_batches_are_kept_while_the_only_lane_is_used_many_times(
-    store: Path, resident: bool
-) -> None:
+def test_batches_are_kept_while_the_only_lane_is_used_many_times(store: Path) -> None:
     expected = list(make_loader(store, epochs=20, **LAYOUTS[1]))
     assert len(expected) > 10 * MOST_STEPS
     loader = make_loader(store, epochs=20, **LAYOUTS[1])
-    kept = list(feed(loader, fields=ALL_FIELDS, depth=1, resident=resident))
+    kept = list(feed(loader, fields=ALL_FIELDS, depth=1))
     for batch, numpy_batch in zip(kept, expected, strict=True):
         assert_same(batch, numpy_batch, ALL_FIELDS)
 
@@ -177,12 +167,11 @@ def test_reused_buffers_lie_at_one_place(store: Path) -> None:
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_the_state_is_what_was_consumed_however_much_was_read(store: Path, resident: bool) -> None:
+def test_the_state_is_what_was_consumed_however_much_was_read(store: Path) -> None:
     expected = [batch.input_ids for batch in make_loader(store)]
     for consumed in range(len(expected)):
         loader = make_loader(store)
-        feeder = feed(loader, depth=4, resident=resident)
+        feeder = feed(loader, depth=4)
         batches = iter(feeder)
         for _ in range(consumed):
             next(batches)
@@ -192,7 +181,7 @@ def test_the_state_is_what_was_consumed_however_much_was_read(store: Path, resid
         plain.seek(consumed)
         assert state == loader.state_dict() == plain.state_dict()
 
-        other = feed(make_loader(store), resident=resident)
+        other = feed(make_loader(store))
         other.load_state_dict(state)
         rest = [batch.input_ids.tolist() for batch in other]
         assert rest == [ids.tolist() for ids in expected[consumed:]]
@@ -236,14 +225,11 @@ def test_an_iterator_follows_its_loader(store: Path) -> None:
     feeder.close()
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("reuse_buffers", [False, True])
-def test_a_seek_inside_a_parcel_is_followed(
-    store: Path, reuse_buffers: bool, resident: bool
-) -> None:
+def test_a_seek_inside_a_parcel_is_followed(store: Path, reuse_buffers: bool) -> None:
     loader = make_loader(store)
     expected = list(make_loader(store))
-    batches = iter(feed(loader, reuse_buffers=reuse_buffers, resident=resident))
+    batches = iter(feed(loader, reuse_buffers=reuse_buffers))
     for first, last in [(0, 9), (11, 12), (8, 10), (8, len(expected))]:
         loader.seek(first)
         for step in range(first, last):

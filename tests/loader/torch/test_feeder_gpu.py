@@ -19,8 +19,6 @@ from tests.loader.torch.feeding import (
     tokenmill_threads,
 )
 
-from tokenmill.errors import UsageError
-from tokenmill.loader.torch.feeder import free_memory, require_memory
 from tokenmill.torch import DeviceFeeder
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ SLEEP_CYCLES = 20_000_000
 MODES = [
     pytest.param({}, id="fresh"),
     pytest.param({"reuse_buffers": True}, id="reused"),
-    pytest.param({"resident": True}, id="resident"),
-    pytest.param({"resident": True, "reuse_buffers": True}, id="resident-reused"),
 ]
 
 
@@ -187,22 +183,20 @@ def test_parcels_that_are_dropped_by_a_seek_are_not_read_any_more(
         assert_same(result, expected.batch(step), ALL_FIELDS)
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_kept_batches_stay_as_they_are(store: Path, depth: int, resident: bool) -> None:
+def test_kept_batches_stay_as_they_are(store: Path, depth: int) -> None:
     expected = list(make_loader(store, epochs=20, **LAYOUTS[1]))
     loader = make_loader(store, epochs=20, **LAYOUTS[1])
-    kept = list(DeviceFeeder(loader, fields=ALL_FIELDS, depth=depth, resident=resident))
+    kept = list(DeviceFeeder(loader, fields=ALL_FIELDS, depth=depth))
     assert len(kept) > 150
     for batch, numpy_batch in zip(kept, expected, strict=True):
         assert_same(batch, numpy_batch, ALL_FIELDS)
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_reused_buffers_feed_a_cuda_graph(store: Path, resident: bool) -> None:
+def test_reused_buffers_feed_a_cuda_graph(store: Path) -> None:
     loader = make_loader(store, epochs=None, **LAYOUTS[1])
     expected = make_loader(store, epochs=None, **LAYOUTS[1])
-    feeder = DeviceFeeder(loader, reuse_buffers=True, resident=resident)
+    feeder = DeviceFeeder(loader, reuse_buffers=True)
     batches = iter(feeder)
     first = next(batches)
     graph = torch.cuda.CUDAGraph()
@@ -217,11 +211,3 @@ def test_reused_buffers_feed_a_cuda_graph(store: Path, resident: bool) -> None:
         numpy_batch = expected.batch(batch.step)
         wanted = numpy_batch.input_ids * 100_000 + numpy_batch.labels
         assert result.cpu().numpy().tolist() == wanted.tolist()
-
-
-def test_tokens_that_do_not_fit_are_refused_with_numbers() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    free = free_memory(device)
-    assert free > 0
-    with pytest.raises(UsageError, match=r"needs 1000000.00 GB .* GB are free"):
-        require_memory(10**15, device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from tests.loader.torch.feeding import (
     ALL_FIELDS,
     LAYOUTS,
@@ -17,9 +16,6 @@ from torch.utils.data import DataLoader
 
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
-from tokenmill.loader.torch.feeder import TokenPool
-from tokenmill.store.reader import Store
-from tokenmill.store.stream import TokenStream
 from tokenmill.torch import BatchDataset, DeviceFeeder, TokenDataset, to_tensors
 
 if TYPE_CHECKING:
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 MODES = [
     pytest.param({}, id="fresh"),
     pytest.param({"reuse_buffers": True}, id="reused"),
-    pytest.param({"resident": True}, id="resident"),
 ]
 FIELDS = [ALL_FIELDS, ("labels",), ("loss_mask",), ("input_ids",), ("loss_mask", "labels")]
 ROW_FIELDS = tuple(field for field in ALL_FIELDS if field != "cu_seqlens")
@@ -61,10 +56,9 @@ def test_fed_tensors_are_the_loaders_batches(
             assert_same(batch, numpy_batch, fields)
 
 
-@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_fed_mixture_counts_all_tokens_of_a_store_without_masks(
-    tmp_path: Path, store: Path, layout: dict[str, Any], resident: bool
+    tmp_path: Path, store: Path, layout: dict[str, Any]
 ) -> None:
     mixture = Mixture({"masked": (store, 0.5), "plain": (make_store(tmp_path), 0.5)})
 
@@ -72,7 +66,7 @@ def test_a_fed_mixture_counts_all_tokens_of_a_store_without_masks(
         return Loader(mixture, seq_len=8, batch_size=2, **layout)
 
     numpy_batches = loader().batches()
-    with DeviceFeeder(loader(), device="cpu", fields=ALL_FIELDS, resident=resident) as feeder:
+    with DeviceFeeder(loader(), device="cpu", fields=ALL_FIELDS) as feeder:
         for step, batch in enumerate(feeder):
             assert_same(batch, next(numpy_batches), ALL_FIELDS)
             if step == 40:
@@ -100,30 +94,3 @@ def test_workers_read_masks(store: Path, workers: int, context: str | None) -> N
     )
     for row, numpy_batch in zip(found, rows, strict=True):
         assert_same(row, numpy_batch, ROW_FIELDS)
-
-
-def test_a_pool_has_masks_where_any_stream_has(tmp_path: Path, store: Path) -> None:
-    streams = [TokenStream(Store(path)) for path in (make_store(tmp_path), store)]
-    plain, masked = streams
-    device = torch.device("cpu")
-    assert not TokenPool([plain], pad_id=0, pad_tokens=3, device=device).has_mask
-    pool = TokenPool(streams, pad_id=0, pad_tokens=3, device=device)
-    everything = torch.arange(pool.padding + 3)
-    mask = pool.gather_mask(everything)
-    assert mask.dtype == torch.bool
-    assert mask[: plain.num_tokens].all()
-    ids = pool.gather(everything)[plain.num_tokens : pool.padding].to(torch.int64)
-    assert mask[plain.num_tokens : pool.padding].equal((ids % 3 == 0) | (ids % 7 == 0))
-    assert not mask[pool.padding :].any()
-    assert masked.num_tokens + plain.num_tokens == pool.padding
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_resident_is_not_read_again(store: Path, layout: dict[str, Any]) -> None:
-    expected = list(make_loader(store, **layout))
-    loader = make_loader(store, **layout)
-    with DeviceFeeder(loader, device="cpu", fields=ALL_FIELDS, resident=True) as feeder:
-        for path in [*store.rglob("*.bin"), *store.rglob("*.mask")]:
-            path.write_bytes(bytes(path.stat().st_size))
-        for batch, numpy_batch in zip(feeder, expected, strict=True):
-            assert_same(batch, numpy_batch, ALL_FIELDS)

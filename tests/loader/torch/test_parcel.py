@@ -15,8 +15,6 @@ from tokenmill.loader.torch.feeder import (
     MOST_STEPS,
     MOST_TOKENS,
     Feed,
-    ResidentTokens,
-    StreamedTokens,
 )
 from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, share, unstacked
 
@@ -26,17 +24,14 @@ if TYPE_CHECKING:
 
     from tokenmill.loader.torch.feeder import Parcel
 
-EITHER_WAY = pytest.mark.parametrize("resident", [False, True])
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return make_store(tmp_path)
 
 
-def feed_of(loader: Loader, *, fields: Sequence[str] = DEFAULT_FIELDS, resident: bool) -> Feed:
-    tokens = ResidentTokens(loader, torch.device("cpu")) if resident else StreamedTokens()
-    return Feed(loader, Form.of(fields, dtype=torch.int64), tokens)
+def feed_of(loader: Loader, *, fields: Sequence[str] = DEFAULT_FIELDS) -> Feed:
+    return Feed(loader, Form.of(fields, dtype=torch.int64))
 
 
 def parcels_of(loader: Loader, *, first: int = 0, **options: Any) -> list[Parcel]:
@@ -44,7 +39,7 @@ def parcels_of(loader: Loader, *, first: int = 0, **options: Any) -> list[Parcel
     feed = feed_of(loader, **options)
     parcels = list(feed.parcels(first))
     for parcel in parcels:
-        made = unstacked(feed.tensors(share(parcel.arrays), parcel.shape))
+        made = unstacked(feed.form.tensors(share(parcel.arrays)))
         for step, tensors in zip(parcel.steps, made, strict=True):
             assert_same(tensors, loader.batch(step), feed.form.fields)
     sent = [step for parcel in parcels for step in parcel.steps]
@@ -52,50 +47,46 @@ def parcels_of(loader: Loader, *, first: int = 0, **options: Any) -> list[Parcel
     return parcels
 
 
-@EITHER_WAY
-def test_parcels_grow_to_a_few_steps_and_end_with_the_run(store: Path, resident: bool) -> None:
+def test_parcels_grow_to_a_few_steps_and_end_with_the_run(store: Path) -> None:
     for epochs in (0.5, 1, 4, 4.5, 5):
         loader = make_loader(store, epochs=epochs)
-        sizes = [len(parcel.steps) for parcel in parcels_of(loader, resident=resident)]
+        sizes = [len(parcel.steps) for parcel in parcels_of(loader)]
         assert sizes[:2] == [1, 2]
         assert max(sizes) <= MOST_STEPS
     assert sizes[:5] == [1, 2, 4, 8, MOST_STEPS]
     assert sizes[-1] < MOST_STEPS
-    assert parcels_of(loader, first=len(loader), resident=resident) == []
+    assert parcels_of(loader, first=len(loader)) == []
 
 
-@EITHER_WAY
-def test_steps_with_many_tokens_travel_in_smaller_parcels(tmp_path: Path, resident: bool) -> None:
+def test_steps_with_many_tokens_travel_in_smaller_parcels(tmp_path: Path) -> None:
     write_store(tmp_path / "store", [[[number % 50_000 for number in range(400_000)]]])
     loader = Loader(tmp_path / "store", seq_len=1000, batch_size=100, epochs=5)
-    parcels = parcels_of(loader, resident=resident)
+    parcels = parcels_of(loader)
     assert max(len(parcel.steps) for parcel in parcels) == MOST_TOKENS // 100_100 == 2
 
 
-@EITHER_WAY
-def test_steps_of_another_shape_travel_in_another_parcel(store: Path, resident: bool) -> None:
+def test_steps_of_another_shape_travel_in_another_parcel(store: Path) -> None:
     stages = [Stage(tokens=200), Stage(tokens=300, seq_len=16)]
     loader = Loader(
         Mixture({"a": (store, 1.0)}, stages=stages, max_epochs=9), seq_len=8, batch_size=4
     )
-    parcels = parcels_of(loader, fields=ALL_FIELDS, resident=resident)
-    assert {parcel.shape[1:] for parcel in parcels} == {(4, 8), (2, 16)}
+    parcels = parcels_of(loader, fields=ALL_FIELDS)
+    shapes = {(parcel.arrays["tokens"].shape[1], parcel.seq_len) for parcel in parcels}
+    assert shapes == {(4, 8), (2, 16)}
 
 
-@EITHER_WAY
-def test_steps_with_more_documents_travel_in_another_parcel(store: Path, resident: bool) -> None:
+def test_steps_with_more_documents_travel_in_another_parcel(store: Path) -> None:
     loader = make_loader(store, epochs=4, cu_seqlens_capacity=3)
-    parcels = parcels_of(loader, fields=ALL_FIELDS, resident=resident)
+    parcels = parcels_of(loader, fields=ALL_FIELDS)
     sizes = [parcel.arrays["cu_seqlens"].shape[1] for parcel in parcels]
     assert set(sizes) == {3, 6}
     assert len(parcels) > 10
     assert max(len(parcel.steps) for parcel in parcels) > 1
 
 
-@EITHER_WAY
-def test_a_mask_travels_for_the_parcels_that_need_one(store: Path, resident: bool) -> None:
+def test_a_mask_travels_for_the_parcels_that_need_one(store: Path) -> None:
     loader = make_loader(store, packing="best-fit", pad_id=256, epochs=4)
-    parcels = parcels_of(loader, resident=resident)
+    parcels = parcels_of(loader)
     masked = [
         [bool((loader.batch(step).labels < 0).any()) for step in parcel.steps] for parcel in parcels
     ]

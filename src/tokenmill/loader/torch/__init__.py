@@ -1,9 +1,7 @@
 """Torch tensors from the loader: the only home of torch in this package.
 
-    tensors.py   a batch as tensors, and what travels for it
-    datasets.py  for users of DataLoader and StatefulDataLoader
-    feeder.py    batches on the device, ahead of time (parcel.py, producer.py, staging.py)
-    resident.py  the same with all tokens kept on the device (pool.py)
+    tensors.py   a batch as tensors; datasets for DataLoader and StatefulDataLoader
+    feeder.py    batches on the device, ahead of time
 
 Users import from `tokenmill.torch`.
 """

@@ -11,37 +11,27 @@ however far the thread is.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import queue
 import threading
 import time
 import weakref
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.batch import NO_ROW
-from tokenmill.loader.packing import PADDING, Pieces, make_layout
 from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, TensorBatch, share, unstacked
-from tokenmill.store.stream import TokenStream, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from tokenmill.loader.batch import Chunk, Draw
     from tokenmill.loader.loader import Loader
-    from tokenmill.loader.packing import Layout
     from tokenmill.loader.torch.tensors import Arrays, Tensors
-    from tokenmill.store.format import TokenArray
-    from tokenmill.store.reader import Store
-    from tokenmill.store.stream import Spans
 
 
 # -------------------------------------------------------------------------------------------------
@@ -64,56 +54,8 @@ class Parcel:
     """The arrays of some steps, as they travel."""
 
     steps: range
-    shape: tuple[int, int, int]
-    """Steps, rows, and tokens of a row: that of `input_ids`."""
+    seq_len: int
     arrays: Arrays
-
-
-class Tokens(Protocol):
-    """How tokens get to the device."""
-
-    @property
-    def layouts(self) -> Callable[[int], Sequence[Layout]] | None:
-        """What the host reads rows of a length with; None is the loader's own."""
-        ...
-
-    def has_mask(self, chunk: Chunk) -> bool:
-        """Whether it is known on the device which tokens of a chunk count."""
-        ...
-
-    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
-        """What travels for the tokens of some steps of a chunk, and for their masks."""
-        ...
-
-    def on_device(self, sent: Tensors, shape: tuple[int, int, int], *, form: Form) -> Tensors:
-        """`tokens` and `mask`, (steps, rows, seq_len + 1), as far as they are wanted."""
-        ...
-
-
-class StreamedTokens:
-    """They are read from the store, and sent."""
-
-    layouts = None
-
-    def has_mask(self, chunk: Chunk) -> bool:
-        return chunk.mask is not None
-
-    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
-        arrays: Arrays = {}
-        if form.has_ids:
-            arrays["tokens"] = chunk.tokens[first:last]
-        if form.has_labels and chunk.mask is not None:
-            arrays["mask"] = chunk.mask[first:last]
-        return arrays
-
-    def on_device(
-        self,
-        sent: Tensors,  # noqa: ARG002 (they are in it)
-        shape: tuple[int, int, int],  # noqa: ARG002 (they have it)
-        *,
-        form: Form,  # noqa: ARG002
-    ) -> Tensors:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +64,21 @@ class Feed:
 
     loader: Loader
     form: Form
-    tokens: Tokens
 
     def parcels(self, first: int) -> Generator[Parcel]:
         """From a step on, until the steps end."""
-        for chunk in self.loader.chunks(first, layouts=self.tokens.layouts):
-            has_mask = self.tokens.has_mask(chunk)
+        for chunk in self.loader.chunks(first):
+            has_mask = chunk.mask is not None
             place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.step_tokens)))
             for batches in self.form.alike(chunk.batches(), most=most):
                 end = place + len(batches)
                 arrays = self.form.stacked(batches, has_mask=has_mask)
-                arrays |= self.tokens.arrays(chunk, first=place, last=end, form=self.form)
-                shape = (len(batches), len(batches[0].tokens), batches[0].seq_len)
-                yield Parcel(chunk.steps[place:end], shape, arrays)
+                if self.form.has_ids:
+                    arrays["tokens"] = chunk.tokens[place:end]
+                if self.form.has_labels and chunk.mask is not None:
+                    arrays["mask"] = chunk.mask[place:end]
+                yield Parcel(chunk.steps[place:end], batches[0].seq_len, arrays)
                 place = end
-
-    def tensors(self, sent: Tensors, shape: tuple[int, int, int]) -> Tensors:
-        """The fields of all steps of a parcel, of what was sent."""
-        sent |= self.tokens.on_device(sent, shape, form=self.form)
-        return self.form.tensors(sent)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -193,8 +131,8 @@ def _produce(channel: _Channel, link: CopyLink, feed: Feed, *, first: int) -> No
                 if parcel is None:
                     channel.ready.put(None)
                     break
-                tensors = feed.tensors(lane.send(parcel.arrays), parcel.shape)
-                seq_len = parcel.shape[-1]
+                tensors = feed.form.tensors(lane.send(parcel.arrays))
+                seq_len = parcel.seq_len
                 channel.ready.put(Ready(parcel.steps, seq_len, tensors, lane, lane.seal()))
                 # The next wait must not keep these batches alive.
                 del lane, parcel, tensors
@@ -445,217 +383,6 @@ class CudaSeal:
         self._opened_on = current
 
 
-# -------------------------------------------------------------------------------------------------
-# All tokens of some streams on one device, with their masks, and how rows are gathered there.
-#
-#   | stream 0 | stream 1 | ... | padding
-#
-# A row is pieces of the pool laid back to back, padding included. Per step only the pieces travel;
-# the place of every token in the pool is worked out on the device, without waiting for it.
-
-CHUNK_TOKENS = 1 << 24
-"""Read and copied in one go: 32 or 64 MiB."""
-
-
-class TokenPool:
-    """Tokens of streams, in the narrowest type that holds them all."""
-
-    def __init__(
-        self,
-        streams: Sequence[TokenStream],
-        *,
-        pad_id: int,
-        pad_tokens: int,
-        device: torch.device,
-    ) -> None:
-        counts = [stream.num_tokens for stream in streams]
-        ends = np.cumsum([0, *counts])
-        self.bases: NDArray[np.int64] = ends[:-1]
-        """Where each stream begins."""
-        self.padding = int(ends[-1])
-        """Where the padding begins."""
-        self._is_uint16 = all(stream.dtype.itemsize == 2 for stream in streams)
-        # Many operators do not know uint16; int16 holds the same bits.
-        dtype = torch.int16 if self._is_uint16 else torch.int32
-        num_tokens = self.padding + pad_tokens
-        self.has_mask = any(stream.has_mask for stream in streams)
-        require_memory(num_tokens * (dtype.itemsize + self.has_mask), device)
-        self._tokens = torch.empty(num_tokens, dtype=dtype, device=device)
-        # What has no mask counts; padding never does.
-        self._mask: torch.Tensor | None = None
-        if self.has_mask:
-            self._mask = torch.ones(num_tokens, dtype=torch.bool, device=device)
-            self._mask[self.padding :] = False
-        for base, stream in zip(self.bases.tolist(), streams, strict=True):
-            self._fill(base, stream)
-        pad = np.full(1, pad_id, np.uint16 if self._is_uint16 else np.int32)
-        self._tokens[self.padding :] = int(self._bits(pad)[0])
-
-    def _fill(self, base: int, stream: TokenStream) -> None:
-        for first in range(0, stream.num_tokens, CHUNK_TOKENS):
-            size = min(CHUNK_TOKENS, stream.num_tokens - first)
-            spans = stream.locate(np.array([first]), np.array([size]))
-            place = slice(base + first, base + first + size)
-            chunk = stream.read_spans(spans, pad=0)
-            self._tokens[place].copy_(torch.from_numpy(self._bits(chunk)))
-            if self._mask is not None and stream.has_mask:
-                self._mask[place].copy_(torch.from_numpy(stream.read_mask(spans)))
-
-    def _bits(self, tokens: NDArray[np.generic]) -> NDArray[np.generic]:
-        return tokens.view(np.int16) if self._is_uint16 else tokens.astype(np.int32, copy=False)
-
-    def find(self, ends: torch.Tensor, shifts: torch.Tensor, *, num_places: int) -> torch.Tensor:
-        """Where in the pool the token at each place of the rows is.
-
-        Place p lies in the first piece whose end is above p, and is token `p + shift` of the pool.
-        Searching needs no size from the device, as `repeat_interleave` does in some versions.
-        """
-        places = torch.arange(num_places, device=ends.device)
-        piece = torch.searchsorted(ends, places, right=True, out_int32=True)
-        return places.add_(shifts.index_select(0, piece))
-
-    def gather(self, found: torch.Tensor) -> torch.Tensor:
-        """The tokens at places of the pool."""
-        tokens = self._tokens.index_select(0, found)
-        return tokens.view(torch.uint16) if self._is_uint16 else tokens
-
-    def gather_mask(self, found: torch.Tensor) -> torch.Tensor:
-        """Whether the tokens at places of the pool count."""
-        assert self._mask is not None
-        return self._mask.index_select(0, found)
-
-
-def require_memory(num_bytes: int, device: torch.device) -> None:
-    """UsageError where a device does not have so much memory left."""
-    free = free_memory(device)
-    if num_bytes > free:
-        raise UsageError(
-            f"resident=True needs {num_bytes / 1e9:.2f} GB on {str(device)!r} for the tokens, and"
-            f" {free / 1e9:.2f} GB are free",
-            hint="leave resident out: the feeder then reads the tokens as they are needed",
-        )
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that an allocation could get."""
-    if device.type != "cuda":
-        import psutil
-
-        return int(psutil.virtual_memory().available)
-    free, _ = torch.cuda.mem_get_info(device)
-    # What torch has taken from the device and does not use now counts as free.
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-# -------------------------------------------------------------------------------------------------
-# Tokens that lie on the device already: only the pieces of the rows travel.
-#
-# The host never reads a token. What is beside the ids (positions, masks) is made and sent as it is
-# for tokens that travel, so that the tensors of both are the same.
-
-
-class _UnreadStream(TokenStream):
-    """Knows where documents are; its tokens are on the device, and nobody looks at them here.
-
-    Nor at its masks: here it has none.
-    """
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.has_mask = False
-
-    def read_ahead(self, spans: Spans) -> None:
-        """Nothing is to be brought."""
-
-    def read_spans(self, spans: Spans, *, pad: int | None) -> TokenArray:  # noqa: ARG002
-        return np.empty(int((spans.lasts - spans.firsts).sum()), self.dtype)
-
-
-class ResidentTokens:
-    """Rows are gathered on the device, from all tokens of the loader's stores."""
-
-    def __init__(self, loader: Loader, device: torch.device) -> None:
-        self._loader = loader
-        stages = loader.mixture.stages
-        longest = max(stage.seq_len or loader.options.seq_len for stage in stages)
-        self._pool = TokenPool(
-            [layout.stream for layout in loader.layouts()],
-            pad_id=loader.options.pad_id,
-            pad_tokens=longest + 1,
-            device=device,
-        )
-        self.layouts: Callable[[int], Sequence[Layout]] = cache(self._make_layouts)
-        self._capacity = 1
-
-    def _make_layouts(self, seq_len: int) -> tuple[Layout, ...]:
-        """The loader's layouts, with tokens that are not read."""
-        return tuple(
-            make_layout(self._loader.options.packing, _UnreadStream(store), seq_len=seq_len)
-            for store in self._loader.mixture.stores
-        )
-
-    def has_mask(self, chunk: Chunk) -> bool:  # noqa: ARG002 (all of them, or none)
-        return self._pool.has_mask
-
-    def arrays(self, chunk: Chunk, *, first: int, last: int, form: Form) -> Arrays:
-        """For `TokenPool.find`, at a length that changes at most a few times in a run."""
-        if not (form.has_ids or (form.has_labels and self._pool.has_mask)):
-            return {}
-        draw = chunk.draw.part(first, last)
-        pieces, sources = cut_rows(draw, self.layouts(draw.seq_len))
-        while self._capacity < len(pieces.lengths):
-            self._capacity *= 2
-        found = np.cumsum(pieces.lengths)
-        starts = np.where(
-            pieces.starts == PADDING, self._pool.padding, pieces.starts + self._pool.bases[sources]
-        )
-        num_places = draw.rows.size * (draw.seq_len + 1)
-        ends, shifts = np.full(self._capacity, num_places), np.zeros(self._capacity, np.int64)
-        ends[: len(found)] = found
-        np.subtract(starts, found - pieces.lengths, out=shifts[: len(found)])
-        return {"ends": ends, "shifts": shifts}
-
-    def on_device(self, sent: Tensors, shape: tuple[int, int, int], *, form: Form) -> Tensors:
-        if "ends" not in sent:
-            return {}
-        steps, rows, seq_len = shape
-        shape = steps, rows, seq_len + 1
-        found = self._pool.find(sent["ends"], sent["shifts"], num_places=math.prod(shape))
-        made: Tensors = {}
-        if form.has_ids:
-            made["tokens"] = self._pool.gather(found).view(shape)
-        if form.has_labels and self._pool.has_mask:
-            made["mask"] = self._pool.gather_mask(found).view(shape)
-        return made
-
-
-def cut_rows(draw: Draw, layouts: Sequence[Layout]) -> tuple[Pieces, NDArray[np.int64]]:
-    """The pieces of all rows, in the order of the rows, and the source of each piece."""
-    rows, sources = draw.rows.ravel(), draw.sources.ravel()
-    is_empty = rows == NO_ROW
-    present = distinct(sources[~is_empty])
-    if len(present) == 1 and not is_empty.any():
-        pieces = layouts[present[0]].pieces(rows)
-        return pieces, np.full(len(pieces.starts), present[0])
-    places = [np.flatnonzero(is_empty)]
-    size = draw.seq_len + 1
-    parts = [Pieces(np.full(len(places[0]), PADDING), np.full(len(places[0]), size))]
-    owners = [np.zeros(len(places[0]), np.int64)]
-    for source in present:
-        here = np.flatnonzero((sources == source) & ~is_empty)
-        pieces = layouts[source].pieces(rows[here])
-        first = np.cumsum(pieces.lengths) - pieces.lengths
-        places.append(here[first // size])
-        parts.append(pieces)
-        owners.append(np.full(len(first), source))
-    order = np.argsort(np.concatenate(places), kind="stable")
-    joined = Pieces(
-        np.concatenate([part.starts for part in parts])[order],
-        np.concatenate([part.lengths for part in parts])[order],
-    )
-    return joined, np.concatenate(owners)[order]
-
-
 _STALE = -1
 """No step: makes an iterator begin anew."""
 
@@ -673,8 +400,7 @@ class DeviceFeeder:
 
     With `reuse_buffers=True` every batch lies in the same tensors instead, as CUDA graphs need it:
     it is valid until the next one is asked for, on the stream that is current then. (Capture with
-    capture_error_mode="thread_local": the feeder's thread uses CUDA meanwhile.) With
-    `resident=True` all tokens of the stores are kept on the device, and rows are gathered there.
+    capture_error_mode="thread_local": the feeder's thread uses CUDA meanwhile.)
     """
 
     def __init__(
@@ -686,7 +412,6 @@ class DeviceFeeder:
         dtype: torch.dtype = torch.int64,
         depth: int = 3,
         reuse_buffers: bool = False,
-        resident: bool = False,
     ) -> None:
         if depth < 1:
             raise UsageError(f"depth={depth} leaves no batch to read ahead", hint="use depth=3")
@@ -699,9 +424,7 @@ class DeviceFeeder:
         self.last_wait_seconds = 0.0
         """How long the last batch was waited for."""
         self._link = link_to(self.device)
-        with self._link.active():
-            tokens = ResidentTokens(loader, self.device) if resident else StreamedTokens()
-        self._feed = Feed(loader, form, tokens)
+        self._feed = Feed(loader, form)
         self._kept: Tensors | None = {} if reuse_buffers else None
         # Its iterator holds the producer: where that is dropped, the thread must end.
         self._producer: Callable[[], Producer | None] = _no_producer
