@@ -488,12 +488,6 @@ def train(options: TrainOptions) -> TrainResult:
             " disk",
             hint="use a local folder, and copy it from there: --out run",
         )
-    if is_remote(options.out):
-        raise UsageError(
-            f"out={files.shown(os.fspath(options.out))!r} is an address; a run is kept on a local"
-            " disk",
-            hint="use a local folder, and copy it from there: --out run",
-        )
     train_split, val_split = open_splits(options.store)
     if find_spec("torch") is None:
         raise MissingExtraError("torch", extra="torch", purpose="training")
