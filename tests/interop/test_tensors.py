@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import struct
 import zipfile
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.interop.rows import (
     LENGTHS,
     back,
@@ -26,11 +24,9 @@ from tests.interop.rows import (
 from tests.store.samples import EOS
 
 import tokenmill
-from tokenmill.errors import SourceError, UsageError
-from tokenmill.interop import npz
-from tokenmill.interop import npz as npz_module
+from tokenmill.errors import MissingExtraError, SourceError, UsageError
+from tokenmill.interop import npz, pt
 from tokenmill.interop.export import export_store
-from tokenmill.interop.npz import join_checksums
 from tokenmill.loader.loader import Loader
 
 if TYPE_CHECKING:
@@ -196,44 +192,50 @@ def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path, packed: bool) -> 
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy"])
-def test_parts_make_the_same_arrays_and_are_read_side_by_side(
+def test_parts_of_arrays_are_read_side_by_side(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
-    whole = export_store(store.path, to="npz", out=tmp_path / "one", seq_len=64, kind=kind)
-    monkeypatch.setattr(npz, "PART_TOKENS", 300)
-    cut = export_store(store.path, to="npz", out=tmp_path / "two", seq_len=64, kind=kind, workers=3)
-    assert whole.parts == 1
-    assert cut.parts > 5
+    for name, workers in (("one", 1), ("two", 3)):
+        export_store(
+            store.path, to="npz", out=tmp_path / name, seq_len=64, kind=kind, workers=workers
+        )
     for path in sorted((tmp_path / "one").glob("*.np?")):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
         assert kind == "npy" or zipfile.ZipFile(path).testzip() is None
 
     expected = back(tmp_path / "one", tmp_path / "back-one")
-    monkeypatch.setattr(npz_module, "IMPORT_PART_BYTES", 10_000)
+    monkeypatch.setattr(npz, "IMPORT_PART_BYTES", 10_000)
     result = import_bytes(tmp_path / "two", tmp_path / "back-two", workers=3)
     assert result.parts > 5
     assert documents(tokenmill.Store(tmp_path / "back-two")) == expected
 
 
-def test_a_part_that_is_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npz, "PART_TOKENS", 300)
+def test_headers_of_an_archive_say_sizes_and_checksums(tmp_path: Path) -> None:
+    # Readers that go from header to header, as those in C++ do, need them there.
     store = small_store(tmp_path / "store", LENGTHS)
     export_store(store.path, to="npz", out=tmp_path / "out", seq_len=64)
     path = tmp_path / "out" / "train.npz"
     data = path.read_bytes()
-    receipts = tmp_path / "out" / ".tokenmill-export" / "parts"
-    (receipts / "train-000002.json").unlink()
-    (receipts / "index.json").unlink()
-    again = export_store(store.path, to="npz", out=tmp_path / "out", seq_len=64)
-    assert again.parts_resumed == again.parts - 1
-    assert path.read_bytes() == data
+    for info in zipfile.ZipFile(path).infolist():
+        flags, checksum = struct.unpack_from("<6xH6xI", data, info.header_offset)
+        assert not flags & 8
+        assert checksum == info.CRC
 
 
-@given(st.lists(st.binary(max_size=40), max_size=6))
-def test_checksums_of_stretches_join(stretches: list[bytes]) -> None:
-    parts = [(zlib.crc32(stretch), len(stretch)) for stretch in stretches]
-    assert join_checksums(parts) == zlib.crc32(b"".join(stretches))
+@pytest.mark.parametrize("purpose", ["writing", "reading"])
+def test_files_of_tensors_need_torch(
+    tmp_path: Path, purpose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = small_store(tmp_path / "store", [[5]])
+    torch.save(torch.ones(1, 1, dtype=torch.int32), tmp_path / "a.pt")
+    monkeypatch.setattr(pt, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=f"{purpose} .pt files"):
+        if purpose == "writing":
+            export_store(store.path, to="pt", out=tmp_path / "out", seq_len=64)
+        else:
+            import_bytes(tmp_path / "a.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_targets_that_are_other_texts_are_refused(tmp_path: Path) -> None:
@@ -251,12 +253,14 @@ def test_targets_that_are_other_texts_are_refused(tmp_path: Path) -> None:
     assert len(back(tmp_path / "b.npz", tmp_path / "back-b")) == 4
 
 
-def test_the_same_rows_make_the_same_archive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["npz", "pt"])
+def test_the_same_rows_make_the_same_archive(tmp_path: Path, to: str) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
     for name in ("one", "two"):
-        export_store(store.path, to="npz", out=tmp_path / name, seq_len=64)
+        export_store(store.path, to=to, out=tmp_path / name, seq_len=64)
 
-    one, two = (tmp_path / name / "train.npz" for name in ("one", "two"))
+    file = {"npz": "train.npz", "pt": "chunk_000000.pt"}[to]
+    one, two = (tmp_path / name / file for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     assert zipfile.ZipFile(one).testzip() is None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import os
 import secrets
 import shutil
@@ -49,7 +50,7 @@ from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import StoreLock
 from tokenmill.store.reader import Store
 from tokenmill.store.receipts import read_manifest
-from tokenmill.store.write import HashedFile
+from tokenmill.store.write import AHEAD_BYTES, WRITE_BYTES, begin_writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,22 +114,51 @@ class ExportFolder:
         sync_folder(self.root)
 
 
-class OutFile(HashedFile):
-    """A file of a part, or a stretch of a shared one, by its name in the export."""
+class OutFile(io.FileIO):
+    """A file of a part, or a range of a shared one, as every library that writes takes one."""
 
     def __init__(
         self, path: Path, *, name: str, on_bytes: OnBytes, offset: int | None = None
     ) -> None:
-        super().__init__(path, offset=offset)
+        super().__init__(path, "xb" if offset is None else "r+b")
+        self.path = path
         self.name = name
         self.offset = offset
+        self.bytes = 0
+        """Written so far."""
+        self._begun = 0
+        self._hash = xxhash.xxh3_128()
         self._on_bytes = on_bytes
+        if offset is not None:
+            self.seek(offset)
 
-    def write(self, block: bytes | bytearray | memoryview) -> None:
+    def write(self, block: Any) -> int:
         """Write all of a block, of any contiguous kind."""
-        before = self.bytes
-        super().write(block)
-        self._on_bytes(self.bytes - before)
+        left = memoryview(block).cast("B")
+        count = len(left)
+        while left:
+            # A write may be cut short, most often when the disk is nearly full.
+            piece = left[:WRITE_BYTES]
+            piece = piece[: super().write(piece)]
+            self._hash.update(piece)
+            left = left[len(piece) :]
+        self.bytes += count
+        if self.bytes - self._begun >= AHEAD_BYTES:
+            begin_writing(self.fileno(), (self.offset or 0) + self._begun, self.bytes - self._begun)
+            self._begun = self.bytes
+        self._on_bytes(count)
+        return count
+
+    @property
+    def checksum(self) -> str:
+        """xxh3-128 of what was written so far."""
+        return self._hash.hexdigest()
+
+    def finish(self) -> None:
+        """Wait until all of it is on the disk."""
+        self.close()
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 @dataclass(slots=True)
@@ -234,7 +264,7 @@ class PartFiles:
         shared: tuple[str, ...],
     ) -> None:
         files: dict[str, Json] = {
-            name: {"bytes": file.bytes, "checksum": file.checksum} for name, file in made.items()
+            name: {"bytes": (self.folder.root / name).stat().st_size} for name in made
         }
         for name, (size, checksum) in self._linked.items():
             files[name] = {"bytes": size, "checksum": checksum, "linked": True}

@@ -4,17 +4,14 @@
     metadata.json      length of rows, type, padding, and the files with their rows
 
 An import also reads bare tensors, and lists of them. Whatever is not a tensor is refused: loading
-it would mean to run what stands in the file. Only an import needs torch: pt_archive.py writes.
+it would mean to run what the file says.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import struct
 import zipfile
-from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +51,10 @@ from tokenmill.interop.records import (
     stretch_of,
     stretch_part,
 )
-from tokenmill.interop.tables import SETTINGS, Sink
+from tokenmill.interop.tables import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -69,103 +66,12 @@ if TYPE_CHECKING:
     from tokenmill.store.reader import Store
 
 
-# -------------------------------------------------------------------------------------------------
-# Writes what `torch.save` writes for a dict of tensors, without torch, column by column.
-#
-#   | data.pkl         the dict, as the few opcodes that `torch.load(weights_only=True)` allows
-#   | data/0, data/1   the values of each tensor, aligned, so that they can be mapped
-#   | byteorder, version, .format_version, .storage_alignment
-#
-# A file is a zip archive that is not compressed. Rows go into it as they are read, so its size
-# costs no memory, and no worker spends seconds on importing torch.
-
-ROOT = "archive"
-ALIGNMENT = 64
-MAX_TENSOR_BYTES = (1 << 31) - 1
-"""Beyond it zip needs headers of another form."""
-STORAGES = {"int8": "CharStorage", "int32": "IntStorage", "int64": "LongStorage"}
-RECORDS = {
-    ".format_version": b"1",
-    ".storage_alignment": str(ALIGNMENT).encode(),
-    "byteorder": b"little",
-    "version": b"3\n",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
-    """A tensor of two dimensions that is to be written."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, int]
-    blocks: Callable[[], Iterable[np.ndarray[Any, Any]]]
-    """Its rows, in order."""
-
-
-def write_tensors(target: Any, tensors: Mapping[str, Tensor]) -> None:
-    """A file that `torch.load` opens as a dict of these tensors."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(zipfile.ZipInfo(f"{ROOT}/data.pkl"), _pickle(tensors))
-        for number, tensor in enumerate(tensors.values()):
-            record = _aligned(archive, f"{ROOT}/data/{number}")
-            with archive.open(record, "w") as member:
-                for block in tensor.blocks():
-                    member.write(np.ascontiguousarray(block, tensor.dtype).data.cast("B"))
-        for name, data in RECORDS.items():
-            archive.writestr(zipfile.ZipInfo(f"{ROOT}/{name}"), data)
-
-
-def _aligned(archive: Any, name: str) -> zipfile.ZipInfo:
-    """A record whose data begins at a multiple of `ALIGNMENT`, by an extra field of zeros."""
-    record = zipfile.ZipInfo(name)
-    begin = archive.fp.tell() + 30 + len(name) + 4
-    record.extra = struct.pack("<2sH", b"FB", -begin % ALIGNMENT) + bytes(-begin % ALIGNMENT)
-    return record
-
-
-def _pickle(tensors: Mapping[str, Tensor]) -> bytes:
-    """Protocol 2: an empty dict, then name and tensor of each item."""
-    items = [_text(name) + _tensor(each, number) for number, (name, each) in _numbered(tensors)]
-    return b"\x80\x02}(" + b"".join(items) + b"u."
-
-
-def _numbered(tensors: Mapping[str, Tensor]) -> Iterable[tuple[int, tuple[str, Tensor]]]:
-    return enumerate(tensors.items())
-
-
-def _tensor(tensor: Tensor, number: int) -> bytes:
-    """A call of torch's own function that puts a tensor on top of its storage."""
-    rows, length = tensor.shape
-    kind = tensor.dtype.name
-    count, storage = rows * length, _global("torch", STORAGES.get(kind, ""))
-    function, dtype = "_rebuild_tensor_v2", b""
-    if kind not in STORAGES:  # the unsigned types are younger than typed storages
-        count, storage = count * tensor.dtype.itemsize, _global("torch.storage", "UntypedStorage")
-        function, dtype = "_rebuild_tensor_v3", _global("torch", kind)
-    key = b"(" + _text("storage") + storage + _text(str(number)) + _text("cpu") + _number(count)
-    shape = _number(rows) + _number(length) + b"\x86"
-    strides = _number(length) + _number(1) + b"\x86"
-    hooks = _global("collections", "OrderedDict") + b")R"
-    arguments = key + b"tQ" + _number(0) + shape + strides + b"\x89" + hooks + dtype
-    return _global("torch._utils", function) + b"(" + arguments + b"tR"
-
-
-def _global(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
-def _text(text: str) -> bytes:
-    return b"X" + struct.pack("<I", len(text)) + text.encode("ascii")
-
-
-def _number(value: int) -> bytes:
-    return pickle.dumps(value, 2)[2:-1]
-
-
 METADATA = "metadata.json"
 ZIP_MAGIC = b"PK\x03\x04"
 FILE_TOKENS = 16 << 20
-"""64 MB as int32."""
+"""64 MB as int32: a file is in memory while it is written."""
+MOST_FILE_TOKENS = 1 << 28
+TYPES = {"labels": np.int64, "attention_mask": np.int8, "loss_mask": np.int8}
 
 
 class Pt(Format):
@@ -184,6 +90,7 @@ class Pt(Format):
 
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         """A part to a file."""
+        _require_torch("writing .pt files")
         columns = extra_columns(stores, options)
         folders = Folders(options.splits)
         parts: list[ExportTask] = []
@@ -201,10 +108,22 @@ class Pt(Format):
         self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
     ) -> Mapping[str, Json]:
         """One file."""
+        import torch
+
         records, dtype = open_records(store, options), id_dtype(store, options)
         first, last = stretch_of(part)
-        tensors = _tensors_of(records, first, last, columns_of(part), dtype)
-        write_tensors(Sink(out.create(part.files[0])), tensors)
+        assert records.length is not None
+        names = (IDS, *columns_of(part))
+        shape = last - first, records.length
+        found = {name: np.empty(shape, TYPES.get(name, dtype)) for name in names}
+        place = 0
+        for batch in records.batches(first, last):
+            here = slice(place, place + len(batch.lengths))
+            for name, array in found.items():
+                array[here] = batch.tokens if name == IDS else column(batch, name, dtype=dtype)
+            place = here.stop
+        tensors = {name: torch.from_numpy(array) for name, array in found.items()}
+        torch.save(tensors, out.create(part.files[0]))
         return {"rows": last - first}
 
     def finish(
@@ -243,33 +162,13 @@ class Pt(Format):
         return PtFiles(path, options)
 
 
-def _require_torch() -> None:
+def _require_torch(purpose: str) -> None:
     if find_spec("torch") is None:
-        raise MissingExtraError("torch", extra="torch", purpose="reading .pt files")
+        raise MissingExtraError("torch", extra="torch", purpose=purpose)
 
 
 def _file_tokens(options: ExportOptions) -> int:
-    return min(options.file_tokens or FILE_TOKENS, MAX_TENSOR_BYTES // 8)
-
-
-def _tensors_of(
-    records: Records, first: int, last: int, extra: Sequence[str], dtype: np.dtype[Any]
-) -> dict[str, Tensor]:
-    """The columns of a file, whose rows are read when they are written."""
-    assert records.length is not None
-    types: dict[str, np.dtype[Any]] = {IDS: dtype, "labels": np.dtype(np.int64)}
-    shape = last - first, records.length
-
-    def blocks(name: str) -> Iterator[NDArray[Any]]:
-        for batch in records.batches(first, last):
-            yield batch.tokens if name == IDS else column(batch, name, dtype=dtype)
-
-    return {
-        name: Tensor(
-            dtype=types.get(name, np.dtype(np.int8)), shape=shape, blocks=partial(blocks, name)
-        )
-        for name in (IDS, *extra)
-    }
+    return min(options.file_tokens or FILE_TOKENS, MOST_FILE_TOKENS)
 
 
 def _metadata(
@@ -294,7 +193,7 @@ class PtFiles(Foreign):
     has_borders = True
 
     def __init__(self, path: Path, options: ImportOptions) -> None:
-        _require_torch()
+        _require_torch("reading .pt files")
         self._options = options
         found = files_below(path, [".pt", ".pth"])
         if not found and path.is_file():

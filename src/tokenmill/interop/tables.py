@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
-    from tokenmill.interop.export import OutFile, PartFiles
+    from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Columns, RecordChunk
     from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
@@ -84,35 +84,6 @@ SETTINGS = {
 """Of formats with columns of one's choice."""
 CHUNK_INDEX = "chunk_index"
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-
-
-class Sink:
-    """A file of an export as pyarrow wants one."""
-
-    closed = False
-
-    def __init__(self, file: OutFile) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        self._file.write(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._file.bytes
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
 
 
 def table_parts(
@@ -314,7 +285,7 @@ class Arrow(Format):
         """One data file."""
         columns, dtype = columns_of(part), id_dtype(store, options)
         schema = pa.schema(list_fields(columns, dtype))
-        with pa.ipc.new_stream(Sink(out.create(part.files[0])), schema) as writer:
+        with pa.ipc.new_stream(out.create(part.files[0]), schema) as writer:
             for batch in open_records(store, options).batches(*stretch_of(part)):
                 arrays = list_arrays(batch, columns, dtype, batch.lengths)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
@@ -564,7 +535,7 @@ class Parquet(Format):
         first, last = stretch_of(part)
         groups, cut = int(options.settings["group_tokens"]), 0
         with pq.ParquetWriter(
-            Sink(out.create(part.files[0])),
+            out.create(part.files[0]),
             schema,
             compression="zstd",
             compression_level=int(options.settings["level"]),

@@ -239,18 +239,13 @@ _BEGIN_WRITING = 2  # SYNC_FILE_RANGE_WRITE: it begins and does not wait
 
 
 class HashedFile:
-    """A new file, or from an offset on a stretch of one that is there."""
-
-    def __init__(self, path: Path, *, offset: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.bytes = 0
         """Written so far."""
-        self._offset = offset or 0
         self._begun = 0
         self._hash = xxhash.xxh3_128()
         # Unbuffered: blocks are large.
-        self._file = open(path, "xb" if offset is None else "r+b", buffering=0)  # noqa: SIM115
-        if offset is not None:
-            self._file.seek(offset)
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
 
     def write(self, block: bytes | bytearray | memoryview) -> None:
         """Write all of a block, of any contiguous kind."""
@@ -263,7 +258,7 @@ class HashedFile:
             self.bytes += len(piece)
             left = left[len(piece) :]
         if self.bytes - self._begun >= AHEAD_BYTES:
-            begin_writing(self._file.fileno(), self._offset + self._begun, self.bytes - self._begun)
+            begin_writing(self._file.fileno(), self._begun, self.bytes - self._begun)
             self._begun = self.bytes
 
     @property
