@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tokenmill.builder.progress import Progress, WorkerProgress
-from tokenmill.cli.progress import PlainLines, cpu, draw, live_bar, watch
+from tokenmill.cli.progress import BuildView, PlainLines, cpu, live, watch
 
 
 def progress(**changes: object) -> Progress:
@@ -41,7 +41,7 @@ def workers(*percents: float) -> tuple[WorkerProgress, ...]:
 def drawn(state: Progress, *, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None, legacy_windows=False)
     with console.capture() as captured:
-        console.print(draw(state, width=width))
+        console.print(BuildView().draw(state, width=width))
     return captured.get().splitlines()
 
 
@@ -83,7 +83,10 @@ def test_an_unknown_end_is_told_as_unknown() -> None:
 
 def test_plain_lines_come_at_the_start_and_then_at_intervals() -> None:
     stream = io.StringIO()
-    rare, often = PlainLines(stream), PlainLines(stream, every_seconds=0.0)
+    rare, often = (
+        PlainLines(BuildView(), stream),
+        PlainLines(BuildView(), stream, every_seconds=0.0),
+    )
     rare(progress(phase="planning"))
     rare(progress(phase="starting"))
     for _ in range(3):
@@ -101,7 +104,7 @@ def test_plain_lines_come_at_the_start_and_then_at_intervals() -> None:
 
 def test_a_message_is_printed_at_once_whatever_the_interval() -> None:
     stream = io.StringIO()
-    lines = PlainLines(stream)
+    lines = PlainLines(BuildView(), stream)
     lines(progress())
     lines(progress(message="worker 1 died"))
     lines(progress())
@@ -111,7 +114,7 @@ def test_a_message_is_printed_at_once_whatever_the_interval() -> None:
 def test_the_live_bar_keeps_messages_and_removes_itself() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, color_system=None)
-    with live_bar(console) as show:
+    with live(BuildView(), console) as show:
         show(progress(phase="starting"))
         show(progress(message="worker 1 died [kill -9]"))
         show(progress())
@@ -121,7 +124,7 @@ def test_the_live_bar_keeps_messages_and_removes_itself() -> None:
 
 
 def test_a_quiet_run_has_nobody_to_tell() -> None:
-    with watch(quiet=True) as on_progress:
+    with watch(BuildView(), quiet=True) as on_progress:
         assert on_progress is None
 
 
@@ -130,4 +133,4 @@ def test_a_reader_who_left_does_not_stop_the_build() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    PlainLines(Closed())(progress())
+    PlainLines(BuildView(), Closed())(progress())

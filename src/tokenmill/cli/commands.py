@@ -1,4 +1,4 @@
-"""`tokenmill build`: text files in, a store out."""
+"""The commands: each takes its options, calls one function of the library, shows the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
-from tokenmill.options import BUILD_PANELS, NEEDED, BuildOptions, PlanOptions
+from tokenmill.options import BUILD_PANELS, NEEDED, BuildOptions, DiagnoseOptions, PlanOptions
 
 KEPT_UNITS = "every unit that was finished is committed and stays"
 
@@ -43,7 +43,7 @@ def build(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch
+    from tokenmill.cli.progress import BuildView, watch
 
     opt.note_shadowed(inputs, quiet=quiet)
     if dry_run:
@@ -51,7 +51,7 @@ def build(
             planned = tokenmill.plan(inputs, **options)
         show.plan_result(planned, as_json=as_json)
         return
-    with stoppable(KEPT_UNITS, command=same_command()), watch(quiet=quiet) as tell:
+    with stoppable(KEPT_UNITS, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
         result = tokenmill.build(inputs, on_progress=tell, **options)
     show.build_result(result, as_json=as_json)
 
@@ -131,11 +131,11 @@ def finish(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch
+    from tokenmill.cli.progress import BuildView, watch
 
     with (
         stoppable("the parts stay as they are", command=same_command()),
-        watch(quiet=quiet) as tell,
+        watch(BuildView(), quiet=quiet) as tell,
     ):
         result = tokenmill.finish(store, inputs or (), prune=prune, on_progress=tell)
     show.build_result(result, as_json=as_json, standing=STANDING)
@@ -314,6 +314,44 @@ def layout(
             on_progress=on_progress,
         )
     show.layout_result(report, as_json=as_json)
+
+
+# -------------------------------------------------------------------------------------------------
+# `tokenmill diagnose`: is a training starved, by what, and what would help.
+
+
+@opt.command(DiagnoseOptions)
+def diagnose(
+    *,
+    inputs: opt.MaybeInputs = None,
+    options: dict[str, Any],
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+) -> None:
+    """Time your text and tokenizer the ways people do it; say which would starve a GPU.
+
+    Each way runs in a process of its own for a second or so: one sample at a time, in batches,
+    joined, in a process pool, in DataLoader workers, and pretokenized through tokenmill. What it
+    feeds is held against what the GPU takes.
+
+    \b
+    Examples:
+      tokenmill diagnose data.jsonl -t tokenizer.json --model small
+      tokenmill diagnose data/ -t llama/ --tokens-per-second 450000 --gpus 8 --report report.html
+      tokenmill diagnose data.jsonl -t tokenizer.json --sweep
+      tokenmill diagnose --run run/ --report report.html
+    """
+    import tokenmill
+    from tokenmill.cli import show
+    from tokenmill.cli.progress import watch_line
+
+    def said(number: int, steps: int, what: str) -> str:
+        return f"[{number}/{steps}] {what}"
+
+    with stoppable("nothing was kept"), watch_line(said, each=True, quiet=quiet) as on_step:
+        found = tokenmill.diagnose(inputs or (), on_step=on_step, **options)
+    show.diagnosis_result(found, report=options["report"], as_json=as_json)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import typer
 
 from tokenmill._version import __version__
 from tokenmill.cli import commands as commands_module
-from tokenmill.cli import diagnose, formats, train
+from tokenmill.cli import formats, train
 from tokenmill.cli.options import GroupedCommand, raise_on_sigterm
 from tokenmill.cli.output import guard_streams
 from tokenmill.errors import TokenmillError, UsageError
@@ -79,7 +79,7 @@ for _name, _command in (
     ("layout", commands_module.layout),
     ("verify", commands_module.verify),
     ("train", train.train),
-    ("diagnose", diagnose.diagnose),
+    ("diagnose", commands_module.diagnose),
     ("export", formats.export),
     ("import", formats.import_),
     ("convert", formats.convert),

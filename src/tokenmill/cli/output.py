@@ -101,7 +101,3 @@ def live_display(console: Console) -> Iterator[Live]:
         # rich has put a stream of its own there, which would obey the escapes in a warning.
         sys.stderr = guarded(sys.stderr)
         yield live
-
-
-# -------------------------------------------------------------------------------------------------
-# Numbers as people read them: separators, units, and rates with their denominator.

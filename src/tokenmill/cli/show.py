@@ -1,7 +1,8 @@
-"""An inspection as tables: the store, its lengths as a histogram, its tokens, one document."""
+"""Results on stdout, for people as facts and tables, for programs as one JSON object."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import textwrap
 from functools import singledispatch
@@ -16,7 +17,8 @@ from tokenmill.visible import visible, visible_lines
 from tokenmill.words import compact, count, duration, format_size, of_budget, rate, share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
     from rich.table import Table
@@ -25,11 +27,10 @@ if TYPE_CHECKING:
     from tokenmill.builder.estimate import BuildPlan
     from tokenmill.builder.progress import RowLengths
     from tokenmill.demo import Step
+    from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.inspection import DocumentView, LengthBin, Lengths, Token
     from tokenmill.loader.packing import Account, LayoutReport
     from tokenmill.store.facts import Counts, SplitTotals
-    from tokenmill.store.facts import Counts as StoreCounts
-    from tokenmill.store.facts import SplitTotals as StoreSplitTotals
 
 
 # -------------------------------------------------------------------------------------------------
@@ -72,6 +73,21 @@ def _labelled(console: Console, label: str, line: str) -> None:
 
 def _wrap(line: str, *, width: int) -> list[str]:
     return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+
+
+def grid(
+    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[str] = ()
+) -> Table:
+    """A table of numbers with names before them; columns headed `left` follow."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, heading in enumerate((*headings, *left)):
+        is_number = 0 < number < len(headings)
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def build_result(
@@ -146,7 +162,7 @@ def _per_second(number: int, result: BuildResult) -> float | None:
     return number / result.working_seconds if result.working_seconds > 0 else None
 
 
-def left_out(totals: Counts | StoreCounts) -> str:
+def left_out(totals: Counts) -> str:
     """' of 12 rows (1 empty, 2 rejected)'; an empty string where each row is one document."""
     parts = [
         f"{count(number)} {word}"
@@ -162,7 +178,7 @@ def left_out(totals: Counts | StoreCounts) -> str:
     return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""
 
 
-def splits_text(splits: Mapping[str, SplitTotals] | Mapping[str, StoreSplitTotals]) -> str:
+def splits_text(splits: Mapping[str, SplitTotals]) -> str:
     """One line for each split."""
     return "\n".join(
         f"{visible(name)}: {count(split.documents, 'document')}, {count(split.tokens, 'token')},"
@@ -783,6 +799,93 @@ def _documents(number: int, account: Account) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
+# A diagnosis: the ways as a table, then what they mean, then what to type.
+
+STATE_COLOURS = {"fed": "green", "borderline": "yellow", "starved": "red"}
+
+
+def diagnosis_result(found: Diagnosis, *, report: Path | None, as_json: bool) -> None:
+    """Print what was found."""
+    if as_json:
+        from tokenmill.diagnosis.values import as_json as diagnosis_json
+
+        print(json.dumps(diagnosis_json(found), indent=2))
+        return
+    console = make_console()
+    if found.ways:
+        facts(_diagnosed(found))
+        console.print()
+        console.print(ways_table(found))
+        console.print()
+        facts([("needed" if not n else "", need) for n, need in enumerate(_needs(found))])
+    for line in found.advice:
+        console.print()
+        console.print(visible(line))
+    if found.sweep:
+        console.print()
+        console.print(sweep_table(found))
+    if found.recommendation is not None:
+        console.print()
+        facts([("use", "\n".join(found.recommendation.reasons))])
+    console.print()
+    next_steps(*found.commands)
+    if report is not None:
+        facts([("report", str(report))])
+
+
+def _diagnosed(found: Diagnosis) -> list[Row]:
+    assert found.sample is not None
+    text = f"{count(found.sample.documents, 'document')}, {format_size(found.sample.text_bytes)}"
+    return [
+        ("text", text),
+        ("tokenizer", found.tokenizer or ""),
+        ("machine", found.machine.describe()),
+    ]
+
+
+def _needs(found: Diagnosis) -> Iterator[str]:
+    for need in found.demands:
+        all_of_them = f", {need.gpus} GPUs {compact(need.total)}" if need.gpus > 1 else ""
+        rate = f"{compact(need.tokens_per_second)} tokens/s for a GPU{all_of_them}"
+        yield f"{need.name}: {rate} ({need.origin})"
+    yield found.demands[0].basis
+
+
+def ways_table(found: Diagnosis) -> Table:
+    """What each way reached; fits into 80 columns."""
+    from rich.text import Text
+
+    from tokenmill.diagnosis.values import STATES
+
+    states = {each.way: each.state for each in found.verdicts} if len(found.demands) == 1 else {}
+    rows: list[list[str | Text]] = []
+    for way in found.ways:
+        state = states.get(way.key, "")
+        cells = ["failed", *[""] * 4] if way.problem is not None else way.cells()
+        said = [Text(STATES.get(state, ""), STATE_COLOURS.get(state, ""))] if states else []
+        rows.append([way.title, *cells, *said])
+    headings = ("way", "tokens/s", "ms for 1", "for 8", "cores", "memory")
+    return grid(headings, rows, left=("",) if states else ())
+
+
+def sweep_table(found: Diagnosis) -> Table:
+    """Every setting that was tried."""
+    titles = {way.key: way.title for way in found.ways}
+    rows = [
+        (
+            titles[point.key],
+            str(point.workers),
+            "" if point.key == "build" else str(point.batch),
+            compact(point.tokens_per_second),
+            f"{point.cpu_cores:.1f}",
+            format_size(point.peak_memory_bytes),
+        )
+        for point in found.sweep
+    ]
+    return grid(("setting", "workers", "batch", "tokens/s", "cores", "memory"), rows)
+
+
+# -------------------------------------------------------------------------------------------------
 # The demo as a story: what happens, why, and what came of it, step by step.
 
 STORY_TOKENS = 60
@@ -860,22 +963,18 @@ def _(step: Fed) -> None:
 
 @tell.register
 def _(step: Comparison) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("way")
-    for heading in ("MB/s", "tokens/s", "times faster"):
-        table.add_column(heading, justify="right")
     first = step.ways[0]
-    for way in step.ways:
-        table.add_row(
+    rows = [
+        (
             way.name,
             f"{way.bytes_per_second / 1e6:,.1f}",
             compact(way.tokens / way.seconds),
             f"{way.bytes_per_second / first.bytes_per_second:,.1f}",
         )
+        for way in step.ways
+    ]
     console = make_console()
-    console.print(table)
+    console.print(grid(("way", "MB/s", "tokens/s", "times faster"), rows))
     console.print(
         "tokenmill also read the JSON, checked ids against the reference and wrote the store;"
         " the others only encoded text that was in memory already. Start-up is paid once, however"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
-from tokenmill.cli.output import live_display, make_console, print_json
-from tokenmill.cli.progress import PLAIN_SECONDS
+from tokenmill.cli.output import print_json
+from tokenmill.cli.progress import BLOCKS, bar_above, eta, one_line, watch
 from tokenmill.trainer.options import TrainOptions
-from tokenmill.visible import visible
 from tokenmill.words import clock, compact, count, duration, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TextIO
+    from collections.abc import Iterator
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from tokenmill.trainer.options import TrainProgress, TrainResult
 
@@ -49,7 +44,7 @@ def train(
     import tokenmill
 
     kept = f"the steps that were made are kept in {options['out']}; {how_to_go_on()}"
-    with stoppable(kept), watch_training(quiet=quiet) as tell:
+    with stoppable(kept), watch(TrainView(), quiet=quiet) as tell:
         result = tokenmill.train(store, on_progress=tell, **options)
     show_result(result, as_json=as_json)
 
@@ -66,65 +61,57 @@ def how_to_go_on() -> str:
 # Under torchrun every rank runs the command; the library tells its progress to the first one
 # alone, and only that one prints the summary.
 
-if TYPE_CHECKING:
-    OnProgress = Callable[[TrainProgress], None]
-
-BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 CURVE_POINTS = 400
 """Losses that are remembered for the curve; of more, every other one is dropped."""
 
 
-@contextlib.contextmanager
-def watch_training(*, quiet: bool = False) -> Iterator[OnProgress | None]:
-    """Show a run on stderr while the block runs; None if nothing is to be shown."""
-    if quiet:
-        yield None
-    elif sys.stderr.isatty():
-        with live_panel(make_console(stderr=True)) as on_progress:
-            yield on_progress
-    else:
-        yield TrainLines(sys.stderr)
+class TrainView:
+    """A training: its loss and its speed. In a log every evaluation and the last step are told."""
 
-
-class TrainLines:
-    """Every message and every evaluation, and a line of numbers every few seconds."""
-
-    def __init__(self, stream: TextIO, *, every_seconds: float = PLAIN_SECONDS) -> None:
-        self.stream = stream
-        self.every_seconds = every_seconds
-        self._next = 0.0
+    def __init__(self) -> None:
+        self._losses: list[float] = []
         self._val_loss: float | None = None
 
-    def __call__(self, progress: TrainProgress) -> None:
+    def line(self, progress: TrainProgress, *, is_due: bool) -> str | None:
         if progress.message is not None:
-            self._print(progress.message)
-        elif progress.val_loss != self._val_loss:
+            return None
+        if progress.val_loss != self._val_loss:
             self._val_loss = progress.val_loss
-            self._print(f"[{clock(progress.seconds)}]  evaluated: val loss {progress.val_loss:.4f}")
-        elif progress.phase == "training" and progress.loss is not None:
-            now = time.monotonic()
-            is_last = progress.step == progress.steps
-            if now >= self._next or is_last:
-                self._print(plain_line(progress))
-                self._next = now + self.every_seconds
-
-    def _print(self, line: str) -> None:
-        # Nobody reads any more (a closed pipe): no reason to stop the run.
-        with contextlib.suppress(OSError):
-            print(visible(line), file=self.stream, flush=True)
-
-
-def plain_line(progress: TrainProgress) -> str:
-    """All that the live panel shows, in one line for a log."""
-    return "  ".join(
-        (
-            f"[{clock(progress.seconds)}]",
-            f"step {count(progress.step)}/{count(progress.steps)}",
-            f"loss {progress.loss:.4f}",
-            *figures(progress),
-            f"ETA {_eta(progress)}",
+            return f"[{clock(progress.seconds)}]  evaluated: val loss {progress.val_loss:.4f}"
+        is_last = progress.step == progress.steps
+        if progress.phase != "training" or progress.loss is None or not (is_due or is_last):
+            return None
+        return "  ".join(
+            (
+                f"[{clock(progress.seconds)}]",
+                f"step {count(progress.step)}/{count(progress.steps)}",
+                f"loss {progress.loss:.4f}",
+                *figures(progress),
+                eta(progress.eta_seconds),
+            )
         )
-    )
+
+    def draw(self, progress: TrainProgress, *, width: int) -> RenderableType:
+        if progress.loss is None:
+            return one_line(f"{progress.phase} ...")
+        if progress.phase == "training":
+            self._losses.append(progress.loss)
+            if len(self._losses) > CURVE_POINTS:
+                del self._losses[1::2]
+        val = "" if progress.val_loss is None else f"   val {progress.val_loss:.4f}"
+        rate = f"   lr {progress.learning_rate:.2e}   norm {progress.grad_norm:.2f}"
+        words = f"loss {progress.loss:.4f}{val}{rate}"
+        phase = "" if progress.phase == "training" else f"   {progress.phase} ..."
+        room = max(0, min(40, width - len(words) - len(phase) - 3))
+        top = one_line(words, "bold").append(f"   {curve(self._losses, room)}", style="cyan")
+        where = f"step {count(progress.step)}/{count(progress.steps)}"
+        return bar_above(
+            [top.append(phase), one_line("   ".join(figures(progress)))],
+            done=progress.step,
+            total=progress.steps,
+            figures=f"{where}  {eta(progress.eta_seconds)}",
+            width=width,
+        )
 
 
 def figures(progress: TrainProgress) -> list[str]:
@@ -143,53 +130,6 @@ def figures(progress: TrainProgress) -> list[str]:
     return found
 
 
-@contextlib.contextmanager
-def live_panel(console: Console) -> Iterator[OnProgress]:
-    """A bar, a curve and two lines of facts, redrawn in place and removed at the end."""
-    losses: list[float] = []
-    with live_display(console) as live:
-
-        def show(progress: TrainProgress) -> None:
-            if progress.message is not None:
-                console.print(visible(progress.message), markup=False, soft_wrap=True)
-            if progress.phase == "training" and progress.loss is not None:
-                losses.append(progress.loss)
-                if len(losses) > CURVE_POINTS:
-                    del losses[1::2]
-            live.update(draw(progress, losses, width=console.width), refresh=True)
-
-        yield show
-
-
-def draw(progress: TrainProgress, losses: list[float], *, width: int) -> RenderableType:
-    """The panel, never wider than the terminal."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    def line(text: str, style: str = "") -> Text:
-        return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-    if progress.loss is None:
-        return line(f"{progress.phase} ...", "dim")
-    bar = Table.grid(padding=(0, 2), expand=True)
-    bar.add_column(ratio=1)
-    bar.add_column(no_wrap=True)
-    where = f"step {count(progress.step)}/{count(progress.steps)}  ETA {_eta(progress)}"
-    bar.add_row(ProgressBar(total=progress.steps, completed=progress.step), where)
-    val = "" if progress.val_loss is None else f"   val {progress.val_loss:.4f}"
-    rate = f"   lr {progress.learning_rate:.2e}   norm {progress.grad_norm:.2f}"
-    words = f"loss {progress.loss:.4f}{val}{rate}"
-    phase = "" if progress.phase == "training" else f"   {progress.phase} ..."
-    room = max(0, min(40, width - len(words) - len(phase) - 3))
-    top = line(words, "bold").append(f"   {curve(losses, room)}", style="cyan").append(phase)
-    top.truncate(width, overflow="ellipsis")
-    facts = line("   ".join(figures(progress)), "dim")
-    facts.truncate(width, overflow="ellipsis")
-    return Group(bar, top, facts)
-
-
 def curve(values: list[float], width: int) -> str:
     """The values as blocks of eight heights, the last ones at the right."""
     if width < 8 or len(values) < 2:
@@ -201,10 +141,6 @@ def curve(values: list[float], width: int) -> str:
     return "".join(BLOCKS[1 + round(7 * (value - low) / span)] for value in points)
 
 
-def _eta(progress: TrainProgress) -> str:
-    return "-:--" if progress.eta_seconds is None else clock(progress.eta_seconds)
-
-
 def show_result(result: TrainResult, *, as_json: bool) -> None:
     """The summary, once, on stdout."""
     if os.environ.get("RANK", "0") != "0":
@@ -212,8 +148,9 @@ def show_result(result: TrainResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    for name, value in summary(result):
-        print(f"{name:<12}{visible(value)}")
+    from tokenmill.cli.show import facts
+
+    facts(summary(result))
 
 
 def summary(result: TrainResult) -> Iterator[tuple[str, str]]:

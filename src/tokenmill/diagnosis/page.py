@@ -24,6 +24,7 @@ from tokenmill.diagnosis.plots import (
     tag,
     tick_text,
 )
+from tokenmill.diagnosis.values import STATES
 from tokenmill.words import compact, count, format_size, milliseconds
 
 if TYPE_CHECKING:
@@ -88,12 +89,6 @@ def _numbers(title: str, headings: Sequence[str], rows: Sequence[Sequence[Conten
 
 # -------------------------------------------------------------------------------------------------
 # The parts of a diagnosis as figures and tables.
-
-STATES = {
-    "fed": "fast enough",
-    "borderline": "just enough",
-    "starved": "too slow",
-}
 
 
 def throughput(found: Diagnosis) -> Markup:
@@ -166,22 +161,12 @@ def _is_one(found: Diagnosis) -> bool:
 
 def ways_table(found: Diagnosis) -> Markup:
     """All numbers of all ways."""
-    rows = []
-    for way in found.ways:
-        if way.problem is not None:
-            rows.append((way.title, "-", "-", "-", "-", "-", way.problem))
-            continue
-        rows.append(
-            (
-                way.title,
-                compact(way.tokens_per_second),
-                milliseconds(way.sample_ms),
-                milliseconds(way.chunk_ms),
-                f"{way.cpu_cores:.1f}",
-                format_size(way.peak_memory_bytes),
-                _remark(way),
-            )
-        )
+    rows = [
+        (way.title, *["-"] * 5, way.problem)
+        if way.problem is not None
+        else (way.title, *way.cells(), _remark(way))
+        for way in found.ways
+    ]
     headings = ("way", "tokens/s", "ms, 1 sample", "ms, 8 samples", "cores", "memory", "")
     return table(headings, rows)
 
@@ -690,10 +675,7 @@ def _facts(found: Diagnosis) -> Markup:
             ("Tokenizer", found.tokenizer or ""),
             ("Measured on", f"{part}, of {format_size(sample.input_bytes)} in {files}"),
         ]
-    machine = found.machine
-    facts.append(
-        ("Machine", f"{machine.cores} cores, {format_size(machine.memory_bytes)}, {machine.cpu}")
-    )
+    facts.append(("Machine", found.machine.describe()))
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts))
 
 

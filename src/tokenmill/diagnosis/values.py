@@ -20,7 +20,7 @@ import numpy as np
 from tokenmill.errors import UsageError
 from tokenmill.monitor import read_timeline
 from tokenmill.stalls import StallReport
-from tokenmill.words import compact, format_size, spoken
+from tokenmill.words import compact, format_size, milliseconds, spoken
 
 if TYPE_CHECKING:
     import os
@@ -39,6 +39,9 @@ class Machine:
     cpu: str
     python: str
     tokenmill: str
+
+    def describe(self) -> str:
+        return f"{self.cores} cores, {format_size(self.memory_bytes)}, {self.cpu}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +103,16 @@ class WayResult:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
+    def cells(self) -> tuple[str, ...]:
+        """Tokens/s, ms for one sample and for 8, cores, memory: as every table shows them."""
+        return (
+            compact(self.tokens_per_second),
+            milliseconds(self.sample_ms),
+            milliseconds(self.chunk_ms),
+            f"{self.cpu_cores:.1f}",
+            format_size(self.peak_memory_bytes),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
@@ -119,6 +132,9 @@ class Demand:
     @property
     def total(self) -> float:
         return self.tokens_per_second * self.gpus
+
+
+STATES = {"fed": "fast enough", "borderline": "just enough", "starved": "too slow"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,9 +198,6 @@ class Diagnosis:
     commands: tuple[str, ...]
     evidence: Evidence
     """What was brought along: a stall report, a run's metrics, a build's time line."""
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 # -------------------------------------------------------------------------------------------------
