@@ -40,6 +40,12 @@ SPEED = "What may be used"
 MACHINES = "More than one machine"
 RERUN = "Running again"
 OUTPUT = "What is shown"
+PACKINGS = {
+    "concat": "all documents end to end, cut where a row is full",
+    "best-fit": "whole documents, least padding",
+    "pad": "one document to a row",
+}
+"""How documents share rows; each is a class in loader/packing.py. The first is the default."""
 BUILD_PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
 
 

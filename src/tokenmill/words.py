@@ -115,8 +115,8 @@ def spoken(seconds: float) -> str:
     return duration(seconds)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], joint: str = "and") -> str:
     """'a', 'a and b', 'a, b and c'."""
     if len(names) < 2:
         return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{', '.join(names[:-1])} {joint} {names[-1]}"

@@ -22,7 +22,7 @@ from tests.store.samples import tree
 import tokenmill
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop.export import export_store
-from tokenmill.loader.packing import Packing, make_layout
+from tokenmill.loader.packing import BestFitLayout
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_masks_of_padding_stand_beside_packed_rows(tmp_path: Path) -> None:
     samples = ask("mosaicml", "read", out)["samples"]
     real = sum(sum(sample["attention_mask"]) for sample in samples)
     assert {len(sample["tokens"]) for sample in samples} == {64}
-    account = make_layout(Packing.BEST_FIT, TokenStream(store), seq_len=63).account()
+    account = BestFitLayout(TokenStream(store), seq_len=63).account()
     assert real == account.used + account.repeated
     assert account.padding
 

@@ -17,15 +17,15 @@ from tests.loader.stores import numbered_store
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.packing import (
+    LAYOUTS,
     PADDING,
     Account,
+    ConcatLayout,
     Layout,
-    Packing,
-    concat_account,
+    PadLayout,
     layout,
-    make_layout,
-    pad_account,
 )
+from tokenmill.options import PACKINGS
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ shards = st.lists(st.lists(st.integers(0, 25), max_size=6), max_size=3)
 def test_accounts_are_what_walking_the_rows_gives(lengths: list[list[int]], seq_len: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = numbered_store(Path(folder) / "store", lengths)
-        for packing in Packing:
-            rows = make_layout(packing, TokenStream(store), seq_len=seq_len)
+        for packing, kind in LAYOUTS.items():
+            rows = kind(TokenStream(store), seq_len=seq_len)
             account = rows.account()
             assert_adds_up(account)
             assert account == walk(rows, packing=packing)
@@ -141,13 +141,14 @@ def test_a_document_whose_last_token_alone_is_in_the_next_row_is_not_split(tmp_p
     # Rows of 4 inputs begin at 0, 4, 8: the second document's last token is the first of a row,
     # but what it is predicted from is all in the row before.
     store = numbered_store(tmp_path, [[1, 4, 5]])
-    account = concat_account(store, seq_len=4)
+    account = ConcatLayout(TokenStream(store), seq_len=4).account()
     assert (account.rows, account.split_documents) == (3, 1)
 
 
 def test_documents_of_one_token_and_of_none_have_no_targets(tmp_path: Path) -> None:
     store = numbered_store(tmp_path, [[0, 1, 0], [1, 0]])
-    concat, pad = concat_account(store, seq_len=1), pad_account(store, seq_len=1)
+    stream = TokenStream(store)
+    concat, pad = (kind(stream, seq_len=1).account() for kind in (ConcatLayout, PadLayout))
     assert (concat.rows, concat.targets, concat.split_documents) == (1, 0, 0)
     assert (pad.rows, pad.targets, pad.padding) == (5, 0, 8)
 
@@ -185,3 +186,8 @@ def test_what_cannot_be_laid_out_is_refused(store: Store, wrong: dict[str, int],
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(store: Store) -> None:
     with pytest.raises(StoreError, match="'train'"):
         layout(store.path, seq_len=8, split="val")
+
+
+def test_every_packing_that_options_offer_has_a_layout_and_the_other_way_round() -> None:
+    assert [*LAYOUTS] == [*PACKINGS]
+    assert {kind.name for kind in LAYOUTS.values()} == {*PACKINGS}

@@ -17,7 +17,7 @@ from tokenmill.errors import StateError
 from tokenmill.loader.batch import IGNORED
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
-from tokenmill.loader.packing import Packing, layout, make_layout
+from tokenmill.loader.packing import LAYOUTS, layout
 from tokenmill.store.reader import Store
 from tokenmill.store.stream import TokenStream
 
@@ -127,7 +127,7 @@ def test_targets_are_the_labels_that_count(
 ) -> None:
     masks, cut = made_of
     made = make(tmp_path_factory.mktemp("store"), masks, cut=cut, masked=masked)
-    rows = make_layout(Packing.of(packing), TokenStream(made.store), seq_len=seq_len)
+    rows = LAYOUTS[packing](TokenStream(made.store), seq_len=seq_len)
     loader = Loader(
         made.store,
         seq_len=seq_len,

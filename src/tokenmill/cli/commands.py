@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
-from tokenmill.options import BUILD_PANELS, NEEDED, BuildOptions, DiagnoseOptions, PlanOptions
+from tokenmill.options import (
+    BUILD_PANELS,
+    NEEDED,
+    PACKINGS,
+    BuildOptions,
+    DiagnoseOptions,
+    PlanOptions,
+)
+from tokenmill.words import listed
 
 KEPT_UNITS = "every unit that was finished is committed and stays"
 
@@ -235,11 +243,10 @@ def inspect(
 
 ROWS = "What is laid out"
 
-
-class PackingChoice(enum.StrEnum):
-    CONCAT = "concat"
-    BEST_FIT = "best-fit"
-    PAD = "pad"
+if TYPE_CHECKING:
+    PackingChoice = str
+else:
+    PackingChoice = enum.StrEnum("PackingChoice", {name: name for name in PACKINGS})
 
 
 def layout(
@@ -265,8 +272,8 @@ def layout(
             metavar="NAME",
             show_default="all",
             rich_help_panel=ROWS,
-            help="concat (all documents end to end, cut where a row is full), best-fit (whole "
-            "documents, least padding) or pad (one document to a row). May be given repeatedly.",
+            help=listed([f"{name} ({what})" for name, what in PACKINGS.items()], "or")
+            + ". May be given repeatedly.",
         ),
     ] = None,
     batch_size: Annotated[

@@ -10,8 +10,9 @@ import typer
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
 from tokenmill.errors import UsageError
-from tokenmill.options import NEEDED, SPEED, BuildOptions
+from tokenmill.options import NEEDED, PACKINGS, SPEED, BuildOptions
 from tokenmill.visible import visible
+from tokenmill.words import listed
 
 if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
@@ -125,7 +126,7 @@ Packing = Annotated[
         "--packing",
         metavar="NAME",
         rich_help_panel=WRITTEN,
-        help="How documents share rows: concat, best-fit or pad, as layout shows them.",
+        help=f"How documents share rows: {listed([*PACKINGS], 'or')}, as layout shows them.",
     ),
 ]
 FileTokens = Annotated[

@@ -715,7 +715,7 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
     header, *lines = layout_table(report)
     console.print(f"\n{header}", style="bold", soft_wrap=True)
     console.print("\n".join(lines), end="\n\n", soft_wrap=True)
-    facts((account.packing, layout_sentence(account)) for account in report.accounts)
+    facts((account.packing, account.sentence) for account in report.accounts)
     facts([("best", layout_advice(report)), ("epoch", layout_epochs(report))])
 
 
@@ -738,28 +738,11 @@ def _numbers(account: Account) -> tuple[str, ...]:
         account.packing,
         count(account.rows),
         count(account.used),
-        share(account.padding, _places(account)),
+        share(account.padding, account.places),
         count(account.split_documents),
         count(account.dropped),
         count(account.targets),
     )
-
-
-def layout_sentence(account: Account) -> str:
-    """What the numbers of a packing mean for training."""
-    row = count(account.seq_len + 1, "token")
-    padding = f"padding: {share(account.padding, _places(account))} of all places in rows"
-    split = _documents(account.split_documents, account)
-    if account.packing == "concat":
-        return (
-            "every token is used; split at the end of a row, to go on in the next without what"
-            f" came before: {split}"
-        )
-    if account.packing == "best-fit":
-        return f"every token is used; split, as longer than a row of {row}: {split}; {padding}"
-    cut = _documents(account.cut_documents, account)
-    lost = share(account.dropped, account.tokens)
-    return f"{padding}; cut off after {row}: {cut}, which drops {lost} of all tokens"
 
 
 def layout_advice(report: LayoutReport) -> str:
@@ -773,7 +756,7 @@ def layout_advice(report: LayoutReport) -> str:
     cost = f"for {share(more, concat.rows)} more rows" if more > 0 else "and takes no more rows"
     if whole <= 0:
         return "concat: it splits no document that best-fit would keep whole"
-    return f"best-fit: it keeps {_documents(whole, concat)} whole that concat splits, {cost}"
+    return f"best-fit: it keeps {concat.documents_of(whole)} whole that concat splits, {cost}"
 
 
 def layout_epochs(report: LayoutReport) -> str:
@@ -788,14 +771,6 @@ def layout_epochs(report: LayoutReport) -> str:
         batch = count(report.batch_size, "row")
         lines.append(f"{account.packing}: {count(steps, 'step')} of {batch}{partial}")
     return "\n".join(lines)
-
-
-def _places(account: Account) -> int:
-    return account.rows * (account.seq_len + 1)
-
-
-def _documents(number: int, account: Account) -> str:
-    return f"{count(number, 'document')} ({share(number, account.documents)})"
 
 
 # -------------------------------------------------------------------------------------------------

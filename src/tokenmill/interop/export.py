@@ -36,7 +36,8 @@ from tokenmill.interop.base import (
     local_path,
 )
 from tokenmill.interop.records import rows_note
-from tokenmill.loader.packing import Packing
+from tokenmill.loader.packing import find_packing
+from tokenmill.options import PACKINGS
 from tokenmill.runners.local import physical_cores
 from tokenmill.store.durable import (
     checksum_of,
@@ -635,7 +636,7 @@ def export_splits(
     options = ExportOptions(
         splits=tuple(stores),
         seq_len=asked.seq_len,
-        packing=str(Packing.of(asked.packing)),
+        packing=find_packing(asked.packing).name,
         file_tokens=asked.file_tokens,
         link=_link(asked.link),
         settings=complete_settings(format_, asked.settings),
@@ -866,7 +867,7 @@ def check_options(format_: Format, options: ExportOptions) -> None:
         raise UsageError(
             f"{about.name} holds rows of one length", hint="give it with --seq-len 2048"
         )
-    if options.seq_len is None and options.packing != Packing.CONCAT:
+    if options.seq_len is None and options.packing != next(iter(PACKINGS)):
         raise UsageError(
             f"packing={options.packing!r} is about rows, and whole documents are written",
             hint="say how long rows are with --seq-len, or leave --packing out",

@@ -36,7 +36,7 @@ from tokenmill.interop.base import (
     reading,
 )
 from tokenmill.interop.export import TaskProgress, run_tasks, title_of
-from tokenmill.loader.packing import Packing
+from tokenmill.loader.packing import LAYOUTS
 from tokenmill.store.durable import replace_file
 from tokenmill.store.facts import (
     FORMAT_VERSION,
@@ -455,9 +455,10 @@ def _refuse_packed(path: Path, format_: Format) -> None:
     if options.get("seq_len") is None:
         return
     packing, about = options.get("packing"), format_.about
-    if packing == Packing.CONCAT and (not about.row_overlap or about.tells_overlap):
+    joins = packing in LAYOUTS and LAYOUTS[packing].back_to_back
+    if joins and (not about.row_overlap or about.tells_overlap):
         return
-    why = f"packed by {packing}" if packing != Packing.CONCAT else "that overlap by a token"
+    why = "that overlap by a token" if joins else f"packed by {packing}"
     raise UsageError(
         f"{str(path)!r} holds rows {why}: joined they would be another text",
         hint="leave --split-at-eos out: each row becomes a document; or export documents, without"

@@ -33,7 +33,7 @@ from tokenmill.interop.base import (
 )
 from tokenmill.loader.batch import IGNORED
 from tokenmill.loader.options import check_pad_id
-from tokenmill.loader.packing import PADDING, Packing, make_layout
+from tokenmill.loader.packing import LAYOUTS, PADDING, Layout, find_packing
 from tokenmill.store.layout import SPLIT_NAME
 from tokenmill.store.stream import TokenStream
 
@@ -564,10 +564,10 @@ class RowRecords:
         self.pad_id = check_pad_id(store, None)
         self._step = length - overlap
         self._stream = TokenStream(store)
-        kind = Packing.of(packing)
-        self._layout = None
-        if kind is not Packing.CONCAT:
-            self._layout = make_layout(kind, self._stream, seq_len=length - 1)
+        kind = find_packing(packing)
+        self._layout: Layout | None = None
+        if not kind.back_to_back:
+            self._layout = kind(self._stream, seq_len=length - 1)
             self.count = self._layout.num_rows
         else:
             rows = -(-(store.num_tokens - overlap) // self._step)
@@ -577,6 +577,11 @@ class RowRecords:
     def back_to_back(self) -> bool:
         """Whether rows follow each other as the tokens do, so that only the last one is padded."""
         return self._layout is None
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that are in no row."""
+        return 0 if self._layout is None else self._store.num_tokens - self._layout.used
 
     def lengths(self, first: int, last: int) -> NDArray[np.int64]:
         """All the same."""
@@ -683,7 +688,7 @@ def extra_columns(stores: Mapping[str, Store], options: ExportOptions) -> tuple[
     """The columns beside the ids, in the order of `EXTRA_COLUMNS`; the same for all splits."""
     text = str(options.settings["columns"])
     if text == "auto":
-        pads = options.seq_len is not None and options.packing != Packing.CONCAT
+        pads = options.seq_len is not None and not LAYOUTS[options.packing].back_to_back
         wanted = {"attention_mask"} if pads else set()
         wanted |= {"loss_mask"} if any(store.has_mask for store in stores.values()) else set()
     else:
@@ -774,15 +779,14 @@ def rows_note(store: Store, options: ExportOptions, split: str, *, overlap: int)
     if options.seq_len is None:
         return []
     length = options.seq_len + overlap
-    rows = open_records(store, options, overlap=overlap).count
-    notes = [f"{split}: {rows:,} rows of {length:,} tokens, packed by {options.packing}"]
-    if options.packing == Packing.PAD:
-        lost = int(np.maximum(store.lengths().astype(np.int64) - length, 0).sum())
-        if lost:
-            notes.append(
-                f"{split}: {lost:,} of {store.num_tokens:,} tokens are in no row: they lie behind"
-                f" the first {length:,} of their document"
-            )
+    rows = open_records(store, options, overlap=overlap)
+    notes = [f"{split}: {rows.count:,} rows of {length:,} tokens, packed by {options.packing}"]
+    lost = rows.dropped if isinstance(rows, RowRecords) else 0
+    if lost:
+        notes.append(
+            f"{split}: {lost:,} of {store.num_tokens:,} tokens are in no row: they come after"
+            f" the first {length:,} of their document"
+        )
     return notes
 
 

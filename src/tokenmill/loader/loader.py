@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -31,13 +32,13 @@ from tokenmill.loader.options import (
     require_number,
 )
 from tokenmill.loader.order import Shuffle
-from tokenmill.loader.packing import LayoutSet, Packing
-from tokenmill.loader.plan import Plan, check_state, make_state, stage_of
+from tokenmill.loader.packing import find_packing
+from tokenmill.loader.plan import Extent, Plan, check_state, make_state, stage_of
 from tokenmill.records import lazy
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from tokenmill.loader.batch import Batch, Chunk, Draw
@@ -234,7 +235,7 @@ class Loader:
         self.options = LoaderOptions(
             seq_len=seq_len,
             batch_size=batch_size,
-            packing=Packing.of(packing),
+            packing=find_packing(packing),
             boundaries=choice(Boundaries, "boundaries", boundaries),
             shuffle=Shuffle.of(shuffle),
             seed=seed,
@@ -251,7 +252,8 @@ class Loader:
             for store in self.mixture.stores
         )
         self._formats: dict[int, BatchFormat] = {}
-        self._layouts = LayoutSet(self.options.packing, self._streams)
+        # Not a method: a plan that held its loader would keep the maps of one that was dropped.
+        self._lay_out = partial(_lay_out, self.options.packing, self._streams, {})
         self._drawer = Drawer(self.options, names=self.mixture.names)
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
@@ -270,13 +272,13 @@ class Loader:
             self.mixture,
             seq_len=self.options.seq_len,
             batch_rows=self.options.batch_size * self.options.world_size,
-            measure=self._layouts.measure,
+            measure=partial(_measure, self._lay_out),
             **origin,
         )
 
     def layouts(self, seq_len: int | None = None) -> tuple[Layout, ...]:
         """The layout of each source, for rows of `seq_len` (None: as the loader was told)."""
-        return self._layouts(self.options.seq_len if seq_len is None else seq_len)
+        return self._lay_out(self.options.seq_len if seq_len is None else seq_len)
 
     # Where the run is.
 
@@ -342,11 +344,11 @@ class Loader:
         return {
             "seed": self.options.seed,
             "shuffle": str(self.options.shuffle),
-            "packing": str(self.options.packing),
+            "packing": self.options.packing.name,
             "seq_len": seq_len,
             "mixture": self.mixture.facts(stage),
             "stores": {source.name: source.store.content for source in self.mixture.sources},
-            "layouts": [layout.fingerprint for layout in self._layouts(seq_len)],
+            "layouts": [layout.fingerprint for layout in self.layouts(seq_len)],
         }
 
     # Batches.
@@ -430,7 +432,7 @@ class Loader:
     def _window(self, draw: Draw) -> Window:
         return Window(
             draw,
-            layouts=self._layouts(draw.seq_len),
+            layouts=self.layouts(draw.seq_len),
             pad_id=self.options.pad_id,
             format=self.format(draw.seq_len),
         )
@@ -468,14 +470,14 @@ class Loader:
         rows = self.options.batch_size * self.options.seq_len // seq_len
         expected = rows * (2 + seq_len * self._density)
         enough = 64 * (int(2 * expected) // 64 + 2)
-        most = rows * (2 if self.options.packing is Packing.PAD else seq_len)
+        most = rows * self.options.packing.most_pieces(seq_len)
         return min(enough, most) + 1
 
     def __repr__(self) -> str:
         said = self.options
         return (
             f"Loader({', '.join(str(store.path) for store in self.mixture.stores)}):"
-            f" rows of {said.seq_len:,} ({said.packing}), batch {said.batch_size} on each of"
+            f" rows of {said.seq_len:,} ({said.packing.name}), batch {said.batch_size} on each of"
             f" {said.world_size} ranks, step {self._step:,} of {_number(self.num_steps)}"
         )
 
@@ -502,6 +504,25 @@ def _number(steps: int | None) -> str:
 def _slow_seconds(chunk: Chunk) -> float:
     """Longer than reading it from memory takes, on any machine."""
     return SLOW_READ_SECONDS + chunk.num_bytes * SLOW_READ_SECONDS_PER_BYTE
+
+
+def _lay_out(
+    packing: type[Layout],
+    streams: Sequence[TokenStream],
+    made: dict[int, tuple[Layout, ...]],
+    seq_len: int,
+) -> tuple[Layout, ...]:
+    if seq_len not in made:
+        made[seq_len] = tuple(packing(stream, seq_len=seq_len) for stream in streams)
+    return made[seq_len]
+
+
+def _measure(lay_out: Callable[[int], tuple[Layout, ...]], seq_len: int) -> list[Extent]:
+    """Rows of each source; tokens too where the shares of a mixture depend on them."""
+    layouts = lay_out(seq_len)
+    if layouts[0].back_to_back or len(layouts) == 1:
+        return [Extent(rows=layout.num_rows) for layout in layouts]
+    return [Extent(rows=layout.num_rows, tokens=layout.used) for layout in layouts]
 
 
 def _mixture(

@@ -13,7 +13,7 @@ from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 
 if TYPE_CHECKING:
     from tokenmill.loader.order import Shuffle
-    from tokenmill.loader.packing import Packing
+    from tokenmill.loader.packing import Layout
     from tokenmill.store.reader import Store
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -43,7 +43,7 @@ class LoaderOptions:
 
     seq_len: int
     batch_size: int
-    packing: Packing
+    packing: type[Layout]
     boundaries: Boundaries
     shuffle: Shuffle
     seed: int

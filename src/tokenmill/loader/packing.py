@@ -1,17 +1,16 @@
-"""The packings by name."""
+"""How documents share rows: each packing is one class here, and the verb `layout` compares them."""
 
 from __future__ import annotations
 
 import shlex
 from bisect import bisect_left, insort
 from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.loader.plan import Extent
 from tokenmill.store.durable import checksum_of
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.plans import (
@@ -26,6 +25,7 @@ from tokenmill.store.plans import (
 )
 from tokenmill.store.reader import PREPARED_SHARDS, Store
 from tokenmill.store.stream import TokenStream
+from tokenmill.words import count, share
 
 if TYPE_CHECKING:
     import os
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.plans import PlanWriter
+
+    OnProgress = Callable[[int, int], None]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -89,35 +91,102 @@ class Account:
     """Labels that are tokens of the same document as their input, and that count where the store
     has masks: what there is to learn from."""
 
+    @property
+    def sentence(self) -> str:
+        """What the numbers mean for training."""
+        return LAYOUTS[self.packing].sentence(self)
 
-class Layout(Protocol):
-    """A store, cut into rows."""
+    @property
+    def row(self) -> str:
+        return count(self.seq_len + 1, "token")
 
-    stream: TokenStream
-    seq_len: int
-    num_rows: int
+    @property
+    def places(self) -> int:
+        return self.rows * (self.seq_len + 1)
+
+    @property
+    def padding_share(self) -> str:
+        return f"padding: {share(self.padding, self.places)} of all places in rows"
+
+    def documents_of(self, number: int) -> str:
+        return f"{count(number, 'document')} ({share(number, self.documents)})"
+
+
+LAYOUTS: dict[str, type[Layout]] = {}
+"""The packings by name, in the order of `tokenmill.options.PACKINGS`."""
+
+
+class Layout:
+    """A store, cut into rows. A subclass is a packing; its name is in `PACKINGS` too."""
+
+    name: ClassVar[str]
+    rules: ClassVar[str]
+    """Changes when the packing cuts rows by other rules: what a saved position depends on."""
+    back_to_back: ClassVar[bool] = False
+    """Whether rows follow each other as the tokens do, so that only the last one is padded."""
+
+    def __init_subclass__(cls) -> None:
+        LAYOUTS[cls.name] = cls
+
+    def __init__(
+        self, stream: TokenStream, *, seq_len: int, progress: OnProgress | None = None
+    ) -> None:
+        self.stream = stream
+        self.seq_len = seq_len
+        self.num_rows = self._open(progress)
+
+    def _open(self, progress: OnProgress | None) -> int:
+        """Make ready to find rows, and count them; `progress` gets documents done and in all."""
+        raise NotImplementedError
+
+    @classmethod
+    def most_pieces(cls, seq_len: int) -> int:
+        """Documents that a row can hold, padding counted as one."""
+        return seq_len
 
     @property
     def fingerprint(self) -> str:
         """Equal for two layouts only if their rows are equal."""
-        ...
+        facts = f"{self.rules} {self.seq_len} {self.stream.store.content}"
+        return checksum_of(facts.encode("ascii"))
 
     @property
     def used(self) -> int:
-        """Tokens of the store that stand in a row; may read the whole index."""
-        ...
+        """Tokens of the store that are in a row; may read the whole index."""
+        return self.stream.num_tokens
 
     def pieces(self, rows: NDArray[np.int64]) -> Pieces:
         """What to read for these rows, as few pieces as possible."""
-        ...
+        raise NotImplementedError
 
     def segments(self, rows: NDArray[np.int64]) -> Pieces:
         """The same, cut so that every piece is of one document or padding."""
-        ...
+        return self.pieces(rows)
 
     def account(self) -> Account:
         """Where the tokens go; may read the whole index, and all masks."""
-        ...
+        raise NotImplementedError
+
+    def _account(self, *, used: int, targets: int, **counted: int) -> Account:
+        """The account of rows whose places are all used, repeated or padding."""
+        store, repeated = self.stream.store, counted.get("repeated", 0)
+        return Account(
+            packing=self.name,
+            seq_len=self.seq_len,
+            rows=self.num_rows,
+            documents=store.num_documents,
+            tokens=store.num_tokens,
+            used=used,
+            dropped=store.num_tokens - used,
+            padding=self.num_rows * (self.seq_len + 1) - used - repeated,
+            targets=targets,
+            **{"repeated": 0, "split_documents": 0, "cut_documents": 0, **counted},
+        )
+
+    @staticmethod
+    def sentence(account: Account) -> str:
+        """What the numbers of an account mean for training."""
+        raise NotImplementedError
 
 
 # -------------------------------------------------------------------------------------------------
@@ -357,75 +426,9 @@ def best_fit(counts: NDArray[np.int64], *, capacity: int) -> list[Run]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Where the tokens of a store go under `concat` and `pad`, counted from lengths and masks.
-#
-# A document is *split* if what there is to learn from it (the labels whose input is of the same
-# document) stands in more than one row: from the second row on it is read without what came
-# before. `best-fit` counts while it plans, and keeps the numbers in its plan.
-
-
-def concat_account(store: Store, *, seq_len: int) -> Account:
-    """Where the tokens go if the stream is cut every `seq_len` tokens.
-
-    Row i is the positions from `i * seq_len` on, `seq_len + 1` of them, so a token and its label
-    meet in exactly one row.
-    """
-    tokens = nonempty = split = 0
-    for lengths in length_blocks(store):
-        starts = np.cumsum(lengths, dtype=np.int64)
-        starts -= lengths
-        starts += tokens
-        last_inputs = starts + lengths
-        last_inputs -= 2
-        split += int(np.count_nonzero(starts // seq_len < last_inputs // seq_len))
-        nonempty += int(np.count_nonzero(lengths))
-        tokens += int(lengths.sum(dtype=np.int64))
-    rows = max(-(-(tokens - 1) // seq_len), 1) if tokens else 0
-    repeated = max(rows - 1, 0)
-    return Account(
-        packing="concat",
-        seq_len=seq_len,
-        rows=rows,
-        documents=store.num_documents,
-        tokens=tokens,
-        used=tokens,
-        dropped=0,
-        repeated=repeated,
-        padding=rows * (seq_len + 1) - tokens - repeated,
-        split_documents=split,
-        cut_documents=0,
-        targets=masked_targets(store) if store.has_mask else tokens - nonempty,
-    )
-
-
-def pad_account(store: Store, *, seq_len: int) -> Account:
-    """Where the tokens go if each document has a row of its own, cut off or padded."""
-    used, nonempty, cut = pad_used(store, seq_len=seq_len), 0, 0
-    for lengths in length_blocks(store):
-        nonempty += int(np.count_nonzero(lengths))
-        cut += int(np.count_nonzero(lengths > seq_len + 1))
-    return Account(
-        packing="pad",
-        seq_len=seq_len,
-        rows=store.num_documents,
-        documents=store.num_documents,
-        tokens=store.num_tokens,
-        used=used,
-        dropped=store.num_tokens - used,
-        repeated=0,
-        padding=store.num_documents * (seq_len + 1) - used,
-        split_documents=0,
-        cut_documents=cut,
-        targets=(
-            masked_targets(store, row_tokens=seq_len + 1) if store.has_mask else used - nonempty
-        ),
-    )
-
-
-def pad_used(store: Store, *, seq_len: int) -> int:
-    """Tokens that stand in a row if each document has a row of its own."""
-    blocks = length_blocks(store)
-    return sum(int(np.minimum(lengths, seq_len + 1).sum(dtype=np.int64)) for lengths in blocks)
+# What there is to learn from where a store has masks. A document is *split* if its targets (labels
+# whose input is of the same document) are in more than one row: from the second row on it is read
+# without what came before.
 
 
 def masked_targets(store: Store, *, row_tokens: int | None = None) -> int:
@@ -462,21 +465,14 @@ def _count_targets(
 # exactly once (the stream's last one, which has no label, at most), and only the last row is
 # padded.
 
-CONCAT = "concat"
 
+class ConcatLayout(Layout):
+    name = rules = "concat"
+    back_to_back = True
 
-class ConcatLayout:
-    """A store, cut every `seq_len` tokens."""
-
-    def __init__(self, stream: TokenStream, *, seq_len: int) -> None:
-        self.stream = stream
-        self.seq_len = seq_len
-        self.num_rows = max(1, -(-(stream.num_tokens - 1) // seq_len)) if stream.num_tokens else 0
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for two layouts only if their rows are equal."""
-        return checksum_of(f"{CONCAT} {self.seq_len} {self.stream.store.content}".encode("ascii"))
+    def _open(self, progress: OnProgress | None) -> int:  # noqa: ARG002 (nothing is planned)
+        tokens = self.stream.num_tokens
+        return max(1, -(-(tokens - 1) // self.seq_len)) if tokens else 0
 
     def pieces(self, rows: NDArray[np.int64]) -> Pieces:
         """One piece for each row; the last row of the layout has padding after it."""
@@ -496,105 +492,56 @@ class ConcatLayout:
         pieces = self.pieces(rows)
         return Pieces(*self.stream.cut_at_documents(pieces.starts, pieces.lengths))
 
-    @property
-    def used(self) -> int:
-        """Tokens of the store that stand in a row: all."""
-        return self.stream.num_tokens
-
     def account(self) -> Account:
-        """Where the tokens go; reads the whole index, and all masks."""
-        return concat_account(self.stream.store, seq_len=self.seq_len)
+        """A token and its label meet in exactly one row."""
+        store, tokens, nonempty, split = self.stream.store, 0, 0, 0
+        for lengths in length_blocks(store):
+            starts = np.cumsum(lengths, dtype=np.int64)
+            starts -= lengths
+            starts += tokens
+            last_inputs = starts + lengths
+            last_inputs -= 2
+            split += int(np.count_nonzero(starts // self.seq_len < last_inputs // self.seq_len))
+            nonempty += int(np.count_nonzero(lengths))
+            tokens += int(lengths.sum(dtype=np.int64))
+        return self._account(
+            used=tokens,
+            repeated=max(self.num_rows - 1, 0),
+            split_documents=split,
+            targets=masked_targets(store) if store.has_mask else tokens - nonempty,
+        )
 
-
-# -------------------------------------------------------------------------------------------------
-# `pad`: one document to a row, cut off or padded, as supervised fine-tuning wants it.
-#
-# Row k is document k: its first `seq_len + 1` tokens, then padding. What is cut off is lost to
-# training; `tokenmill layout` says how much that is before anyone trains.
-
-PAD = "pad"
-
-
-class PadLayout:
-    """A store, a document to a row."""
-
-    def __init__(self, stream: TokenStream, *, seq_len: int) -> None:
-        self.stream = stream
-        self.seq_len = seq_len
-        self.num_rows = stream.store.num_documents
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for two layouts only if their rows are equal."""
-        return checksum_of(f"{PAD} {self.seq_len} {self.stream.store.content}".encode("ascii"))
-
-    def pieces(self, rows: NDArray[np.int64]) -> Pieces:
-        """For each row the beginning of its document, and padding."""
-        spans = np.array([self.stream.document_span(row) for row in rows.tolist()], np.int64)
-        starts = np.full((len(rows), 2), PADDING, np.int64)
-        lengths = np.empty((len(rows), 2), np.int64)
-        if len(rows):
-            starts[:, 0] = spans[:, 0]
-            np.minimum(spans[:, 1], self.seq_len + 1, out=lengths[:, 0])
-        np.subtract(self.seq_len + 1, lengths[:, 0], out=lengths[:, 1])
-        filled = lengths > 0
-        return Pieces(starts[filled], lengths[filled])
-
-    def segments(self, rows: NDArray[np.int64]) -> Pieces:
-        """The same: a piece is of one document."""
-        return self.pieces(rows)
-
-    @property
-    def used(self) -> int:
-        """Tokens of the store that stand in a row; reads the whole index."""
-        return pad_used(self.stream.store, seq_len=self.seq_len)
-
-    def account(self) -> Account:
-        """Where the tokens go; reads the whole index, and all masks."""
-        return pad_account(self.stream.store, seq_len=self.seq_len)
+    @staticmethod
+    def sentence(account: Account) -> str:
+        return (
+            "every token is used; split at the end of a row, to go on in the next without what"
+            f" came before: {account.documents_of(account.split_documents)}"
+        )
 
 
 # -------------------------------------------------------------------------------------------------
 # `best-fit`: whole documents share rows so that almost nothing is padding.
 #
-#   | lengths -> packing -> a plan beside the store, made once -> pieces of any rows
-#
 # A document that does not fit a row is split into full rows and a rest that is packed like any
 # other; nothing is dropped. Rows come in the order of their first documents, so that reading them
-# in order reads the store almost in order.
-
-BEST_FIT = "best-fit"
+# in order reads the store almost in order. The plan is made once, and kept beside the store.
 
 
-class BestFitLayout:
-    """A store, cut into rows of whole documents; `progress` gets documents planned and in all."""
+class BestFitLayout(Layout):
+    name = "best-fit"
+    rules = f"best-fit {PLAN_VERSION}"
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        *,
-        seq_len: int,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        _check_limits(stream.store, seq_len=seq_len)
-        self.stream = stream
-        self.seq_len = seq_len
-        key = PlanKey(packing=BEST_FIT, seq_len=seq_len, content=stream.store.content)
-        plan = open_plan(
-            stream.store,
-            key,
-            make=lambda writer: _plan(writer, stream.store, seq_len=seq_len, progress=progress),
+    def _open(self, progress: OnProgress | None) -> int:
+        store, seq_len = self.stream.store, self.seq_len
+        _check_limits(store, seq_len=seq_len)
+        self._plan = open_plan(
+            store,
+            PlanKey(packing=self.name, seq_len=seq_len, content=store.content),
+            make=lambda writer: _plan(writer, store, seq_len=seq_len, progress=progress),
         )
-        self.num_rows = plan.facts.rows
-        self._plan = plan
-        self._items = plan.items
-        self._row_starts = plan.row_starts
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for two layouts only if their rows are equal."""
-        rule = f"{BEST_FIT} {PLAN_VERSION} {self.seq_len} {self.stream.store.content}"
-        return checksum_of(rule.encode("ascii"))
+        self._items = self._plan.items
+        self._row_starts = self._plan.row_starts
+        return self._plan.facts.rows
 
     def pieces(self, rows: NDArray[np.int64]) -> Pieces:
         """What to read for these rows: one piece for each document in them, then padding."""
@@ -621,17 +568,12 @@ class BestFitLayout:
         filled = lengths > 0
         return Pieces(starts[filled], lengths[filled])
 
-    def segments(self, rows: NDArray[np.int64]) -> Pieces:
-        """The same: a piece is of one document."""
-        return self.pieces(rows)
-
     @property
     def used(self) -> int:
-        """Tokens of the store that stand in a row: all."""
         return self._plan.facts.used
 
     def account(self) -> Account:
-        """Where the tokens go, as it was counted when the rows were planned; reads all masks."""
+        """As it was counted when the rows were planned; reads all masks."""
         facts = self._plan.facts
         counted = {field.name: getattr(facts, field.name) for field in fields(Account)}
         if self.stream.has_mask:
@@ -639,6 +581,13 @@ class BestFitLayout:
             # are labels somewhere.
             counted["targets"] = masked_targets(self.stream.store)
         return Account(**counted)
+
+    @staticmethod
+    def sentence(account: Account) -> str:
+        return (
+            f"every token is used; split, as longer than a row of {account.row}:"
+            f" {account.documents_of(account.split_documents)}; {account.padding_share}"
+        )
 
     def _damaged(self) -> StoreError:
         return StoreError(
@@ -649,11 +598,7 @@ class BestFitLayout:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The plan stays on the disk: another process maps it for itself.
-        return _reopen, (self.stream, self.seq_len)
-
-
-def _reopen(stream: TokenStream, seq_len: int) -> BestFitLayout:
-    return BestFitLayout(stream, seq_len=seq_len)
+        return partial(BestFitLayout, seq_len=self.seq_len), (self.stream,)
 
 
 def _check_limits(store: Store, *, seq_len: int) -> None:
@@ -676,7 +621,7 @@ def _plan(
     store: Store,
     *,
     seq_len: int,
-    progress: Callable[[int, int], None] | None,
+    progress: OnProgress | None,
 ) -> PlanTally:
     """Write all rows; returns what they account for."""
     documents = tokens = pieces = split = 0
@@ -700,56 +645,72 @@ def _plan(
     )
 
 
-class Packing(StrEnum):
-    """How documents share rows."""
+# -------------------------------------------------------------------------------------------------
+# `pad`: one document to a row, cut off or padded, as supervised fine-tuning wants it.
+#
+# Row k is document k: its first `seq_len + 1` tokens, then padding. What is cut off is lost to
+# training; `tokenmill layout` says how much that is before anyone trains.
 
-    CONCAT = "concat"
-    BEST_FIT = "best-fit"
-    PAD = "pad"
+
+class PadLayout(Layout):
+    name = rules = "pad"
+
+    def _open(self, progress: OnProgress | None) -> int:  # noqa: ARG002 (nothing is planned)
+        return self.stream.store.num_documents
 
     @classmethod
-    def of(cls, value: object) -> Packing:
-        """The packing of a name; UsageError lists them all."""
-        try:
-            return cls(str(value))
-        except ValueError:
-            raise UsageError(
-                f"there is no packing {value!r}",
-                hint=f"use one of: {', '.join(map(repr, map(str, cls)))}",
-            ) from None
+    def most_pieces(cls, seq_len: int) -> int:  # noqa: ARG003 (a document, and padding)
+        return 2
+
+    def pieces(self, rows: NDArray[np.int64]) -> Pieces:
+        """For each row the beginning of its document, and padding."""
+        spans = np.array([self.stream.document_span(row) for row in rows.tolist()], np.int64)
+        starts = np.full((len(rows), 2), PADDING, np.int64)
+        lengths = np.empty((len(rows), 2), np.int64)
+        if len(rows):
+            starts[:, 0] = spans[:, 0]
+            np.minimum(spans[:, 1], self.seq_len + 1, out=lengths[:, 0])
+        np.subtract(self.seq_len + 1, lengths[:, 0], out=lengths[:, 1])
+        filled = lengths > 0
+        return Pieces(starts[filled], lengths[filled])
+
+    @property
+    def used(self) -> int:
+        return self._count()[0]
+
+    def _count(self) -> tuple[int, int, int]:
+        """Tokens that are in a row, documents with any, and documents that are cut off."""
+        used = nonempty = cut = 0
+        for lengths in length_blocks(self.stream.store):
+            used += int(np.minimum(lengths, self.seq_len + 1).sum(dtype=np.int64))
+            nonempty += int(np.count_nonzero(lengths))
+            cut += int(np.count_nonzero(lengths > self.seq_len + 1))
+        return used, nonempty, cut
+
+    def account(self) -> Account:
+        store, row_tokens = self.stream.store, self.seq_len + 1
+        used, nonempty, cut = self._count()
+        targets = used - nonempty
+        if store.has_mask:
+            targets = masked_targets(store, row_tokens=row_tokens)
+        return self._account(used=used, cut_documents=cut, targets=targets)
+
+    @staticmethod
+    def sentence(account: Account) -> str:
+        return (
+            f"{account.padding_share}; cut off after {account.row}:"
+            f" {account.documents_of(account.cut_documents)}, which drops"
+            f" {share(account.dropped, account.tokens)} of all tokens"
+        )
 
 
-class LayoutSet:
-    """The layouts of several streams, for every sequence length that is asked for."""
-
-    def __init__(self, packing: Packing, streams: Sequence[TokenStream]) -> None:
-        self._packing = packing
-        self._streams = streams
-        self._made: dict[int, tuple[Layout, ...]] = {}
-
-    def __call__(self, seq_len: int) -> tuple[Layout, ...]:
-        """The layout of each stream."""
-        if seq_len not in self._made:
-            self._made[seq_len] = tuple(
-                make_layout(self._packing, stream, seq_len=seq_len) for stream in self._streams
-            )
-        return self._made[seq_len]
-
-    def measure(self, seq_len: int) -> list[Extent]:
-        """Rows of each stream; tokens too where the shares of a mixture depend on them."""
-        layouts = self(seq_len)
-        if self._packing is Packing.CONCAT or len(layouts) == 1:
-            return [Extent(rows=layout.num_rows) for layout in layouts]
-        return [Extent(rows=layout.num_rows, tokens=layout.used) for layout in layouts]
-
-
-def make_layout(packing: Packing, stream: TokenStream, *, seq_len: int) -> Layout:
-    """A stream, cut into rows."""
-    if packing is Packing.CONCAT:
-        return ConcatLayout(stream, seq_len=seq_len)
-    if packing is Packing.PAD:
-        return PadLayout(stream, seq_len=seq_len)
-    return BestFitLayout(stream, seq_len=seq_len)
+def find_packing(name: object) -> type[Layout]:
+    """The packing of a name; UsageError lists them all."""
+    if str(name) not in LAYOUTS:
+        raise UsageError(
+            f"there is no packing {name!r}", hint=f"use one of: {', '.join(map(repr, LAYOUTS))}"
+        )
+    return LAYOUTS[str(name)]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -759,9 +720,6 @@ def make_layout(packing: Packing, stream: TokenStream, *, seq_len: int) -> Layou
 #
 # Only `best-fit` needs more than a pass over the lengths: its plan is made if there is none yet,
 # and kept for the training to come. Where a store has masks, they are read too: to count targets.
-
-if TYPE_CHECKING:
-    OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -801,7 +759,7 @@ def layout(
     for name, value in (("seq_len", seq_len), ("batch_size", batch_size)):
         if value is not None and not 0 < value < MAX_DOCUMENT_TOKENS:
             raise UsageError(f"{name} {value:,} is not from 1 to {MAX_DOCUMENT_TOKENS - 1:,}")
-    chosen = Packing if packings is None else dict.fromkeys(map(Packing.of, packings))
+    chosen = dict.fromkeys(map(find_packing, LAYOUTS if packings is None else packings))
     opened = store if isinstance(store, Store) else Store(store, split=split)
     stream = TokenStream(opened)
     return LayoutReport(
@@ -812,16 +770,7 @@ def layout(
         tokens=opened.num_tokens,
         counted=opened.num_counted if opened.has_mask else None,
         accounts=tuple(
-            _account(packing, stream, seq_len=seq_len, on_progress=on_progress)
-            for packing in chosen
+            packing(stream, seq_len=seq_len, progress=on_progress).account() for packing in chosen
         ),
         batch_size=batch_size,
     )
-
-
-def _account(
-    packing: Packing, stream: TokenStream, *, seq_len: int, on_progress: OnProgress | None
-) -> Account:
-    if packing is Packing.BEST_FIT:
-        return BestFitLayout(stream, seq_len=seq_len, progress=on_progress).account()
-    return make_layout(packing, stream, seq_len=seq_len).account()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tokenmill import files
 from tokenmill.errors import MissingExtraError, StoreError, UsageError
 from tokenmill.files import is_remote
-from tokenmill.options import check_choices, option, with_options
+from tokenmill.options import PACKINGS, check_choices, option, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +253,7 @@ class TrainOptions:
     packing: str = option(
         "concat",
         "--packing",
-        choices=("concat", "best-fit", "pad"),
+        choices=tuple(PACKINGS),
         panel=DATA,
         help="How documents fill rows; tokenmill layout shows what each would do.",
     )
