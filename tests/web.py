@@ -35,6 +35,10 @@ class Server:
     folder: Path
     address: str = ""
     delay_seconds: float = 0.0
+    together: threading.Barrier | None = None
+    """Answers wait until so many are asked for at once."""
+    release: threading.Event | None = None
+    """Answers wait for this, for a minute at most."""
     faults: list[Fault] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     sent: int = 0
@@ -49,6 +53,11 @@ class Server:
         """Forget what was asked so far."""
         self.log.clear()
         self.sent = self.most_at_once = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._running > 0
 
     def asked(self, suffix: str) -> list[str]:
         return [line for line in self.log if line.split()[1].endswith(suffix)]
@@ -91,6 +100,11 @@ class _Handler(BaseHTTPRequestHandler):
         with state.counted():
             state.log.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".strip())
             time.sleep(state.delay_seconds)
+            if state.together is not None:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    state.together.wait(30)
+            if state.release is not None:
+                state.release.wait(60)
             fault = state.fault(self.path)
             if state.is_gone:
                 self.close_connection = True
@@ -174,3 +188,5 @@ def serve(folder: Path) -> Iterator[Server]:
             yield state
         finally:
             state.is_gone = True
+            if state.release is not None:
+                state.release.set()

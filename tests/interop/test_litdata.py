@@ -58,9 +58,17 @@ def test_litdata_writes_the_same_bytes(tmp_path: Path, kind: str) -> None:
     for name in chunks:
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
     facts = [json.loads((folder / "index.json").read_text()) for folder in (ours, theirs)]
-    for index in facts:
-        assert float(index.pop("updated_at")) >= 0
+    version, time = (index.pop("updated_at") for index in facts)
+    assert type(version) is type(time)
     assert facts[0] == facts[1]
+
+    def exported(name: str, last: int) -> Any:
+        other = small_store(tmp_path / f"{name} store", [[5, 1, 300, 7], [700, 2], [last]])
+        export_store(other.path, to="litdata", out=tmp_path / name, ids=kind)
+        return json.loads((tmp_path / name / "index.json").read_text())["updated_at"]
+
+    assert exported("a", 40) == exported("b", 40) != exported("c", 41), "caches are named by it"
+    assert float(version) != float(exported("d", 40))
 
 
 @pytest.mark.parametrize(

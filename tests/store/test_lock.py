@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tokenmill.errors import StoreError, StoreLockedError
+from tokenmill.store import lock
 from tokenmill.store.check import check_store
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import PartLock, StoreLock, TurnLock, WorkerLock
@@ -29,25 +33,63 @@ from tokenmill.store.lock import StoreLock, TurnLock, WorkerLock
 layout = StoreLayout(Path(sys.argv[1]))
 kinds = {"build": StoreLock, "turn": TurnLock}
 lock = kinds[sys.argv[2]](layout) if sys.argv[2] in kinds else WorkerLock(layout, token=sys.argv[2])
+print("asks", flush=True)
 with lock:
-    print(getattr(lock, "token", ""), flush=True)
-    time.sleep(float(sys.argv[3]))
+    print("has it", getattr(lock, "token", ""), flush=True)
+    sys.stdin.readline()
 time.sleep(600)
 """
 
 
 @contextlib.contextmanager
-def holder(
-    root: Path, *, kind: str = "build", seconds: float = 600, prints: bool = True
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that holds a lock; yields it and what it printed."""
-    command = [sys.executable, "-c", HOLD, str(root), kind, str(seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def asker(root: Path, *, kind: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that asks for a lock, and gives it back when it is sent a line."""
+    command = [sys.executable, "-c", HOLD, str(root), kind]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().strip() if prints else ""
+            assert line(process) == "asks"
+            yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def holder(root: Path, *, kind: str = "build") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that holds a lock, and the token of that."""
+    with asker(root, kind=kind) as process:
+        says = line(process)
+        assert says.startswith("has it")
+        yield process, says.removeprefix("has it").strip()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
+    polls = Polls()
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=polls.sleep, monotonic=time.monotonic))
+    return polls
+
+
+@dataclass
+class Polls:
+    """Asks in vain; at the third, the process that has the lock is told to give it back."""
+
+    of: subprocess.Popen[str] | None = None
+    count: int = 0
+
+    def sleep(self, seconds: float) -> None:
+        self.count += 1
+        if self.count == 3 and self.of is not None:
+            assert self.of.stdin is not None
+            self.of.stdin.write("\n")
+            self.of.stdin.flush()
+        time.sleep(seconds)
 
 
 def test_a_second_build_is_refused_and_told_who_builds(tmp_path: Path) -> None:
@@ -71,31 +113,31 @@ def test_two_locks_in_one_process_exclude_each_other_until_released(tmp_path: Pa
 
 
 def test_workers_share_their_lock_and_the_next_build_waits_for_the_last_of_them(
-    tmp_path: Path,
+    tmp_path: Path, polls: Polls
 ) -> None:
     layout = StoreLayout(tmp_path)
     with holder(tmp_path) as (build, token):
-        with holder(tmp_path, kind=token), holder(tmp_path, kind=token, seconds=0.8):
+        with holder(tmp_path, kind=token), holder(tmp_path, kind=token):
             build.kill()
             build.wait()
             with pytest.raises(StoreLockedError, match=r"still write .* after 0\.1 s"):
                 StoreLock(layout, worker_wait_seconds=0.1).acquire()
-        started = time.monotonic()
-        with holder(tmp_path, kind=last_token(layout), seconds=0.5):
-            with StoreLock(layout):
-                waited = time.monotonic() - started
-            assert waited >= 0.4
+        with holder(tmp_path, kind=last_token(layout)) as (polls.of, _):
+            polls.count = 0
+            with StoreLock(layout, worker_wait_seconds=60):
+                assert polls.count >= 3
 
 
-def test_a_turn_is_waited_for_until_the_other_process_ends(tmp_path: Path) -> None:
+def test_a_turn_is_waited_for_until_the_other_process_ends(tmp_path: Path, polls: Polls) -> None:
     layout = StoreLayout(tmp_path)
-    with TurnLock(layout), holder(tmp_path, kind="turn", prints=False) as (process, _):
-        time.sleep(0.3)
-        assert process.poll() is None
-    with holder(tmp_path, kind="turn", seconds=0.4):
-        started = time.monotonic()
+    with contextlib.ExitStack() as stack:
         with TurnLock(layout):
-            assert time.monotonic() - started >= 0.2
+            process = stack.enter_context(asker(tmp_path, kind="turn"))
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 0.2)[0] == []
+        assert line(process) == "has it"
+    with holder(tmp_path, kind="turn") as (polls.of, _), TurnLock(layout):
+        assert polls.count >= 3
 
 
 def last_token(layout: StoreLayout) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import replace
 from itertools import repeat
 from types import SimpleNamespace
@@ -179,13 +180,16 @@ def test_nothing_in_a_step_waits_for_the_device(
 
 def test_numbers_are_read_after_they_were_sent() -> None:
     reader = LateReader(torch.device("cpu"))
+    start = time.perf_counter()
     reader.begin(0)
+    time.sleep(0.02)
     reader.send(10, torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]))
     reader.send(30, torch.tensor([5.0, 6.0, 7.0, 8.0, 1.0]))
+    whole = time.perf_counter() - start
     first, second = reader.read()
     assert (first.step, first.steps, first.row.loss, first.row.stop) == (10, 10, 1, 0)
     assert (second.step, second.steps, second.row.learning_rate) == (30, 20, 8)
-    assert first.seconds >= 0
+    assert 0.02 <= first.seconds < first.seconds + second.seconds <= whole
     assert list(reader.read(wait=True)) == []
 
 
