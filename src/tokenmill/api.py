@@ -78,7 +78,8 @@ class Store(reader.Store):
 
 def load_reference(store: reader.Store) -> Engine:
     """The reference engine of the tokenizer that is kept in a store."""
-    from tokenmill.engines.load import REFERENCES, load_engine
+    from tokenmill.engines import REFERENCES
+    from tokenmill.engines.load import load_engine
 
     identity = store.manifest.identity
     # The byte tokenizer has no files to be found.

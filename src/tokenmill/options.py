@@ -18,6 +18,7 @@ import os
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from tokenmill.engines import AUTO, engine_names
 from tokenmill.errors import UsageError
 from tokenmill.words import parse_size
 
@@ -436,10 +437,10 @@ class BuildOptions(RowShape):
     engine: str = option(
         "auto",
         "--engine",
-        choices=("auto", "gigatoken", "tokenizers", "sentencepiece", "tiktoken", "bytes"),
+        choices=(AUTO, *engine_names()),
         metavar="NAME",
         panel=TOKENS,
-        help="auto, gigatoken, tokenizers, sentencepiece, tiktoken or bytes. auto takes the "
+        help=f"{', '.join((AUTO, *engine_names()[:-1]))} or {engine_names()[-1]}. auto takes the "
         "fastest one whose ids equal the reference tokenizer's, and checks that while it runs.",
     )
     workers: int | None = option(

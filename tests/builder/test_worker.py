@@ -132,7 +132,7 @@ def test_documents_with_contested_characters_are_counted_as_given_to_the_referen
         info=describe("bytes"),
         special_text=SpecialText(()),
         fast=LyingEngine(special_tokens=TEXT),
-        prescan=Prescan([(0x1F600, 0x1F600)]),
+        contested=Prescan([(0x1F600, 0x1F600)]).find,
     )
     # The fast engine would get exactly these wrong.
     texts = [text.replace("\U0001f600", "\U0001f600LIE") for text in texts]

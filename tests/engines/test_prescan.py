@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.engines.parity import Prescan, contested_ranges
+from tokenmill.engines.gigatoken import contested_ranges
+from tokenmill.engines.parity import Prescan
 from tokenmill.records import TextBatch
 
 SWEPT = [("tokenizers", "0.23.3"), ("gigatoken", "0.10.0")]

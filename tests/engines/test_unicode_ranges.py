@@ -15,7 +15,7 @@ from tests.engines.detectors import (
 )
 from tests.engines.sweep_unicode import code_points
 
-from tokenmill.engines.parity import contested_ranges
+from tokenmill.engines.gigatoken import contested_ranges
 
 ENGINES = [("tokenizers", tokenizers.__version__), ("gigatoken", version("gigatoken"))]
 

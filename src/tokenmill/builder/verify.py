@@ -20,9 +20,10 @@ from tokenmill.api import load_reference
 from tokenmill.builder.memory import default_budget, max_document_bytes
 from tokenmill.builder.run import fields_of
 from tokenmill.builder.unit import Fitting
+from tokenmill.engines import REFERENCES
 from tokenmill.engines.base import SpecialTokens, TokenizerKind, UnencodableError
 from tokenmill.engines.describe import describe
-from tokenmill.engines.load import REFERENCES, load_engine
+from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import CHAT_TEMPLATE, find_tokenizer
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError

@@ -19,13 +19,14 @@ from tokenmill.cli import commands as commands_module
 from tokenmill.cli import formats, train
 from tokenmill.cli.options import GroupedCommand, raise_on_sigterm
 from tokenmill.cli.output import guard_streams
+from tokenmill.engines import engine_names
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.visible import visible
 
 # -------------------------------------------------------------------------------------------------
 # `tokenmill version`: the versions that decide what a build does.
 
-PACKAGES = ("numpy", "pyarrow", "gigatoken", "tokenizers", "sentencepiece", "tiktoken")
+PACKAGES = ("numpy", "pyarrow", *(name for name in engine_names() if name != "bytes"))
 
 
 def version() -> None:

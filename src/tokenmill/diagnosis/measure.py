@@ -32,8 +32,9 @@ from tokenmill.builder.memory import (
 )
 from tokenmill.diagnosis.values import Demand, Recommendation, SweepPoint, WayResult
 from tokenmill.diagnosis.ways import WAYS, WayJob, store_path, take_sample
+from tokenmill.engines import REFERENCES
 from tokenmill.engines.describe import describe
-from tokenmill.engines.load import REFERENCES, load_engine
+from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import resolve_eos
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.inspection import measure_lengths

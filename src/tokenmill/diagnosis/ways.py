@@ -34,7 +34,8 @@ import psutil
 from tokenmill.api import Store
 from tokenmill.builder.run import build
 from tokenmill.diagnosis.values import SampleFacts
-from tokenmill.engines.load import REFERENCES, load_engine
+from tokenmill.engines import REFERENCES
+from tokenmill.engines.load import load_engine
 from tokenmill.errors import SourceError, TokenmillError, UsageError
 from tokenmill.files import shown
 from tokenmill.loader.loader import Loader
@@ -218,8 +219,7 @@ class WayJob:
         return load_sample(Path(self.folder))
 
     def load(self, *, threads: int = 1) -> CheckedEngine:
-        choice = REFERENCES[next(kind for kind in REFERENCES if kind == self.kind)]
-        return load_engine(self.tokenizer, choice=choice, threads=threads)
+        return load_engine(self.tokenizer, choice=REFERENCES[self.kind], threads=threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

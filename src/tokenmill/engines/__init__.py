@@ -5,4 +5,22 @@
     load_engine(info) -> CheckedEngine        a fast engine that is held to a reference engine
 
 A fast engine never decides what the right ids are: the reference engine does (see `parity`).
+To add one, write a module with the functions of `base.FastEngine` and name it here. The last part
+of the module's name is the engine's name, and that of the package whose version is shown.
 """
+
+FAST_ENGINES = ("tokenmill.engines.gigatoken",)
+"""Modules, in the order in which `auto` tries them; imported when a tokenizer is described."""
+REFERENCES = {
+    "huggingface": "tokenizers",
+    "sentencepiece": "sentencepiece",
+    "tiktoken": "tiktoken",
+    "bytes": "bytes",
+}
+"""Kind of a tokenizer -> the engine that defines its ids."""
+AUTO = "auto"
+
+
+def engine_names() -> tuple[str, ...]:
+    """Every engine by name, the fast ones first."""
+    return (*(module.rpartition(".")[2] for module in FAST_ENGINES), *REFERENCES.values())

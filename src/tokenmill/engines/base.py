@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.engines.gigatoken import Coverage
+    from tokenmill.engines.describe import TokenizerContent
     from tokenmill.records import TextBatch, TokenBatch
 
 
@@ -47,6 +47,22 @@ class TokenizerKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """Whether a fast engine may run a tokenizer, or why not, and what to look at if it does."""
+
+    engine: str
+    refusal: str | None = None
+    patterns: str = ""
+    """Text of the split patterns, which says which classes of characters matter."""
+    normalizes: bool = False
+    """Whether text is brought into NFC, whose tables differ between the engines."""
+    probes: tuple[str, ...] = ()
+    """Texts that this very tokenizer makes delicate; the probes must hold them."""
+    contested: tuple[str, ...] = ()
+    """Strings that send a document to the reference engine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerInfo:
     """What can be said about a tokenizer without loading an engine. Picklable and small."""
 
@@ -64,13 +80,9 @@ class TokenizerInfo:
     eos_token: str | None
     """As the tokenizer's own metadata names it; None where it does not say."""
     bos_token: str | None
-    fast_engine: str | None
-    """Name of the fast engine whose coverage rules accept this tokenizer, or None."""
-    fast_engine_refusal: str | None
-    """Why the fast engine may not be used, for the manifest and the summary."""
-    coverage: Coverage | None = None
-    """Which texts the fast engine may be given, under the policy that was described for."""
-    policy: SpecialTokens = SpecialTokens.TEXT
+    coverages: tuple[Coverage, ...] = ()
+    """What each fast engine says of this tokenizer, under the policy that was described for."""
+    policy: SpecialTokens | None = None
     added_tokens: tuple[Mapping[str, Any], ...] = ()
     """Added tokens as a tokenizer.json has them, with all that it says of them."""
     has_normalizer: bool = False
@@ -127,7 +139,6 @@ class Engine(Protocol):
     """Turns text into ids and back. Not thread-safe; one per worker."""
 
     name: str
-    """gigatoken, tokenizers, sentencepiece, tiktoken or bytes."""
     version: str
 
     def encode(self, texts: TextBatch) -> TokenBatch:
@@ -144,6 +155,32 @@ class Engine(Protocol):
 
     def recycle(self) -> bool:
         """Give cached memory back to the system; False where the engine keeps no cache."""
+
+
+class FastEngine(Protocol):
+    """What a module of a fast engine has; `tokenmill.engines.FAST_ENGINES` lists the modules.
+
+    None of these loads the package before `build`. A TokenizerError of `contested` or `build` is
+    a refusal too: the reference runs the tokenizer then, and the manifest says why.
+    """
+
+    def covers(self, tokenizer: TokenizerContent, policy: SpecialTokens) -> Coverage:
+        """Whether every setting of the tokenizer is one that the engine is known to honour."""
+
+    def contested(
+        self, tokenizer: TokenizerContent, coverage: Coverage, reference: Engine
+    ) -> Callable[[TextBatch], NDArray[np.int64]] | None:
+        """Finds the positions, ascending, of documents that only the reference may encode."""
+
+    def build(
+        self,
+        tokenizer: TokenizerContent,
+        coverage: Coverage,
+        *,
+        policy: SpecialTokens,
+        threads: int,
+    ) -> Engine:
+        """The engine for a tokenizer that it covers."""
 
 
 # -------------------------------------------------------------------------------------------------

@@ -12,20 +12,24 @@ import hashlib
 import json
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
+import tokenmill.engines
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind
-from tokenmill.engines.gigatoken import Coverage, cover_json, cover_ranks, cover_sentencepiece
 from tokenmill.engines.locate import TokenizerFiles, find_tokenizer
 from tokenmill.engines.sentencepiece import SentencePieceModel, read_sentencepiece_model
 from tokenmill.engines.tiktoken import RankFile, read_rank_file
 from tokenmill.errors import TokenizerError, TokenmillError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
     from pathlib import Path
+
+    from tokenmill.engines.base import Coverage, FastEngine
 
 
 BYTES_EOS = "<|endoftext|>"
@@ -33,7 +37,39 @@ BYTES_EOS_ID = 256
 _MOST_IDS = 1 << 24
 _LONGEST_ADDED = 4096
 _MOST_GROWTH = 64
-_UNASKED = Coverage(engine=None, refusal="nothing is encoded, so nobody asked")
+
+
+@dataclass(frozen=True)
+class TokenizerContent:
+    """The file that is a tokenizer, parsed when that is first asked for."""
+
+    kind: TokenizerKind
+    path: Path
+    sidecar: Path | None = None
+    """The definition beside a rank file."""
+
+    @cached_property
+    def parsed(self) -> Any:
+        """A tokenizer.json as a dict, else a SentencePieceModel or a RankFile."""
+        if self.kind is TokenizerKind.HUGGINGFACE:
+            return read_tokenizer_json(self.path)
+        if self.kind is TokenizerKind.SENTENCEPIECE:
+            return read_sentencepiece_model(self.path)
+        return read_rank_file(self.path, sidecar=self.sidecar)
+
+
+def fast_engines() -> dict[str, FastEngine]:
+    """Name -> module of each fast engine, in the order in which they are tried."""
+    modules = tokenmill.engines.FAST_ENGINES
+    return {
+        module.rpartition(".")[2]: cast("FastEngine", import_module(module)) for module in modules
+    }
+
+
+def coverages_of(tokenizer: TokenizerContent, policy: SpecialTokens) -> tuple[Coverage, ...]:
+    """What each fast engine says of the tokenizer."""
+    with well_formed(tokenizer):
+        return tuple(engine.covers(tokenizer, policy) for engine in fast_engines().values())
 
 
 def describe(
@@ -41,7 +77,7 @@ def describe(
     *,
     policy: SpecialTokens | None = SpecialTokens.TEXT,
 ) -> TokenizerInfo:
-    """Describe a tokenizer; the coverage in it is that of the policy for special tokens.
+    """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
 
     Without a policy nothing is found out about engines, which takes longest: for who encodes
     nothing.
@@ -50,17 +86,13 @@ def describe(
         files = find_tokenizer(files)
     if files.main is None:
         return _describe_bytes(files)
-    if files.kind is TokenizerKind.HUGGINGFACE:
-        with well_formed(files.main):
-            return _describe_json(files, read_tokenizer_json(files.main), policy)
-    if files.kind is TokenizerKind.SENTENCEPIECE:
-        return _describe_sentencepiece(files, read_sentencepiece_model(files.main), policy)
-    return _describe_ranks(files, read_rank_file(files.main, sidecar=sidecar_of(files)), policy)
-
-
-def sidecar_of(files: TokenizerFiles) -> Path | None:
-    """The definition that lies beside a rank file."""
-    return files.metadata[0] if files.metadata else None
+    sidecar = files.metadata[0] if files.metadata else None
+    tokenizer = TokenizerContent(files.kind, files.main, sidecar)
+    with well_formed(tokenizer):
+        info = _DESCRIBE[files.kind](files, tokenizer.parsed)
+    if policy is None:
+        return info
+    return replace(info, coverages=coverages_of(tokenizer, policy), policy=policy)
 
 
 def quick_fingerprint(files: TokenizerFiles) -> str:
@@ -94,16 +126,16 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def well_formed(path: Path) -> Iterator[None]:
+def well_formed(tokenizer: TokenizerContent) -> Iterator[None]:
     """Say of a tokenizer.json that a member is not what it must be, wherever that is noticed."""
     try:
         yield
     except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
-        if isinstance(error, TokenmillError):
+        if isinstance(error, TokenmillError) or tokenizer.kind is not TokenizerKind.HUGGINGFACE:
             raise
         raise TokenizerError(
-            f"file {str(path)!r} is no tokenizer.json that can be used: a member is missing or of "
-            f"the wrong type ({type(error).__name__}: {str(error)[:200]})",
+            f"file {str(tokenizer.path)!r} is no tokenizer.json that can be used: a member is "
+            f"missing or of the wrong type ({type(error).__name__}: {str(error)[:200]})",
             hint="copy it again from where it came from",
         ) from error
 
@@ -196,14 +228,10 @@ def _describe_bytes(files: TokenizerFiles) -> TokenizerInfo:
         special_tokens={BYTES_EOS: BYTES_EOS_ID},
         eos_token=BYTES_EOS,
         bos_token=None,
-        fast_engine=None,
-        fast_engine_refusal="the bytes engine needs no faster one",
     )
 
 
-def _describe_json(
-    files: TokenizerFiles, content: dict[str, Any], policy: SpecialTokens | None
-) -> TokenizerInfo:
+def _describe_json(files: TokenizerFiles, content: dict[str, Any]) -> TokenizerInfo:
     if content["model"].get("dropout"):
         raise TokenizerError(
             f"the tokenizer {str(files.main)!r} drops merges at random (model.dropout), "
@@ -222,7 +250,6 @@ def _describe_json(
     tokenizer = {
         key: value for key, value in content.items() if key not in ("padding", "truncation")
     }
-    coverage = _UNASKED if policy is None else cover_json(content, policy)
     return TokenizerInfo(
         kind=files.kind,
         files=files.files,
@@ -235,7 +262,6 @@ def _describe_json(
         added_tokens=tuple(added),
         has_normalizer=bool(content.get("normalizer")),
         spaces_beginnings=_spaces_beginnings(content.get("pre_tokenizer")),
-        **_coverage_fields(coverage, policy),
     )
 
 
@@ -247,9 +273,7 @@ def _spaces_beginnings(step: dict[str, Any] | None) -> bool:
     return any(map(_spaces_beginnings, step.get("pretokenizers") or []))
 
 
-def _describe_sentencepiece(
-    files: TokenizerFiles, model: SentencePieceModel, policy: SpecialTokens | None
-) -> TokenizerInfo:
+def _describe_sentencepiece(files: TokenizerFiles, model: SentencePieceModel) -> TokenizerInfo:
     assert files.main is not None
     control = model.control_pieces
     return TokenizerInfo(
@@ -261,13 +285,10 @@ def _describe_sentencepiece(
         # As the sentencepiece package has it: the named piece, if it is a control symbol.
         eos_token=model.eos_piece if model.eos_piece in control else None,
         bos_token=model.bos_piece if model.bos_piece in control else None,
-        **_coverage_fields(_UNASKED if policy is None else cover_sentencepiece(model), policy),
     )
 
 
-def _describe_ranks(
-    files: TokenizerFiles, ranks: RankFile, policy: SpecialTokens | None
-) -> TokenizerInfo:
+def _describe_ranks(files: TokenizerFiles, ranks: RankFile) -> TokenizerInfo:
     definition = ranks.definition
     for token in (definition.eos_token, definition.bos_token):
         if token is not None and token not in definition.special_tokens:
@@ -286,8 +307,14 @@ def _describe_ranks(
         special_tokens=dict(definition.special_tokens),
         eos_token=definition.eos_token,
         bos_token=definition.bos_token,
-        **_coverage_fields(_UNASKED if policy is None else cover_ranks(ranks, policy), policy),
     )
+
+
+_DESCRIBE: dict[TokenizerKind, Callable[[TokenizerFiles, Any], TokenizerInfo]] = {
+    TokenizerKind.HUGGINGFACE: _describe_json,
+    TokenizerKind.SENTENCEPIECE: _describe_sentencepiece,
+    TokenizerKind.TIKTOKEN: _describe_ranks,
+}
 
 
 def vocabulary(content: dict[str, Any]) -> dict[str, int]:
@@ -318,15 +345,6 @@ def _named_token(metadata: tuple[Path, ...], name: str, ids: Mapping[str, int]) 
         if isinstance(token, str) and token in ids:
             return token
     return None
-
-
-def _coverage_fields(coverage: Coverage, policy: SpecialTokens | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "fast_engine": coverage.engine,
-        "fast_engine_refusal": coverage.refusal,
-        "coverage": coverage,
-    }
-    return fields if policy is None else {**fields, "policy": policy}
 
 
 def _sha256(content: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ import gc
 import json
 import re
 import sys
+import unicodedata
 from collections import Counter
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
@@ -23,15 +23,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.engines import base
-from tokenmill.engines.base import SpecialTokens, failure_of
-from tokenmill.engines.parity import in_contexts, spanning_tokens
-from tokenmill.engines.sentencepiece import ModelType, PieceType
+from tokenmill.engines.base import Coverage, SpecialTokens, TokenizerKind, failure_of
+from tokenmill.engines.describe import find_added_tokens
+from tokenmill.engines.parity import Prescan, SpecialText, in_contexts, spanning_tokens
+from tokenmill.engines.sentencepiece import ModelType, PieceType, SentencePieceModel
 from tokenmill.engines.tiktoken import (
     CL100K_PATTERN,
     LLAMA3_PATTERN,
     O200K_PATTERN,
     QWEN_PATTERN,
     R50K_PATTERN,
+    RankFile,
 )
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TokenBatch
@@ -42,9 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.engines.describe import AddedTokensText
-    from tokenmill.engines.sentencepiece import SentencePieceModel
-    from tokenmill.engines.tiktoken import RankFile
+    from tokenmill.engines.base import Engine
+    from tokenmill.engines.describe import AddedTokensText, TokenizerContent
     from tokenmill.records import TextBatch
 
 
@@ -179,22 +180,6 @@ RANK_PATTERNS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coverage:
-    """Whether the fast engine may run a tokenizer, or why not."""
-
-    engine: str | None
-    refusal: str | None
-    patterns: str = ""
-    """Text of the split patterns, which says which classes of characters matter."""
-    normalizes: bool = False
-    """Whether text is brought into NFC, whose tables differ between the engines."""
-    probes: tuple[str, ...] = ()
-    """Texts that this very tokenizer makes delicate; the probes must hold them."""
-    contested: tuple[str, ...] = ()
-    """Strings that send a document to the reference engine."""
-
-
 def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
     """Coverage of a tokenizer.json under a policy for special tokens."""
     model: dict[str, Any] = content["model"]
@@ -214,7 +199,6 @@ def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
         return _refused(refusal)
     return Coverage(
         engine=ENGINE,
-        refusal=None,
         patterns=_pattern_text(content.get("pre_tokenizer") or {}),
         normalizes=_is_nfc(content.get("normalizer")),
         probes=_tied_merges(merges, model)
@@ -242,7 +226,7 @@ def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
         if refused:
             return _refused(f"{reason}, and gigatoken is not known to treat that exactly")
     pieces = {"vocab": dict.fromkeys(text for text, _ in model.pieces), "byte_fallback": True}
-    return Coverage(engine=ENGINE, refusal=None, probes=_spanning_texts(pieces))
+    return Coverage(engine=ENGINE, probes=_spanning_texts(pieces))
 
 
 def cover_ranks(ranks: RankFile, policy: SpecialTokens) -> Coverage:
@@ -267,14 +251,13 @@ def cover_ranks(ranks: RankFile, policy: SpecialTokens) -> Coverage:
     codes = np.frombuffer(b"".join(ranks.ranks), np.uint8)
     return Coverage(
         engine=ENGINE,
-        refusal=None,
         patterns=definition.pattern,
         probes=in_contexts(spanning_tokens(ranks.ranks, codes)),
     )
 
 
 def _refused(reason: str) -> Coverage:
-    return Coverage(engine=None, refusal=reason)
+    return Coverage(engine=ENGINE, refusal=reason)
 
 
 def _refuse_model(model: dict[str, Any]) -> str | None:
@@ -435,13 +418,154 @@ def _is_empty_sequence(normalizer: dict[str, Any]) -> bool:
     return normalizer["type"] == "Sequence" and not normalizer.get("normalizers")
 
 
+# -------------------------------------------------------------------------------------------------
+# Code points on which the engines differ, found by `tests/engines/sweep_unicode.py`.
+#
+# gigatoken 0.10 knows Unicode 17. tokenizers 0.21 to 0.23 and tiktoken 0.9 to 0.14 split by
+# Unicode 16, and the NFC of tokenizers 0.2x is that of Unicode 9. tokenizers 1.0 knows Unicode 17
+# too. Text with any of these code points is given to the reference engine (see `contested`).
+# tokenizers 0.20 knows an older Unicode and differs in thousands of further characters: it gets no
+# fast engine beside it.
+#
+# They were found by encoding every code point in contexts that show each boundary, with every split
+# pattern that gigatoken implements. CONTESTED_LETTERS concern them all, CONTESTED_MARKS those that
+# name \p{M}, CONTESTED_SYMBOLS those that name \p{S} or \p{P}. CONTESTED_NFC holds the combining
+# marks since Unicode 10 and the parts of the compositions since then.
+
+CONTESTED_LETTERS = """
+88f c5c cdc a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb 11de0-11de9 16ea0-16eb8
+16ebb-16ed3 16ff2-16ff6 187f8-187ff 18d09-18d1e 18d80-18df2 1e6c0-1e6de 1e6e0-1e6e2 1e6e4-1e6e5
+1e6e7-1e6ed 1e6f0-1e6f4 1e6fe-1e6ff 2b73a-2b73f 2cea2-2cead 323b0-33479
+"""
+
+CONTESTED_MARKS = """
+1acf-1add 1ae0-1aeb 10efa-10efb 11b60-11b67 1e6e3 1e6e6 1e6ee-1e6ef 1e6f5
+"""
+
+CONTESTED_SYMBOLS = """
+20c1 2b96 fbc3-fbd2 fd90-fd91 fdc8-fdce 10ed0-10ed8 1ccfa-1ccfc 1ceba-1ced0 1cee0-1cef0 1f6d8
+1f777-1f77a 1f8d0-1f8d8 1fa54-1fa57 1fa8a 1fa8e 1fac8 1facd 1faea 1faef 1fbfa
+"""
+
+CONTESTED_NFC = """
+7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1dfa a82c 105c9 105d2 105da 105e4
+10d24-10d27 10d69-10d6d 10eab-10eac 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 11382-11385
+1138b 1138e 11390-11391 113b8 113bb 113c2 113c5 113c7-113c9 113ce-113d0 1145e 11839-1183a 11930
+11935 11938 1193d-1193e 11943 119e0 11a34 11a47 11a99 11d42 11d44-11d45 11d97 11f41-11f42
+1611e-16129 1612f 16d63 16d67-16d6a 16ff0-16ff1 1e08f 1e130-1e136 1e2ae 1e2ec-1e2ef 1e4ec-1e4ef
+1e5ee-1e5ef
+"""
+
+SWEPT = {
+    "gigatoken": ((0, 10), (0, 10)),
+    "tokenizers": ((0, 21), (1, 0)),
+    "tiktoken": ((0, 9), (0, 14)),
+}
+"""Oldest and newest version (major, minor) for which the ranges are known to be complete."""
+
+
+def parse_ranges(text: str) -> list[tuple[int, int]]:
+    """First and last code point of each range, ascending."""
+    pairs = [entry.split("-") for entry in text.split()]
+    return sorted((int(pair[0], 16), int(pair[-1], 16)) for pair in pairs)
+
+
+def version_tuple(version: str) -> tuple[int, int]:
+    """Major and minor number of a version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def contested_ranges(
+    *, patterns: str, normalizes: bool, engines: Sequence[tuple[str, str]]
+) -> list[tuple[int, int]] | None:
+    """Code points that the named engines (name, version) may treat differently; None if not known.
+
+    `patterns` is the text of the split patterns. A version newer than those swept may know
+    characters that none of them knew, so everything that this Python does not know either is
+    contested then. An older version is unknown ground.
+    """
+    ranges = parse_ranges(CONTESTED_LETTERS)
+    if r"\p{M}" in patterns or r"\p{S}" in patterns:
+        ranges += parse_ranges(CONTESTED_MARKS)
+    if r"\p{S}" in patterns:
+        ranges += parse_ranges(CONTESTED_SYMBOLS)
+    if normalizes:
+        ranges += parse_ranges(CONTESTED_MARKS) + parse_ranges(CONTESTED_NFC)
+    versions = [(SWEPT[name], version_tuple(version)) for name, version in engines if name in SWEPT]
+    if any(version < oldest for (oldest, _), version in versions):
+        return None
+    if any(version > newest for (_, newest), version in versions):
+        ranges += _unassigned()
+    return sorted(set(ranges))
+
+
+def _unassigned() -> list[tuple[int, int]]:
+    points = [p for p in range(0x80, 0x110000) if unicodedata.category(chr(p)) == "Cn"]
+    starts = [p for p, before in zip(points, [-1, *points], strict=False) if p != before + 1]
+    ends = [p for p, after in zip(points, [*points[1:], -1], strict=True) if p != after - 1]
+    return list(zip(starts, ends, strict=True))
+
+
+# -------------------------------------------------------------------------------------------------
+# The functions of a `FastEngine`, and the engine.
+
+
+def covers(tokenizer: TokenizerContent, policy: SpecialTokens) -> Coverage:
+    """Coverage by the rules above for what the tokenizer's files hold."""
+    content = tokenizer.parsed
+    if isinstance(content, RankFile):
+        return cover_ranks(content, policy)
+    if isinstance(content, SentencePieceModel):
+        return cover_sentencepiece(content)
+    return cover_json(content, policy)
+
+
+def contested(
+    tokenizer: TokenizerContent, coverage: Coverage, reference: Engine
+) -> Callable[[TextBatch], NDArray[np.int64]]:
+    """Finds documents with contested code points, or with one of the contested strings."""
+    ranges = contested_ranges(
+        patterns=coverage.patterns,
+        normalizes=coverage.normalizes,
+        engines=[(reference.name, reference.version), (ENGINE, version(ENGINE))],
+    )
+    if ranges is None:
+        raise TokenizerError(f"{reference.name} {reference.version} was never compared with it")
+    # A SentencePiece model carries its own tables; no engine adds Unicode tables to it.
+    prescan = None if tokenizer.kind is TokenizerKind.SENTENCEPIECE else Prescan(ranges)
+    strings = SpecialText(coverage.contested) if coverage.contested else None
+
+    def find(texts: TextBatch) -> NDArray[np.int64]:
+        found = prescan.find(texts) if prescan else np.empty(0, np.int64)
+        if strings is not None:
+            found = np.union1d(found, np.flatnonzero(strings.find(texts)))
+        return found
+
+    return find
+
+
+def build(
+    tokenizer: TokenizerContent, coverage: Coverage, *, policy: SpecialTokens, threads: int
+) -> GigatokenEngine:
+    """The engine for what `covers` accepts."""
+    if tokenizer.kind is TokenizerKind.SENTENCEPIECE:
+        return from_sentencepiece(tokenizer.path, threads=threads)
+    if tokenizer.kind is TokenizerKind.TIKTOKEN:
+        ranks = tokenizer.parsed
+        pattern = RANK_PATTERNS[ranks.definition.pattern]
+        return from_ranks(ranks, pattern=pattern, special_tokens=policy, threads=threads)
+    content = find_added_tokens(tokenizer.path.read_text(encoding="utf-8-sig"))
+    return from_text(content, patterns=coverage.patterns, special_tokens=policy, threads=threads)
+
+
 class GigatokenEngine:
     """Encodes with gigatoken. Made by the functions below, which know what it may be given."""
 
-    name = "gigatoken"
+    name = ENGINE
 
     def __init__(self, build: Callable[[], Any], *, threads: int = 1) -> None:
-        self.version = version("gigatoken")
+        self.version = version(ENGINE)
         self._build = build
         # None lets gigatoken stay on one thread where it finds itself in a child process.
         self._parallel = None if threads > 1 else False

@@ -7,52 +7,26 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, overload
 
-from tokenmill.engines.base import Engine, SpecialTokens, TokenizerInfo, TokenizerKind
-from tokenmill.engines.describe import describe, find_added_tokens, read_tokenizer_json, well_formed
-from tokenmill.engines.gigatoken import (
-    RANK_PATTERNS,
-    Coverage,
-    cover_json,
-    cover_ranks,
-    cover_sentencepiece,
-)
+from tokenmill.engines import AUTO, REFERENCES, engine_names
+from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind
+from tokenmill.engines.describe import TokenizerContent, coverages_of, describe, fast_engines
 from tokenmill.engines.locate import SIDECAR_SUFFIX, resolve_eos
-from tokenmill.engines.parity import (
-    CheckedEngine,
-    Prescan,
-    Sample,
-    SpecialText,
-    contested_ranges,
-    probe_texts,
-)
-from tokenmill.engines.sentencepiece import read_sentencepiece_model
-from tokenmill.engines.tiktoken import RankFile, read_rank_file
+from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.records import TextBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from os import PathLike
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from tokenmill.engines.base import Coverage, Engine
     from tokenmill.engines.huggingface import HuggingFaceEngine
-
-
-FAST_ENGINE = "gigatoken"
-REFERENCES = {
-    TokenizerKind.HUGGINGFACE: "tokenizers",
-    TokenizerKind.SENTENCEPIECE: "sentencepiece",
-    TokenizerKind.TIKTOKEN: "tiktoken",
-    TokenizerKind.BYTES: "bytes",
-}
-AUTO = "auto"
-ENGINE_CHOICES = (AUTO, FAST_ENGINE, *REFERENCES.values())
 
 
 def load_engine(
@@ -64,8 +38,8 @@ def load_engine(
 ) -> CheckedEngine:
     """Load the engine for a tokenizer, or for the folder or name of one.
 
-    `auto` takes the fast engine if its rules cover the tokenizer and the probes agree, else the
-    reference. A named engine is taken or refused with the reason.
+    `auto` takes the first fast engine whose rules cover the tokenizer and that agrees with the
+    probes, else the reference. A named engine is taken or refused with the reason.
     """
     info = (
         tokenizer
@@ -73,114 +47,118 @@ def load_engine(
         else describe(tokenizer, policy=special_tokens)
     )
     _check_choice(choice, info.kind)
-    parts = _PARTS[info.kind](info, special_tokens, threads)
-    # The string of the bytes engine's end of text means nothing to it.
-    matched = () if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens)
-    if choice == parts.reference.name:
+    if info.kind is TokenizerKind.BYTES:
+        return _load_bytes(info, choice, special_tokens)
+    path = next(iter(info.files.values()))
+    content = TokenizerContent(info.kind, path, info.files.get(path.name + SIDECAR_SUFFIX))
+    reference = _load_reference(info, content, special_tokens, threads)
+    if choice == reference.name:
         refusal = f"--engine {choice} was asked for"
     else:
-        engine, refusal = _load_fast(info, parts, matched)
-        if engine is not None:
-            return engine
-    if choice == FAST_ENGINE:
-        raise TokenizerError(
-            f"gigatoken may not be used for this tokenizer: {refusal}; its ids could be wrong",
-            hint="use --engine auto",
+        known = info.policy is special_tokens
+        coverages = info.coverages if known else coverages_of(content, special_tokens)
+        refusals: dict[str, str] = {}
+        for coverage in coverages:
+            if choice not in (AUTO, coverage.engine):
+                continue
+            try:
+                return _load_fast(info, content, coverage, reference, special_tokens, threads)
+            except TokenizerError as error:
+                refusals[coverage.engine] = error.message
+        refusal = "; ".join(
+            reason if len(refusals) == 1 else f"{name}: {reason}"
+            for name, reason in refusals.items()
         )
-    return CheckedEngine(
-        parts.reference, info=info, special_text=SpecialText(matched), refusal=refusal
-    )
+    if choice not in (AUTO, reference.name):
+        raise _not_usable(choice, refusal)
+    special_text = SpecialText(tuple(info.special_tokens))
+    return CheckedEngine(reference, info=info, special_text=special_text, refusal=refusal)
 
 
 def _load_fast(
-    info: TokenizerInfo, parts: _Parts, matched: tuple[str, ...]
-) -> tuple[CheckedEngine | None, str]:
-    """The checked fast engine, or why it may not be used."""
-    reference, coverage = parts.reference, parts.coverage
+    info: TokenizerInfo,
+    content: TokenizerContent,
+    coverage: Coverage,
+    reference: Engine,
+    policy: SpecialTokens,
+    threads: int,
+) -> CheckedEngine:
+    """The checked fast engine; TokenizerError says why it may not be used."""
     if coverage.refusal:
-        return None, coverage.refusal
-    known = f"{reference.name} {reference.version}"
-    ranges = contested_ranges(
-        patterns=coverage.patterns,
-        normalizes=coverage.normalizes,
-        engines=[(reference.name, reference.version), (FAST_ENGINE, version(FAST_ENGINE))],
-    )
-    if ranges is None:
-        return None, f"{known} was never compared with it"
-    try:
-        fast = parts.build()
-    except TokenizerError as error:
-        return None, error.message
-    # A SentencePiece model carries its own tables; no engine adds Unicode tables to it.
-    prescan = None if info.kind is TokenizerKind.SENTENCEPIECE else Prescan(ranges)
+        raise TokenizerError(coverage.refusal)
+    module = fast_engines()[coverage.engine]
+    contested = module.contested(content, coverage, reference)
+    special = tuple(info.special_tokens)
     engine = CheckedEngine(
         reference,
         info=info,
-        special_text=SpecialText(matched),
-        fast=fast,
-        prescan=prescan,
-        contested_text=SpecialText(coverage.contested) if coverage.contested else None,
-        probes=probe_texts([*matched, *info.other_tokens], derived=coverage.probes),
+        special_text=SpecialText(special),
+        fast=module.build(content, coverage, policy=policy, threads=threads),
+        contested=contested,
+        probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
     )
     mismatches = engine.check_probes().mismatches
     if mismatches:
-        first = mismatches[0].text[:40]
-        return None, f"it disagrees with {known} on {len(mismatches)} probes, first on {first!r}"
-    return engine, ""
+        raise TokenizerError(
+            f"it disagrees with {reference.name} {reference.version} on {len(mismatches)} probes, "
+            f"first on {mismatches[0].text[:40]!r}"
+        )
+    return engine
+
+
+def _load_bytes(info: TokenizerInfo, choice: str, policy: SpecialTokens) -> CheckedEngine:
+    from tokenmill.engines.raw_bytes import BytesEngine
+
+    refusal = "the bytes engine needs no faster one"
+    if choice not in (AUTO, BytesEngine.name):
+        raise _not_usable(choice, refusal)
+    # The string of its end of text means nothing to it.
+    return CheckedEngine(
+        BytesEngine(special_tokens=policy),
+        info=info,
+        special_text=SpecialText(()),
+        refusal=refusal if choice == AUTO else f"--engine {choice} was asked for",
+    )
+
+
+def _not_usable(choice: str, refusal: str) -> TokenizerError:
+    return TokenizerError(
+        f"{choice} may not be used for this tokenizer: {refusal}; its ids could be wrong",
+        hint="use --engine auto",
+    )
 
 
 def _check_choice(choice: str, kind: TokenizerKind) -> None:
-    if choice not in ENGINE_CHOICES:
-        raise UsageError(
-            f"there is no engine {choice!r}", hint=f"use one of: {', '.join(ENGINE_CHOICES)}"
-        )
-    if choice not in (AUTO, FAST_ENGINE, REFERENCES[kind]):
+    choices = (AUTO, *engine_names())
+    if choice not in choices:
+        raise UsageError(f"there is no engine {choice!r}", hint=f"use one of: {', '.join(choices)}")
+    if choice in REFERENCES.values() and choice != REFERENCES[kind]:
         raise UsageError(
             f"the engine {choice!r} cannot run this tokenizer, which is of the kind {kind.value!r}",
             hint=f"use --engine {REFERENCES[kind]} or --engine auto",
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Parts:
-    reference: Engine
-    coverage: Coverage
-    build: Callable[[], Engine]
-    """Builds the fast engine, if it comes to that."""
+def _load_reference(
+    info: TokenizerInfo, content: TokenizerContent, policy: SpecialTokens, threads: int
+) -> Engine:
+    if content.kind is TokenizerKind.HUGGINGFACE:
+        from tokenmill.engines.huggingface import HuggingFaceEngine
 
+        reference = HuggingFaceEngine(content.path, special_tokens=policy, threads=threads)
+        _check_added_ids(reference, info.added_tokens, content.path)
+        return reference
+    if content.kind is TokenizerKind.SENTENCEPIECE:
+        from tokenmill.engines.sentencepiece import SentencePieceEngine
 
-def _json_parts(info: TokenizerInfo, special_tokens: SpecialTokens, threads: int) -> _Parts:
-    from tokenmill.engines import gigatoken
-    from tokenmill.engines.huggingface import HuggingFaceEngine
+        return SentencePieceEngine(content.path, special_tokens=policy, threads=threads)
+    from tokenmill.engines.tiktoken import TiktokenEngine
 
-    path = info.files["tokenizer.json"]
-    coverage = _described_coverage(info, special_tokens)
-    if coverage is None:
-        with well_formed(path):
-            coverage = cover_json(read_tokenizer_json(path), special_tokens)
-    patterns = coverage.patterns
-    content = find_added_tokens(path.read_text(encoding="utf-8-sig"))
-    reference = HuggingFaceEngine(path, special_tokens=special_tokens, threads=threads)
-    _check_added_ids(reference, content.tokens, path)
-    return _Parts(
-        reference=reference,
-        coverage=coverage,
-        build=lambda: gigatoken.from_text(
-            content,
-            patterns=patterns,
-            special_tokens=special_tokens,
-            threads=threads,
-        ),
-    )
-
-
-def _described_coverage(info: TokenizerInfo, special_tokens: SpecialTokens) -> Coverage | None:
-    """The coverage that is known already, if it is for this policy."""
-    return info.coverage if info.policy is special_tokens else None
+    return TiktokenEngine(content.parsed, special_tokens=policy, threads=threads)
 
 
 def _check_added_ids(
-    reference: HuggingFaceEngine, tokens: list[dict[str, Any]], path: Path
+    reference: HuggingFaceEngine, tokens: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
     """Raise if the file's id of a special token, and so of eos, is not the reference's."""
     for token in tokens:
@@ -195,65 +173,8 @@ def _check_added_ids(
             )
 
 
-def _sentencepiece_parts(
-    info: TokenizerInfo, special_tokens: SpecialTokens, threads: int
-) -> _Parts:
-    from tokenmill.engines import gigatoken
-    from tokenmill.engines.sentencepiece import SentencePieceEngine
-
-    path = next(iter(info.files.values()))
-    return _Parts(
-        reference=SentencePieceEngine(path, special_tokens=special_tokens, threads=threads),
-        coverage=_described_coverage(info, special_tokens)
-        or cover_sentencepiece(read_sentencepiece_model(path)),
-        build=lambda: gigatoken.from_sentencepiece(path, threads=threads),
-    )
-
-
-def _rank_parts(info: TokenizerInfo, special_tokens: SpecialTokens, threads: int) -> _Parts:
-    from tokenmill.engines import gigatoken
-    from tokenmill.engines.tiktoken import TiktokenEngine
-
-    ranks = _read_ranks(info.files)
-    return _Parts(
-        reference=TiktokenEngine(ranks, special_tokens=special_tokens, threads=threads),
-        coverage=_described_coverage(info, special_tokens) or cover_ranks(ranks, special_tokens),
-        build=lambda: gigatoken.from_ranks(
-            ranks,
-            pattern=RANK_PATTERNS[ranks.definition.pattern],
-            special_tokens=special_tokens,
-            threads=threads,
-        ),
-    )
-
-
-def _bytes_parts(info: TokenizerInfo, special_tokens: SpecialTokens, _threads: int) -> _Parts:
-    from tokenmill.engines.raw_bytes import BytesEngine
-
-    engine = BytesEngine(special_tokens=special_tokens)
-    coverage = Coverage(engine=None, refusal=info.fast_engine_refusal)
-    return _Parts(reference=engine, coverage=coverage, build=lambda: engine)
-
-
-def _read_ranks(files: Mapping[str, Path]) -> RankFile:
-    sidecars = [path for name, path in files.items() if name.endswith(SIDECAR_SUFFIX)]
-    ranks = next(path for path in files.values() if path not in sidecars)
-    return read_rank_file(ranks, sidecar=sidecars[0] if sidecars else None)
-
-
-_PARTS = {
-    TokenizerKind.HUGGINGFACE: _json_parts,
-    TokenizerKind.SENTENCEPIECE: _sentencepiece_parts,
-    TokenizerKind.TIKTOKEN: _rank_parts,
-    TokenizerKind.BYTES: _bytes_parts,
-}
-
-
 # -------------------------------------------------------------------------------------------------
 # The checked fast engine in one line, for people who must tokenize inside their own loop.
-#
-#   | tokenizer = tokenmill.load_tokenizer("path/or/hub-id")
-#   | encoded = tokenizer.encode_batch(texts)        # encoded.ids, encoded.offsets, encoded[3]
 #
 # Unlike the build's workers this uses every core by default. As in a build, a small part of the
 # text is encoded again by the reference; on a disagreement the call is redone and the fast engine

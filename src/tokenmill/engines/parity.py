@@ -1,15 +1,15 @@
 """A fast engine held to its reference: the only form in which the rest of tokenmill sees one.
 
-Agreement is kept on four levels. `coverage` decides by the tokenizer's settings; `check_probes`
-by fixed texts when the engine is loaded; `encode` gives documents with contested characters to
-the reference (see `prescan`); `check_sample` encodes a small part of the real text again. What to
-do on a mismatch is the caller's decision: the build redoes the unit with `.reference`.
+Agreement is kept on four levels. `FastEngine.covers` decides by the tokenizer's settings;
+`check_probes` by fixed texts when the engine is loaded; `encode` gives the documents that
+`FastEngine.contested` finds to the reference; `check_sample` encodes a small part of the real
+text again. What to do on a mismatch is the caller's decision: the build redoes the unit with
+`.reference`.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, AnyStr
 
@@ -19,7 +19,7 @@ from tokenmill.engines.base import UnencodableError
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -147,8 +147,7 @@ class CheckedEngine:
         info: TokenizerInfo,
         special_text: SpecialText,
         fast: Engine | None = None,
-        prescan: Prescan | None = None,
-        contested_text: SpecialText | None = None,
+        contested: Callable[[TextBatch], NDArray[np.int64]] | None = None,
         probes: Sequence[str] = (),
         refusal: str | None = None,
     ) -> None:
@@ -159,8 +158,7 @@ class CheckedEngine:
         """Why there is no fast engine, where there is none."""
         self.routed_documents = 0
         """Documents that `encode` gave to the reference, so far."""
-        self._prescan = prescan
-        self._contested_text = contested_text
+        self._contested = contested
         self._probes = probes
         self._special_text = special_text
 
@@ -182,7 +180,7 @@ class CheckedEngine:
         if self.fast is None:
             return self.reference.encode(texts)
         tokens = self.fast.encode(texts)
-        contested = self._contested(texts)
+        contested = self._contested(texts) if self._contested else ()
         if not len(contested):
             return tokens
         try:
@@ -192,13 +190,6 @@ class CheckedEngine:
             raise UnencodableError(failed, engine=self.reference.name) from error
         self.routed_documents += len(contested)
         return _replace(tokens, contested, by_reference)
-
-    def _contested(self, texts: TextBatch) -> NDArray[np.int64]:
-        """Positions of the documents that only the reference may encode."""
-        found = self._prescan.find(texts) if self._prescan else np.empty(0, np.int64)
-        if self._contested_text:
-            found = np.union1d(found, np.flatnonzero(self._contested_text.find(texts)))
-        return found
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids, by the reference."""
@@ -491,64 +482,6 @@ def _escape(token: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# Code points on which the engines differ, found by `tests/engines/sweep_unicode.py`.
-#
-# gigatoken 0.10 knows Unicode 17. tokenizers 0.21 to 0.23 and tiktoken 0.9 to 0.14 split by
-# Unicode 16, and the NFC of tokenizers 0.2x is that of Unicode 9. tokenizers 1.0 knows Unicode 17
-# too. Text with any of these code points is given to the reference engine (see `prescan`).
-# tokenizers 0.20 knows an older Unicode and differs in thousands of further characters: it gets no
-# fast engine beside it.
-#
-# They were found by encoding every code point in contexts that show each border, with every split
-# pattern that gigatoken implements. CONTESTED_LETTERS concern them all, CONTESTED_MARKS those that
-# name \p{M}, CONTESTED_SYMBOLS those that name \p{S} or \p{P}. CONTESTED_NFC holds the combining
-# marks since Unicode 10 and the parts of the compositions since then.
-
-CONTESTED_LETTERS = """
-88f c5c cdc a7ce-a7cf a7d2 a7d4 a7f1 10940-10959 10ec5-10ec7 11db0-11ddb 11de0-11de9 16ea0-16eb8
-16ebb-16ed3 16ff2-16ff6 187f8-187ff 18d09-18d1e 18d80-18df2 1e6c0-1e6de 1e6e0-1e6e2 1e6e4-1e6e5
-1e6e7-1e6ed 1e6f0-1e6f4 1e6fe-1e6ff 2b73a-2b73f 2cea2-2cead 323b0-33479
-"""
-
-CONTESTED_MARKS = """
-1acf-1add 1ae0-1aeb 10efa-10efb 11b60-11b67 1e6e3 1e6e6 1e6ee-1e6ef 1e6f5
-"""
-
-CONTESTED_SYMBOLS = """
-20c1 2b96 fbc3-fbd2 fd90-fd91 fdc8-fdce 10ed0-10ed8 1ccfa-1ccfc 1ceba-1ced0 1cee0-1cef0 1f6d8
-1f777-1f77a 1f8d0-1f8d8 1fa54-1fa57 1fa8a 1fa8e 1fac8 1facd 1faea 1faef 1fbfa
-"""
-
-CONTESTED_NFC = """
-7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1dfa a82c 105c9 105d2 105da 105e4
-10d24-10d27 10d69-10d6d 10eab-10eac 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 11382-11385
-1138b 1138e 11390-11391 113b8 113bb 113c2 113c5 113c7-113c9 113ce-113d0 1145e 11839-1183a 11930
-11935 11938 1193d-1193e 11943 119e0 11a34 11a47 11a99 11d42 11d44-11d45 11d97 11f41-11f42
-1611e-16129 1612f 16d63 16d67-16d6a 16ff0-16ff1 1e08f 1e130-1e136 1e2ae 1e2ec-1e2ef 1e4ec-1e4ef
-1e5ee-1e5ef
-"""
-
-SWEPT = {
-    "gigatoken": ((0, 10), (0, 10)),
-    "tokenizers": ((0, 21), (1, 0)),
-    "tiktoken": ((0, 9), (0, 14)),
-}
-"""Oldest and newest version (major, minor) for which the ranges are known to be complete."""
-
-
-def parse_ranges(text: str) -> list[tuple[int, int]]:
-    """First and last code point of each range, ascending."""
-    pairs = [entry.split("-") for entry in text.split()]
-    return sorted((int(pair[0], 16), int(pair[-1], 16)) for pair in pairs)
-
-
-def version_tuple(version: str) -> tuple[int, int]:
-    """Major and minor number of a version."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
-# -------------------------------------------------------------------------------------------------
 # Finds the documents that hold a code point on which the engines' Unicode tables differ.
 #
 # Runs over every batch, so it must cost next to nothing. A search for each byte that can open a
@@ -618,30 +551,6 @@ def _compare(
     return np.flatnonzero(near)
 
 
-def contested_ranges(
-    *, patterns: str, normalizes: bool, engines: Sequence[tuple[str, str]]
-) -> list[tuple[int, int]] | None:
-    """Code points that the named engines (name, version) may treat differently; None if not known.
-
-    `patterns` is the text of the split patterns. A version newer than those swept may know
-    characters that none of them knew, so everything that this Python does not know either is
-    contested then. An older version is unknown ground.
-    """
-    ranges = parse_ranges(CONTESTED_LETTERS)
-    if r"\p{M}" in patterns or r"\p{S}" in patterns:
-        ranges += parse_ranges(CONTESTED_MARKS)
-    if r"\p{S}" in patterns:
-        ranges += parse_ranges(CONTESTED_SYMBOLS)
-    if normalizes:
-        ranges += parse_ranges(CONTESTED_MARKS) + parse_ranges(CONTESTED_NFC)
-    versions = [(SWEPT[name], version_tuple(version)) for name, version in engines if name in SWEPT]
-    if any(version < oldest for (oldest, _), version in versions):
-        return None
-    if any(version > newest for (_, newest), version in versions):
-        ranges += _unassigned()
-    return sorted(set(ranges))
-
-
 def _decode(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Code points of the characters of two to four bytes that open at `positions`."""
     limit = len(data) - 1
@@ -653,13 +562,6 @@ def _decode(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np
         (b0 & 0x07) << 18 | b1 << 12 | b2 << 6 | b3,
     )
     return points
-
-
-def _unassigned() -> list[tuple[int, int]]:
-    points = [p for p in range(0x80, 0x110000) if unicodedata.category(chr(p)) == "Cn"]
-    starts = [p for p, before in zip(points, [-1, *points], strict=False) if p != before + 1]
-    ends = [p for p, after in zip(points, [*points[1:], -1], strict=True) if p != after - 1]
-    return list(zip(starts, ends, strict=True))
 
 
 def _openings(ranges: Iterable[tuple[int, int]]) -> dict[bytes, frozenset[bytes]]:
