@@ -1,4 +1,4 @@
-"""The page: what it says first, the order of its parts, and how it looks."""
+"""The report: one HTML file with everything in it, for a browser that is offline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import datetime
 import math
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from string import Template
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.diagnosis.plots import Content
-    from tokenmill.diagnosis.values import Diagnosis, RunMetrics, SweepPoint, Verdict, WayResult
+    from tokenmill.diagnosis.values import Diagnosis, RunMetrics, Verdict, WayResult
     from tokenmill.monitor import Segment, Timeline
     from tokenmill.stalls import StallReport
 
@@ -50,41 +51,40 @@ def figure(
     title: str,
     plot: Markup,
     *,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Content]],
     says: str = "",
     legend: Sequence[str] = (),
-    headings: Sequence[str] = (),
-    rows: Sequence[Sequence[Content]] = (),
 ) -> Markup:
     """A plot with everything that belongs to it."""
-    parts: list[Markup] = [tag("h3", title)]
-    if says:
-        parts.append(tag("p", says, class_="says"))
-    parts.append(plot)
+    parts = [tag("h3", title), tag("p", says, class_="says") if says else Markup(), plot]
     if len(legend) > 1:
-        parts.append(
-            tag(
-                "ul",
-                *(
-                    tag("li", tag("i", class_=f"swatch c{number % 7 + 1}"), name)
-                    for number, name in enumerate(legend)
-                ),
-                class_="legend",
-            )
+        names = (
+            tag("li", tag("i", class_=f"swatch c{number % 7 + 1}"), name)
+            for number, name in enumerate(legend)
         )
+        parts.append(tag("ul", *names, class_="legend"))
     if rows:
-        parts.append(_numbers(title, headings, rows))
-    return tag("figure", join(parts))
+        every = -(-len(rows) // MOST_ROWS)
+        less = f" (one in {every})" if every > 1 else ""
+        summary = tag("summary", f"Numbers{less}", aria_label=f"Numbers of: {title}")
+        parts.append(tag("details", summary, table(headings, rows[::every])))
+    return tag("figure", *parts)
 
 
-def _numbers(title: str, headings: Sequence[str], rows: Sequence[Sequence[Content]]) -> Markup:
-    every = -(-len(rows) // MOST_ROWS)
-    shown = list(rows)[::every]
-    less = f" (one in {every})" if every > 1 else ""
-    return tag(
-        "details",
-        tag("summary", f"Numbers{less}", aria_label=f"Numbers of: {title}"),
-        table(headings, shown),
-    )
+def line_figure(
+    title: str,
+    series: Sequence[Series],
+    *,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Content]],
+    says: str = "",
+    **how: Any,
+) -> Markup:
+    """A figure of lines; `how` is told to `line_plot`."""
+    names = [each.name for each in series]
+    plot = line_plot(series, **how)
+    return figure(title, plot, says=says, legend=names, headings=headings, rows=rows)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -94,16 +94,31 @@ def _numbers(title: str, headings: Sequence[str], rows: Sequence[Sequence[Conten
 def throughput(found: Diagnosis) -> Markup:
     """What each way feeds, beside what the GPUs take."""
     ways = [way for way in found.ways if way.problem is None]
-    fed = {verdict.way: verdict for verdict in found.verdicts} if _is_one(found) else {}
+    is_one = len(found.demands) == 1
+    fed = {verdict.way: verdict for verdict in found.verdicts} if is_one else {}
+    gpus = found.demands[0].gpus if found.demands else 1
+    who = "the GPU takes" if gpus == 1 else f"{gpus} GPUs take"
+    says, marks = "", []
+    for need in found.demands:
+        about = " about" if need.is_estimate else ""
+        name = f"{who}{about}" if is_one else f"{need.name}:"
+        marks.append(Mark(value=need.total, label=f"{name} {compact(need.total)}"))
+    if not is_one:
+        says = f"Dashed: what {who} with a model of that name, an estimate."
+    elif gpus > 1:
+        says = (
+            f"Bars are what this machine feeds to {gpus} GPUs: each has a process of its own, as"
+            f" far as the {found.machine.cores} cores reach."
+        )
     return figure(
         "Tokens per second, each way",
         bar_plot(
             [_way_bar(way, fed.get(way.key)) for way in ways],
-            marks=_needs(found),
+            marks=marks,
             unit="tokens/s",
             label="Tokens per second of each way to tokenize",
         ),
-        says=_says(found),
+        says=says,
         headings=("way", "tokens/s", "text MB/s", "documents", "seconds"),
         rows=[
             (
@@ -119,44 +134,12 @@ def throughput(found: Diagnosis) -> Markup:
 
 
 def _way_bar(way: WayResult, verdict: Verdict | None) -> Bar:
-    rate = way.tokens_per_second if verdict is None else verdict.feeds_tokens_per_second
-    word = "" if verdict is None else f", {STATES[verdict.state]}"
-    return Bar(
-        label=way.title,
-        value=rate,
-        shown=f"{compact(rate)}/s{word}",
-        state="plain" if verdict is None else verdict.state,
-    )
-
-
-def _needs(found: Diagnosis) -> list[Mark]:
-    """A line for each demand; of several, each has the name of its model."""
-    if not _is_one(found):
-        return [
-            Mark(value=need.total, label=f"{need.name}: {compact(need.total)}")
-            for need in found.demands
-        ]
-    [need] = found.demands
-    who = "the GPU takes" if need.gpus == 1 else f"{need.gpus} GPUs take"
-    about = " about" if need.is_estimate else ""
-    return [Mark(value=need.total, label=f"{who}{about} {compact(need.total)}")]
-
-
-def _says(found: Diagnosis) -> str:
-    gpus = found.demands[0].gpus if found.demands else 1
-    if not _is_one(found):
-        who = "the GPU takes" if gpus == 1 else f"{gpus} GPUs take"
-        return f"Dashed: what {who} with a model of that name, an estimate."
-    if gpus == 1:
-        return ""
-    return (
-        f"Bars are what this machine feeds to {gpus} GPUs: each has a process of its own, as far as"
-        f" the {found.machine.cores} cores reach."
-    )
-
-
-def _is_one(found: Diagnosis) -> bool:
-    return len(found.demands) == 1
+    if verdict is None:
+        rate, word, state = way.tokens_per_second, "", "plain"
+    else:
+        rate, state = verdict.feeds_tokens_per_second, verdict.state
+        word = f", {STATES[state]}"
+    return Bar(label=way.title, value=rate, shown=f"{compact(rate)}/s{word}", state=state)
 
 
 def ways_table(found: Diagnosis) -> Markup:
@@ -178,7 +161,7 @@ def _remark(way: WayResult) -> str:
             f"{way.differing_documents:,} of {way.compared_documents:,} documents with other ids"
         )
     parts.append(way.note or "")
-    return "; ".join(part for part in parts if part)
+    return "; ".join(filter(None, parts))
 
 
 def needs_table(found: Diagnosis) -> Markup:
@@ -189,17 +172,17 @@ def needs_table(found: Diagnosis) -> Markup:
             compact(need.tokens_per_second),
             str(need.gpus),
             compact(need.total),
-            "; ".join(part for part in (need.basis, need.origin) if part),
+            "; ".join(filter(None, (need.basis, need.origin))),
         )
         for need in found.demands
     ]
     return table(("model", "tokens/s of one GPU", "GPUs", "in all", "where from"), rows)
 
 
-def lengths(found: Diagnosis) -> Markup | None:
+def lengths(found: Diagnosis) -> Iterator[Markup]:
     """Tokens per document."""
     if found.lengths is None:
-        return None
+        return
     bins = found.lengths.histogram
     columns = [
         Bar(
@@ -210,7 +193,7 @@ def lengths(found: Diagnosis) -> Markup | None:
         for each in bins
     ]
     middle = found.lengths.percentiles[50]
-    return figure(
+    yield figure(
         "Tokens per document",
         column_plot(
             columns,
@@ -228,31 +211,27 @@ def lengths(found: Diagnosis) -> Markup | None:
     )
 
 
-def memory(found: Diagnosis) -> Markup | None:
+def memory(found: Diagnosis) -> Iterator[Markup]:
     """Memory of each way over time."""
     ways = [way for way in found.ways if len(way.memory) > 1]
     if not ways:
-        return None
-    series = [
-        Series(
-            name=way.title,
-            points=[(seconds, num_bytes / 1e6) for seconds, num_bytes in way.memory],
-            shown=[f"{seconds:.1f} s: {format_size(size)}" for seconds, size in way.memory],
-        )
-        for way in ways
-    ]
-    return figure(
+        return
+    yield line_figure(
         "Memory over time",
-        line_plot(
-            series,
-            label="Memory of each way over time",
-            x_label="seconds since it began",
-            unit="MB",
-            linear=True,
-        ),
+        [
+            Series(
+                name=way.title,
+                points=[(seconds, num_bytes / 1e6) for seconds, num_bytes in way.memory],
+                shown=[f"{seconds:.1f} s: {format_size(size)}" for seconds, size in way.memory],
+            )
+            for way in ways
+        ],
+        label="Memory of each way over time",
+        x_label="seconds since it began",
+        unit="MB",
+        linear=True,
         says="Each way with its workers, from loading the tokenizer to the end. A page that"
         " processes share is counted in each.",
-        legend=[way.title for way in ways],
         headings=("way", "peak", "seconds"),
         rows=[
             (way.title, format_size(way.peak_memory_bytes), f"{way.memory[-1][0]:.1f}")
@@ -261,89 +240,94 @@ def memory(found: Diagnosis) -> Markup | None:
     )
 
 
-def scaling(found: Diagnosis) -> list[Markup]:
+def scaling(found: Diagnosis) -> Iterator[Markup]:
     """The sweep: over workers, and over batch sizes."""
     titles = {way.key: way.title for way in found.ways}
-    tried: dict[str, list[SweepPoint]] = {}
-    for point in found.sweep:
-        tried.setdefault(point.key, []).append(point)
-    by_workers = {
-        titles[key]: [(float(point.workers), point.tokens_per_second) for point in tried[key]]
-        for key in ("pool", "build")
-        if key in tried
-    }
-    by_batch = {
-        titles[key]: [(float(point.batch), point.tokens_per_second) for point in tried[key]]
-        for key in ("batched",)
-        if key in tried
-    }
-    figures = []
-    if by_workers:
-        figures.append(_scaling("Scaling over workers", by_workers, x_label="workers"))
-    if by_batch:
-        figures.append(_scaling("Batch size in the loop", by_batch, x_label="samples in a call"))
-    return figures
-
-
-def _scaling(
-    title: str,
-    lines: dict[str, list[tuple[float, float]]],
-    *,
-    x_label: str,
-) -> Markup:
-    return figure(
-        title,
-        line_plot(
-            [Series(name=name, points=points) for name, points in lines.items()],
-            label=f"{title}: tokens per second",
-            x_label=x_label,
-            unit="tokens/s",
-            tried=sorted({x for points in lines.values() for x, _ in points}),
-        ),
-        legend=list(lines),
-        headings=("way", x_label, "tokens/s"),
-        rows=[
-            (name, f"{x:,.0f}", f"{y:,.0f}") for name, points in lines.items() for x, y in points
-        ],
-    )
-
-
-def recommendation(found: Diagnosis) -> Markup | None:
-    """Settings for this machine."""
-    if found.recommendation is None:
-        return None
-    return tag("ul", *(tag("li", reason) for reason in found.recommendation.reasons))
+    for title, keys, axis, x_label in (
+        ("Scaling over workers", ("pool", "build"), "workers", "workers"),
+        ("Batch size in the loop", ("batched",), "batch", "samples in a call"),
+    ):
+        lines: dict[str, list[Point]] = {}
+        for point in found.sweep:
+            if point.key in keys:
+                place = (float(getattr(point, axis)), point.tokens_per_second)
+                lines.setdefault(titles[point.key], []).append(place)
+        if lines:
+            yield line_figure(
+                title,
+                [Series(name=name, points=points) for name, points in lines.items()],
+                label=f"{title}: tokens per second",
+                x_label=x_label,
+                unit="tokens/s",
+                tried=sorted({x for points in lines.values() for x, _ in points}),
+                headings=("way", x_label, "tokens/s"),
+                rows=[
+                    (name, f"{x:,.0f}", f"{y:,.0f}")
+                    for name, points in lines.items()
+                    for x, y in points
+                ],
+            )
 
 
 # -------------------------------------------------------------------------------------------------
-# Figures of what was brought along: a stall report, the metrics of a training, a build.
+# Figures of what was given beside the text: a stall report, the metrics of a training, a build.
 
 if TYPE_CHECKING:
     Point = tuple[float, float]
+    Values = Callable[[Segment], NDArray[np.float64]]
 
 KEPT_POINTS = 300
 MANY_CORES = 8
 """With more of them, the busiest, the mean and the idlest are drawn, not each."""
+TRAINING = (
+    ("Tokens per second in training", ("tokens_per_second",), "tokens/s", 1, compact),
+    ("Share of the GPU's peak (MFU)", ("mfu",), "%", 100, compact),
+    ("Share of time waiting for data", ("wait_share",), "%", 100, milliseconds),
+    ("Wait for data in training", ("wait_p50_ms", "wait_p99_ms"), "ms", 1, milliseconds),
+    ("Loss", ("loss", "val_loss"), "loss", 1, "{:.2f}".format),
+    ("Memory of the GPU", ("memory_bytes",), "GB", 1e-9, compact),
+)
+NAMES = {
+    "loss": "training",
+    "val_loss": "validation",
+    "wait_p50_ms": "median",
+    "wait_p99_ms": "99% below",
+}
+BUILD: tuple[tuple[str, dict[str, str], str, float], ...] = (
+    (
+        "Memory of the build",
+        {"its processes": "memory_bytes", "whole machine": "machine_memory_bytes"},
+        "GB",
+        1e-9,
+    ),
+    ("Input of the build", {"input": "input_bytes_per_second"}, "MB/s", 1e-6),
+    ("Tokens of the build", {"tokens": "tokens_per_second"}, "tokens/s", 1.0),
+    (
+        "Disk of the build",
+        {"read": "build_read_bytes_per_second", "written": "build_write_bytes_per_second"},
+        "MB/s",
+        1e-6,
+    ),
+)
 
 
-def waits(report: StallReport) -> Markup | None:
+def waits(report: StallReport) -> Iterator[Markup]:
     """How long each step waited for its data."""
     if not report.waits_ms:
-        return None
+        return
     points = thinned([(float(step), ms) for step, ms in report.waits_ms], max)
+    shown = [f"step {step:,.0f}: {milliseconds(ms)} ms" for step, ms in points]
     device = report.device_gap
     idle = "" if device is None else f" The device stood idle for {device.share:.1%} of its time."
-    return figure(
+    yield line_figure(
         "Wait for data, step by step",
-        line_plot(
-            [Series(name="wait", points=points, shown=_steps(points))],
-            label="Milliseconds that each step waited for its data",
-            x_label="step",
-            unit="ms",
-            y_format=milliseconds,
-            marks=[Mark(value=report.p99_ms, label=f"99% below {milliseconds(report.p99_ms)} ms")],
-            dots=True,
-        ),
+        [Series(name="wait", points=points, shown=shown)],
+        label="Milliseconds that each step waited for its data",
+        x_label="step",
+        unit="ms",
+        y_format=milliseconds,
+        marks=[Mark(value=report.p99_ms, label=f"99% below {milliseconds(report.p99_ms)} ms")],
+        dots=True,
         says=f"{report.steps:,} steps, {report.wait_share:.1%} of the time waiting; the first wait,"
         f" {milliseconds(report.first_wait_ms)} ms, is start-up and left out.{idle}",
         headings=("step", "ms"),
@@ -351,70 +335,24 @@ def waits(report: StallReport) -> Markup | None:
     )
 
 
-def _steps(points: Sequence[Point]) -> list[str]:
-    return [f"step {step:,.0f}: {milliseconds(ms)} ms" for step, ms in points]
-
-
 def training(run: RunMetrics) -> Iterator[Markup]:
     """Speed, waits, loss and memory of a training, as far as they were written."""
-    for title, names, unit, factor, fmt in (
-        ("Tokens per second in training", ("tokens_per_second",), "tokens/s", 1, compact),
-        ("Share of the GPU's peak (MFU)", ("mfu",), "%", 100, compact),
-        ("Share of time waiting for data", ("wait_share",), "%", 100, milliseconds),
-        ("Wait for data in training", ("wait_p50_ms", "wait_p99_ms"), "ms", 1, milliseconds),
-        ("Loss", ("loss", "val_loss"), "loss", 1, _loss),
-        ("Memory of the GPU", ("memory_bytes",), "GB", 1e-9, compact),
-    ):
-        lines = {
-            name: [(step, value * factor) for step, value in run.series(name)] for name in names
-        }
-        lines = {name: points for name, points in lines.items() if points}
-        if lines:
-            yield _over_steps(title, lines, unit=unit, y_format=fmt)
-
-
-def _over_steps(
-    title: str,
-    lines: dict[str, list[Point]],
-    *,
-    unit: str,
-    y_format: Callable[[float], str],
-) -> Markup:
-    series = [
-        Series(name=NAMES.get(name, name), points=thinned(points, np.mean))
-        for name, points in lines.items()
-    ]
-    return figure(
-        title,
-        line_plot(
-            series,
+    for title, names, unit, factor, fmt in TRAINING:
+        lines = {NAMES.get(name, name): run.series(name) for name in names}
+        yield from _over(
+            title,
+            lines,
+            unit=unit,
+            factor=factor,
             label=f"{title}, over steps",
             x_label="step",
-            unit=unit,
-            y_format=y_format,
-            from_zero=unit != "loss",
-            linear=unit != "ms",
-        ),
-        legend=[each.name for each in series],
-        headings=("line", "step", unit),
-        rows=[
-            (each.name, f"{step:,.0f}", y_format(value))
-            for each in series
-            for step, value in each.points
-        ],
-    )
-
-
-NAMES = {
-    "loss": "training",
-    "val_loss": "validation",
-    "wait_p50_ms": "median",
-    "wait_p99_ms": "99% below",
-}
+            row=("{:,.0f}".format, fmt),
+            y_format=fmt,
+        )
 
 
 def build(timeline: Timeline) -> Iterator[Markup]:
-    """Cores, memory, input and disk of a build over time; runs behind each other."""
+    """Cores, memory, input and disk of a build over time; runs one after the other."""
     offsets = np.cumsum([0.0, *(segment.length_seconds for segment in timeline.segments)])
     parts = [
         (segment, offset)
@@ -423,41 +361,41 @@ def build(timeline: Timeline) -> Iterator[Markup]:
     ]
     if not parts:
         return
-    yield _over_time("CPU of the build", _cores(parts), unit="% of each core")
-    for title, fields, unit, factor in (
-        (
-            "Memory of the build",
-            {"its processes": "memory_bytes", "whole machine": "machine_memory_bytes"},
-            "GB",
-            1e-9,
-        ),
-        ("Input of the build", {"input": "input_bytes_per_second"}, "MB/s", 1e-6),
-        ("Tokens of the build", {"tokens": "tokens_per_second"}, "tokens/s", 1.0),
-        (
-            "Disk of the build",
-            {"read": "build_read_bytes_per_second", "written": "build_write_bytes_per_second"},
-            "MB/s",
-            1e-6,
-        ),
-    ):
+    cores = _cores(min(segment.cpu_percent.shape[1] for segment, _ in parts))
+    charts: list[tuple[str, dict[str, Values], str, float]] = [
+        ("CPU of the build", cores, "% of each core", 1.0)
+    ]
+    for title, fields, unit, factor in BUILD:
+        columns: dict[str, Values] = {name: attrgetter(each) for name, each in fields.items()}
+        charts.append((title, columns, unit, factor))
+    for title, columns, unit, factor in charts:
         lines = {
-            name: [(at, value * factor) for at, value in _column(parts, attrgetter(field))]
-            for name, field in fields.items()
+            name: [
+                (float(second + offset), float(value))
+                for segment, offset in parts
+                for second, value in zip(segment.seconds, values(segment), strict=True)
+            ]
+            for name, values in columns.items()
         }
-        lines = {name: line for name, line in lines.items() if _has_values(line)}
-        if lines:
-            yield _over_time(title, lines, unit=unit)
+        yield from _over(
+            title,
+            lines,
+            unit=unit,
+            factor=factor,
+            label=f"{title} over time",
+            x_label="seconds",
+            row=("{:.1f}".format, "{:,.2f}".format),
+        )
 
 
-def _cores(parts: Sequence[tuple[Segment, float]]) -> dict[str, list[Point]]:
+def _cores(number: int) -> dict[str, Values]:
     """A line for each core, or three for many."""
-    cores = min(segment.cpu_percent.shape[1] for segment, _ in parts)
-    if cores <= MANY_CORES:
-        return {f"core {core}": _column(parts, partial(_core, core=core)) for core in range(cores)}
+    if number <= MANY_CORES:
+        return {f"core {core}": partial(_core, core=core) for core in range(number)}
     return {
-        "busiest": _column(parts, lambda segment: np.nanmax(segment.cpu_percent, axis=1)),
-        "mean": _column(parts, lambda segment: np.nanmean(segment.cpu_percent, axis=1)),
-        "idlest": _column(parts, lambda segment: np.nanmin(segment.cpu_percent, axis=1)),
+        "busiest": lambda segment: np.nanmax(segment.cpu_percent, axis=1),
+        "mean": lambda segment: np.nanmean(segment.cpu_percent, axis=1),
+        "idlest": lambda segment: np.nanmin(segment.cpu_percent, axis=1),
     }
 
 
@@ -465,57 +403,54 @@ def _core(segment: Segment, *, core: int) -> NDArray[np.float64]:
     return segment.cpu_percent[:, core]
 
 
-def _column(
-    parts: Sequence[tuple[Segment, float]], values: Callable[[Segment], NDArray[np.float64]]
-) -> list[Point]:
-    return [
-        (float(second + offset), float(value))
-        for segment, offset in parts
-        for second, value in zip(segment.seconds, values(segment), strict=True)
+def _over(
+    title: str,
+    lines: dict[str, list[Point]],
+    *,
+    unit: str,
+    factor: float,
+    x_label: str,
+    row: tuple[Callable[[float], str], Callable[[float], str]],
+    **how: Any,
+) -> Iterator[Markup]:
+    """The lines that have values; none where no line has one."""
+    series = [
+        Series(name=name, points=thinned([(at, value * factor) for at, value in points], np.mean))
+        for name, points in lines.items()
+        if any(math.isfinite(value) for _, value in points)
     ]
-
-
-def _over_time(title: str, lines: dict[str, list[Point]], *, unit: str) -> Markup:
-    series = [Series(name=name, points=thinned(points, np.mean)) for name, points in lines.items()]
-    return figure(
+    if not series:
+        return
+    place, number = row
+    yield line_figure(
         title,
-        line_plot(
-            series,
-            label=f"{title} over time",
-            x_label="seconds",
-            unit=unit,
-            linear=True,
-        ),
-        legend=list(lines),
-        headings=("line", "seconds", unit),
+        series,
+        x_label=x_label,
+        unit=unit,
+        from_zero=unit != "loss",
+        linear=unit != "ms",
+        headings=("line", x_label, unit),
         rows=[
-            (each.name, f"{second:.1f}", f"{value:,.2f}")
+            (each.name, place(at), number(value))
             for each in series
-            for second, value in each.points
+            for at, value in each.points
             if math.isfinite(value)
         ],
+        **how,
     )
 
 
-def _has_values(points: Sequence[Point]) -> bool:
-    return any(math.isfinite(value) for _, value in points)
-
-
 def thinned(points: Sequence[Point], keep: Callable[[list[float]], float]) -> list[Point]:
-    """At most some hundred points: of each stretch its first place and `keep` of its values."""
+    """At most some hundred points: of each range its first place and `keep` of its values."""
     step = -(-len(points) // KEPT_POINTS) or 1
     if step == 1:
         return list(points)
     found = []
     for first in range(0, len(points), step):
-        stretch = points[first : first + step]
-        values = [value for _, value in stretch if math.isfinite(value)]
-        found.append((stretch[0][0], float(keep(values)) if values else math.nan))
+        part = points[first : first + step]
+        values = [value for _, value in part if math.isfinite(value)]
+        found.append((part[0][0], float(keep(values)) if values else math.nan))
     return found
-
-
-def _loss(value: float) -> str:
-    return f"{value:.2f}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -606,17 +541,9 @@ svg .bar.fed { fill: var(--fed); }
 svg .bar.borderline { fill: var(--borderline); }
 svg .bar.starved { fill: var(--starved); }
 svg .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
-svg .line.c1 { stroke: var(--c1); } svg .line.c2 { stroke: var(--c2); }
-svg .line.c3 { stroke: var(--c3); } svg .line.c4 { stroke: var(--c4); }
-svg .line.c5 { stroke: var(--c5); } svg .line.c6 { stroke: var(--c6); }
-svg .line.c7 { stroke: var(--c7); }
-svg .dot.c1 { fill: var(--c1); } svg .dot.c2 { fill: var(--c2); } svg .dot.c3 { fill: var(--c3); }
-svg .dot.c4 { fill: var(--c4); } svg .dot.c5 { fill: var(--c5); } svg .dot.c6 { fill: var(--c6); }
-svg .dot.c7 { fill: var(--c7); }
-.swatch.c1 { background: var(--c1); } .swatch.c2 { background: var(--c2); }
-.swatch.c3 { background: var(--c3); } .swatch.c4 { background: var(--c4); }
-.swatch.c5 { background: var(--c5); } .swatch.c6 { background: var(--c6); }
-.swatch.c7 { background: var(--c7); }
+svg .line { stroke: var(--c); } svg .dot { fill: var(--c); } .swatch { background: var(--c); }
+.c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); } .c4 { --c: var(--c4); }
+.c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); }
 @media (max-width: 600px) {
   main { padding: 18px 12px 36px; }
   figure, .words { padding: 14px 12px; }
@@ -625,31 +552,36 @@ svg .dot.c7 { fill: var(--c7); }
 @media print { body { background: #fff; } figure { break-inside: avoid; } }
 """
 
-
+# There is no script in the page, and this forbids the browser to load anything.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+PAGE = Template(
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+    "<title>$title</title><style>$style</style></head><body><main>"
+    '<header><p class="brand">tokenmill diagnose</p><h1>$title</h1>$facts</header>'
+    "$sections$footer</main></body></html>\n"
+)
 
 
 def render(found: Diagnosis) -> str:
     """The whole page."""
-    title = "tokenmill diagnose"
-    head = join(
-        (
-            Markup('<meta charset="utf-8">'),
-            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Markup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
-            Markup('<meta name="color-scheme" content="light dark">'),
-            Markup('<link rel="icon" href="data:,">'),
-            tag("title", _title(found)),
-            tag("style", Markup(STYLE)),
-        )
+    return PAGE.substitute(
+        title=join([_title(found)]),
+        style=STYLE,
+        facts=_facts(found),
+        sections=join(
+            tag("section", tag("h2", title), *content, class_=class_)
+            for title, class_, content in _sections(found)
+        ),
+        footer=_footer(found),
     )
-    body = tag(
-        "main",
-        tag("header", tag("p", title, class_="brand"), tag("h1", _title(found)), _facts(found)),
-        *_sections(found),
-        _footer(found),
-    )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def write_report(diagnosis: Diagnosis, path: Path) -> None:
+    """Write the page."""
+    path.write_text(render(diagnosis), encoding="utf-8")
 
 
 def _title(found: Diagnosis) -> str:
@@ -679,70 +611,53 @@ def _facts(found: Diagnosis) -> Markup:
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts))
 
 
-def _sections(found: Diagnosis) -> Iterator[Markup]:
+def _sections(found: Diagnosis) -> Iterator[tuple[str, str | None, list[Markup]]]:
+    """The title, class and content of each."""
     if found.advice:
-        yield _section("In plain words", [tag("p", line) for line in found.advice], class_="words")
+        yield "In plain words", "words", [tag("p", line) for line in found.advice]
     if found.ways:
-        yield from _measured(found)
-    yield from _brought(found)
-
-
-def _measured(found: Diagnosis) -> Iterator[Markup]:
-    if found.commands:
-        yield _section("What to type", [tag("pre", tag("code", line)) for line in found.commands])
-    figures = [throughput(found), lengths(found), memory(found)]
-    yield _section("What was measured", [_grid([*figures, *scaling(found)])])
-    tables = [tag("h3", "Each way"), ways_table(found)]
-    if not found.sweep:
-        tables.append(
-            tag("p", "How it scales over workers and batch sizes: run with --sweep.", class_="says")
-        )
-    advised = recommendation(found)
-    if advised is not None:
-        tables += [tag("h3", "Settings for this machine"), advised]
-    yield _section("Numbers", tables)
-    if found.demands:
-        yield _section("What the GPU takes", [needs_table(found), *_verdicts(found)])
-
-
-def _verdicts(found: Diagnosis) -> list[Markup]:
-    if len(found.demands) != 1:
-        return []
-    by_key = {way.key: way for way in found.ways}
-    return [
-        tag(
-            "ul",
-            *(
-                tag(
-                    "li",
-                    tag("b", by_key[verdict.way].title),
-                    " ",
-                    sentence(verdict, by_key[verdict.way], found.demands[0]),
-                    class_=verdict.state,
-                )
-                for verdict in found.verdicts
-            ),
-            class_="verdicts",
-        )
-    ]
-
-
-def _brought(found: Diagnosis) -> Iterator[Markup]:
+        if found.commands:
+            yield "What to type", None, [tag("pre", tag("code", each)) for each in found.commands]
+        plots = (throughput(found), *lengths(found), *memory(found), *scaling(found))
+        yield "What was measured", None, [_grid(plots)]
+        yield "Numbers", None, list(_numbers(found))
+        if found.demands:
+            yield "What the GPU takes", None, [needs_table(found), *_verdicts(found)]
     evidence = found.evidence
     if evidence.stalls is not None:
-        yield _section("Stall report", [_grid([waits(evidence.stalls)])])
+        yield "Stall report", None, [_grid(waits(evidence.stalls))]
     if evidence.run is not None:
-        yield _section("Training run", [_grid(training(evidence.run))])
+        yield "Training run", None, [_grid(training(evidence.run))]
     if evidence.timeline is not None:
-        yield _section("Time line of the build", [_grid(build(evidence.timeline))])
+        yield "Time line of the build", None, [_grid(build(evidence.timeline))]
 
 
-def _grid(figures: Iterable[Markup | None]) -> Markup:
-    return tag("div", *(each for each in figures if each is not None), class_="grid")
+def _grid(figures: Iterable[Markup]) -> Markup:
+    return tag("div", *figures, class_="grid")
 
 
-def _section(title: str, content: Iterable[Markup], **attributes: object) -> Markup:
-    return tag("section", tag("h2", title), *content, **attributes)
+def _numbers(found: Diagnosis) -> Iterator[Markup]:
+    yield tag("h3", "Each way")
+    yield ways_table(found)
+    if not found.sweep:
+        how = "How it scales over workers and batch sizes: run with --sweep."
+        yield tag("p", how, class_="says")
+    if found.recommendation is not None:
+        yield tag("h3", "Settings for this machine")
+        yield tag("ul", *(tag("li", reason) for reason in found.recommendation.reasons))
+
+
+def _verdicts(found: Diagnosis) -> Iterator[Markup]:
+    if len(found.demands) != 1:
+        return
+    [need] = found.demands
+    by_key = {way.key: way for way in found.ways}
+    lines = []
+    for verdict in found.verdicts:
+        way = by_key[verdict.way]
+        said = sentence(verdict, way, need)
+        lines.append(tag("li", tag("b", way.title), " ", said, class_=verdict.state))
+    yield tag("ul", *lines, class_="verdicts")
 
 
 def _footer(found: Diagnosis) -> Markup:
@@ -757,22 +672,3 @@ def _footer(found: Diagnosis) -> Markup:
     )
     made = f"tokenmill {found.machine.tokenmill}, Python {found.machine.python}, {now}."
     return tag("footer", tag("p", how) if how else "", tag("p", made))
-
-
-# -------------------------------------------------------------------------------------------------
-# The report: one HTML file with everything in it, for a browser that is offline.
-#
-#   | page.py       the page: what it says first, the order of its parts, the look
-#   | parts.py      the parts of a diagnosis as figures and tables
-#   | runs.py       figures of what was brought along: a stall report, a training, a build
-#   | figures.py    a figure: title, plot, legend, and its numbers as a table
-#   | plots.py      bars, lines and columns as SVG
-#   | scales.py     from values to places, and round numbers for axes
-#   | markup.py     tags and escaping: every text of the user goes through it
-#
-# There is no script in it, and a policy in its head forbids the browser to load anything.
-
-
-def write_report(diagnosis: Diagnosis, path: Path) -> None:
-    """Write the page."""
-    path.write_text(render(diagnosis), encoding="utf-8")

@@ -159,14 +159,14 @@ def safe(content: Content) -> Markup:
 
 
 def join(parts: Iterable[Content]) -> Markup:
-    """One behind the other."""
+    """One after the other."""
     return Markup("".join(map(safe, parts)))
 
 
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[Content]], **attributes: object
 ) -> Markup:
-    """A table; columns behind the first are numbers, and stand on the right."""
+    """A table; columns after the first are numbers, and stand on the right."""
     head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in headings)))
     body = tag(
         "tbody",
@@ -191,6 +191,8 @@ if TYPE_CHECKING:
 WIDTH = 400
 HEIGHT = 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38
+ACROSS = {"start": float(LEFT), "end": float(WIDTH - RIGHT)}
+UPRIGHT = {"start": float(HEIGHT - BOTTOM), "end": float(TOP)}
 ROW = 40
 LETTER = 6.4
 """Width of a letter of the drawing, roughly."""
@@ -241,66 +243,34 @@ def bar_plot(bars: Sequence[Bar], *, label: str, unit: str, marks: Sequence[Mark
     log = needs_log(positive)
     top = 22 + 17 * len(marks)
     bottom = top + ROW * len(bars)
-    ends = {"start": 8.0, "end": WIDTH - 8.0}
-    scale = (
-        log_scale(min(positive) / 2, max(positive), **ends)
-        if log
-        else linear_scale(0, max(positive), most=5, **ends)
-    )
+    left, right = 8.0, WIDTH - 8.0
+    if log:
+        scale = log_scale(min(positive) / 2, max(positive), start=left, end=right)
+    else:
+        scale = linear_scale(0, max(positive), most=5, start=left, end=right)
     parts = [
-        _grid_x(scale, top=top, bottom=bottom, fmt=tick_text),
-        tag("text", f"{unit}{', log scale' if log else ''}", x=8, y=14, class_="unit"),
-        *(_bar(bar, scale, y=top + ROW * number) for number, bar in enumerate(bars)),
-        *(
-            _mark_x(mark, scale, y=31 + 17 * number, bottom=bottom)
-            for number, mark in enumerate(sorted(marks, key=lambda mark: mark.value))
-        ),
-        # Names last, so that no line goes through them.
-        *(_bar_names(bar, scale, y=top + ROW * number) for number, bar in enumerate(bars)),
+        _grid_x(scale, top=top, bottom=bottom),
+        _text(_unit(unit, log=log), 8, 14, "unit"),
     ]
-    return _svg(parts, height=bottom + 26, label=label)
-
-
-def _bar(bar: Bar, scale: Scale, *, y: float) -> Markup:
-    length = max(scale(bar.value) - scale.start, 2.0) if bar.value > 0 else 2.0
-    return tag(
-        "rect",
-        tag("title", f"{bar.label}: {bar.shown}"),
-        x=scale.start,
-        y=y + 20,
-        width=length,
-        height=13,
-        rx=2,
-        class_=f"bar {bar.state}",
-    )
-
-
-def _bar_names(bar: Bar, scale: Scale, *, y: float) -> Markup:
-    return join(
-        (
-            tag("text", bar.label, x=scale.start, y=y + 15, class_="name"),
-            tag("text", bar.shown, x=scale.end, y=y + 15, class_="value", text_anchor="end"),
-        )
-    )
-
-
-def _mark_x(mark: Mark, scale: Scale, *, y: float, bottom: float) -> Markup:
-    x = scale(mark.value)
-    wide = len(mark.label) * LETTER
-    left = x - wide - 6 > 0 and x + wide + 6 > WIDTH
-    return tag(
-        "g",
-        tag("title", mark.label),
-        tag("line", x1=x, x2=x, y1=y - 10, y2=bottom, class_="mark"),
-        tag(
-            "text",
-            mark.label,
-            x=x - 5 if left else x + 5,
-            y=y,
-            class_="mark-label",
-            text_anchor="end" if left else "start",
-        ),
-    )
+    names = []
+    for number, bar in enumerate(bars):
+        y = top + ROW * number
+        length = max(scale(bar.value) - left, 2.0) if bar.value > 0 else 2.0
+        title = tag("title", f"{bar.label}: {bar.shown}")
+        look = {"rx": 2, "class_": f"bar {bar.state}"}
+        parts.append(tag("rect", title, x=left, y=y + 20, width=length, height=13, **look))
+        names.append(_text(bar.label, left, y + 15, "name"))
+        names.append(_text(bar.shown, right, y + 15, "value", anchor="end"))
+    for number, mark in enumerate(sorted(marks, key=lambda mark: mark.value)):
+        x, y = scale(mark.value), 31 + 17 * number
+        wide = len(mark.label) * LETTER
+        is_left = x - wide - 6 > 0 and x + wide + 6 > WIDTH
+        anchor = "end" if is_left else "start"
+        words = _text(mark.label, x - 5 if is_left else x + 5, y, "mark-label", anchor=anchor)
+        line = _line(x, x, y - 10, bottom, "mark")
+        parts.append(tag("g", tag("title", mark.label), line, words))
+    # Names last, so that no line goes through them.
+    return _svg([*parts, *names], height=bottom + 26, label=label)
 
 
 def line_plot(
@@ -310,7 +280,6 @@ def line_plot(
     x_label: str,
     unit: str,
     y_format: Format = compact,
-    x_format: Format = tick_text,
     marks: Sequence[Mark] = (),
     from_zero: bool = True,
     linear: bool = False,
@@ -324,26 +293,24 @@ def line_plot(
     xs = [x for each in series for x, _ in each.points]
     ys = [y for each in series for _, y in each.points if math.isfinite(y)]
     levels = [*ys, *(mark.value for mark in marks)] or [1.0]
-    log_y = from_zero and not linear and needs_log(levels)
-    across = {"start": float(LEFT), "end": float(WIDTH - RIGHT)}
-    upright = {"start": float(HEIGHT - BOTTOM), "end": float(TOP)}
-    x_scale = EvenScale(values=tuple(tried), **across) if tried else _from_zero(xs, **across)
-    if log_y:
-        y_scale = log_scale(min(y for y in levels if y > 0), max(levels), **upright)
+    log = from_zero and not linear and needs_log(levels)
+    x_scale = EvenScale(values=tuple(tried), **ACROSS) if tried else _from_zero(xs, **ACROSS)
+    if log:
+        y_scale = log_scale(min(y for y in levels if y > 0), max(levels), **UPRIGHT)
     else:
-        y_scale = linear_scale(0 if from_zero else min(levels), max(levels), most=5, **upright)
-    parts = [
-        _grid_y(y_scale, fmt=tick_text),
-        _ticks_x(x_scale, fmt=x_format),
-        tag("text", f"{unit}{', log scale' if log_y else ''}", x=4, y=13, class_="unit"),
-        tag("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 5, class_="unit", text_anchor="end"),
-        *(
-            _series(each, x_scale, y_scale, colour=number % 7 + 1, dots=dots, y_format=y_format)
-            for number, each in enumerate(series)
-        ),
-        *(_mark_y(mark, y_scale) for mark in marks),
+        y_scale = linear_scale(0 if from_zero else min(levels), max(levels), most=5, **UPRIGHT)
+    lines = [
+        _series(each, x_scale, y_scale, colour=number % 7 + 1, dots=dots, y_format=y_format)
+        for number, each in enumerate(series)
     ]
-    return _svg(parts, height=HEIGHT, label=label)
+    for mark in marks:
+        y = y_scale(mark.value)
+        place = y + 14 if y < TOP + 14 else y - 5
+        words = _text(mark.label, WIDTH - RIGHT - 2, place, "mark-label", anchor="end")
+        line = _line(LEFT, WIDTH - RIGHT, y, y, "mark")
+        lines.append(tag("g", tag("title", mark.label), line, words))
+    frame = _frame(y_scale, x_scale, unit=_unit(unit, log=log), x_label=x_label)
+    return _svg([*frame, *lines], height=HEIGHT, label=label)
 
 
 def _from_zero(values: Sequence[float], *, start: float, end: float) -> Scale:
@@ -358,132 +325,86 @@ def _series(
     series: Series, x: Scale | EvenScale, y: Scale, *, colour: int, dots: bool, y_format: Format
 ) -> Markup:
     shown = series.shown or [f"{compact(at)}: {y_format(value)}" for at, value in series.points]
-    places = [
-        (x(at), y(value), text)
-        for (at, value), text in zip(series.points, shown, strict=True)
-        if math.isfinite(value)
-    ]
+    steps, circles = [], []
+    pen = "M"
+    for (at, value), text in zip(series.points, shown, strict=True):
+        if not math.isfinite(value):
+            pen = "M"
+            continue
+        steps.append(f"{pen}{x(at):.1f} {y(value):.1f}")
+        pen = "L"
+        title = tag("title", f"{series.name}, {text}")
+        place = {"cx": round(x(at), 1), "cy": round(y(value), 1), "r": 2 if dots else 3}
+        circles.append(tag("circle", title, **place, class_=f"dot c{colour}"))
     parts = []
     if not dots:
-        drawn = " ".join(
-            f"{'L' if index and not gap else 'M'}{x(at):.1f} {y(value):.1f}"
-            for index, (at, value, gap) in enumerate(_with_gaps(series.points))
-        )
-        parts.append(tag("path", tag("title", series.name), d=drawn, class_=f"line c{colour}"))
-    if dots or len(places) <= MANY_POINTS:
-        parts += [
-            tag(
-                "circle",
-                tag("title", f"{series.name}, {text}"),
-                cx=round(px, 1),
-                cy=round(py, 1),
-                r=2 if dots else 3,
-                class_=f"dot c{colour}",
-            )
-            for px, py, text in places
-        ]
+        name = tag("title", series.name)
+        parts.append(tag("path", name, d=" ".join(steps), class_=f"line c{colour}"))
+    if dots or len(circles) <= MANY_POINTS:
+        parts += circles
     return tag("g", *parts)
-
-
-def _with_gaps(points: Sequence[Point]) -> list[tuple[float, float, bool]]:
-    """Points that have a value, and whether the one before had none."""
-    found, gap = [], False
-    for at, value in points:
-        if math.isfinite(value):
-            found.append((at, value, gap))
-        gap = not math.isfinite(value)
-    return found
 
 
 def column_plot(columns: Sequence[Bar], *, label: str, unit: str, x_label: str) -> Markup:
     """Upright columns beside each other: a histogram."""
-    upright = {"start": float(HEIGHT - BOTTOM), "end": float(TOP)}
-    scale = linear_scale(0, max((c.value for c in columns), default=1) or 1, most=5, **upright)
+    scale = linear_scale(0, max((c.value for c in columns), default=1) or 1, most=5, **UPRIGHT)
     room = (WIDTH - LEFT - RIGHT) / max(len(columns), 1)
     widest = max((len(column.label) for column in columns), default=1) * LETTER
     every = max(1, math.ceil((widest + 4) / room))
-    parts = [
-        _grid_y(scale, fmt=tick_text),
-        tag("text", unit, x=4, y=13, class_="unit"),
-        tag("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 5, class_="unit", text_anchor="end"),
-    ]
+    parts = _frame(scale, None, unit=unit, x_label=x_label)
     for number, column in enumerate(columns):
         x, y = LEFT + number * room, scale(column.value)
+        title = tag("title", f"{column.label} {x_label}: {column.shown}")
+        size = {"width": max(room - 2, 1), "height": scale.start - y}
         parts.append(
-            tag(
-                "g",
-                tag("title", f"{column.label} {x_label}: {column.shown}"),
-                tag(
-                    "rect",
-                    x=x + 1,
-                    y=y,
-                    width=max(room - 2, 1),
-                    height=scale.start - y,
-                    class_=f"bar {column.state}",
-                ),
-            )
+            tag("g", title, tag("rect", x=x + 1, y=y, **size, class_=f"bar {column.state}"))
         )
         if number % every == 0:
-            parts.append(
-                tag(
-                    "text",
-                    column.label,
-                    x=x + room / 2,
-                    y=HEIGHT - BOTTOM + 15,
-                    class_="tick",
-                    text_anchor="middle",
-                )
-            )
+            place = (x + room / 2, HEIGHT - BOTTOM + 15)
+            parts.append(_text(column.label, *place, "tick", anchor="middle"))
     return _svg(parts, height=HEIGHT, label=label)
 
 
-def _grid_x(scale: Scale, *, top: float, bottom: float, fmt: Format) -> Markup:
+def _frame(y: Scale, x: Scale | EvenScale | None, *, unit: str, x_label: str) -> list[Markup]:
+    """The upright axis with its grid, the other one if there is one, and what both are."""
+    left, right, bottom = LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
-    ticks = scale.ticks(5)
-    for number, value in enumerate(ticks):
+    for value in y.ticks(5):
+        level = y(value)
+        parts.append(_line(left, right, level, level, "grid"))
+        parts.append(_text(tick_text(value), left - 6, level + 4, "tick", anchor="end"))
+    if x is not None:
+        parts.append(_line(left, right, bottom, bottom, "axis"))
+        for value in x.ticks(6):
+            at = x(value)
+            parts.append(_line(at, at, bottom, bottom + 4, "axis"))
+            anchor = "end" if at > WIDTH - 30 else "middle"
+            parts.append(_text(tick_text(value), at, bottom + 16, "tick", anchor=anchor))
+    parts.append(_text(unit, 4, 13, "unit"))
+    parts.append(_text(x_label, right, HEIGHT - 5, "unit", anchor="end"))
+    return parts
+
+
+def _grid_x(scale: Scale, *, top: float, bottom: float) -> Markup:
+    parts = []
+    for number, value in enumerate(scale.ticks(5)):
         x = scale(value)
         anchor = "start" if number == 0 else "end" if x > WIDTH - 30 else "middle"
-        parts.append(tag("line", x1=x, x2=x, y1=top + 4, y2=bottom, class_="grid"))
-        parts.append(tag("text", fmt(value), x=x, y=bottom + 16, class_="tick", text_anchor=anchor))
+        parts.append(_line(x, x, top + 4, bottom, "grid"))
+        parts.append(_text(tick_text(value), x, bottom + 16, "tick", anchor=anchor))
     return join(parts)
 
 
-def _grid_y(scale: Scale, *, fmt: Format) -> Markup:
-    parts = []
-    for value in scale.ticks(5):
-        y = scale(value)
-        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
-        parts.append(tag("text", fmt(value), x=LEFT - 6, y=y + 4, class_="tick", text_anchor="end"))
-    return join(parts)
+def _unit(unit: str, *, log: bool) -> str:
+    return f"{unit}, log scale" if log else unit
 
 
-def _ticks_x(scale: Scale | EvenScale, *, fmt: Format) -> Markup:
-    y = HEIGHT - BOTTOM
-    parts = [tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="axis")]
-    for value in scale.ticks(6):
-        x = scale(value)
-        anchor = "end" if x > WIDTH - 30 else "middle"
-        parts.append(tag("line", x1=x, x2=x, y1=y, y2=y + 4, class_="axis"))
-        parts.append(tag("text", fmt(value), x=x, y=y + 16, class_="tick", text_anchor=anchor))
-    return join(parts)
+def _text(words: str, x: float, y: float, class_: str, *, anchor: str | None = None) -> Markup:
+    return tag("text", words, x=x, y=y, class_=class_, text_anchor=anchor)
 
 
-def _mark_y(mark: Mark, scale: Scale) -> Markup:
-    y = scale(mark.value)
-    below = y < TOP + 14
-    return tag(
-        "g",
-        tag("title", mark.label),
-        tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="mark"),
-        tag(
-            "text",
-            mark.label,
-            x=WIDTH - RIGHT - 2,
-            y=y + 14 if below else y - 5,
-            class_="mark-label",
-            text_anchor="end",
-        ),
-    )
+def _line(x1: float, x2: float, y1: float, y2: float, class_: str) -> Markup:
+    return tag("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=class_)
 
 
 def _svg(parts: Sequence[Markup], *, height: float, label: str) -> Markup:
