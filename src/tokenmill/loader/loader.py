@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
+from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -93,99 +94,109 @@ def read_ahead_when_slow(
         ahead.close()
 
 
-class _Channel(Generic[T]):
-    """What the thread and the consumer share."""
-
-    def __init__(self, depth: int) -> None:
-        self.items: deque[T] = deque()
-        self.changed = threading.Condition()
-        self.depth = depth
-        self.ended = False
-        self.stopped = False
-        self.error: BaseException | None = None
-
-    def put(self, item: T) -> bool:
-        """Hand an item over; False when nobody wants any more."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopped or len(self.items) < self.depth)
-            if self.stopped:
-                return False
-            self.items.append(item)
-            self.changed.notify_all()
-            return True
-
-    def end(self, error: BaseException | None) -> None:
-        with self.changed:
-            self.ended, self.error = True, error
-            self.changed.notify_all()
-
-    def take(self) -> T | None:
-        """The next item; None when there are no more. Raises what the thread raised."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.items or self.ended or self.stopped)
-            if self.items:
-                item = self.items.popleft()
-                self.changed.notify_all()
-                return item
-            error, self.error = self.error, None
-        if error is not None:
-            raise error
-        return None
-
-    def stop(self) -> None:
-        with self.changed:
-            self.stopped = True
-            self.items.clear()
-            self.changed.notify_all()
-
-
 class ReadAhead(Generic[T]):
-    """An iterator whose items are made in a thread, at most `depth` ahead."""
+    """An iterator whose items are made in a thread, at most `depth` ahead.
 
-    def __init__(self, items: Iterator[T], *, depth: int, name: str) -> None:
-        channel: _Channel[T] = _Channel(depth)
-        thread = threading.Thread(target=_produce, args=(items, channel), name=name, daemon=True)
-        self._channel = channel
+    `within` makes the context that the thread works in.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[T],
+        *,
+        depth: int,
+        name: str,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        room: SimpleQueue[None] = SimpleQueue()
+        for _ in range(depth):
+            room.put(None)
+        self._room = room
+        self._ready: SimpleQueue[T | BaseException] = SimpleQueue()
         self._process = os.getpid()
-        self._close = weakref.finalize(self, _close, channel, thread, self._process)
+        stopped = threading.Event()
+        thread = threading.Thread(
+            target=_produce,
+            args=(items, room, self._ready, stopped, within),
+            name=name,
+            # Interpreter exit joins other threads before anything could tell them to stop.
+            daemon=True,
+        )
         thread.start()
+        # Also called at interpreter exit.
+        self._close = weakref.finalize(
+            self, _close, room, self._ready, stopped, thread, self._process
+        )
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "an iterator that reads ahead was begun in another process: its thread was left"
-                " behind by fork; begin a new one here with iter(loader)"
+            raise UsageError(
+                "this process was forked while it was iterating: the thread that reads ahead was"
+                " left behind by fork",
+                hint="begin to iterate in the process that uses the batches",
             )
-        item = self._channel.take()
-        if item is None:
+        if self.is_closed:
             raise StopIteration
-        return item
+        item = self._ready.get()
+        if not isinstance(item, BaseException):
+            self._room.put(None)
+            return item
+        self._ready.put(StopIteration())
+        try:
+            raise item
+        finally:
+            del item  # its traceback holds this frame
+
+    @property
+    def num_ready(self) -> int:
+        """Items that wait to be taken."""
+        return 0 if self.is_closed else self._ready.qsize()
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._close.alive
 
     def close(self) -> None:
         """End the thread and wait for it."""
         self._close()
 
 
-def _produce(items: Iterator[T], channel: _Channel[T]) -> None:
+def _produce(
+    items: Iterator[T],
+    room: SimpleQueue[None],
+    ready: SimpleQueue[T | BaseException],
+    stopped: threading.Event,
+    within: Callable[[], AbstractContextManager[object]],
+) -> None:
     try:
-        for item in items:
-            if not channel.put(item):
-                break
-            del item  # the consumer's alone now
-    except BaseException as error:  # a border between threads: raised again by the consumer
-        channel.end(error)
-    else:
-        channel.end(None)
+        with within():
+            while True:
+                room.get()
+                if stopped.is_set():
+                    return
+                # No name for the item: it is the consumer's alone while this waits for room.
+                ready.put(next(items))
+    except BaseException as error:  # also StopIteration: the consumer raises it again
+        ready.put(error)
 
 
-def _close(channel: _Channel[T], thread: threading.Thread, process: int) -> None:
+def _close(
+    room: SimpleQueue[None],
+    ready: SimpleQueue[Any],
+    stopped: threading.Event,
+    thread: threading.Thread,
+    process: int,
+) -> None:
     if os.getpid() != process:
         return
-    channel.stop()
-    # A program may end just before the thread begins, which then finds that it is stopped.
+    stopped.set()
+    room.put(None)
+    ready.put(StopIteration())
+    # The garbage collector may call this from any thread. A program may end just before this one
+    # begins, which then finds that it is stopped.
     if thread is not threading.current_thread() and thread.ident is not None:
         thread.join(JOIN_SECONDS)
 

@@ -56,7 +56,7 @@ def sleep_on(stream: torch.cuda.Stream) -> None:
 
 
 def copy_stream(feeder: DeviceFeeder) -> torch.cuda.Stream:
-    stream = feeder._link.stream  # type: ignore[attr-defined]
+    stream = feeder._stream
     assert isinstance(stream, torch.cuda.Stream)
     return stream
 

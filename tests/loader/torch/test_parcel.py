@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,11 +11,7 @@ from tests.loader.torch.feeding import ALL_FIELDS, assert_same, make_loader, mak
 
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.torch.feeder import (
-    MOST_STEPS,
-    MOST_TOKENS,
-    Feed,
-)
+from tokenmill.loader.torch.feeder import MOST_STEPS, MOST_TOKENS, parcels
 from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, share, unstacked
 
 if TYPE_CHECKING:
@@ -30,21 +26,19 @@ def store(tmp_path: Path) -> Path:
     return make_store(tmp_path)
 
 
-def feed_of(loader: Loader, *, fields: Sequence[str] = DEFAULT_FIELDS) -> Feed:
-    return Feed(loader, Form.of(fields, dtype=torch.int64))
-
-
-def parcels_of(loader: Loader, *, first: int = 0, **options: Any) -> list[Parcel]:
+def parcels_of(
+    loader: Loader, *, first: int = 0, fields: Sequence[str] = DEFAULT_FIELDS
+) -> list[Parcel]:
     """All parcels; their tensors are those of the loader's batches."""
-    feed = feed_of(loader, **options)
-    parcels = list(feed.parcels(first))
-    for parcel in parcels:
-        made = unstacked(feed.form.tensors(share(parcel.arrays)))
+    form = Form.of(fields, dtype=torch.int64)
+    found = list(parcels(loader, form, first=first))
+    for parcel in found:
+        made = unstacked(form.tensors(share(parcel.arrays)))
         for step, tensors in zip(parcel.steps, made, strict=True):
-            assert_same(tensors, loader.batch(step), feed.form.fields)
-    sent = [step for parcel in parcels for step in parcel.steps]
+            assert_same(tensors, loader.batch(step), form.fields)
+    sent = [step for parcel in found for step in parcel.steps]
     assert sent == list(range(first, len(loader)))
-    return parcels
+    return found
 
 
 def test_parcels_grow_to_a_few_steps_and_end_with_the_run(store: Path) -> None:
@@ -61,8 +55,8 @@ def test_parcels_grow_to_a_few_steps_and_end_with_the_run(store: Path) -> None:
 def test_steps_with_many_tokens_travel_in_smaller_parcels(tmp_path: Path) -> None:
     write_store(tmp_path / "store", [[[number % 50_000 for number in range(400_000)]]])
     loader = Loader(tmp_path / "store", seq_len=1000, batch_size=100, epochs=5)
-    parcels = parcels_of(loader)
-    assert max(len(parcel.steps) for parcel in parcels) == MOST_TOKENS // 100_100 == 2
+    sent = parcels_of(loader)
+    assert max(len(parcel.steps) for parcel in sent) == MOST_TOKENS // 100_100 == 2
 
 
 def test_steps_of_another_shape_travel_in_another_parcel(store: Path) -> None:
@@ -70,26 +64,26 @@ def test_steps_of_another_shape_travel_in_another_parcel(store: Path) -> None:
     loader = Loader(
         Mixture({"a": (store, 1.0)}, stages=stages, max_epochs=9), seq_len=8, batch_size=4
     )
-    parcels = parcels_of(loader, fields=ALL_FIELDS)
-    shapes = {(parcel.arrays["tokens"].shape[1], parcel.seq_len) for parcel in parcels}
+    sent = parcels_of(loader, fields=ALL_FIELDS)
+    shapes = {(parcel.arrays["tokens"].shape[1], parcel.seq_len) for parcel in sent}
     assert shapes == {(4, 8), (2, 16)}
 
 
 def test_steps_with_more_documents_travel_in_another_parcel(store: Path) -> None:
     loader = make_loader(store, epochs=4, cu_seqlens_capacity=3)
-    parcels = parcels_of(loader, fields=ALL_FIELDS)
-    sizes = [parcel.arrays["cu_seqlens"].shape[1] for parcel in parcels]
+    sent = parcels_of(loader, fields=ALL_FIELDS)
+    sizes = [parcel.arrays["cu_seqlens"].shape[1] for parcel in sent]
     assert set(sizes) == {3, 6}
-    assert len(parcels) > 10
-    assert max(len(parcel.steps) for parcel in parcels) > 1
+    assert len(sent) > 10
+    assert max(len(parcel.steps) for parcel in sent) > 1
 
 
 def test_a_mask_travels_for_the_parcels_that_need_one(store: Path) -> None:
     loader = make_loader(store, packing="best-fit", pad_id=256, epochs=4)
-    parcels = parcels_of(loader)
+    sent = parcels_of(loader)
     masked = [
-        [bool((loader.batch(step).labels < 0).any()) for step in parcel.steps] for parcel in parcels
+        [bool((loader.batch(step).labels < 0).any()) for step in parcel.steps] for parcel in sent
     ]
-    assert [any(steps) for steps in masked] == ["loss_mask" in p.arrays for p in parcels]
+    assert [any(steps) for steps in masked] == ["loss_mask" in p.arrays for p in sent]
     assert any(any(steps) and not all(steps) for steps in masked)
     assert not all(any(steps) for steps in masked)

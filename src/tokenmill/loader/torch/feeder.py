@@ -2,7 +2,7 @@
 
     loader (thread: narrow arrays) -> lane (pinned) -> copy stream (widens) -> consumer's stream
 
-One thread reads ahead by `depth` parcels of up to 16 steps (parcel.py). It holds neither the feeder
+One thread reads ahead by `depth` parcels of up to 16 steps. It holds neither the feeder
 nor its iterator, so that both can be dropped at any time and take the thread with them. What counts
 as consumed is what was handed out: the loader stands at the step after the last batch taken,
 however far the thread is.
@@ -11,22 +11,22 @@ however far the thread is.
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from itertools import cycle
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
 from tokenmill.errors import UsageError
+from tokenmill.loader.loader import ReadAhead
 from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, TensorBatch, share, unstacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,270 +58,50 @@ class Parcel:
     arrays: Arrays
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Where parcels come from, and what is made of them on the device."""
-
-    loader: Loader
-    form: Form
-
-    def parcels(self, first: int) -> Generator[Parcel]:
-        """From a step on, until the steps end."""
-        for chunk in self.loader.chunks(first):
-            has_mask = chunk.mask is not None
-            place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.step_tokens)))
-            for batches in self.form.alike(chunk.batches(), most=most):
-                end = place + len(batches)
-                arrays = self.form.stacked(batches, has_mask=has_mask)
-                if self.form.has_ids:
-                    arrays["tokens"] = chunk.tokens[place:end]
-                if self.form.has_labels and chunk.mask is not None:
-                    arrays["mask"] = chunk.mask[place:end]
-                yield Parcel(chunk.steps[place:end], batches[0].seq_len, arrays)
-                place = end
-
-
-# -------------------------------------------------------------------------------------------------
-# The thread of a feeder: it sends the next steps by free lanes, until nobody wants any more.
-#
-#   | free lanes -> thread (reads, sends, makes tensors) -> parcels -> consumer -> free lanes
-#
-# The thread holds nothing of its consumer. A producer that is closed, dropped, or left over when
-# the interpreter exits tells its thread to stop and waits for it, within bounds.
-
-JOIN_SECONDS = 10.0
-"""How long is waited for the thread, which may be inside a slow read, when it was told to stop."""
-_PROBE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A parcel that the thread has sent."""
-
-    steps: range
-    seq_len: int
-    tensors: Tensors
-    lane: Lane
-    seal: Seal
-
-    def batches(self) -> list[TensorBatch]:
-        """Those of all steps."""
-        tensors = zip(self.steps, unstacked(self.tensors), strict=True)
-        return [TensorBatch(made, step=step, max_seqlen=self.seq_len) for step, made in tensors]
-
-
-class _Channel:
-    """What thread and consumer share."""
-
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.free: queue.SimpleQueue[Lane | None] = queue.SimpleQueue()
-        self.ready: queue.SimpleQueue[Ready | BaseException | None] = queue.SimpleQueue()
-        self.is_stopped = False
-        for lane in lanes:
-            self.free.put(lane)
-
-
-def _produce(channel: _Channel, link: CopyLink, feed: Feed, *, first: int) -> None:
-    """Body of the thread: uses free lanes until it is stopped or the steps end."""
-    parcels = feed.parcels(first)
-    try:
-        with link.active():
-            while (lane := channel.free.get()) is not None and not channel.is_stopped:
-                parcel = next(parcels, None)
-                if parcel is None:
-                    channel.ready.put(None)
-                    break
-                tensors = feed.form.tensors(lane.send(parcel.arrays))
-                seq_len = parcel.seq_len
-                channel.ready.put(Ready(parcel.steps, seq_len, tensors, lane, lane.seal()))
-                # The next wait must not keep these batches alive.
-                del lane, parcel, tensors
-    except BaseException as error:  # the border of a thread: the consumer raises it
-        channel.ready.put(error)
-    finally:
-        parcels.close()
-
-
-class Producer:
-    """Reads ahead from one step on, until it is closed or dropped."""
-
-    def __init__(self, link: CopyLink, feed: Feed, *, first: int, depth: int) -> None:
-        self.step = first
-        """The step that comes next."""
-        self._seal: Seal | None = None
-        self._batches: list[TensorBatch] = []
-        """The rest of the parcel that was taken last, in reverse."""
-        self._channel = _Channel([link.lane() for _ in range(depth)])
-        self._thread = threading.Thread(
-            target=_produce,
-            args=(self._channel, link, feed),
-            kwargs={"first": first},
-            name="tokenmill feeder",
-            # Interpreter exit joins other threads before anything could tell them to stop.
-            daemon=True,
-        )
-        self._thread.start()
-        # Also called at interpreter exit.
-        self._finalizer = weakref.finalize(self, _stop, self._channel, self._thread, os.getpid())
-
-    @property
-    def is_closed(self) -> bool:
-        return not self._finalizer.alive
-
-    def take(self) -> TensorBatch | None:
-        """The next batch, None after the last; what the thread raised is raised here."""
-        if not self._batches and not self._take_parcel():
-            return None
-        assert self._seal is not None
-        batch = self._batches.pop()
-        self._seal.open(batch.values())
-        self.step += 1
-        return batch
-
-    def _take_parcel(self) -> bool:
-        ready = self._wait()
-        if ready is None:
-            return False
-        self._seal = ready.seal
-        self._batches = ready.batches()[::-1]
-        self._channel.free.put(ready.lane)
-        return True
-
-    def _wait(self) -> Ready | None:
-        while True:
-            try:
-                item = self._channel.ready.get(timeout=_PROBE_SECONDS)
-            except queue.Empty:
-                self._probe()
-                continue
-            if not isinstance(item, BaseException):
-                return item
-            try:
-                raise item
-            finally:
-                del item  # its traceback holds this frame
-
-    def _probe(self) -> None:
-        if not self._thread.is_alive() and self._channel.ready.empty():
-            raise UsageError(
-                "the feeder's thread is gone: this process was forked while it was iterating",
-                hint="begin to iterate in the process that uses the batches",
-            )
-
-    @property
-    def num_ready(self) -> int:
-        """Parcels that wait to be taken."""
-        return self._channel.ready.qsize()
-
-    def close(self) -> None:
-        """End the thread, and wait for it."""
-        self._finalizer()
-
-
-def _stop(channel: _Channel, thread: threading.Thread, process: int) -> None:
-    if os.getpid() != process:
-        return
-    channel.is_stopped = True
-    channel.free.put(None)
-    # The garbage collector may call this from any thread, this one included.
-    if thread is not threading.current_thread():
-        thread.join(JOIN_SECONDS)
+def parcels(loader: Loader, form: Form, *, first: int) -> Iterator[Parcel]:
+    """From a step on, until the steps end."""
+    for chunk in loader.chunks(first):
+        has_mask = chunk.mask is not None
+        place, most = 0, max(1, min(MOST_STEPS, MOST_TOKENS // max(1, chunk.step_tokens)))
+        for batches in form.alike(chunk.batches(), most=most):
+            end = place + len(batches)
+            arrays = form.stacked(batches, has_mask=has_mask)
+            if form.has_ids:
+                arrays["tokens"] = chunk.tokens[place:end]
+            if form.has_labels and chunk.mask is not None:
+                arrays["mask"] = chunk.mask[place:end]
+            yield Parcel(chunk.steps[place:end], batches[0].seq_len, arrays)
+            place = end
 
 
 # -------------------------------------------------------------------------------------------------
 # How arrays get to the device: pinned memory that is used again and again, and one copy stream.
 #
-#   | producer thread:   wait until the lane's last copy is done, write, copy, make tensors, seal
-#   | consumer:          its stream waits for the seal; the host never does
-#
-# A lane is the place of one parcel on its way: pinned memory, from which fresh tensors are filled.
-# Stream order alone does not protect pinned memory: the host could rewrite what a copy still
-# reads.
+# The thread waits until the lane's last copy is done, writes, copies, makes tensors and seals them;
+# the consumer's stream waits for the seal, and the host never does. Stream order alone does not
+# protect pinned memory: the host could rewrite what a copy still reads.
 
 
-class Seal(Protocol):
-    """Stands for all that a consumer has to wait for."""
+def send(form: Form, parcel: Parcel, lane: CudaLane | None) -> Sent:
+    """The batches of a parcel, last first, and what to wait for before they are used.
 
-    def open(self, tensors: Iterable[torch.Tensor]) -> None:
-        """From here on the consumer's stream may use these tensors of the producer's stream."""
-        ...
-
-
-class Lane(Protocol):
-    """The way of one parcel to the device."""
-
-    def send(self, arrays: Arrays) -> Tensors:
-        """The arrays on the device, in fresh tensors."""
-        ...
-
-    def seal(self) -> Seal:
-        """All that the consumer has to wait for has been queued."""
-        ...
-
-
-class CopyLink(Protocol):
-    """The way to one device."""
-
-    def active(self) -> contextlib.AbstractContextManager[object]:
-        """For the producer's thread: its work is queued on the copy stream."""
-        ...
-
-    def lane(self) -> Lane: ...
-
-
-def link_to(device: torch.device) -> CopyLink:
-    """The way to a device."""
-    if device.type == "cpu":
-        return HostLink()
-    if device.type == "cuda":
-        return CudaLink(device)
-    raise UsageError(
-        f"the feeder has no way to the device {str(device)!r}, only to the CPU and to CUDA",
-        hint='use device="cpu" and move the batches with batch.to(...)',
-    )
-
-
-class HostLane:
-    """The consumer reads the arrays where they are."""
-
-    def send(self, arrays: Arrays) -> Tensors:
-        return share(arrays)
-
-    def seal(self) -> HostLane:
-        return self
-
-    def open(self, tensors: Iterable[torch.Tensor]) -> None:
-        pass
-
-
-class HostLink:
-    """To the CPU: nothing is copied."""
-
-    def active(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    def lane(self) -> HostLane:
-        return HostLane()
-
-
-class CudaLink:
-    """To a CUDA device, by a stream that lives as long as the link.
-
-    A stream for every epoch would leave the allocator's cached blocks behind with each.
+    Without a lane the consumer reads the arrays where they are.
     """
+    tensors = form.tensors(share(parcel.arrays) if lane is None else lane.send(parcel.arrays))
+    seal = None if lane is None else lane.seal()
+    steps = zip(parcel.steps, unstacked(tensors), strict=True)
+    batches = [TensorBatch(made, step=step, max_seqlen=parcel.seq_len) for step, made in steps]
+    return batches[::-1], seal
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
 
-    def active(self) -> contextlib.AbstractContextManager[object]:
-        stack = contextlib.ExitStack()
-        stack.enter_context(torch.cuda.device(self.device))
-        stack.enter_context(torch.cuda.stream(self.stream))
-        return stack
-
-    def lane(self) -> CudaLane:
-        return CudaLane(self.device, self.stream)
+@contextlib.contextmanager
+def _on_stream(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """For the thread: its work is queued on the copy stream."""
+    if stream is None:
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        yield
 
 
 class CudaLane:
@@ -383,6 +163,7 @@ class CudaSeal:
         self._opened_on = current
 
 
+Sent: TypeAlias = tuple[list[TensorBatch], CudaSeal | None]
 _STALE = -1
 """No step: makes an iterator begin anew."""
 
@@ -423,11 +204,13 @@ class DeviceFeeder:
         """How long consumers have waited for batches, in all."""
         self.last_wait_seconds = 0.0
         """How long the last batch was waited for."""
-        self._link = link_to(self.device)
-        self._feed = Feed(loader, form)
+        # One for all epochs: each would leave the allocator's cached blocks behind with it.
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._form = form
         self._kept: Tensors | None = {} if reuse_buffers else None
-        # Its iterator holds the producer: where that is dropped, the thread must end.
-        self._producer: Callable[[], Producer | None] = _no_producer
+        # Its iterator holds what reads ahead: where that is dropped, the thread must end.
+        self._ahead: Callable[[], ReadAhead[Sent] | None] = _nothing
+        self._next_step = _STALE
         self._has_ended = False
 
     def __iter__(self) -> Iterator[TensorBatch]:
@@ -444,62 +227,73 @@ class DeviceFeeder:
     @property
     def num_ready(self) -> int:
         """Parcels of steps that wait to be taken: `depth` where the thread keeps up."""
-        producer = self._producer()
-        return 0 if producer is None else producer.num_ready
+        ahead = self._ahead()
+        return 0 if ahead is None else ahead.num_ready
 
-    def _start(self) -> Producer:
-        producer = Producer(self._link, self._feed, first=self.loader.step, depth=self.depth)
-        self._producer = weakref.ref(producer)
-        return producer
+    def _start(self) -> ReadAhead[Sent]:
+        self._next_step = self.loader.step
+        lanes = [
+            None if self._stream is None else CudaLane(self.device, self._stream)
+            for _ in range(self.depth)
+        ]
+        made = parcels(self.loader, self._form, first=self._next_step)
+        ahead = ReadAhead(
+            map(partial(send, self._form), made, cycle(lanes)),
+            depth=self.depth,
+            name="tokenmill feeder",
+            within=partial(_on_stream, self.device, self._stream),
+        )
+        self._ahead = weakref.ref(ahead)
+        return ahead
 
-    def _follow(self, producer: Producer) -> Iterator[TensorBatch]:
+    def _follow(self, ahead: ReadAhead[Sent]) -> Iterator[TensorBatch]:
+        batches: list[TensorBatch] = []
+        seal: CudaSeal | None = None
         try:
             while True:
-                if producer.is_closed:
+                if ahead.is_closed:
                     raise UsageError(
                         "the feeder was closed, or iterated anew, while this iterator was in use",
                         hint="iterate over the feeder again: it goes on where it was",
                     )
-                if producer.step != self.loader.step:
+                if self._next_step != self.loader.step:
                     # The loader was moved, by load_state_dict or seek: what was read is of no use.
-                    producer.close()
-                    producer = self._start()
-                batch = self._take(producer)
+                    ahead.close()
+                    ahead, batches = self._start(), []
+                asked = time.perf_counter()
+                if not batches:
+                    batches, seal = next(ahead, ([], None))
+                batch = batches.pop() if batches else None
+                if batch is not None and seal is not None:
+                    seal.open(batch.values())
+                self.last_wait_seconds = time.perf_counter() - asked
+                self.wait_seconds += self.last_wait_seconds
                 if batch is None:
                     self._has_ended = True
                     return
+                self._next_step += 1
+                self.loader.seek(self._next_step)
+                if self._kept is not None:
+                    batch.update(_copied(batch, self._kept))
                 yield batch
                 del batch
         finally:
-            producer.close()
-
-    def _take(self, producer: Producer) -> TensorBatch | None:
-        asked = time.perf_counter()
-        batch = producer.take()
-        self.last_wait_seconds = time.perf_counter() - asked
-        self.wait_seconds += self.last_wait_seconds
-        if batch is None:
-            return None
-        self.loader.seek(producer.step)
-        if self._kept is not None:
-            batch.update(_copied(batch, self._kept))
-        return batch
+            ahead.close()
 
     def state_dict(self) -> dict[str, object]:
-        """The loader's state: all batches handed out so far are behind it."""
+        """The loader's state: all batches handed out so far come before it."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from a state; an iterator in use follows."""
         self.loader.load_state_dict(state)
         self._has_ended = False
-        if (producer := self._producer()) is not None:
-            producer.step = _STALE  # the step may be the same, and its rows others
+        self._next_step = _STALE  # the step may be the same, and its rows others
 
     def close(self) -> None:
         """End the thread, if one is running; the feeder can be iterated again."""
-        if (producer := self._producer()) is not None:
-            producer.close()
+        if (ahead := self._ahead()) is not None:
+            ahead.close()
 
     def __enter__(self) -> DeviceFeeder:
         return self
@@ -517,7 +311,7 @@ def _copied(tensors: Tensors, kept: Tensors) -> Tensors:
     return kept
 
 
-def _no_producer() -> None:
+def _nothing() -> None:
     return None
 
 
@@ -525,6 +319,11 @@ def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found = torch.device(device)
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"the feeder has no way to the device {str(found)!r}, only to the CPU and to CUDA",
+            hint='use device="cpu" and move the batches with batch.to(...)',
+        )
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(
             f"device={str(device)!r}, and torch {torch.__version__} finds no CUDA device",
