@@ -109,13 +109,13 @@ __all__ = ["EOS", "write_store"]
 
 
 def end_in_the_middle(
-    code: str, *arguments: str, folder: Path, receipts: Path, end: signal.Signals
-) -> int:
-    """Run a program and end it when it has committed a few parts; how many there are then."""
+    code: str, *arguments: str, folder: Path, seen: tuple[Path, str, int], end: signal.Signals
+) -> None:
+    """Run a program and end it when so many files of a pattern are in a folder."""
     command = [sys.executable, "-c", code, *arguments]
+    where, pattern, count = seen
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and len([*receipts.glob("*.json")]) < 3:
+        while process.poll() is None and len([*where.glob(pattern)]) < count:
             time.sleep(0.001)
         process.send_signal(end)
         process.wait(10)
-    return len([*receipts.glob("*.json")])

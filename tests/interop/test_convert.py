@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.interop.stores import EOS, flat, ids_of, random_shards, tree, write_store
+from tests.interop.stores import BOOKS, EOS, flat, ids_of, random_shards, tree, write_store
 
 import tokenmill
 from tokenmill.errors import UsageError
@@ -91,7 +91,18 @@ def test_through_a_format_that_cannot_be_mapped(
     assert ids_of(tokenmill.Store.open_foreign(tmp_path / "out")) == flat(
         random_shards(2, documents=25)
     )
-    assert not (tmp_path / "out" / ".tokenmill-export" / "store").exists()
+    assert not [*(tmp_path / "out").rglob("tokenmill.json")]
     assert not result.nothing_to_do
     again = tokenmill.convert(tmp_path / "between", to="olmo", out=tmp_path / "out", **options)
     assert again.nothing_to_do
+
+
+def test_a_store_that_another_conversion_left_is_removed(exports: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tokenmill.export_store(exports / "store", to="arrow", out=tmp_path / "arrow", workers=1)
+    tokenmill.import_store(
+        exports / "megatron", tokenizer="bytes", out=out / BOOKS / "convert" / "store"
+    )
+    tokenmill.convert(tmp_path / "arrow", to="olmo", out=out, dtype="uint16", workers=1)
+    assert ids_of(tokenmill.Store.open_foreign(out)) == flat(random_shards(2, documents=25))
+    assert not [*out.rglob("tokenmill.json")]

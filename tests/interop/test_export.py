@@ -22,7 +22,7 @@ from tests.interop.stores import (
 )
 
 import tokenmill
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError, StoreLockedError, UsageError
 
 RAW = ("megatron", "datatrove", "olmo", "nanogpt", "llmc")
 
@@ -69,14 +69,51 @@ def test_what_is_missing_is_made_again(store: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == whole
 
 
-def test_a_stretch_of_a_finished_file_is_made_again(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["nanogpt", "mds"])
+def test_a_file_of_another_size_is_made_again(store: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / "out"
-    tokenmill.export_store(store, to="nanogpt", out=out, workers=1)
+    few: dict[str, Any] = {"file_tokens": 700} if to == "mds" else {}
+    first = tokenmill.export_store(store, to=to, out=out, workers=1, **few)
     whole = tree(out)
-    (out / BOOKS / "parts" / "train-00002.json").unlink()
-    result = tokenmill.export_store(store, to="nanogpt", out=out, workers=1)
+    name = "train.bin" if to == "nanogpt" else "shard.00001.mds"
+    (out / name).write_bytes(whole[name][:-2])
+    result = tokenmill.export_store(store, to=to, out=out, workers=1, **few)
     assert result.parts_resumed == result.parts - 1
+    assert result.notes == first.notes
     assert tree(out) == whole
+
+
+def test_an_export_that_is_made_again_has_no_index(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_shards(2, documents=9))
+    out = tmp_path / "out"
+    tokenmill.export_store(tmp_path / "store", to="megatron", out=out, workers=1)
+    (out / "train_00001_text_document.bin").unlink()
+    victim = sorted((tmp_path / "store" / "shards").glob("*.bin"))[1]
+    data = victim.read_bytes()
+    victim.write_bytes(bytes(len(data)))
+    with pytest.raises(StoreError, match="was changed"):
+        tokenmill.export_store(tmp_path / "store", to="megatron", out=out, workers=1)
+    assert not (out / "data-path.txt").exists()
+    # What was cut off meanwhile is not taken for whole because nobody came to it.
+    (out / "train_00000_text_document.idx").write_bytes(b"cut off")
+    victim.write_bytes(data)
+    result = tokenmill.export_store(tmp_path / "store", to="megatron", out=out, workers=1)
+    assert (result.parts, result.parts_resumed) == (2, 0)
+    assert (out / "data-path.txt").exists()
+
+
+def test_two_at_once_are_refused(store: Path, tmp_path: Path) -> None:
+    def export_too(done: int, total: int) -> None:
+        with pytest.raises(StoreLockedError):
+            tokenmill.export_store(store, to="olmo", out=tmp_path / "out", workers=1)
+        refused.append(done)
+
+    refused: list[int] = []
+    tokenmill.export_store(
+        store, to="olmo", out=tmp_path / "out", workers=1, on_progress=export_too
+    )
+    assert refused
+    assert len(tree(tmp_path / "out")) == 10
 
 
 def test_an_export_that_came_to_nothing_is_not_in_the_way(store: Path, tmp_path: Path) -> None:
@@ -250,12 +287,12 @@ def test_ended_in_the_middle_it_resumes(tmp_path: Path, merge: str, end: signal.
         tmp_path / "store", to="megatron", out=tmp_path / "whole", merge=bool(merge)
     )
     whole = tree(tmp_path / "whole")
-    receipts = tmp_path / "out" / BOOKS / "parts"
-    kept = end_in_the_middle(
-        COMMAND, "megatron", "out", merge, folder=tmp_path, receipts=receipts, end=end
-    )
-    assert end is signal.SIGKILL or not (tmp_path / "out" / BOOKS / "tmp").exists()
-    assert not (receipts / "index.json").exists(), "the export was over before it was killed"
+    out = tmp_path / "out"
+    seen = (out / BOOKS / "tmp", "*.bin", 1) if merge else (out, "*.idx", 3)
+    end_in_the_middle(COMMAND, "megatron", "out", merge, folder=tmp_path, seen=seen, end=end)
+    assert end is signal.SIGKILL or not (out / BOOKS / "tmp").exists()
+    assert not (out / "data-path.txt").exists(), "the export was over before it was killed"
+    kept = len([each for each in out.glob("*.idx") if each.with_suffix(".bin").exists()])
     # Whatever has its name is whole.
     for name, data in tree(tmp_path / "out").items():
         assert data == whole[name]
@@ -272,7 +309,6 @@ def test_ended_in_the_middle_it_resumes(tmp_path: Path, merge: str, end: signal.
         ".lock",
         ".lock-workers",
         "export.json",
-        "parts",
     ]
 
 

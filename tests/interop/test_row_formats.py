@@ -165,7 +165,7 @@ def test_small_batches_give_the_same_rows_as_large_ones(
     tmp_path: Path, packing: str, overlap: int
 ) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
-    options = ExportOptions(splits=("train",), seq_len=31, packing=packing)
+    options = ExportOptions(to="mds", seq_len=31, packing=packing)
     records = open_records(store, options, overlap=overlap)
 
     [whole] = records.batches(0, records.count)

@@ -1,14 +1,14 @@
 """What a foreign format must have to be exported and imported: the contract of this package.
 
 Export. A format plans *parts*, from the store's content and the options alone, never from the
-number of workers. Workers carry parts out in any order, each into files of its own whose names the
-plan has fixed, or into its own stretch of a shared file. A part's files are written elsewhere,
-synced and renamed, then a receipt commits the part; the same command again skips parts that have
-one. `finish` runs once, after all parts, and writes what describes them (an index, a manifest).
+number of workers. Threads carry parts out in any order, each into files of its own whose names the
+plan has fixed. A file is written elsewhere, synced and renamed; the same command again skips parts
+whose files are there. `finish` runs once, after all parts, and writes what describes them (an
+index, a manifest).
 
     plan(stores, options)         -> ExportPlan: parts and the names of all files
-    write(store, part, ...)       -> in a worker: fill the part's files; small facts for `finish`
-    finish(stores, ..., done)     -> the index files; lines to tell the user
+    write(store, part, ...)       -> on a thread: make the part's files
+    finish(stores, ..., parts)    -> the index files; lines to tell the user
 
 Import. `detect` looks at names and first bytes, never at more. `open` reads what the files say
 about themselves and cuts them into *parts* of bounded size, which workers read as blocks of whole
@@ -134,37 +134,30 @@ class FileLink(StrEnum):
 class ExportOptions:
     """What an export was asked for; everything here but `link` decides the bytes."""
 
-    splits: tuple[str, ...]
+    to: str
     seq_len: int | None = None
     packing: str = "concat"
     file_tokens: int | None = None
     """Tokens of one file, about, where the format is free to choose; None is its own default."""
-    link: FileLink = FileLink.NEVER
+    link: str | bool = FileLink.NEVER
+    """A `FileLink` once it was checked."""
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
-    """Complete: every setting of the format, defaults filled in."""
+    """Of the format; it sees all of them, defaults filled in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportTask:
-    """A piece of an export that one worker carries out."""
+    """A piece of an export that one thread carries out: a file, or files that belong together."""
 
-    name: str
-    """Plain, unique in the export: the receipt's name too."""
     split: str
     tokens: int
     """About how much work it is, for progress."""
-    files: tuple[str, ...] = ()
-    """Files it makes, relative to the out folder with / between; none for a stretch of one."""
+    files: tuple[str, ...]
+    """Relative to the out folder with / between."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of files, where the plan knows them."""
     task: Mapping[str, Json] = field(default_factory=dict)
-    """Whatever `write` must know: which shards, rows, documents, offsets."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedFile:
-    """A file that many parts fill, each its own stretch; it gets its name in the end."""
-
-    name: str
-    bytes: int
+    """Whatever `write` must know: which shards, rows, documents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,18 +167,10 @@ class ExportPlan:
     parts: tuple[ExportTask, ...]
     index_files: tuple[str, ...] = ()
     """Files that `finish` makes."""
-    shared: tuple[SharedFile, ...] = ()
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartDone:
-    """A part that is complete, from its receipt."""
-
-    part: ExportTask
-    files: Mapping[str, int]
-    """Name -> bytes."""
-    facts: Mapping[str, Json]
-    """What `write` returned."""
+    @property
+    def files(self) -> list[str]:
+        return [name for part in self.parts for name in part.files] + [*self.index_files]
 
 
 class Sure(IntEnum):
@@ -279,17 +264,15 @@ class Format(ABC):
         """The parts of an export; UsageError where the store cannot be had in this format."""
         raise UsageError(f"{self.about.name} can be read, not written", hint="export to another")
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
-        """Make the files of a part; called in a worker, with the store of the part's split."""
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
+        """Make the files of a part; called on a thread, with the store of the part's split."""
         raise NotImplementedError
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """Write the index files, when all parts are done; returns lines for the user."""

@@ -34,9 +34,10 @@ from tokenmill.interop.raw import (
     put_tokens,
     raw_dtype,
     require_files,
-    shard_task,
+    shards_of,
     split_of,
     stream_mask,
+    token_task,
 )
 from tokenmill.store.format import map_file
 
@@ -44,9 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tokenmill.interop.base import ExportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions
     from tokenmill.interop.export import PartFiles
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 BLOCK_DOCUMENTS = 1 << 18
@@ -67,20 +67,11 @@ class Datatrove(RawFormat):
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         parts = []
         for split, store in stores.items():
-            for number, shard in enumerate(store.shards):
+            kinds = (".index", ".metadata", *([".loss"] if store.has_mask else []))
+            for number in range(len(store.shards)):
                 name = f"{split}/{number:05d}_unshuffled.ds"
-                kinds = ["", ".index", ".metadata"]
-                if store.has_mask:
-                    kinds.append(".loss")
-                parts.append(
-                    ExportTask(
-                        name=f"{split}-{number:05d}",
-                        split=split,
-                        tokens=shard.tokens,
-                        files=tuple(name + kind for kind in kinds),
-                        task={"shard": number, "file": name},
-                    )
-                )
+                others = [name + kind for kind in kinds]
+                parts.append(token_task(store, split, name, shards=[number], others=others))
         return ExportPlan(parts=tuple(parts))
 
     def write(
@@ -89,27 +80,26 @@ class Datatrove(RawFormat):
         part: ExportTask,
         options: ExportOptions,
         out: PartFiles,
-    ) -> Mapping[str, Json]:
-        name, number = str(part.task["file"]), shard_task(part)
-        put_tokens(store, part, out, name=name)
+    ) -> None:
+        name, [number] = part.files[0], shards_of(part)
+        put_tokens(store, part, out)
         ends = out.create(f"{name}.index")
         for block in _ends(store, number):
             ends.write(block)
         out.write(f"{name}.metadata", metadata(store, store.shards[number].tokens))
         if f"{name}.loss" in part.files:
             stream_mask(store, number, out.create(f"{name}.loss"))
-        return {}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         size = next(iter(stores.values())).dtype.itemsize
         return [
-            f'read with: DatatroveFolderDataset("{out.folder.root / split}", seq_len=...,'
+            f'read with: DatatroveFolderDataset("{out.root / split}", seq_len=...,'
             f" token_size={size})"
             for split in stores
         ]

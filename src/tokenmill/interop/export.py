@@ -1,9 +1,12 @@
-"""The verb `export_store`: a store out, in another project's format. The same call again resumes.
+"""The verb `export`: a store out, in another project's format. The same call again resumes.
 
-    open the splits -> plan parts -> what is left to do -> workers -> index files
+    open the splits -> plan parts -> what is left to do -> threads -> index files
 
-Everything before the workers start only reads. Each part commits by itself; the index, written
-last, makes the export complete.
+    out/.tokenmill-export/export.json     what is exported here, and how; in the end all files too
+                          tmp/            files that have no name yet
+
+Everything before the threads start only reads. A file gets its name when all of it is on the disk,
+so that whatever has its name is whole, after a crash at any moment; index files are the last.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import dataclasses
 import errno
 import io
 import os
-import secrets
 import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,10 +30,7 @@ from tokenmill.errors import BuildError, StoreError, UsageError
 from tokenmill.interop.base import (
     WRITE_HINT,
     ExportOptions,
-    ExportPlan,
-    ExportTask,
     FileLink,
-    PartDone,
     complete_settings,
     get_format,
     local_path,
@@ -39,14 +39,7 @@ from tokenmill.interop.records import rows_note
 from tokenmill.loader.packing import find_packing
 from tokenmill.options import PACKINGS
 from tokenmill.runners.local import physical_cores
-from tokenmill.store.durable import (
-    checksum_of,
-    replace_file,
-    seal,
-    sync_folder,
-    unseal,
-    write_error,
-)
+from tokenmill.store.durable import replace_file, seal, sync_folder, unseal, write_error
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import StoreLock
 from tokenmill.store.reader import Store
@@ -58,80 +51,34 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tokenmill.files import PathInput
-    from tokenmill.interop.base import Format, SharedFile
+    from tokenmill.interop.base import ExportTask, Format
     from tokenmill.store.durable import Json
 
-
-# -------------------------------------------------------------------------------------------------
-# The files of an export's parts: written under other names, synced, renamed, receipted.
-#
-#   | out/.tokenmill-export/export.json       what is being exported here, and how
-#   |                       <part>.json       the receipt of a part that is complete
-#   |                       tmp/<part>-.../   files that have no name yet
-#   |                       shared/<file>     files that many parts fill
-#
-# After a crash at any moment: a file that has its final name is whole, and a receipt's files are
-# there. A shared file gets its name after the last part; until then receipts speak of its
-# stretches.
-
-if TYPE_CHECKING:
     OnBytes = Callable[[int], None]
 
 BOOKS = ".tokenmill-export"
-RECEIPT_VERSION = 1
+TITLE = "export.json"
 COPY_BYTES = 4 << 20
+REPORT_BYTES = 4 << 20
+WIDE_ID = 4
+"""Bytes of an id where a format does not hold the store's own bytes, about."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFolder:
-    """The paths of an export."""
-
-    root: Path
-
-    @property
-    def books(self) -> StoreLayout:
-        """Where receipts, locks and temporary files are; laid out as a store's, as far as it is."""
-        return StoreLayout(self.root / BOOKS)
-
-    @property
-    def tmp(self) -> Path:
-        return self.books.tmp
-
-    @property
-    def shared(self) -> Path:
-        return self.books.root / "shared"
-
-    @property
-    def title(self) -> Path:
-        return self.books.root / "export.json"
-
-    def receipt(self, part: str) -> Path:
-        return self.books.root / "parts" / f"{part}.json"
-
-    def create(self) -> None:
-        """Make the folders that every export needs."""
-        for folder in (self.books.root / "parts", self.tmp):
-            folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.root)
+# -------------------------------------------------------------------------------------------------
+# The files of a part: written under tmp/, synced, renamed.
 
 
 class OutFile(io.FileIO):
-    """A file of a part, or a range of a shared one, as every library that writes takes one."""
+    """A file of an export, as every library that writes takes one."""
 
-    def __init__(
-        self, path: Path, *, name: str, on_bytes: OnBytes, offset: int | None = None
-    ) -> None:
-        super().__init__(path, "xb" if offset is None else "r+b")
+    def __init__(self, path: Path, *, on_bytes: OnBytes) -> None:
+        super().__init__(path, "xb")
         self.path = path
-        self.name = name
-        self.offset = offset
         self.bytes = 0
         """Written so far."""
         self._begun = 0
         self._hash = xxhash.xxh3_128()
         self._on_bytes = on_bytes
-        if offset is not None:
-            self.seek(offset)
 
     def write(self, block: Any) -> int:
         """Write all of a block, of any contiguous kind."""
@@ -145,7 +92,7 @@ class OutFile(io.FileIO):
             left = left[len(piece) :]
         self.bytes += count
         if self.bytes - self._begun >= AHEAD_BYTES:
-            begin_writing(self.fileno(), (self.offset or 0) + self._begun, self.bytes - self._begun)
+            begin_writing(self.fileno(), self._begun, self.bytes - self._begun)
             self._begun = self.bytes
         self._on_bytes(count)
         return count
@@ -166,132 +113,82 @@ class OutFile(io.FileIO):
 class PartFiles:
     """The files of one part while they are made; as a context manager: no commit, no trace."""
 
-    folder: ExportFolder
-    part: ExportTask
+    root: Path
+    names: tuple[str, ...]
+    checksums: dict[str, str]
+    """Of files that were written by this run, all parts together."""
     link_mode: FileLink = FileLink.NEVER
     on_bytes: OnBytes = lambda _: None
     """Told of all that is written."""
-    _staging: Path = field(init=False)
-    _open: list[OutFile] = field(default_factory=list)
-    _linked: dict[str, tuple[int, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        mark = f"{self.part.name}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._staging = self.folder.tmp / mark
-        try:
-            self._staging.mkdir(parents=True)
-        except OSError as error:
-            raise write_error(error, path=self._staging) from error
+    _open: dict[str, OutFile] = field(default_factory=dict)
+    _made: set[str] = field(default_factory=set)
 
     def create(self, name: str) -> OutFile:
         """A new file of the part, to be written from its beginning to its end."""
-        self._expect(name)
-        file = OutFile(self._staged(name), name=name, on_bytes=self.on_bytes)
-        self._open.append(file)
-        return file
+        path = self._stage(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open[name] = OutFile(path, on_bytes=self.on_bytes)
+        except OSError as error:
+            raise write_error(error, path=path) from error
+        return self._open[name]
 
     def write(self, name: str, data: bytes) -> None:
         """A new file with these bytes."""
         self.create(name).write(data)
 
-    def stretch(self, name: str, *, offset: int) -> OutFile:
-        """A stretch of a shared file, from a byte on."""
-        path = self.folder.shared / _flat(name)
-        file = OutFile(path, name=name, on_bytes=self.on_bytes, offset=offset)
-        self._open.append(file)
-        return file
-
-    def link_or_copy(self, name: str, source: Path, *, checksum: str | None = None) -> bool:
-        """A file with the bytes of a store's file; True where it is a hard link to it.
+    def link_or_copy(self, name: str, source: Path, *, checksum: str | None = None) -> None:
+        """A file with the bytes of a store's file, a hard link to it where that was asked for.
 
         A copy is compared with `checksum`, which a link takes on trust: nothing is read for it.
         """
-        self._expect(name)
-        if self.link_mode is not FileLink.NEVER and self._try_link(name, source, checksum):
-            return True
+        if self.link_mode is not FileLink.NEVER:
+            path = self._stage(name)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(source, path)
+                return
+            except OSError as error:
+                if self.link_mode is not FileLink.IF_POSSIBLE:
+                    raise _unlinkable(source, self.root, error) from error
         copy_into(self.create(name), source, checksum=checksum)
-        return False
 
-    def _try_link(self, name: str, source: Path, checksum: str | None) -> bool:
-        try:
-            os.link(source, self._staged(name))
-        except OSError as error:
-            if self.link_mode is FileLink.IF_POSSIBLE:
-                return False
-            raise _unlinkable(source, self.folder.root, error) from error
-        self._linked[name] = source.stat().st_size, checksum or ""
-        return True
+    def checksum(self, name: str) -> str:
+        """xxh3-128 of a file that is complete; one that was there before is read for it."""
+        if name not in self.checksums:
+            seen = xxhash.xxh3_128()
+            with (self.root / name).open("rb", buffering=0) as file:
+                while block := file.read(COPY_BYTES):
+                    seen.update(block)
+            self.checksums[name] = seen.hexdigest()
+        return self.checksums[name]
+
+    def _stage(self, name: str) -> Path:
+        """Where a file is until it gets its name."""
+        if name not in self.names:
+            raise ValueError(f"the file {name!r} was not planned")
+        self._made.add(name)
+        return self._staged(name)
 
     def _staged(self, name: str) -> Path:
-        return self._staging / _flat(name)
+        return self.root / BOOKS / "tmp" / name.replace("/", "\\")
 
-    def _expect(self, name: str) -> None:
-        if name not in self.part.files:
-            raise ValueError(f"part {self.part.name!r} did not plan the file {name!r}")
-
-    def commit(self, export: str, facts: Mapping[str, Json], shared: tuple[str, ...] = ()) -> None:
-        """Give the files their names, then write the receipt; `shared` are files to be named."""
+    def commit(self) -> None:
+        """Give the files their names."""
+        if missing := set(self.names) - self._made:
+            raise ValueError(f"the files {sorted(missing)} were planned and not made")
         try:
-            made = self._finish_all()
-            if missing := set(self.part.files) - {*made, *self._linked, *shared}:
-                raise ValueError(f"part {self.part.name!r} did not make {sorted(missing)}")
-            for name in (*made, *self._linked):
-                self._publish(self._staged(name), name)
-            for name in shared:
-                if (self.folder.shared / _flat(name)).exists():
-                    self._publish(self.folder.shared / _flat(name), name)
-            for parent in sorted({(self.folder.root / name).parent for name in self.part.files}):
+            for file in self._open.values():
+                file.finish()
+            for name in self.names:
+                target = self.root / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._staged(name).replace(target)
+            for parent in sorted({(self.root / name).parent for name in self.names}):
                 sync_folder(parent)
-            self._write_receipt(export, facts, made, shared)
         except OSError as error:
-            raise write_error(error, path=self.folder.root) from error
-        self._staging.rmdir()
-
-    def _finish_all(self) -> dict[str, OutFile]:
-        for file in self._open:
-            file.finish()
-        return {file.name: file for file in self._open if file.offset is None}
-
-    def _publish(self, staged: Path, name: str) -> None:
-        target = self.folder.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged.replace(target)
-
-    def _write_receipt(
-        self,
-        export: str,
-        facts: Mapping[str, Json],
-        made: Mapping[str, OutFile],
-        shared: tuple[str, ...],
-    ) -> None:
-        files: dict[str, Json] = {
-            name: {"bytes": (self.folder.root / name).stat().st_size} for name in made
-        }
-        for name, (size, checksum) in self._linked.items():
-            files[name] = {"bytes": size, "checksum": checksum, "linked": True}
-        for name in shared:
-            size = (self.folder.root / name).stat().st_size
-            files[name] = {"bytes": size}
-        stretches: list[Json] = [
-            {
-                "file": file.name,
-                "offset": file.offset,
-                "bytes": file.bytes,
-                "checksum": file.checksum,
-            }
-            for file in self._open
-            if file.offset is not None
-        ]
-        members: dict[str, Json] = {
-            "version": RECEIPT_VERSION,
-            "export": export,
-            "part": self.part.name,
-            "files": files,
-            "stretches": stretches,
-            "facts": dict(facts),
-        }
-        receipt = self.folder.receipt(self.part.name)
-        replace_file(self.folder.books, receipt, seal(members))
+            raise write_error(error, path=self.root) from error
+        self.checksums.update({name: file.checksum for name, file in self._open.items()})
 
     def __enter__(self) -> PartFiles:
         return self
@@ -302,9 +199,10 @@ class PartFiles:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for file in self._open:
+        for file in self._open.values():
             file.close()
-        shutil.rmtree(self._staging, ignore_errors=True)
+        for name in self._made:
+            self._staged(name).unlink(missing_ok=True)
 
 
 def copy_into(file: OutFile, source: Path, *, checksum: str | None, offset: int = 0) -> None:
@@ -327,79 +225,20 @@ def copy_into(file: OutFile, source: Path, *, checksum: str | None, offset: int 
         )
 
 
-def find_done(
-    folder: ExportFolder, part: ExportTask, *, export: str, shared: Mapping[str, SharedFile]
-) -> PartDone | None:
-    """A part that is complete; None where it must be made (again). Sizes of files are checked."""
-    path = folder.receipt(part.name)
-    try:
-        members = unseal(path.read_bytes(), path=path)
-    except (OSError, StoreError):
-        return None
-    files, facts, stretches = members.get("files"), members.get("facts"), members.get("stretches")
-    if members.get("export") != export or not isinstance(files, dict):
-        return None
-    if not isinstance(facts, dict) or not isinstance(stretches, list):
-        return None
-    sizes: dict[str, int] = {}
-    for name, entry in files.items():
-        size = entry.get("bytes") if isinstance(entry, dict) else None
-        if not isinstance(size, int) or not _has_size(folder.root / name, size):
-            return None
-        sizes[name] = size
-    for stretch in stretches:
-        name = str(stretch.get("file")) if isinstance(stretch, dict) else ""
-        if name not in shared or not _has_shared(folder, shared[name]):
-            return None
-    return PartDone(part=part, files=sizes, facts=facts)
-
-
 def title_of(path: Path) -> Mapping[str, Json]:
     """What an export says that a path is in, or a part of; nothing where none says it."""
     for folder in (path, *path.absolute().parents[:2]):
-        title = ExportFolder(folder).title
-        if title.is_file():
-            try:
-                return unseal(title.read_bytes(), path=title)
-            except (OSError, StoreError):
-                return {}
+        if (folder / BOOKS / TITLE).is_file():
+            return _read_title(folder)
     return {}
 
 
-def make_shared(folder: ExportFolder, shared: SharedFile) -> None:
-    """The file whose stretches are to be written, of its full size; kept where it is there.
-
-    One that has its name already is taken back: it is not complete after all.
-    """
-    path = folder.shared / _flat(shared.name)
-    if _has_size(path, shared.bytes):
-        return
+def _read_title(root: Path) -> dict[str, Json]:
+    path = root / BOOKS / TITLE
     try:
-        folder.shared.mkdir(parents=True, exist_ok=True)
-        if _has_size(folder.root / shared.name, shared.bytes):
-            (folder.root / shared.name).replace(path)
-            return
-        with path.open("wb") as file:
-            file.truncate(shared.bytes)
-    except OSError as error:
-        raise write_error(error, path=path) from error
-
-
-def _has_shared(folder: ExportFolder, shared: SharedFile) -> bool:
-    staged = folder.shared / _flat(shared.name)
-    return _has_size(staged, shared.bytes) or _has_size(folder.root / shared.name, shared.bytes)
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
-
-
-def _flat(name: str) -> str:
-    """A name for the temporary folder, which has no folders in it."""
-    return name.replace("/", "\\")
+        return unseal(path.read_bytes(), path=path)
+    except (OSError, StoreError):
+        return {}
 
 
 def _unlinkable(source: Path, out: Path, error: OSError) -> UsageError | BuildError:
@@ -414,47 +253,6 @@ def _unlinkable(source: Path, out: Path, error: OSError) -> UsageError | BuildEr
             " work: --link-or-copy",
         )
     return write_error(error, path=out)
-
-
-# -------------------------------------------------------------------------------------------------
-# The worker of an export: makes the files of one part after the other, on several threads.
-
-REPORT_BYTES = 4 << 20
-WIDE_ID = 4
-"""Bytes of an id where a format does not hold the store's own bytes, about."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportWorker:
-    """What all parts of an export have in common."""
-
-    stores: Mapping[str, Store]
-    format: Format
-    options: ExportOptions
-    folder: ExportFolder
-    export: str
-    """Which export the receipts are of."""
-
-    def work(self, part: ExportTask, report: Report) -> None:
-        """Make and commit the files of a part."""
-        store = self.stores[part.split]
-        on_bytes = self._meter(part, store, report)
-        with PartFiles(self.folder, part, self.options.link, on_bytes=on_bytes) as out:
-            out.commit(self.export, self.format.write(store, part, self.options, out))
-
-    def _meter(self, part: ExportTask, store: Store, report: Report) -> Callable[[int], None]:
-        """Turns bytes that are written into reports of tokens, as far as bytes tell it."""
-        width = store.dtype.itemsize if self.format.about.linkable else WIDE_ID
-        written = reported = 0
-
-        def on_bytes(count: int) -> None:
-            nonlocal written, reported
-            written += count
-            if written - reported >= REPORT_BYTES:
-                reported = written
-                report(min(part.tokens, written // width))
-
-        return on_bytes
 
 
 # -------------------------------------------------------------------------------------------------
@@ -545,8 +343,8 @@ class TaskProgress:
             self.on_progress(min(self.total, self.done + sum(self._running.values())), self.total)
 
 
-INDEX = "index"
-"""Name of the part that `finish` makes."""
+# -------------------------------------------------------------------------------------------------
+# The export itself.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -593,7 +391,7 @@ def export_store(
     links where the token file is the store's own bytes, `link="if-possible"` copies where the file
     system cannot link. Further options are settings of the format.
     """
-    asked = ExportRequest(
+    options = ExportOptions(
         to=to,
         seq_len=seq_len,
         packing=packing,
@@ -602,25 +400,13 @@ def export_store(
         settings=settings,
     )
     return export_splits(
-        open_splits(store, split), asked, out=out, workers=workers, on_progress=on_progress
+        open_splits(store, split), options, out=out, workers=workers, on_progress=on_progress
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportRequest:
-    """What an export was asked for, as it was asked."""
-
-    to: str
-    seq_len: int | None
-    packing: str
-    file_tokens: int | None
-    link: str | bool
-    settings: Mapping[str, str | int | bool]
 
 
 def export_splits(
     stores: Mapping[str, Store],
-    asked: ExportRequest,
+    options: ExportOptions,
     *,
     out: PathInput,
     workers: int | None,
@@ -632,82 +418,85 @@ def export_splits(
             f"{' and '.join(stores) or 'the store'} has no documents: there is nothing to export",
             hint="see what the store has with: tokenmill inspect STORE",
         )
-    format_ = get_format(asked.to)
-    options = ExportOptions(
-        splits=tuple(stores),
-        seq_len=asked.seq_len,
-        packing=find_packing(asked.packing).name,
-        file_tokens=asked.file_tokens,
-        link=_link(asked.link),
-        settings=complete_settings(format_, asked.settings),
+    format_ = get_format(options.to)
+    options = dataclasses.replace(
+        options,
+        packing=find_packing(options.packing).name,
+        link=_link(options.link),
+        settings=complete_settings(format_, options.settings),
     )
     check_options(format_, options)
-    return ExportRun(
-        stores=stores,
-        format=format_,
-        options=options,
-        folder=ExportFolder(local_path(out, hint=WRITE_HINT).absolute()),
-        workers=workers,
-        on_progress=on_progress,
-    ).run()
+    root = local_path(out, hint=WRITE_HINT).absolute()
+    return Export(stores, format_, options, root, workers, on_progress).run()
 
 
-@dataclass(kw_only=True)
-class ExportRun:
-    """One call of `export_store`."""
+@dataclass
+class Export:
+    """One call of `export`."""
 
     stores: Mapping[str, Store]
     format: Format
     options: ExportOptions
-    folder: ExportFolder
+    root: Path
     workers: int | None
     on_progress: OnProgress | None
+    checksums: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> ExportResult:
         """Carry out the export."""
         self._started = time.monotonic()
-        plan = self.format.plan(self.stores, self.options)
-        _check_plan(plan)
-        self._check_folder(plan)
-        with StoreLock(self.folder.books):
+        self._plan = plan = self.format.plan(self.stores, self.options)
+        if len({*plan.files}) != len(plan.files):
+            raise ValueError("two files of an export have the same name")
+        self._check_folder()
+        tmp = self.root / BOOKS / "tmp"
+        with StoreLock(StoreLayout(self.root / BOOKS)):
             title = self._title()
-            self._refuse_another(title)
-            self.folder.create()
-            shutil.rmtree(self.folder.tmp, ignore_errors=True)
-            export = checksum_of(seal(title))
-            if not self.folder.title.exists():
-                replace_file(self.folder.books, self.folder.title, seal(title))
+            known = self._refuse_another(title)
+            shutil.rmtree(tmp, ignore_errors=True)
             try:
-                return self._work(plan, export)
+                return self._work(title, known)
             finally:
-                shutil.rmtree(self.folder.tmp, ignore_errors=True)
+                shutil.rmtree(tmp, ignore_errors=True)
 
-    def _work(self, plan: ExportPlan, export: str) -> ExportResult:
-        shared = {file.name: file for file in plan.shared}
-        index = ExportTask(
-            name=INDEX,
-            split="",
-            tokens=0,
-            files=(*plan.index_files, *shared),
-        )
-        found = [find_done(self.folder, part, export=export, shared=shared) for part in plan.parts]
-        resumed = sum(each is not None for each in found)
-        whole = find_done(self.folder, index, export=export, shared=shared)
-        if whole is not None and resumed == len(plan.parts):
-            notes = whole.facts.get("notes")
-            lines = tuple(str(line) for line in notes) if isinstance(notes, list) else ()
-            return self._result(plan, resumed, notes=lines, workers=0, nothing_to_do=True)
-        self.folder.receipt(INDEX).unlink(missing_ok=True)
-        for file in plan.shared:
-            make_shared(self.folder, file)
-        left = [part for part, done in zip(plan.parts, found, strict=True) if done is None]
-        workers = self._run_parts(plan, left, export)
-        done = [self._require_done(part, export, shared) for part in plan.parts]
-        with PartFiles(self.folder, index) as out:
-            lines = (*self.format.finish(self.stores, self.options, done, out), *self._notes())
-            out.commit(export, {"notes": [*lines]}, shared=tuple(shared))
-        shutil.rmtree(self.folder.shared, ignore_errors=True)
-        return self._result(plan, resumed, notes=lines, workers=workers, nothing_to_do=False)
+    def _work(self, title: dict[str, Json], known: Mapping[str, Json]) -> ExportResult:
+        plan, notes = self._plan, known.get("notes")
+        sizes = known.get("files")
+        sizes = sizes if isinstance(sizes, dict) else {}
+        left = [
+            part for part in plan.parts if not self._is_whole(part.files, {**sizes, **part.sizes})
+        ]
+        resumed = len(plan.parts) - len(left)
+        if not left and self._is_whole(plan.index_files, sizes) and isinstance(notes, list):
+            lines = tuple(map(str, notes))
+            return self._result(resumed, notes=lines, workers=0, nothing_to_do=True)
+        # Until it is complete again, an export has no index.
+        for name in plan.index_files:
+            (self.root / name).unlink(missing_ok=True)
+        self._write_title({**title, "files": sizes})
+        workers = self._run_parts(left)
+        for part in plan.parts:
+            if not self._is_whole(part.files, part.sizes):
+                raise StoreError(
+                    f"files of the part {part.files[0]!r} vanished from {str(self.root)!r} while it"
+                    " was being written",
+                    hint="run the same command again, and let nothing else write into the folder",
+                )
+        with PartFiles(self.root, plan.index_files, self.checksums) as out:
+            finish = self.format.finish(self.stores, self.options, plan.parts, out)
+            lines = (*finish, *self._notes())
+            out.commit()
+        files: dict[str, Json] = {name: (self.root / name).stat().st_size for name in plan.files}
+        self._write_title({**title, "files": files, "notes": [*lines]})
+        return self._result(resumed, notes=lines, workers=workers, nothing_to_do=False)
+
+    def _is_whole(self, names: Sequence[str], sizes: Mapping[str, Json]) -> bool:
+        """Whether files have their names, and their sizes as far as they are known."""
+        try:
+            found = {name: (self.root / name).stat().st_size for name in names}
+        except OSError:
+            return False
+        return all(sizes.get(name, size) == size for name, size in found.items())
 
     def _notes(self) -> Iterator[str]:
         """What is not in the files, and should not be missed in silence."""
@@ -717,89 +506,94 @@ class ExportRun:
         if not about.masks and any(store.has_mask for store in self.stores.values()):
             yield f"loss masks are left out: {about.name} has no place for them; all tokens count"
 
-    def _run_parts(self, plan: ExportPlan, left: Sequence[ExportTask], export: str) -> int:
-        total = sum(part.tokens for part in plan.parts)
+    def _run_parts(self, left: Sequence[ExportTask]) -> int:
+        total = sum(part.tokens for part in self._plan.parts)
         progress = TaskProgress(
             total=total,
             done=total - sum(part.tokens for part in left),
             on_progress=self.on_progress,
         )
-        worker = ExportWorker(
-            stores=self.stores,
-            format=self.format,
-            options=self.options,
-            folder=self.folder,
-            export=export,
-        )
         return run_tasks(
-            worker.work,
+            self._make,
             left,
             workers=self.workers,
-            on_report=lambda part, tokens: progress.report(part.name, tokens),
-            on_done=lambda part, _: progress.finish(part.name, part.tokens),
+            on_report=lambda part, tokens: progress.report(part.files[0], tokens),
+            on_done=lambda part, _: progress.finish(part.files[0], part.tokens),
         )
 
-    @property
-    def _links(self) -> bool:
-        return self.options.link is not FileLink.NEVER
+    def _make(self, part: ExportTask, report: Report) -> None:
+        """Make the files of a part, on any thread."""
+        store, link = self.stores[part.split], _link(self.options.link)
+        on_bytes = partial(self._on_bytes, part, report, [0, 0])
+        with PartFiles(self.root, part.files, self.checksums, link, on_bytes) as out:
+            self.format.write(store, part, self.options, out)
+            out.commit()
 
-    def _require_done(self, part: ExportTask, export: str, shared: Mapping[str, Any]) -> PartDone:
-        done = find_done(self.folder, part, export=export, shared=shared)
-        if done is None:
-            raise StoreError(
-                f"files of the part {part.name!r} vanished from {str(self.folder.root)!r} while it"
-                " was being written",
-                hint="run the same command again, and let nothing else write into the folder",
-            )
-        return done
+    def _on_bytes(self, part: ExportTask, report: Report, sums: list[int], count: int) -> None:
+        """Turn bytes that are written into reports of tokens, as far as bytes tell it."""
+        sums[0] += count
+        if sums[0] - sums[1] >= REPORT_BYTES:
+            sums[1] = sums[0]
+            width = WIDE_ID
+            if self.format.about.linkable:
+                width = self.stores[part.split].dtype.itemsize
+            report(min(part.tokens, sums[0] // width))
 
     def _title(self) -> dict[str, Json]:
         """What is exported, and how: everything that decides the bytes."""
-        options = dataclasses.asdict(self.options)
-        del options["link"]
-        options["splits"] = list(self.options.splits)
+        options = self.options
         return {
             "format": self.format.about.name,
-            "version": 1,
+            "version": 2,
             "content": {split: store.content for split, store in self.stores.items()},
             "dtype": next(iter(self.stores.values())).dtype.name,
-            "options": options,
+            "options": {
+                "splits": [*self.stores],
+                "seq_len": options.seq_len,
+                "packing": options.packing,
+                "file_tokens": options.file_tokens,
+                "settings": dict(options.settings),
+            },
         }
 
-    def _refuse_another(self, title: Mapping[str, Json]) -> None:
-        path = self.folder.title
-        if not path.exists():
-            return
-        try:
-            known = unseal(path.read_bytes(), path=path)
-        except StoreError:
-            known = {}
-        if known == title:
-            return
-        if not any((self.folder.books.root / "parts").glob("*.json")):
-            path.unlink()  # nothing came of it
-            return
-        changes = [name for name in title if known.get(name) != title[name]]
-        raise UsageError(
-            f"{str(self.folder.root)!r} holds another export: its {', '.join(changes)} differ",
-            hint="choose another --out, or delete that folder first",
-        )
+    def _write_title(self, title: Mapping[str, Json]) -> None:
+        layout = StoreLayout(self.root / BOOKS)
+        layout.tmp.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.root)
+        replace_file(layout, layout.root / TITLE, seal(title))
 
-    def _check_folder(self, plan: ExportPlan) -> None:
+    def _refuse_another(self, title: Mapping[str, Json]) -> Mapping[str, Json]:
+        """What is known of this export from before; UsageError where the folder has another."""
+        known = _read_title(self.root)
+        changes = [name for name in title if known.get(name) != title[name]]
+        if not changes:
+            return known
+        if any(self._files()):
+            raise UsageError(
+                f"{str(self.root)!r} holds another export: its {', '.join(changes)} differ",
+                hint="choose another --out, or delete that folder first",
+            )
+        return {}  # nothing came of it
+
+    def _files(self) -> Iterator[str]:
+        """The files in the folder but for the books."""
+        for path in self.root.rglob("*"):
+            name = path.relative_to(self.root).as_posix()
+            if path.is_file() and not name.startswith(f"{BOOKS}/"):
+                yield name
+
+    def _check_folder(self) -> None:
         """A folder with other things in it is no place for an export."""
-        root = self.folder.root
+        root = self.root
         if not root.exists():
             return
         if not root.is_dir():
             raise UsageError(
                 f"{str(root)!r} is a file; an export is a folder", hint="choose another --out"
             )
-        known = {name for part in plan.parts for name in part.files}
-        known |= {*plan.index_files, *(file.name for file in plan.shared)}
-        found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-        others = {name for name in found if not name.startswith(f"{BOOKS}/")}
+        others = {*self._files()}
         if (root / BOOKS).is_dir():
-            others -= known
+            others -= {*self._plan.files}
         if others:
             raise UsageError(
                 f"the folder {str(root)!r} holds other things ({min(others)!r}, ...); an export"
@@ -808,28 +602,21 @@ class ExportRun:
             )
 
     def _result(
-        self,
-        plan: ExportPlan,
-        resumed: int,
-        *,
-        notes: tuple[str, ...],
-        workers: int,
-        nothing_to_do: bool,
+        self, resumed: int, *, notes: tuple[str, ...], workers: int, nothing_to_do: bool
     ) -> ExportResult:
-        names = [name for part in plan.parts for name in part.files]
-        names += [*plan.index_files, *(file.name for file in plan.shared)]
-        facts = [(self.folder.root / name).stat() for name in names]
+        stores, facts = self.stores, [(self.root / name).stat() for name in self._plan.files]
+        links = self.options.link is not FileLink.NEVER
         return ExportResult(
-            out=str(self.folder.root),
+            out=str(self.root),
             format=self.format.about.name,
             nothing_to_do=nothing_to_do,
-            splits={split: store.num_tokens for split, store in self.stores.items()},
-            documents=sum(store.num_documents for store in self.stores.values()),
-            tokens=sum(store.num_tokens for store in self.stores.values()),
-            files=len(names),
+            splits={split: store.num_tokens for split, store in stores.items()},
+            documents=sum(store.num_documents for store in stores.values()),
+            tokens=sum(store.num_tokens for store in stores.values()),
+            files=len(facts),
             bytes=sum(each.st_size for each in facts),
-            linked_bytes=sum(each.st_size for each in facts if self._links and each.st_nlink > 1),
-            parts=len(plan.parts),
+            linked_bytes=sum(each.st_size for each in facts if links and each.st_nlink > 1),
+            parts=len(self._plan.parts),
             parts_resumed=resumed,
             notes=notes,
             workers=workers,
@@ -886,13 +673,6 @@ def check_options(format_: Format, options: ExportOptions) -> None:
             f"files of {about.name} are not the store's own bytes, so they cannot be links",
             hint="leave --link out",
         )
-
-
-def _check_plan(plan: ExportPlan) -> None:
-    names = [part.name for part in plan.parts]
-    files = [name for part in plan.parts for name in part.files] + [*plan.index_files]
-    if len({*names, INDEX}) != len(names) + 1 or len({*files}) != len(files):
-        raise ValueError("two parts or two files of an export have the same name")
 
 
 def _link(value: str | bool) -> FileLink:

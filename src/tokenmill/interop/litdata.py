@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
     from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Records
     from tokenmill.store.durable import Json
@@ -97,7 +97,7 @@ class LitData(Format):
 
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         """A part to a chunk."""
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         parts = []
         for split, store in stores.items():
             width, budget = id_dtype(store, options).itemsize, _chunk_bytes(store, options)
@@ -105,13 +105,11 @@ class LitData(Format):
             stretches = records.cut(lambda lengths: lengths, budget=budget // width)
             for number, stretch in enumerate(stretches):
                 file = folders.name(split, f"chunk-0-{number}.bin")
-                parts.append(stretch_part(split, number, stretch, file))
+                parts.append(stretch_part(split, stretch, file))
         indexes = tuple(folders.name(split, INDEX) for split in stores)
         return ExportPlan(parts=tuple(parts), index_files=indexes)
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         """One chunk."""
         records = open_records(store, options, overlap=1)
         dtype = id_dtype(store, options)
@@ -121,25 +119,24 @@ class LitData(Format):
         file.write(_header(lengths, dtype, store))
         for block in _encode(records, first, last, dtype):
             file.write(block)
-        return {"bytes": file.bytes, "items": len(lengths), "tokens": int(lengths.sum())}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """The index of each split."""
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         block = "SEQ_LEN + 1" if options.seq_len is None else str(options.seq_len + 1)
         loader = f"litdata.TokensLoader(block_size={block})"
         notes = [
             f"read it with: litdata.StreamingDataset({folder!r}, item_loader={loader})"
-            for folder in folders.paths(out.folder.root)
+            for folder in folders.paths(out.root)
         ]
         for split, store in stores.items():
-            chunks = [_entry(each) for each in done if each.part.split == split]
+            chunks = [_entry(part, out.root) for part in parts if part.split == split]
             index = {
                 "chunks": chunks,
                 "config": _config(store, options),
@@ -197,12 +194,13 @@ def _encode(
             yield np.ascontiguousarray(piece).data.cast("B")
 
 
-def _entry(done: PartDone) -> dict[str, Json]:
+def _entry(part: ExportTask, root: Path) -> dict[str, Json]:
+    first, last = stretch_of(part)
     return {
-        "chunk_bytes": done.facts["bytes"],
-        "chunk_size": done.facts["items"],
-        "dim": done.facts["tokens"],
-        "filename": done.part.files[0].rpartition("/")[2],
+        "chunk_bytes": (root / part.files[0]).stat().st_size,
+        "chunk_size": last - first,
+        "dim": part.tokens,
+        "filename": part.files[0].rpartition("/")[2],
     }
 
 

@@ -68,10 +68,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
     from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import RecordChunk
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 
@@ -519,20 +518,18 @@ class Mds(Format):
         """A part to a shard."""
         columns = extra_columns(stores, options)
         layout = _layout(next(iter(stores.values())), options, columns)
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         parts = []
         for split, store in stores.items():
             records = open_records(store, options)
             stretches = [each for each in records.cut(layout.costs, budget=layout.room) if each[2]]
             for number, stretch in enumerate(stretches):
                 file = folders.name(split, f"shard.{number:05}.mds")
-                parts.append(stretch_part(split, number, stretch, file, columns=columns))
+                parts.append(stretch_part(split, stretch, file, columns=columns))
         indexes = tuple(folders.name(split, INDEX) for split in stores)
         return ExportPlan(parts=tuple(parts), index_files=indexes)
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         """One shard."""
         layout = _layout(store, options, columns_of(part))
         records = open_records(store, options)
@@ -547,27 +544,40 @@ class Mds(Format):
         for batch in records.batches(first, last):
             for block in layout.encode(batch):
                 file.write(block)
-        return {"samples": len(lengths), "bytes": file.bytes, "hash": file.checksum}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """The index of each split."""
         columns = extra_columns(stores, options)
         layout = _layout(next(iter(stores.values())), options, columns)
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         notes = [
             f"read it with: streaming.StreamingDataset(local={folder!r}, batch_size=N)"
-            for folder in folders.paths(out.folder.root)
+            for folder in folders.paths(out.root)
         ]
         for split, store in stores.items():
-            shards = [_entry(layout, each) for each in done if each.part.split == split]
+            records = open_records(store, options)
+            shards = [
+                {
+                    **layout.config,
+                    "raw_data": {
+                        "basename": part.files[0].rpartition("/")[2],
+                        "bytes": (out.root / part.files[0]).stat().st_size,
+                        "hashes": {HASH: out.checksum(part.files[0])},
+                    },
+                    "samples": int(np.count_nonzero(records.lengths(*stretch_of(part)))),
+                    "zip_data": None,
+                }
+                for part in parts
+                if part.split == split
+            ]
             out.write(folders.name(split, INDEX), json_bytes({"shards": shards, "version": 2}))
-            notes += padding_note(open_records(store, options), split, columns)
+            notes += padding_note(records, split, columns)
         return notes
 
     def detect(self, path: Path) -> Detection | None:
@@ -593,17 +603,6 @@ def _layout(store: Store, options: ExportOptions, columns: Sequence[str]) -> Sam
         )
     named = {TOKENS: IDS, **{name: name for name in columns}}
     return SampleLayout(named, dtype=dtype, size_limit=limit)
-
-
-def _entry(layout: SampleLayout, done: PartDone) -> dict[str, Any]:
-    """What the index says of a shard."""
-    raw = {
-        "basename": done.part.files[0].rpartition("/")[2],
-        "bytes": done.facts["bytes"],
-        "hashes": {HASH: done.facts["hash"]},
-    }
-    samples = done.facts["samples"]
-    return {**layout.config, "raw_data": raw, "samples": samples, "zip_data": None}
 
 
 def _too_long(store: Store, length: int) -> UsageError:

@@ -22,7 +22,6 @@ from tokenmill.interop.base import (
     FileLink,
     ImportOptions,
     Setting,
-    SharedFile,
     Sure,
     damaged,
     file_size,
@@ -37,9 +36,9 @@ from tokenmill.interop.raw import (
     find_files,
     put_tokens,
     require_files,
-    shard_task,
+    shards_of,
     split_of,
-    token_parts,
+    token_task,
 )
 from tokenmill.store.format import HEADER, MAGIC, index_blocks, map_file
 
@@ -49,9 +48,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions
     from tokenmill.interop.export import PartFiles
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -82,15 +80,9 @@ class Megatron(RawFormat):
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         if not options.settings["merge"]:
             parts = [
-                ExportTask(
-                    name=f"{split}-{number:05d}",
-                    split=split,
-                    tokens=shard.tokens,
-                    files=tuple(f"{_prefix(split, number)}.{kind}" for kind in ("bin", "idx")),
-                    task={"shard": number, "prefix": _prefix(split, number)},
-                )
+                _pair(store, split, _prefix(split, number), [number])
                 for split, store in stores.items()
-                for number, shard in enumerate(store.shards)
+                for number in range(len(store.shards))
             ]
             return ExportPlan(parts=tuple(parts), index_files=(DATA_PATH,))
         if options.link is not FileLink.NEVER:
@@ -98,44 +90,32 @@ class Megatron(RawFormat):
                 "a merged file has the ids of all shards, so it cannot be a link to one",
                 hint="leave --link or merge out",
             )
-        shared, merged = [], []
-        for split, store in stores.items():
-            name = f"{_prefix(split)}.bin"
-            shared.append(SharedFile(name=name, bytes=store.num_tokens * store.dtype.itemsize))
-            merged += token_parts(store, split, name)
-        index = (*(f"{_prefix(split)}.idx" for split in stores), DATA_PATH)
-        return ExportPlan(parts=tuple(merged), index_files=index, shared=tuple(shared))
+        parts = [
+            _pair(store, split, _prefix(split), range(len(store.shards)))
+            for split, store in stores.items()
+        ]
+        return ExportPlan(parts=tuple(parts), index_files=(DATA_PATH,))
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
-        if options.settings["merge"]:
-            return put_tokens(store, part, out)
-        number, prefix = shard_task(part), str(part.task["prefix"])
-        put_tokens(store, part, out, name=f"{prefix}.bin")
-        _write_index(store, [number], out, f"{prefix}.idx")
-        return {}
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
+        put_tokens(store, part, out)
+        lengths: list[NDArray[Any]] = [
+            np.asarray(store.map_shard(number).index.lengths) for number in shards_of(part)
+        ]
+        file = out.create(part.files[1])
+        for block in index_blocks(lengths, dtype=store.dtype):
+            file.write(block)
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
-        merge = options.settings["merge"]
         lines = []
-        for split, store in stores.items():
-            prefixes = [_prefix(split)]
-            tokens = [store.num_tokens]
-            if merge:
-                _write_index(store, range(len(store.shards)), out, f"{_prefix(split)}.idx")
-            else:
-                prefixes = [_prefix(split, number) for number in range(len(store.shards))]
-                tokens = [shard.tokens for shard in store.shards]
-            lines.append(
-                _data_path(out.folder.root, split, prefixes, tokens, alone=len(stores) == 1)
-            )
+        for split in stores:
+            here = [part for part in parts if part.split == split]
+            lines.append(_data_path(out.root, split, here, alone=len(stores) == 1))
         out.write(DATA_PATH, "".join(f"{line}\n" for line in lines).encode())
         short = [line if len(line) < 2000 else f"see {DATA_PATH}" for line in lines]
         return [f"paste into the command of Megatron-LM: {line}" for line in dict.fromkeys(short)]
@@ -274,24 +254,17 @@ def _prefix(split: str, number: int | None = None) -> str:
     return f"{split}_{NAME}" if number is None else f"{split}_{number:05d}_{NAME}"
 
 
-def _write_index(store: Store, shards: Sequence[int], out: PartFiles, name: str) -> None:
-    lengths: list[NDArray[Any]] = [
-        np.asarray(store.map_shard(number).index.lengths) for number in shards
-    ]
-    file = out.create(name)
-    for block in index_blocks(lengths, dtype=store.dtype):
-        file.write(block)
+def _pair(store: Store, split: str, prefix: str, shards: Sequence[int]) -> ExportTask:
+    return token_task(store, split, f"{prefix}.bin", shards=shards, others=[f"{prefix}.idx"])
 
 
-def _data_path(
-    root: Path, split: str, prefixes: list[str], tokens: list[int], *, alone: bool
-) -> str:
+def _data_path(root: Path, split: str, parts: Sequence[ExportTask], *, alone: bool) -> str:
     option = "--data-path" if alone else _OPTIONS.get(split, f"--{split}-data-path")
-    paths = [shlex.quote(str(root / prefix)) for prefix in prefixes]
+    paths = [shlex.quote(str(root / part.files[0].removesuffix(".bin"))) for part in parts]
     if len(paths) == 1:
         return f"{option} {paths[0]}"
     # Weights in tokens: every version of Megatron-LM takes them.
     weighted = " ".join(
-        f"{count} {path}" for count, path in zip(tokens, paths, strict=True) if count
+        f"{part.tokens} {path}" for part, path in zip(parts, paths, strict=True) if part.tokens
     )
     return f"{option} {weighted}"

@@ -21,7 +21,6 @@ from tokenmill.interop.base import (
     Foreign,
     ImportOptions,
     Setting,
-    SharedFile,
     Sure,
     damaged,
     file_size,
@@ -41,7 +40,7 @@ from tokenmill.interop.raw import (
     raw_dtype,
     require_files,
     split_of,
-    token_parts,
+    token_task,
 )
 from tokenmill.store.stream import TokenStream
 
@@ -51,9 +50,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions
     from tokenmill.interop.export import PartFiles
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 
@@ -110,18 +108,16 @@ class LlmC(RawFormat):
                 last = min(first + size, total)
                 parts.append(
                     ExportTask(
-                        name=name.removesuffix(".bin"),
                         split=split,
                         tokens=last - first,
                         files=(name,),
+                        sizes={name: HEADER_BYTES + (last - first) * stores[split].dtype.itemsize},
                         task={"first": first, "last": last},
                     )
                 )
         return ExportPlan(parts=tuple(parts))
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         first, last = part.task["first"], part.task["last"]
         assert isinstance(first, int)
         assert isinstance(last, int)
@@ -129,16 +125,15 @@ class LlmC(RawFormat):
         file.write(header(last - first, width=store.dtype.itemsize))
         for block in _Framing.of(store, options).read(first, last):
             file.write(np.ascontiguousarray(block).data)
-        return {}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
-        name, root = options.settings["name"], out.folder.root
+        name, root = options.settings["name"], out.root
         letters = {"train": "-i", "val": "-j"}
         known = [split for split in stores if split in letters]
         files = " ".join(f'{letters[each]} "{root}/{name}_{each}_*.bin"' for each in known)
@@ -307,35 +302,20 @@ class NanoGpt(RawFormat):
                     hint="use another format, like olmo, which is the same with 4 bytes",
                 )
         one_link(stores, options, what="nanoGPT's file")
-        shared, parts = [], []
-        for split, store in stores.items():
-            name = f"{split}.bin"
-            if len(store.shards) == 1:
-                task: dict[str, Json] = {"shard": 0, "name": name}
-                tokens = store.num_tokens
-                parts.append(
-                    ExportTask(name=split, split=split, tokens=tokens, files=(name,), task=task)
-                )
-            else:
-                shared.append(SharedFile(name=name, bytes=store.num_tokens * 2))
-                parts += token_parts(store, split, name)
-        return ExportPlan(parts=tuple(parts), shared=tuple(shared))
+        parts = [
+            token_task(store, split, f"{split}.bin", shards=range(len(store.shards)))
+            for split, store in stores.items()
+        ]
+        return ExportPlan(parts=tuple(parts))
 
-    def write(
-        self,
-        store: Store,
-        part: ExportTask,
-        options: ExportOptions,
-        out: PartFiles,
-    ) -> Mapping[str, Json]:
-        name = part.task.get("name")
-        return put_tokens(store, part, out, name=None if name is None else str(name))
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
+        put_tokens(store, part, out)
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         notes = ["documents are told apart by the end-of-text id alone"]

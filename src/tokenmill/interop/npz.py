@@ -62,10 +62,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ImportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions, ImportOptions
     from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Columns, RecordChunk, Records
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 
@@ -433,7 +432,6 @@ class Npz(Format):
                 files = {f"{split}_{name}.npy": (name,) for name in ARRAYS}
             parts += [
                 ExportTask(
-                    name=file.replace(".", "-"),
                     split=split,
                     tokens=records.count * (records.length - 1) * len(arrays),
                     files=(file,),
@@ -443,9 +441,7 @@ class Npz(Format):
             ]
         return ExportPlan(parts=tuple(parts))
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         """One file."""
         records, dtype = open_records(store, options, overlap=1), id_dtype(store, options)
         file = out.create(part.files[0])
@@ -453,19 +449,18 @@ class Npz(Format):
             arrays = part.task["arrays"]
             assert isinstance(arrays, list)
             _write_array(file, records, str(arrays[0]), dtype)
-            return {}
+            return
         with zipfile.ZipFile(file, "w") as archive:
             for name in ARRAYS:
                 # Without a date: the same rows must make the same bytes.
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                     _write_array(member, records, name, dtype)
-        return {}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """Nothing to write: the files say all."""

@@ -37,18 +37,18 @@ from tokenmill.interop.raw import (
     put_tokens,
     raw_dtype,
     require_files,
-    shard_task,
+    shards_of,
     split_of,
     stream_mask,
+    token_task,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tokenmill.interop.base import ExportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions
     from tokenmill.interop.export import OutFile, PartFiles
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 NUMPY_MAGIC = b"\x93NUMPY"
@@ -76,37 +76,26 @@ class Olmo(RawFormat):
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         parts = []
         for split, store in stores.items():
-            for number, shard in enumerate(store.shards):
+            for number in range(len(store.shards)):
                 stem = f"{split}/part-{number:05d}"
-                names = [f"{stem}.npy", f"{stem}.csv.gz"]
-                if store.has_mask:
-                    names.append(stem + MASK)
+                others = [f"{stem}.csv.gz", *([stem + MASK] if store.has_mask else [])]
                 parts.append(
-                    ExportTask(
-                        name=f"{split}-{number:05d}",
-                        split=split,
-                        tokens=shard.tokens,
-                        files=tuple(names),
-                        task={"shard": number, "stem": stem},
-                    )
+                    token_task(store, split, f"{stem}.npy", shards=[number], others=others)
                 )
         return ExportPlan(parts=tuple(parts))
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
-        stem, number = str(part.task["stem"]), shard_task(part)
-        put_tokens(store, part, out, name=f"{stem}.npy")
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
+        stem, [number] = part.files[0].removesuffix(".npy"), shards_of(part)
+        put_tokens(store, part, out)
         _write_csv(store, number, out.create(f"{stem}.csv.gz"), int(options.settings["level"]))
         if stem + MASK in part.files:
             stream_mask(store, number, out.create(stem + MASK))
-        return {}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         width = next(iter(stores.values())).dtype.itemsize

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
     from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Records
     from tokenmill.store.durable import Json
@@ -92,7 +92,7 @@ class Pt(Format):
         """A part to a file."""
         _require_torch("writing .pt files")
         columns = extra_columns(stores, options)
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         parts: list[ExportTask] = []
         for split, store in stores.items():
             id_dtype(store, options)
@@ -100,13 +100,11 @@ class Pt(Format):
             stretches = records.cut(lambda lengths: lengths, budget=_file_tokens(options))
             for number, stretch in enumerate(stretches):
                 file = folders.name(split, f"chunk_{number:06d}.pt")
-                parts.append(stretch_part(split, number, stretch, file, columns=columns))
+                parts.append(stretch_part(split, stretch, file, columns=columns))
         files = tuple(folders.name(split, METADATA) for split in stores)
         return ExportPlan(parts=tuple(parts), index_files=files)
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         """One file."""
         import torch
 
@@ -124,24 +122,24 @@ class Pt(Format):
             place = here.stop
         tensors = {name: torch.from_numpy(array) for name, array in found.items()}
         torch.save(tensors, out.create(part.files[0]))
-        return {"rows": last - first}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """What describes the files of each split."""
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         columns = extra_columns(stores, options)
         notes = ["read it with: torch.load(FILE, weights_only=True, mmap=True)"]
         for split, store in stores.items():
             chunks: list[Json] = [
-                {"file": each.part.files[0].rpartition("/")[2], "rows": each.facts["rows"]}
-                for each in done
-                if each.part.split == split
+                {"file": part.files[0].rpartition("/")[2], "rows": last - first}
+                for part in parts
+                for first, last in [stretch_of(part)]
+                if part.split == split
             ]
             records = open_records(store, options)
             facts = _metadata(store, records, options, [IDS, *columns]) | {"chunks": chunks}

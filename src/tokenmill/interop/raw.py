@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from tokenmill.interop.base import ExportOptions
     from tokenmill.interop.export import OutFile, PartFiles
-    from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
 
 
@@ -326,55 +325,47 @@ def _hint_of_ends(last: int, tokens: int) -> str | None:
 # whose files have a header, is streamed through its map.
 
 
-def shard_task(part: ExportTask) -> int:
-    """The shard that a part is of."""
-    number = part.task["shard"]
-    assert isinstance(number, int)
-    return number
+def token_task(
+    store: Store, split: str, file: str, *, shards: Sequence[int], others: Sequence[str] = ()
+) -> ExportTask:
+    """The part that makes a file of the ids of some shards, and the files beside it."""
+    tokens = sum(store.shards[number].tokens for number in shards)
+    return ExportTask(
+        split=split,
+        tokens=tokens,
+        files=(file, *others),
+        sizes={file: tokens * store.dtype.itemsize},
+        task={"shards": [*shards]},
+    )
 
 
-def token_parts(store: Store, split: str, name: str) -> list[ExportTask]:
-    """A part for each shard, all stretches of one shared file."""
-    parts, offset = [], 0
-    for number, shard in enumerate(store.shards):
-        parts.append(
-            ExportTask(
-                name=f"{split}-{number:05d}",
-                split=split,
-                tokens=shard.tokens,
-                task={"shard": number, "file": name, "offset": offset},
-            )
-        )
-        offset += shard.tokens * store.dtype.itemsize
-    return parts
+def shards_of(part: ExportTask) -> list[int]:
+    """The shards of such a part."""
+    shards = part.task["shards"]
+    assert isinstance(shards, list)
+    return [int(str(number)) for number in shards]
 
 
-def put_tokens(
-    store: Store, part: ExportTask, out: PartFiles, *, name: str | None = None
-) -> Mapping[str, Json]:
-    """Make the token file of a part's shard, or its stretch of a shared file."""
-    number = shard_task(part)
-    source = local_tokens(store, number)
-    if name is None:
-        offset = part.task["offset"]
-        assert isinstance(offset, int)
-        file = out.stretch(str(part.task["file"]), offset=offset)
-        if source is None:
-            stream_tokens(store, number, file)
-        else:
-            copy_into(file, source, checksum=bin_checksum(store, number))
-    elif source is not None:
-        linked = out.link_or_copy(name, source, checksum=bin_checksum(store, number))
-        return {"linked": linked}
-    elif out.link_mode is FileLink.ALWAYS:
+def put_tokens(store: Store, part: ExportTask, out: PartFiles) -> None:
+    """Make the token file of a part, which is its first."""
+    name, shards = part.files[0], shards_of(part)
+    source = local_tokens(store, shards[0]) if len(shards) == 1 else None
+    if source is not None:
+        out.link_or_copy(name, source, checksum=bin_checksum(store, shards[0]))
+        return
+    if out.link_mode is FileLink.ALWAYS:
         raise UsageError(
             f"the tokens of {str(store.path)!r} are not in a local file of their own, which a link"
             " needs",
             hint="leave --link out",
         )
-    else:
-        stream_tokens(store, number, out.create(name))
-    return {}
+    file = out.create(name)
+    for number in shards:
+        source = local_tokens(store, number)
+        if source is None:
+            stream_tokens(store, number, file)
+        else:
+            copy_into(file, source, checksum=bin_checksum(store, number))
 
 
 def local_tokens(store: Store, number: int) -> Path | None:

@@ -736,17 +736,11 @@ class Folders:
 
 
 def stretch_part(
-    split: str,
-    number: int,
-    stretch: tuple[int, int, int],
-    file: str,
-    *,
-    columns: Sequence[str] = (),
+    split: str, stretch: tuple[int, int, int], file: str, *, columns: Sequence[str] = ()
 ) -> ExportTask:
     """The part that writes a stretch of records into a file of its own."""
     first, last, tokens = stretch
     return ExportTask(
-        name=f"{split}-{number:06d}",
         split=split,
         tokens=tokens,
         files=(file,),

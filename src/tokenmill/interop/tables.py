@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions, PartDone
+    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
     from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Columns, RecordChunk
     from tokenmill.store.durable import Json
@@ -102,9 +102,7 @@ def table_parts(
         stretches = [*records.cut(lambda lengths: lengths + (lengths == 0), budget=budget)]
         stretches = stretches or [(0, 0, 0)]
         parts += [
-            stretch_part(
-                split, number, stretch, name(split, number, len(stretches)), columns=columns
-            )
+            stretch_part(split, stretch, name(split, number, len(stretches)), columns=columns)
             for number, stretch in enumerate(stretches)
         ]
     return tuple(parts)
@@ -267,7 +265,7 @@ class Arrow(Format):
 
     def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
         """A part to a data file."""
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         parts = table_parts(
             stores,
             options,
@@ -279,9 +277,7 @@ class Arrow(Format):
         files += [DICT] if len(stores) > 1 else []
         return ExportPlan(parts=parts, index_files=tuple(files))
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         """One data file."""
         columns, dtype = columns_of(part), id_dtype(store, options)
         schema = pa.schema(list_fields(columns, dtype))
@@ -289,21 +285,20 @@ class Arrow(Format):
             for batch in open_records(store, options).batches(*stretch_of(part)):
                 arrays = list_arrays(batch, columns, dtype, batch.lengths)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
-        return {}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """What describes the data files of each split."""
-        folders = Folders(options.splits)
+        folders = Folders(tuple(stores))
         columns = extra_columns(stores, options)
         notes = ["read it with: datasets.load_from_disk(FOLDER)"]
         for split, store in stores.items():
-            files = [each.part.files[0] for each in done if each.part.split == split]
+            files = [part.files[0] for part in parts if part.split == split]
             state = _state(store, [file.rpartition("/")[2] for file in files], split)
             out.write(folders.name(split, STATE), _pretty(state))
             out.write(folders.name(split, INFO), _pretty({"citation": "", "description": ""}))
@@ -523,9 +518,7 @@ class Parquet(Format):
         )
         return ExportPlan(parts=parts)
 
-    def write(
-        self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles
-    ) -> Mapping[str, Json]:
+    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
         """One file."""
         columns, dtype = columns_of(part), id_dtype(store, options)
         chunked = options.seq_len is None
@@ -533,7 +526,7 @@ class Parquet(Format):
         numbers += [pa.field(CHUNK_INDEX, pa.int32())] if chunked else []
         schema = pa.schema(numbers + list_fields(columns, dtype))
         first, last = stretch_of(part)
-        groups, cut = int(options.settings["group_tokens"]), 0
+        groups = int(options.settings["group_tokens"])
         with pq.ParquetWriter(
             out.create(part.files[0]),
             schema,
@@ -545,24 +538,24 @@ class Parquet(Format):
             for batch in open_records(store, options).batches(first, last, tokens=groups):
                 number, index, lengths = _pieces(batch, first, int(options.settings["row_tokens"]))
                 first += len(batch.lengths)
-                cut += len(lengths) - len(batch.lengths)
                 arrays = [pa.array(number), *([pa.array(index)] if chunked else [])]
                 arrays += list_arrays(batch, columns, dtype, lengths)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
-        return {"cut": cut}
 
     def finish(
         self,
         stores: Mapping[str, Store],
         options: ExportOptions,
-        done: Sequence[PartDone],
+        parts: Sequence[ExportTask],
         out: PartFiles,
     ) -> Sequence[str]:
         """Nothing to write: the files say all."""
         notes = ['read it with: datasets.load_dataset("parquet", data_dir=FOLDER)']
-        cut = sum(int(str(each.facts["cut"])) for each in done)
+        cut, limit = 0, int(options.settings["row_tokens"])
+        for part in parts:
+            lengths = open_records(stores[part.split], options).lengths(*stretch_of(part))
+            cut += int((np.maximum(lengths - 1, 0) // limit).sum())
         if cut:
-            limit = options.settings["row_tokens"]
             notes.append(f"documents of over {limit:,} tokens were cut into {cut:,} rows more")
         columns = extra_columns(stores, options)
         for split, store in stores.items():
