@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tokenmill.diagnosis.ways import CHUNK, Measured, Stopwatch, encode_one
+from tokenmill.diagnosis.ways import CHUNK, Stopwatch, encode_one
 
 if TYPE_CHECKING:
+    from tokenmill.diagnosis.values import WayResult
     from tokenmill.diagnosis.ways import WayJob
     from tokenmill.engines.base import Engine
 
@@ -37,7 +38,7 @@ class Tokenizing(Dataset[torch.Tensor]):
         return torch.from_numpy(ids.astype("int64"))
 
 
-def measure(job: WayJob) -> Measured:
+def measure(job: WayJob) -> WayResult:
     """Time it. What a sample of one costs is not asked: the workers make batches."""
     texts = job.texts()
     sizes = [len(text.encode()) for text in texts]
@@ -50,7 +51,7 @@ def measure(job: WayJob) -> Measured:
         collate_fn=list,
     )
     batches = iter(loader)
-    # The first batch of each worker waits for its tokenizer; by default two lie ready behind it.
+    # The first batch of each worker waits for its tokenizer; by default two more follow it.
     early = job.workers * 3
     for _ in range(early):
         next(batches)
@@ -60,7 +61,7 @@ def measure(job: WayJob) -> Measured:
         tokens += sum(map(len, next(batches)))
         taken += 1
     span = watch.stop()
-    return Measured(
+    return job.result(
         engine=job.load().reference.name,
         documents=taken * CHUNK,
         text_bytes=sum(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from tokenmill.diagnosis.measure import Measurements
     from tokenmill.diagnosis.values import Demand, Evidence, SampleFacts, WayResult
-    from tokenmill.files import PathInput
 
 
 # -------------------------------------------------------------------------------------------------
@@ -104,7 +103,8 @@ def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Ver
     usual = [verdict for key, verdict in mine.items() if key != "loader"]
     if not usual:
         return []
-    takes = _sentence_start(f"{_gpus(demand)} {compact(demand.total)} tokens/s")
+    takes = f"{_gpus(demand)} {compact(demand.total)} tokens/s"
+    takes = takes[:1].upper() + takes[1:]
     by_key = {way.key: way for way in ways}
     if any(verdict.state == FED for verdict in usual):
         return [*_no_need(usual, by_key, takes)]
@@ -198,15 +198,12 @@ def cost_of_building(build: WayResult | None, sample: SampleFacts) -> list[str]:
     rate = build.text_bytes / build.seconds
     seconds = sample.estimated_text_bytes / rate + build.startup_seconds
     workers = count(build.workers, "worker")
+    note = f"; {build.note}" if build.note else ""
     said = (
         f"Tokenizing the whole input once would take about {spoken(seconds)} here: tokenmill build"
-        f" did {rate / 1e6:,.0f} MB of text a second with {workers}{_short(build)}."
+        f" did {rate / 1e6:,.0f} MB of text a second with {workers}{note}."
     )
     return [said]
-
-
-def _short(build: WayResult) -> str:
-    return f"; {build.note}" if build.note else ""
 
 
 def little_text(sample: SampleFacts) -> list[str]:
@@ -244,10 +241,6 @@ def _who(demand: Demand) -> str:
     return "the GPU takes" if demand.is_estimate else "your GPU takes"
 
 
-def _sentence_start(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _percent(share: float) -> str:
     return f"{share:.0%}" if 0.01 <= share <= 0.99 else f"{share:.1%}"
 
@@ -264,7 +257,11 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
     page = None if options.report is None else _writable(Path(options.report))
     evidence = read_evidence(stalls=options.stalls, run=options.run, timeline=options.timeline)
     if options.texts:
-        _require(options.tokenizer)
+        if options.tokenizer is None:
+            raise UsageError(
+                "text alone cannot be timed: the tokenizer is missing",
+                hint="name it: --tokenizer tokenizer.json",
+            )
         found = _conclude(options, measure_all(options), evidence)
     else:
         found = _evidence_alone(evidence)
@@ -273,14 +270,6 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
 
         write_report(found, page)
     return found
-
-
-def _require(tokenizer: PathInput | None) -> None:
-    if tokenizer is None:
-        raise UsageError(
-            "text alone cannot be timed: the tokenizer is missing",
-            hint="name it: --tokenizer tokenizer.json",
-        )
 
 
 def _writable(report: Path) -> Path:
@@ -340,21 +329,7 @@ def _evidence_alone(evidence: Evidence) -> Diagnosis:
             hint="name text and a tokenizer: tokenmill diagnose data.jsonl --tokenizer T; "
             "or a run: tokenmill diagnose --run run/ --report report.html",
         )
-    return Diagnosis(
-        inputs=(),
-        tokenizer=None,
-        machine=machine(),
-        sample=None,
-        lengths=None,
-        demands=(),
-        ways=(),
-        verdicts=(),
-        sweep=(),
-        recommendation=None,
-        advice=tuple(findings(evidence)),
-        commands=(),
-        evidence=evidence,
-    )
+    return Diagnosis(machine=machine(), advice=tuple(findings(evidence)), evidence=evidence)
 
 
 def machine() -> Machine:

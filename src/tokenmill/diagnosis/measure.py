@@ -8,6 +8,7 @@ so the pause between two looks is long beside the look.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import psutil
 
@@ -65,29 +66,12 @@ _BOOT = (
 
 def run_way(job: WayJob) -> WayResult:
     """Carry out the job; what goes wrong in it is told by the result."""
-    kind = WAYS[job.way]
-    found, memory = _run(job)
-    result = WayResult(
-        key=job.way,
-        title=kind.title,
-        engine=found.get("engine", ""),
-        in_loop=kind.in_loop,
-        feeds=kind.feeds,
-        workers=found.get("workers", job.workers),
-        batch=job.batch,
-        peak_memory_bytes=max((num_bytes for _, num_bytes in memory), default=0),
-        memory=thin(memory),
-    )
-    if "problem" in found:
-        return dataclasses.replace(result, problem=found["problem"])
-    seconds = max(found["seconds"], 1e-9)
-    cpu, others = found.pop("cpu_seconds"), found.pop("other_cpu_seconds")
-    return dataclasses.replace(
-        result, **found, cpu_cores=cpu / seconds, other_cores=others / seconds
-    )
+    result, memory = _run(job)
+    peak = max((num_bytes for _, num_bytes in memory), default=0)
+    return dataclasses.replace(result, peak_memory_bytes=peak, memory=thin(memory))
 
 
-def _run(job: WayJob) -> tuple[dict[str, Any], list[tuple[float, int]]]:
+def _run(job: WayJob) -> tuple[WayResult, list[tuple[float, int]]]:
     with tempfile.TemporaryDirectory(dir=job.folder) as folder, tempfile.TemporaryFile() as err:
         told, answer = Path(folder) / "job.json", Path(folder) / "result.json"
         told.write_text(json.dumps(dataclasses.asdict(job)))
@@ -102,9 +86,8 @@ def _run(job: WayJob) -> tuple[dict[str, Any], list[tuple[float, int]]]:
         finally:
             _end(process)
         if answer.exists():
-            found: dict[str, Any] = json.loads(answer.read_text())
-            return found, memory
-        return {"problem": _reason(process, err)}, memory
+            return WayResult(**json.loads(answer.read_text())), memory
+        return job.failed(_reason(process, err)), memory
 
 
 def _watch(process: psutil.Popen) -> list[tuple[float, int]]:
@@ -197,12 +180,7 @@ def points(results: Iterable[WayResult]) -> tuple[SweepPoint, ...]:
     """The settings that could be measured, each once."""
     found = {
         (result.key, result.workers, result.batch): SweepPoint(
-            key=result.key,
-            workers=result.workers,
-            batch=result.batch,
-            tokens_per_second=result.tokens_per_second,
-            cpu_cores=result.cpu_cores,
-            peak_memory_bytes=result.peak_memory_bytes,
+            **{each.name: getattr(result, each.name) for each in dataclasses.fields(SweepPoint)}
         )
         for result in results
         if result.problem is None
@@ -304,10 +282,6 @@ def _reasons(
 # -------------------------------------------------------------------------------------------------
 # Takes the sample, runs every way on it, then the sweep: all that is measured, in order.
 
-if TYPE_CHECKING:
-    OnStep = Callable[[int, int, str], None]
-    """Told before each step: its number, how many there are, and what it does."""
-
 BATCH = 64
 ALONE = ("one-by-one", "joined", "loader")
 """Ways that are one thread, whatever the number of workers."""
@@ -350,7 +324,12 @@ def measure_all(request: DiagnoseOptions) -> Measurements:
         jobs = _way_jobs(base, build_workers=request.workers or physical_cores())
         swept = sweep_jobs(base, cores=base.workers) if request.sweep else []
         more = [job for job in swept if job not in jobs]
-        tell = _Teller(request.on_step, steps=1 + len(jobs) + len(more))
+        numbers = itertools.count(1)
+
+        def tell(what: str) -> None:
+            if request.on_step is not None:
+                request.on_step(next(numbers), 1 + len(jobs) + len(more), what)
+
         tell("reading a sample")
         sample = take_sample(
             request.texts,
@@ -369,7 +348,11 @@ def measure_all(request: DiagnoseOptions) -> Measurements:
             lengths=_lengths(folder, ways),
             ways=ways,
             sweep=tuple(point for point in tried if point.key in SWEPT),
-            recommendation=recommend(tried, sample=sample, tokenizer_bytes=_size(info)),
+            recommendation=recommend(
+                tried,
+                sample=sample,
+                tokenizer_bytes=sum(path.stat().st_size for path in info.files.values()),
+            ),
         )
 
 
@@ -384,32 +367,17 @@ def _check_loads(info: TokenizerInfo) -> None:
         os.environ.update(before)
 
 
-class _Teller:
-    def __init__(self, on_step: OnStep | None, *, steps: int) -> None:
-        self._on_step = on_step
-        self._steps = steps
-        self._number = 0
-
-    def __call__(self, what: str) -> None:
-        self._number += 1
-        if self._on_step is not None:
-            self._on_step(self._number, self._steps, what)
-
-
 def _way_jobs(base: WayJob, *, build_workers: int) -> list[WayJob]:
     """A job for each way; the build comes before the loader, which reads what it wrote."""
-    jobs = []
-    for way in WAYS:
-        if way == "dataloader" and find_spec("torch") is None:
-            continue
-        workers = base.workers
-        if way in ("build", "loader"):
-            workers = build_workers
-        jobs.append(dataclasses.replace(base, way=way, workers=workers))
-    return jobs
+    workers = {"build": build_workers, "loader": build_workers}
+    return [
+        dataclasses.replace(base, way=way, workers=workers.get(way, base.workers))
+        for way in WAYS
+        if way != "dataloader" or find_spec("torch") is not None
+    ]
 
 
-def _measuring_run(job: WayJob, tell: _Teller) -> WayResult:
+def _measuring_run(job: WayJob, tell: Callable[[str], None]) -> WayResult:
     setting = "" if job.way in ALONE else f", {count(job.workers, 'worker')}"
     batch = f", {count(job.batch, 'sample')} a call" if job.way == "batched" else ""
     tell(f"{WAYS[job.way].title}{setting}{batch}")
@@ -425,10 +393,6 @@ def _lengths(folder: str, ways: tuple[WayResult, ...]) -> Lengths | None:
     return measure_lengths(
         store.map_shard(shard).index.lengths for shard in range(len(store.shards))
     )
-
-
-def _size(info: TokenizerInfo) -> int:
-    return sum(path.stat().st_size for path in info.files.values())
 
 
 # -------------------------------------------------------------------------------------------------
@@ -515,7 +479,7 @@ def fix_commands(
         command += ["--text-field", request.text_field]
     if request.separator is not None:
         command += ["--separator", _escaped(request.separator)]
-    if not _names_eos(info):
+    if eos_note(info):
         command += ["--eos", "TOKEN"]
     if recommendation is not None:
         command += ["--workers", str(recommendation.build_workers)]
@@ -534,10 +498,6 @@ def eos_note(info: TokenizerInfo) -> list[str]:
     except TokenizerError as error:
         return [f"For the build: {error.message}."]
     return []
-
-
-def _names_eos(info: TokenizerInfo) -> bool:
-    return not eos_note(info)
 
 
 def _escaped(separator: str) -> str:

@@ -183,21 +183,21 @@ class Recommendation:
 class Diagnosis:
     """Everything that `tokenmill diagnose` found."""
 
-    inputs: tuple[str, ...]
-    tokenizer: str | None
+    inputs: tuple[str, ...] = ()
+    tokenizer: str | None = None
     machine: Machine
-    sample: SampleFacts | None
-    lengths: Lengths | None
+    sample: SampleFacts | None = None
+    lengths: Lengths | None = None
     """Tokens per document."""
-    demands: tuple[Demand, ...]
-    ways: tuple[WayResult, ...]
-    verdicts: tuple[Verdict, ...]
-    sweep: tuple[SweepPoint, ...]
-    recommendation: Recommendation | None
+    demands: tuple[Demand, ...] = ()
+    ways: tuple[WayResult, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    sweep: tuple[SweepPoint, ...] = ()
+    recommendation: Recommendation | None = None
     advice: tuple[str, ...]
-    commands: tuple[str, ...]
+    commands: tuple[str, ...] = ()
     evidence: Evidence
-    """What was brought along: a stall report, a run's metrics, a build's time line."""
+    """What was given beside the text: a stall report, a run's metrics, a build's time line."""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -345,36 +345,16 @@ SCHEMA = "tokenmill.diagnosis/1"
 
 def as_json(found: Diagnosis) -> dict[str, Any]:
     """For json.dumps: every number, and what follows from them."""
-    return {
-        "schema": SCHEMA,
-        "inputs": list(found.inputs),
-        "tokenizer": found.tokenizer,
-        "machine": dataclasses.asdict(found.machine),
-        "sample": None if found.sample is None else dataclasses.asdict(found.sample),
-        "lengths": None if found.lengths is None else dataclasses.asdict(found.lengths),
-        "demands": [
-            {**dataclasses.asdict(demand), "total_tokens_per_second": demand.total}
-            for demand in found.demands
-        ],
-        "ways": [
-            {**dataclasses.asdict(way), "tokens_per_second": way.tokens_per_second}
-            for way in found.ways
-        ],
-        "verdicts": [_verdict(dataclasses.asdict(verdict)) for verdict in found.verdicts],
-        "sweep": [dataclasses.asdict(point) for point in found.sweep],
-        "recommendation": None
-        if found.recommendation is None
-        else dataclasses.asdict(found.recommendation),
-        "advice": list(found.advice),
-        "commands": list(found.commands),
-        "evidence": _evidence(found.evidence),
-    }
-
-
-def _verdict(members: dict[str, Any]) -> dict[str, Any]:
-    # A way that feeds nothing is infinitely too slow, which JSON has no number for.
-    slow = members["times_too_slow"]
-    return {**members, "times_too_slow": None if slow == float("inf") else slow}
+    members = dataclasses.asdict(dataclasses.replace(found, evidence=Evidence()))
+    for demand, need in zip(members["demands"], found.demands, strict=True):
+        demand["total_tokens_per_second"] = need.total
+    for each, way in zip(members["ways"], found.ways, strict=True):
+        each["tokens_per_second"] = way.tokens_per_second
+    for verdict in members["verdicts"]:
+        # A way that feeds nothing is infinitely too slow, which JSON has no number for.
+        if verdict["times_too_slow"] == float("inf"):
+            verdict["times_too_slow"] = None
+    return {"schema": SCHEMA, **members, "evidence": _evidence(found.evidence)}
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

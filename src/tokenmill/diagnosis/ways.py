@@ -1,4 +1,4 @@
-"""The ways people get tokens into a training loop, one small file each.
+"""The ways people get tokens into a training loop.
 
     one-by-one   the tokenizer is called for each sample, in the loop
     batched      the same with many samples in a call
@@ -8,7 +8,7 @@
     build        `tokenmill build`: the cost, paid once
     loader       `tokenmill.Loader` on the store that it made
 
-A way runs in a process of its own (`diagnosis/ways.py`) that knows nothing but its job. All but
+A way runs in a process of its own (`run_job`) that knows nothing but its job. All but
 the last two run the reference engine of the tokenizer, the package that people would call
 themselves.
 """
@@ -26,14 +26,14 @@ import traceback
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import psutil
 
 from tokenmill.api import Store
 from tokenmill.builder.run import build
-from tokenmill.diagnosis.values import SampleFacts
+from tokenmill.diagnosis.values import SampleFacts, WayResult
 from tokenmill.engines import REFERENCES
 from tokenmill.engines.load import load_engine
 from tokenmill.errors import SourceError, TokenmillError, UsageError
@@ -47,7 +47,6 @@ from tokenmill.sources.base import SourceOptions, text_size
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.pool import Pool
     from multiprocessing.synchronize import Barrier
 
     from numpy.typing import NDArray
@@ -79,7 +78,7 @@ WAYS = {
 }
 
 
-def way_function(key: str) -> Callable[[WayJob], Measured]:
+def way_function(key: str) -> Callable[[WayJob], WayResult]:
     """What carries out a way; its module is imported only now."""
     if key == "dataloader":
         from tokenmill.diagnosis.dataloader import measure
@@ -221,26 +220,13 @@ class WayJob:
     def load(self, *, threads: int = 1) -> CheckedEngine:
         return load_engine(self.tokenizer, choice=REFERENCES[self.kind], threads=threads)
 
+    def result(self, **found: Any) -> WayResult:
+        """What the way tells, beside what was known of it before."""
+        known = {"workers": 1, **dataclasses.asdict(WAYS[self.way])}
+        return WayResult(key=self.way, batch=self.batch, **{**known, **found})
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """What a way tells."""
-
-    engine: str
-    documents: int
-    text_bytes: int
-    tokens: int
-    seconds: float
-    cpu_seconds: float
-    other_cpu_seconds: float
-    """What other programs took of the machine meanwhile."""
-    workers: int
-    startup_seconds: float = 0.0
-    sample_ms: float | None = None
-    chunk_ms: float | None = None
-    compared_documents: int = 0
-    differing_documents: int = 0
-    note: str | None = None
+    def failed(self, problem: str) -> WayResult:
+        return self.result(engine="", workers=self.workers, problem=problem)
 
 
 class Rounds:
@@ -268,25 +254,30 @@ class Rounds:
 
 
 def measure_calls(
-    job: WayJob, engine: Engine, encode: Callable[[list[str]], int], *, startup_seconds: float
-) -> Measured:
-    """Time a way that is one function, which takes texts and says how many tokens they are."""
+    job: WayJob,
+    encode: Callable[[list[str]], int],
+    *,
+    all_of: Callable[[Rounds], int] | None = None,
+    **known: Any,
+) -> WayResult:
+    """Time a way that is one function, which takes texts and says how many tokens they are.
+
+    `all_of` is how the way takes everything, where that is not group by group.
+    """
     texts = job.texts()
     encode(texts[:CHUNK])
     sample_ms, chunk_ms = latencies(encode, texts, seconds=job.seconds / 4)
     rounds = Rounds(texts, batch=job.batch, seconds=job.seconds)
     watch = Stopwatch()
-    tokens = sum(map(encode, rounds.groups()))
-    return Measured(
-        engine=engine.name,
+    tokens = sum(map(encode, rounds.groups())) if all_of is None else all_of(rounds)
+    return job.result(
         documents=rounds.documents,
         text_bytes=rounds.text_bytes,
         tokens=tokens,
         **watch.stop(),
-        workers=1,
-        startup_seconds=startup_seconds,
         sample_ms=sample_ms,
         chunk_ms=chunk_ms,
+        **known,
     )
 
 
@@ -314,11 +305,11 @@ def _median_ms(
 
 
 class Span(TypedDict):
-    """What a stretch of time took."""
+    """What was measured by a stopwatch, as `WayResult` has it."""
 
     seconds: float
-    cpu_seconds: float
-    other_cpu_seconds: float
+    cpu_cores: float
+    other_cores: float
 
 
 class Stopwatch:
@@ -332,7 +323,8 @@ class Stopwatch:
         seconds = time.perf_counter() - self._started
         cpu = tree_cpu_seconds() - self._cpu
         others = max(0.0, _busy_seconds() - self._busy - cpu)
-        return Span(seconds=seconds, cpu_seconds=cpu, other_cpu_seconds=others)
+        long = max(seconds, 1e-9)
+        return Span(seconds=seconds, cpu_cores=cpu / long, other_cores=others / long)
 
 
 def _busy_seconds() -> float:
@@ -372,20 +364,20 @@ def run_job() -> None:
     told, answer = (Path(name) for name in sys.argv[-2:])
     job = WayJob(**json.loads(told.read_text()))
     try:
-        result = dataclasses.asdict(way_function(job.way)(job))
+        result = way_function(job.way)(job)
     except TokenmillError as error:
-        result = {"problem": str(error)}
+        result = job.failed(str(error))
     except Exception as error:  # a process border: the caller gets words, stderr the traceback
         traceback.print_exc()
-        result = {"problem": f"{type(error).__name__}: {error}"}
-    answer.write_text(json.dumps(result))
+        result = job.failed(f"{type(error).__name__}: {error}")
+    answer.write_text(json.dumps(dataclasses.asdict(result)))
 
 
 # -------------------------------------------------------------------------------------------------
 # Many samples in one call, which lets the package use every core (`encode_batch`).
 
 
-def measure_batched(job: WayJob) -> Measured:
+def measure_batched(job: WayJob) -> WayResult:
     """Time it."""
     started = time.perf_counter()
     engine = job.load(threads=job.workers).reference
@@ -393,8 +385,10 @@ def measure_batched(job: WayJob) -> Measured:
     def encode(texts: list[str]) -> int:
         return len(engine.encode(TextBatch.from_texts(texts)).ids)
 
-    measured = measure_calls(job, engine, encode, startup_seconds=time.perf_counter() - started)
-    return dataclasses.replace(measured, workers=job.workers)
+    startup = time.perf_counter() - started
+    return measure_calls(
+        job, encode, engine=engine.name, workers=job.workers, startup_seconds=startup
+    )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -413,7 +407,7 @@ COMPARED_BYTES = 1_000_000
 LOST = "the borders of documents are lost: this tokenizer changes the text, so ids cannot be split"
 
 
-def measure_joined(job: WayJob) -> Measured:
+def measure_joined(job: WayJob) -> WayResult:
     """Time it, and compare the ids."""
     started = time.perf_counter()
     checked = job.load()
@@ -425,7 +419,8 @@ def measure_joined(job: WayJob) -> Measured:
         parts = split_ids(ids, texts, sizes)
         return len(ids) if parts is None else sum(map(len, parts))
 
-    measured = measure_calls(job, engine, encode, startup_seconds=time.perf_counter() - started)
+    startup = time.perf_counter() - started
+    measured = measure_calls(job, encode, engine=engine.name, startup_seconds=startup)
     compared, differing = compare(engine, job.texts(), sizes=sizes, batch=job.batch)
     return dataclasses.replace(
         measured,
@@ -487,7 +482,7 @@ def _encode_joined(engine: Engine, texts: Sequence[str]) -> NDArray[np.uint32]:
 # The tokenizer is called for each sample, as a dataset does in its `__getitem__`.
 
 
-def measure_one_by_one(job: WayJob) -> Measured:
+def measure_one_by_one(job: WayJob) -> WayResult:
     """Time it."""
     started = time.perf_counter()
     engine = job.load().reference
@@ -495,7 +490,8 @@ def measure_one_by_one(job: WayJob) -> Measured:
     def encode(texts: list[str]) -> int:
         return sum(len(encode_one(engine, text)) for text in texts)
 
-    return measure_calls(job, engine, encode, startup_seconds=time.perf_counter() - started)
+    startup = time.perf_counter() - started
+    return measure_calls(job, encode, engine=engine.name, startup_seconds=startup)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -509,9 +505,8 @@ READY_SECONDS = 120.0
 _engine: Engine | None = None
 
 
-def measure_pool(job: WayJob) -> Measured:
+def measure_pool(job: WayJob) -> WayResult:
     """Time it."""
-    texts = job.texts()
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(job.workers + 1)
@@ -519,30 +514,21 @@ def measure_pool(job: WayJob) -> Measured:
         ready.wait(READY_SECONDS)
         name = pool.apply(_engine_name)
         startup = time.perf_counter() - started
-        return _measure(job, pool, texts, engine=name, startup_seconds=startup)
 
+        def encode(group: list[str]) -> int:
+            return sum(map(len, pool.map(_encode, group, chunksize=1)))
 
-def _measure(
-    job: WayJob, pool: Pool, texts: list[str], *, engine: str, startup_seconds: float
-) -> Measured:
-    def encode(group: list[str]) -> int:
-        return sum(map(len, pool.map(_encode, group, chunksize=1)))
+        def encode_all(rounds: Rounds) -> int:
+            return sum(map(len, pool.imap(_encode, rounds.singles(), chunksize=job.batch)))
 
-    sample_ms, chunk_ms = latencies(encode, texts, seconds=job.seconds / 4)
-    rounds = Rounds(texts, batch=job.batch, seconds=job.seconds)
-    watch = Stopwatch()
-    tokens = sum(map(len, pool.imap(_encode, rounds.singles(), chunksize=job.batch)))
-    return Measured(
-        engine=engine,
-        documents=rounds.documents,
-        text_bytes=rounds.text_bytes,
-        tokens=tokens,
-        **watch.stop(),
-        workers=job.workers,
-        startup_seconds=startup_seconds,
-        sample_ms=sample_ms,
-        chunk_ms=chunk_ms,
-    )
+        return measure_calls(
+            job,
+            encode,
+            all_of=encode_all,
+            engine=name,
+            workers=job.workers,
+            startup_seconds=startup,
+        )
 
 
 def _prepare(job: WayJob, ready: Barrier) -> None:
@@ -578,7 +564,7 @@ def store_path(folder: str | Path, *, workers: int) -> Path:
     return Path(folder) / f"store-{workers}"
 
 
-def measure_build(job: WayJob) -> Measured:
+def measure_build(job: WayJob) -> WayResult:
     """Build, and take the time at work; where the text is too short for that, the whole time."""
     lines = Path(job.folder) / LINES
     unit_bytes = max(SMALLEST_UNIT, lines.stat().st_size // (UNITS_PER_WORKER * job.workers))
@@ -594,15 +580,15 @@ def measure_build(job: WayJob) -> Measured:
     span = watch.stop()
     short = result.working_seconds < SHORT_SECONDS
     seconds = result.seconds if short else result.working_seconds
-    return Measured(
+    return job.result(
         engine=result.engine,
         documents=result.built.documents,
         text_bytes=result.built.text_bytes,
         tokens=result.built.tokens,
         seconds=seconds,
-        # Taken over the whole build, and brought to the part of it that is measured.
-        cpu_seconds=span["cpu_seconds"] * seconds / span["seconds"],
-        other_cpu_seconds=span["other_cpu_seconds"] * seconds / span["seconds"],
+        # Taken over the whole build, for the part of it that is measured.
+        cpu_cores=span["cpu_cores"],
+        other_cores=span["other_cores"],
         workers=result.workers,
         startup_seconds=0.0 if short else result.startup_seconds,
         note="the sample is so small that most of the time is start-up: a larger input is faster"
@@ -619,7 +605,7 @@ def measure_build(job: WayJob) -> Measured:
 # document.
 
 
-def measure_loader(job: WayJob) -> Measured:
+def measure_loader(job: WayJob) -> WayResult:
     """Time it with batches of 8 rows, inputs and labels."""
     started = time.perf_counter()
     store = Store(store_path(job.folder, workers=job.workers))
@@ -637,14 +623,10 @@ def measure_loader(job: WayJob) -> Measured:
     while time.perf_counter() - begun < job.seconds:
         _take(many)
         steps += 1
-    span = watch.stop()
-    return Measured(
+    return job.result(
         engine="none: ids are read",
-        documents=0,
-        text_bytes=0,
         tokens=steps * tokens,
-        **span,
-        workers=1,
+        **watch.stop(),
         startup_seconds=startup,
         sample_ms=sample_ms,
         chunk_ms=chunk_ms,
