@@ -55,7 +55,7 @@ class Store(reader.Store):
 
         For megatron, datatrove, olmo, nanogpt and llmc; a path is a file, a prefix or a folder.
         `tokenizer` is needed for text, and for `split_at_eos`. `dtype` is for files that do not
-        say it. Splits go by names: val where a file's name says so, else train.
+        say it. Splits go by names: val or test where a file's name says so, else train.
 
         >>> tokenmill.Store.open_foreign("data/wiki_text_document")
         >>> tokenmill.Loader(tokenmill.Store.open_foreign("fineweb10B/"), seq_len=1024, ...)

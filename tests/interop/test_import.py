@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import shutil
 import signal
 import struct
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,14 @@ from tests.interop.stores import (
 import tokenmill
 from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop import raw
-from tokenmill.interop.base import ImportOptions, Sure, candidates, detect_format, get_format
+from tokenmill.interop.base import (
+    ImportOptions,
+    Sure,
+    candidates,
+    detect_format,
+    get_format,
+    split_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -358,3 +366,36 @@ def test_an_import_ended_in_the_middle_resumes(tmp_path: Path, end: signal.Signa
         expected = (tmp_path / "whole" / "shards").glob(f"*.{suffix}")
         assert files == {path.name: path.read_bytes() for path in expected}
     assert tokenmill.verify(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("validation/index.json", "val"),
+        ("validation-00000-of-00001.parquet", "val"),
+        ("fineweb_val_000000.bin", "val"),
+        ("VALID.bin", "val"),
+        ("dev/", "val"),
+        ("test_00000_text_document.bin", "test"),
+        ("train/test-0.arrow", "train"),
+        ("evaluation.bin", "train"),
+        ("tests.npy", "train"),
+        ("", "train"),
+    ],
+)
+def test_names_of_files_say_the_split(name: str, split: str) -> None:
+    assert split_of(name, ImportOptions()) == split
+    assert split_of(name, ImportOptions(split="other")) == "other"
+
+
+@pytest.mark.parametrize("to", ["mds", "litdata", "arrow", "olmo", "datatrove"])
+def test_a_folder_called_validation_is_what_a_trainer_evaluates_on(tmp_path: Path, to: str) -> None:
+    write_store(tmp_path / "store", random_shards(1, documents=9))
+    out = tmp_path / "files" / "validation"
+    tokenmill.export_store(tmp_path / "store", to=to, out=out, workers=1)
+    if to in {"olmo", "datatrove"}:
+        shutil.move(out / "train", tmp_path / "moved")
+        shutil.rmtree(out)
+        shutil.move(tmp_path / "moved", out)
+    result = import_ids(tmp_path / "files", tmp_path / "back", format_name=to)
+    assert list(result.splits) == ["val"]

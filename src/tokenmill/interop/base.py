@@ -30,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import stat
 import struct
 import zipfile
@@ -64,6 +65,12 @@ HELD_BYTES = 512 << 20
 """The most that an import unpacks or joins in memory in one piece."""
 MOST_EXPANSION = 1000
 """Files that claim to unpack to more than so many times their size are refused."""
+SPLITS = {
+    "train": "train",
+    "test": "test",
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+}
+"""What names of files and folders say -> the split, as a trainer looks for it."""
 _UNREADABLE = (
     ArithmeticError,
     AssertionError,  # torch's
@@ -318,6 +325,14 @@ def file_size(path: Path, *, size: int | None = None) -> int:
     if size is not None and found.st_size != size:
         raise damaged(path, f"has {found.st_size:,} bytes, and its index says {size:,}")
     return found.st_size
+
+
+def split_of(name: str, options: ImportOptions) -> str:
+    """The split of a file or folder: as asked for, else the first word of its name that is one."""
+    if options.split is not None:
+        return options.split
+    words = re.findall("[a-z]+", name.lower())
+    return next((SPLITS[word] for word in words if word in SPLITS), "train")
 
 
 def check_expansion(path: Path, unpacked: int, *, packed: int) -> None:

@@ -21,6 +21,7 @@ from tokenmill.interop.base import (
     Sure,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
@@ -35,7 +36,6 @@ from tokenmill.interop.raw import (
     raw_dtype,
     require_files,
     shards_of,
-    split_of,
     stream_mask,
     token_task,
 )

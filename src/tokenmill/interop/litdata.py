@@ -30,6 +30,7 @@ from tokenmill.interop.base import (
     Sure,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.records import (
     BATCH_TOKENS,
@@ -45,7 +46,6 @@ from tokenmill.interop.records import (
     ranges,
     read_json,
     split_folders,
-    split_of,
     stretch_of,
     stretch_part,
     unpack,
@@ -257,7 +257,7 @@ class LitDataFolder(Foreign):
                 chunk = _Chunk(folder, entry, index["config"])
                 name = f"{prefix}{chunk.path.name}"
                 self._chunks[name] = chunk
-                parts += chunk.cut(name, options, split_of(prefix.rstrip("/"), options))
+                parts += chunk.cut(name, options, split_of(prefix, options))
         self.parts = tuple(parts)
         self.files = {name: chunk.path for name, chunk in self._chunks.items()}
         self.note = note_of(options)

@@ -30,6 +30,7 @@ from tokenmill.interop.base import (
     Sure,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.records import (
     COLUMN_SETTING,
@@ -54,7 +55,6 @@ from tokenmill.interop.records import (
     ranges,
     read_json,
     split_folders,
-    split_of,
     stretch_of,
     stretch_part,
     unpack,
@@ -292,7 +292,7 @@ class MdsFolder(Foreign):
             for entry in index["shards"]:
                 name, shard = _open_entry(prefix, folder, entry)
                 self._shards[name] = shard
-                parts += _cut(name, shard, options, split_of(prefix.rstrip("/"), options))
+                parts += _cut(name, shard, options, split_of(prefix, options))
         self.parts = tuple(parts)
         self.files = {name: shard.path for name, shard in self._shards.items()}
         self.note = note_of(options)

@@ -25,6 +25,7 @@ from tokenmill.interop.base import (
     Sure,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.raw import (
     DocumentBounds,
@@ -37,7 +38,6 @@ from tokenmill.interop.raw import (
     put_tokens,
     require_files,
     shards_of,
-    split_of,
     token_task,
 )
 from tokenmill.store.format import HEADER, MAGIC, index_blocks, map_file

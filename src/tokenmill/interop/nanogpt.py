@@ -24,6 +24,7 @@ from tokenmill.interop.base import (
     Sure,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.raw import (
     DTYPES,
@@ -39,7 +40,6 @@ from tokenmill.interop.raw import (
     put_tokens,
     raw_dtype,
     require_files,
-    split_of,
     token_task,
 )
 from tokenmill.store.stream import TokenStream

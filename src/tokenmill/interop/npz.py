@@ -38,6 +38,7 @@ from tokenmill.interop.base import (
     check_held,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.records import (
     COLUMN_SETTING,
@@ -53,7 +54,6 @@ from tokenmill.interop.records import (
     make_block,
     note_of,
     open_records,
-    split_of,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class NumpyFiles(Foreign):
                     index=index,
                     start=start,
                     end=end,
-                    split=split_of(name.replace("_", "-"), self._options),
+                    split=split_of(name, self._options),
                     bytes=size * (end - start) // max(1, rows.count),
                 )
 

@@ -24,6 +24,7 @@ from tokenmill.interop.base import (
     check_expansion,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
@@ -38,7 +39,6 @@ from tokenmill.interop.raw import (
     raw_dtype,
     require_files,
     shards_of,
-    split_of,
     stream_mask,
     token_task,
 )

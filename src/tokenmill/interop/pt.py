@@ -31,6 +31,7 @@ from tokenmill.interop.base import (
     damaged,
     file_size,
     reading,
+    split_of,
 )
 from tokenmill.interop.records import (
     IDS,
@@ -47,7 +48,6 @@ from tokenmill.interop.records import (
     note_of,
     open_records,
     padding_note,
-    split_of,
     stretch_of,
     stretch_part,
 )
@@ -205,7 +205,7 @@ class PtFiles(Foreign):
                 index=0,
                 start=0,
                 end=None,
-                split=split_of(name.rpartition("/")[0] or name, options),
+                split=split_of(name, options),
                 bytes=file_size(file),
             )
             for name, file in found

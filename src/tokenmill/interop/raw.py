@@ -10,7 +10,6 @@ end-of-text id, or by nobody.
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -56,7 +55,6 @@ DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
-_VAL = re.compile(r"(^|[^a-z])(val|valid|validation)([^a-z]|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,13 +284,6 @@ def raw_dtype(options: ImportOptions, *, default: str = "uint16") -> str:
             f"dtype={name!r} is not a type of ids", hint=f"use one of: {', '.join(DTYPES)}"
         )
     return name
-
-
-def split_of(name: str, options: ImportOptions) -> str:
-    """The split of a file: as asked for, else val where its name says so, else train."""
-    if options.split is not None:
-        return options.split
-    return "val" if _VAL.search(name.lower()) else "train"
 
 
 def check_ends(ends: NDArray[np.integer[Any]], *, tokens: int, path: Path) -> None:

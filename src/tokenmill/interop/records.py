@@ -14,7 +14,6 @@ import json
 import mmap
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -34,11 +33,11 @@ from tokenmill.interop.base import (
 from tokenmill.loader.batch import IGNORED
 from tokenmill.loader.options import check_pad_id
 from tokenmill.loader.packing import LAYOUTS, PADDING, Layout, find_packing
-from tokenmill.store.layout import SPLIT_NAME
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -314,15 +313,6 @@ def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
             raise damaged(path, f"does not unpack to the {size:,} bytes of its index")
         file.flush()
         return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-
-
-def split_of(name: str, options: ImportOptions) -> str:
-    """The split that a folder's or file's name says, else `train`."""
-    if options.split is not None:
-        return options.split
-    word = Path(name).name.partition(".")[0].partition("-")[0].lower()
-    known = {"train", "val", "valid", "validation", "dev", "test"}
-    return word if word in known and SPLIT_NAME.fullmatch(word) else "train"
 
 
 def ranges(count: int, *, total_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:

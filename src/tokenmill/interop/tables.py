@@ -31,6 +31,7 @@ from tokenmill.interop.base import (
     check_held,
     damaged,
     file_size,
+    split_of,
 )
 from tokenmill.interop.records import (
     COLUMN_SETTING,
@@ -53,7 +54,6 @@ from tokenmill.interop.records import (
     padding_note,
     read_json,
     split_folders,
-    split_of,
     stretch_of,
     stretch_part,
 )
@@ -383,7 +383,7 @@ def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path,
             state = read_json(folder / STATE)
             names = [str(file["filename"]) for file in state["_data_files"]]
             indices = state.get("_indices_data_files")
-            split = split_of(prefix.rstrip("/") or str(state.get("_split") or ""), options)
+            split = split_of(prefix or str(state.get("_split") or ""), options)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged(
                 folder / STATE, f"does not say which files there are: {error!r}"
