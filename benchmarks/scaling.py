@@ -31,7 +31,8 @@ from tokenmill.builder.run import make_run
 from tokenmill.builder.worker import EngineReport, UnitReport
 from tokenmill.options import BuildOptions
 from tokenmill.runners import Job, LocalRunner, TaskReport, WorkerReady
-from tokenmill.sources import discover, format_of
+from tokenmill.sources import format_of
+from tokenmill.sources.discovery import discover
 from tokenmill.store.facts import (
     Bounds,
     Counts,

@@ -16,8 +16,8 @@ from tokenmill.engines.describe import describe
 from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
 from tokenmill.engines.raw_bytes import BytesEngine
 from tokenmill.records import TokenBatch
-from tokenmill.sources import discover
 from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.discovery import discover
 from tokenmill.store.format import read_index
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.lock import StoreLock

@@ -26,8 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.errors import MemoryBudgetError, SourceError
-from tokenmill.sources import format_of, source_file
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.discovery import source_file
 
 TEXTS = ["first document", "zweites, größer", "", 'quote " and\ttab', "x" * 90, "last\nof them"]
 MESSAGES = [[{"role": "user", "content": text}, {"role": "assistant"}] for text in TEXTS]

@@ -23,8 +23,9 @@ from tests.sources.reading import read
 
 import tokenmill
 from tokenmill.errors import SourceError, TokenmillError
-from tokenmill.sources import discover, format_of, source_file
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions, open_decompressed, open_native
+from tokenmill.sources.discovery import discover, source_file
 
 PLAIN = SourceOptions()
 CHATS = SourceOptions(fields=("messages",))

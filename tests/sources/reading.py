@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tokenmill.sources import format_of, source_file
+from tokenmill.sources import format_of
+from tokenmill.sources.discovery import source_file
 
 if TYPE_CHECKING:
     from tokenmill.records import Reject

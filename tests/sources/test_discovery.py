@@ -10,8 +10,8 @@ import pytest
 from tests.sources.reading import compress, read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import discover, source_file, unit_bytes_for
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, unit_bytes_for
+from tokenmill.sources.discovery import discover, source_file
 
 if TYPE_CHECKING:
     from pathlib import Path

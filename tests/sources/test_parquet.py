@@ -10,8 +10,9 @@ import pytest
 from tests.sources.reading import read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import format_of, source_file
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.discovery import source_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,9 @@ from tests.sources.reading import compress, read
 from tests.web import serve
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import discover, format_of
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.discovery import discover
 
 if TYPE_CHECKING:
     from pathlib import Path

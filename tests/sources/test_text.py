@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.sources.reading import Reading, compress, read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import discover, format_of, source_file
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.discovery import discover, source_file
 from tokenmill.sources.lines import is_unbordered
 
 

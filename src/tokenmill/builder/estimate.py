@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tokenmill.builder.run import BuildRun
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.records import RowBatch
-    from tokenmill.sources import Discovery
     from tokenmill.sources.base import SourceFile, SourceOptions
+    from tokenmill.sources.discovery import Discovery
     from tokenmill.supervised.shaper import Shaper
 
 _SAMPLE_BYTES = 4 << 20

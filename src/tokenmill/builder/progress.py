@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
     from tokenmill.runners import Event
-    from tokenmill.sources import Discovery
+    from tokenmill.sources.discovery import Discovery
     from tokenmill.store.durable import Json
     from tokenmill.store.facts import EngineEntry, SplitTotals
     from tokenmill.store.receipts import Manifest

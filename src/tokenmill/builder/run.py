@@ -51,8 +51,8 @@ from tokenmill.files import shown
 from tokenmill.options import BuildOptions, as_list, with_options
 from tokenmill.runners import Job, LocalRunner, SerialRunner
 from tokenmill.runners.local import physical_cores, pinning
-from tokenmill.sources import Discovery, discover
 from tokenmill.sources.base import MEGABYTE, SourceOptions
+from tokenmill.sources.discovery import Discovery, discover
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.layout import (
     StoreLayout,

@@ -445,7 +445,6 @@ class WriteBehind:
 
 _SHOWN_REJECTS = 3
 _MOST_FAILURES = 20
-_FORMATS_IN_BYTES = ("jsonl", "text", "csv")
 REFERENCE_BYTES = 256 << 10
 """A reference engine takes about a tenth of a second for so much text."""
 
@@ -773,7 +772,7 @@ class UnitPass:
         end = unit.end
         if end is None and unit.file.compression is None:
             end = unit.file.size
-        if unit.file.format not in _FORMATS_IN_BYTES or end is None:
+        if not unit.file.traits.in_bytes or end is None:
             return
         # A row takes a byte at least.
         left = max(0, end - unit.start - self.tally.input_bytes)
@@ -788,7 +787,7 @@ class UnitPass:
         if self.tally.rejected <= self.rules.max_reject_fraction * used:
             return
         # Only the lines before the first unit are known to be none, and blank ones are no rows.
-        tells_lines = unit.file.format == "jsonl" and unit.index == 0
+        tells_lines = unit.file.traits.rows_are_lines and unit.index == 0
         tells_lines = tells_lines and end is not None and end.num_lines == self.tally.rows
         examples = "; ".join(
             _describe(reject, unit, tells_lines=tells_lines) for reject in self.tally.first_rejects

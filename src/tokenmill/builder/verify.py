@@ -29,8 +29,9 @@ from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.options import RowShape
 from tokenmill.records import TextBatch, TokenBatch
-from tokenmill.sources import format_of, source_file
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions, Unit
+from tokenmill.sources.discovery import source_file
 from tokenmill.store.check import CheckReport, Finding, check_store
 from tokenmill.store.reader import Store
 

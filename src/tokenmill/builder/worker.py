@@ -232,7 +232,7 @@ class BuildWorker:
         if self._source is None or self._file != file:
             self._close_source()
             # A line or a record is held once, as part of a batch.
-            is_plain = file.format in ("jsonl", "text") and file.compression is None
+            is_plain = file.traits.holds_one_batch and file.compression is None
             self._guard.kept_free = 0 if is_plain else self._settings.options.room_bytes
             self._source = format_of(file).open(file, self._settings.options)
             self._file = file

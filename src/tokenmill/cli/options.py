@@ -23,21 +23,23 @@ from typer.core import TyperCommand
 
 from tokenmill.errors import UsageError
 from tokenmill.options import NEEDED, OUTPUT, RERUN, Flag, flags_of
+from tokenmill.sources import COMPRESSIONS, FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
 
+_SUFFIXES = ", ".join(form.suffixes[0] for form in FORMATS.values() if form.suffixes)
 Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT",
         rich_help_panel=NEEDED,
         show_default=False,
-        help="Files, folders, globs or URLs: .jsonl, .parquet, .arrow, .csv, .txt and source code, "
-        "plain or as .gz, .zst, .bz2, .xz. A folder means every file below it. Or the name of a "
-        "well-known corpus (see --list-corpora), if there is no such file here.",
+        help=f"Files, folders, globs or URLs: {_SUFFIXES} and source code, "
+        f"plain or as {', '.join(COMPRESSIONS)}. A folder means every file below it. Or the name "
+        "of a well-known corpus (see --list-corpora), if there is no such file here.",
     ),
 ]
 MaybeInputs = Annotated[

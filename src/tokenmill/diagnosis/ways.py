@@ -41,8 +41,9 @@ from tokenmill.files import shown
 from tokenmill.loader.loader import Loader
 from tokenmill.records import TextBatch
 from tokenmill.runners.local import end_with_parent
-from tokenmill.sources import discover, format_of
+from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions, text_size
+from tokenmill.sources.discovery import discover
 
 if TYPE_CHECKING:
     import os

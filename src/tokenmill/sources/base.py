@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tokenmill import files
 from tokenmill import files as files_module
 from tokenmill.errors import MemoryBudgetError, SourceError
+from tokenmill.sources import FORMATS
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from tokenmill.records import RowBatch
+    from tokenmill.sources import InputFormat
 
 
 MEGABYTE = 1 << 20
@@ -79,7 +81,7 @@ class SourceFile:
     path: str
     """As the user named it, normalised, with / between folders: the file's identity."""
     format: str
-    """jsonl, parquet, arrow, text, csv, or text-group."""
+    """A name in `sources.FORMATS`."""
     compression: str | None
     """gz, zst, bz2, xz or None."""
     size: int
@@ -93,6 +95,11 @@ class SourceFile:
 
     changed: int = field(default=0, compare=False, repr=False)
     """When anything about it was last changed, in ns; never written into a store."""
+
+    @property
+    def traits(self) -> InputFormat:
+        """What is known of its format."""
+        return FORMATS[self.format]
 
     @property
     def location(self) -> str:
@@ -151,7 +158,7 @@ class Source(Protocol):
 
 
 class SourceFormat(Protocol):
-    """One file format: how it is cut and opened. Registered in `sources/__init__.py`."""
+    """One file format: how it is cut and opened. Registered in `sources.FORMATS`."""
 
     def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:
         """Whether the number of units is known only at the end of the file."""
@@ -220,7 +227,6 @@ def check_unchanged(file: SourceFile) -> None:
 #
 # Discovery looks into files through this module, so it imports Arrow only when it needs it.
 
-SUFFIXES = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 _ARROW_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2"}
 _CHUNK_BYTES = 1 << 18
 _LZMA2 = 0x21

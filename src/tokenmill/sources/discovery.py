@@ -18,9 +18,9 @@ import xxhash
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
 from tokenmill.files import shown
+from tokenmill.sources import COMPRESSIONS, FORMATS
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
-    SUFFIXES,
     SourceFile,
     open_decompressed,
     text_size,
@@ -86,40 +86,20 @@ def _ends_group(path: str) -> bool:
     return xxhash.xxh3_64_intdigest(key) % _FILES_PER_GROUP == 0
 
 
-FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".py": "text",
-    ".c": "text",
-    ".h": "text",
-    ".cpp": "text",
-    ".java": "text",
-    ".js": "text",
-    ".ts": "text",
-    ".go": "text",
-    ".rs": "text",
-    ".html": "text",
-    ".xml": "text",
-    ".yaml": "text",
-    ".toml": "text",
+_BY_SUFFIX = {
+    suffix: name
+    for name, form in FORMATS.items()
+    for suffix in (*form.suffixes, *form.more_suffixes)
 }
 """What a suffix promises. Files with other ones are text if they look like it."""
-_PLAIN_ONLY = ("parquet", "arrow")
 _DATASET_INDEX = "state.json"
 _DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", _DATASET_INDEX})
 _DESCRIPTION = "describes a dataset"
 _SNIFF_BYTES = 1 << 14
-_KNOWN = ".jsonl .parquet .arrow .feather .csv .tsv .txt .md, and .gz .zst .bz2 .xz behind them"
+_KNOWN = (
+    f"{' '.join(suffix for form in FORMATS.values() for suffix in form.suffixes)}, "
+    f"and {' '.join(COMPRESSIONS)} after them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +212,7 @@ def _examine(
     form, compression = _by_name(path)
     if PurePosixPath(path).name in _DATASET_FILES and not match.named:
         return Skipped(path, _DESCRIPTION)
-    if compression is not None and form in _PLAIN_ONLY:
+    if compression is not None and form is not None and FORMATS[form].compresses_itself:
         if match.named:
             raise SourceError(
                 f"{path!r} is a {form} file inside {compression}, which is not read",
@@ -295,13 +275,13 @@ def _hint(file: SourceFile) -> str:
 def _by_name(path: str) -> tuple[str | None, str | None]:
     """Format and compression that the file's name promises."""
     last = PurePosixPath(path).suffix.lower()
-    return FORMATS.get(PurePosixPath(_stem(path)).suffix.lower()), SUFFIXES.get(last)
+    return _BY_SUFFIX.get(PurePosixPath(_stem(path)).suffix.lower()), COMPRESSIONS.get(last)
 
 
 def _stem(path: str) -> str:
     """The path without the suffix of a compression."""
     suffix = PurePosixPath(path).suffix
-    return path[: -len(suffix)] if suffix.lower() in SUFFIXES else path
+    return path[: -len(suffix)] if suffix.lower() in COMPRESSIONS else path
 
 
 def _without_caches(found: list[SourceFile], skipped: list[Skipped]) -> Iterator[SourceFile]:

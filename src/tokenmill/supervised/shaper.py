@@ -19,6 +19,7 @@ from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.huggingface import HuggingFaceEngine
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
+from tokenmill.sources import FORMATS
 from tokenmill.supervised.chat import ChatMaker, special_tokens_of
 from tokenmill.supervised.pieces import RowPieces, RowText, TextBoundaries
 from tokenmill.supervised.rows import FieldTemplate, RowError, parse_row, parse_template, text_of
@@ -263,10 +264,12 @@ def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> No
     """Raise for text files, which have no fields."""
     if shape is None or not shape.has_fields:
         return
+    titles = [form.title for form in FORMATS.values() if form.has_fields]
     for file in files:
-        if file.format in ("text", "text-group"):
+        if not file.traits.has_fields:
             path = file.members[0].path if file.members else file.path
             raise SourceError(
-                f"{path!r} is a text file, and rows of the format {shape.format!r} have fields",
-                hint="name JSON Lines, Parquet, Arrow or CSV files, such as: data/*.jsonl",
+                f"{path!r} is a {file.traits.title} file, and rows of the format "
+                f"{shape.format!r} have fields",
+                hint=f"name {', '.join(titles[:-1])} or {titles[-1]} files, such as: data/*.jsonl",
             )
