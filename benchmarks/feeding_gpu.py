@@ -347,7 +347,7 @@ def _write_shard(layout: StoreLayout, identity: StoreIdentity, number: int, size
                 size=size, version="1", digest="0" * 32, is_last=True, num_lines=len(ends)
             ),
             config="synthetic",
-            counts=Counts(
+            counts=Counts.of(
                 rows=len(ends),
                 documents=len(ends),
                 empty=0,
@@ -362,6 +362,10 @@ def _write_shard(layout: StoreLayout, identity: StoreIdentity, number: int, size
                 version="1",
                 reference="bytes",
                 reference_version="1",
+                checked_documents=0,
+                mismatches=0,
+                redone=False,
+                routed_documents=0,
             ),
         )
     return receipt.unit.name

@@ -23,6 +23,7 @@ from tokenmill.store.facts import (
     EngineFacts,
     FileFacts,
     ShardFacts,
+    ShardFiles,
     SourceFacts,
     StoreIdentity,
     TokenizerFacts,
@@ -54,6 +55,10 @@ ENGINE = EngineFacts(
     version="0",
     reference="none",
     reference_version="0",
+    checked_documents=0,
+    mismatches=0,
+    redone=False,
+    routed_documents=0,
 )
 
 
@@ -111,8 +116,7 @@ def _receipt(unit: UnitFacts, size: Hollow, *, bin: FileFacts, idx: FileFacts) -
         tokens=size.shard_tokens,
         max_id=0,
         rows=(0, size.shard_documents),
-        bin=bin,
-        idx=idx,
+        files=ShardFiles(bin=bin, idx=idx),
     )
     return Receipt(
         unit=unit,
@@ -124,7 +128,7 @@ def _receipt(unit: UnitFacts, size: Hollow, *, bin: FileFacts, idx: FileFacts) -
             num_lines=size.shard_documents,
         ),
         config=IDENTITY.fingerprint,
-        counts=Counts(
+        counts=Counts.of(
             rows=size.shard_documents,
             documents=size.shard_documents,
             input_bytes=4 * size.shard_tokens,

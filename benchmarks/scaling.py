@@ -39,6 +39,7 @@ from tokenmill.store.facts import (
     EngineFacts,
     FileFacts,
     ShardFacts,
+    ShardFiles,
     SourceFacts,
     UnitFacts,
 )
@@ -68,8 +69,12 @@ ENGINE = EngineFacts(
     version="0",
     reference="hollow",
     reference_version="0",
+    checked_documents=0,
+    mismatches=0,
+    redone=False,
+    routed_documents=0,
 )
-COUNTS = Counts(
+COUNTS = Counts.of(
     rows=UNIT_DOCUMENTS,
     documents=UNIT_DOCUMENTS,
     input_bytes=UNIT_BYTES,
@@ -132,8 +137,10 @@ def hollow_receipt(unit: Unit, *, config: str) -> Receipt:
         tokens=UNIT_TOKENS,
         max_id=0,
         rows=(0, UNIT_DOCUMENTS),
-        bin=FileFacts(bytes=2 * UNIT_TOKENS, checksum=_checksum(name, "bin")),
-        idx=FileFacts(bytes=index_bytes(UNIT_DOCUMENTS), checksum=_checksum(name, "idx")),
+        files=ShardFiles(
+            bin=FileFacts(bytes=2 * UNIT_TOKENS, checksum=_checksum(name, "bin")),
+            idx=FileFacts(bytes=index_bytes(UNIT_DOCUMENTS), checksum=_checksum(name, "idx")),
+        ),
     )
     return Receipt(
         unit=UnitFacts.of(unit.file.path, index=unit.index, start=unit.start, end=unit.end),
@@ -201,7 +208,7 @@ def commit() -> dict[str, Any]:
         writer.commit(
             source=SourceFacts(size=1, version="0", digest="0" * 32, is_last=False, num_lines=10),
             config="0",
-            counts=Counts(rows=10, documents=10, tokens=1000),
+            counts=Counts.of(rows=10, documents=10, tokens=1000),
             bounds=Bounds(largest_row_bytes=0, smallest_too_large_bytes=None),
             engine=ENGINE,
         )

@@ -93,7 +93,7 @@ def _write_shard(
                 size=1000, version="v1", digest="d" * 32, is_last=True, num_lines=len(documents)
             ),
             config=CONFIG,
-            counts=Counts(
+            counts=Counts.of(
                 rows=len(documents),
                 documents=len(documents),
                 empty=0,

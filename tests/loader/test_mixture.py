@@ -35,7 +35,7 @@ def foreign(root: Path, *, fingerprint: str | None = None, eos: int | None = Non
     store = numbered_store(root, [[20]])
     identity = store.manifest.identity
     if fingerprint is not None:
-        identity = replace(identity, tokenizer=replace(identity.tokenizer, fingerprint=fingerprint))
+        identity = replace(identity, tokenizer=identity.tokenizer.but(fingerprint=fingerprint))
     if eos is not None:
         identity = replace(identity, eos=BoundaryToken(token="<e>", id=eos, position="end"))
     write_manifest(store.layout, replace(store.manifest, identity=identity))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -373,7 +373,7 @@ def test_opening_a_plan_of_a_billion_rows_reads_its_header_alone(store: Store) -
     path = lay_out_path(store)
     facts = check_plan(path)
     rows = 10**9
-    many = replace(facts, rows=rows, items=rows, padding=5 * rows - facts.used - facts.repeated)
+    many = facts.but(rows=rows, items=rows, padding=5 * rows - facts.used - facts.repeated)
     with path.open("r+b") as file:
         file.write(many.to_bytes())
         file.truncate(many.file_bytes)

@@ -40,6 +40,10 @@ BYTES_ENGINE = EngineFacts(
     version="1",
     reference="bytes",
     reference_version="1",
+    checked_documents=0,
+    mismatches=0,
+    redone=False,
+    routed_documents=0,
 )
 
 
@@ -199,7 +203,7 @@ def commit_facts(
             num_lines=len(unit.rows) + unit.blank_lines,
         ),
         "config": CONFIG,
-        "counts": Counts(
+        "counts": Counts.of(
             rows=len(unit.rows),
             documents=sum(pieces),
             empty=len(unit.rows) - len(texts) - rejected,

@@ -151,7 +151,7 @@ def test_an_id_outside_the_vocabulary_is_found_although_all_checksums_agree(
         (b'{"more":{"invalid-json":8}}\n', "has 1 lines and counts 8 more instead of 2"),
         (b'{"more":{"invalid-json":0}}\n', "has 1 lines and counts 0 more instead of 2"),
         (b'{"more":{"invalid-json":"}}\n', "was changed: "),
-        (b'{"more":{"invalid-jso":-1}}\n', "was changed: more.invalid-jso is -1, not a number"),
+        (b'{"more":{"invalid-jso":-1}}\n', "was changed: the last line.more[...] is not a number"),
         (b'{"x":1,"y":{"invalid":111}}\n', "counts 0 rows, its receipt says 1"),
     ],
 )

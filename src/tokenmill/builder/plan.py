@@ -19,16 +19,15 @@ import xxhash
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.sources import format_of
-from tokenmill.store.facts import without_collection
 from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
-from tokenmill.store.receipts import glance_at, read_receipt
+from tokenmill.store.receipts import find_receipt, read_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipts import Claim, Glance
+    from tokenmill.store.receipts import Claim, Receipt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +97,6 @@ class PlanRules:
 
 def plan_work(layout: StoreLayout, files: Sequence[SourceFile], *, rules: PlanRules) -> WorkPlan:
     """Compare the units of the input with the receipts of the store."""
-    with without_collection():
-        return _plan_work(layout, files, rules)
-
-
-def _plan_work(layout: StoreLayout, files: Sequence[SourceFile], rules: PlanRules) -> WorkPlan:
     plan = WorkPlan(files=tuple(files))
     existing = _units_in_store(layout)
     last_units = _last_units(existing)
@@ -239,9 +233,9 @@ class _FilePlanner:
         """How many rows of the unit lie before the limit; None if it is taken whole."""
         if self.rows_left is None:
             return None
-        found = glance_at(self.layout, unit_name(self.file.path, index=unit.index))
+        found = find_receipt(self.layout, unit_name(self.file.path, index=unit.index))
         if found is not None and self._is_same_slice(found, unit) and self._is_same(found):
-            rows = found.rows
+            rows = found.counts.rows
         else:
             rows = self.source().count_rows(unit)
         taken = min(rows, self.rows_left)
@@ -252,7 +246,7 @@ class _FilePlanner:
         self.plan.planned.add(name)
         if name not in self.existing:
             return False
-        found = glance_at(self.layout, name)
+        found = find_receipt(self.layout, name)
         if found is not None and found.config != self.rules.config:
             self.plan.other_config += 1
         elif found is not None and self._still_holds(name, found, unit, row_limit):
@@ -261,37 +255,40 @@ class _FilePlanner:
         self.plan.rebuilt += 1
         return False
 
-    def _still_holds(self, name: str, found: Glance, unit: Unit, row_limit: int | None) -> bool:
+    def _still_holds(self, name: str, found: Receipt, unit: Unit, row_limit: int | None) -> bool:
         if not (self._is_same_slice(found, unit) and self._fits_limits(found, row_limit)):
             return False
         if self._is_same(found):
             return True
-        if found.size != self.file.size or self.source().digest(unit) != found.digest:
+        source = found.source
+        if source.size != self.file.size or self.source().digest(unit) != source.digest:
             return False
-        if found.version != self.file.version or self._changed_since(found):
+        if source.version != self.file.version or self._changed_since(found):
             self.plan.touched.append((name, self.file))
         return True
 
-    def _is_same(self, found: Glance) -> bool:
+    def _is_same(self, found: Receipt) -> bool:
         """Whether the file need not be read to know that it is the one of the receipt."""
-        facts = (found.size, found.version) == (self.file.size, self.file.version)
+        facts = (found.source.size, found.source.version) == (self.file.size, self.file.version)
         return facts and not self.rules.verify_sources and not self._changed_since(found)
 
-    def _changed_since(self, found: Glance) -> bool:
+    def _changed_since(self, found: Receipt) -> bool:
         # Sizes and times can be put back as they were; when that was done cannot.
-        return self.file.changed >= found.written
+        receipt = f"{self.layout.root}/shards/{found.unit.name}.json"
+        return self.file.changed >= os.stat(receipt).st_mtime_ns  # noqa: PTH116 (a path object takes longer)
 
     @staticmethod
-    def _is_same_slice(found: Glance, unit: Unit) -> bool:
-        return (found.start, found.end) == (unit.start, unit.end)
+    def _is_same_slice(found: Receipt, unit: Unit) -> bool:
+        return (found.unit.start, found.unit.end) == (unit.start, unit.end)
 
-    def _fits_limits(self, found: Glance, row_limit: int | None) -> bool:
+    def _fits_limits(self, found: Receipt, row_limit: int | None) -> bool:
         """Whether the unit comes out the same under today's limits on rows and document sizes."""
-        largest = self.rules.options.max_document_bytes
-        smallest = found.smallest_too_large_bytes
-        if found.largest_row_bytes > largest or (smallest is not None and smallest <= largest):
+        largest, bounds = self.rules.options.max_document_bytes, found.bounds
+        smallest = bounds.smallest_too_large_bytes
+        if bounds.largest_row_bytes > largest or (smallest is not None and smallest <= largest):
             return False
-        return found.rows - found.skipped == (found.rows if row_limit is None else row_limit)
+        rows = found.counts.rows
+        return rows - found.counts.skipped == (rows if row_limit is None else row_limit)
 
 
 def _units_in_store(layout: StoreLayout) -> set[str]:

@@ -187,7 +187,7 @@ def make_result(
         nothing_to_do=monitor is None,
         splits=held.splits,
         totals=held.totals,
-        built=Counts() if monitor is None else monitor.built,
+        built=Counts.of() if monitor is None else monitor.built,
         units_total=held.units,
         units_built=0 if monitor is None else len(monitor.units),
         units_resumed=len(plan.done),
@@ -306,7 +306,7 @@ class Monitor:
     """Remember the report of every unit; there may be a million of them."""
     units: set[str] = field(default_factory=set)
     """Names: a unit is reported twice if its worker dies right after committing it."""
-    built: Counts = field(default_factory=Counts)
+    built: Counts = field(default_factory=Counts.of)
     checked_bytes: int = 0
     redone: list[str] = field(default_factory=list)
     reports: list[UnitReport] = field(default_factory=list)

@@ -313,8 +313,8 @@ class BuildRun:
         keep_tokenizer(self.layout, work.request)
         for name, file in plan.touched:
             receipt = read_receipt(self.layout, name)
-            facts = dataclasses.replace(receipt.source, version=file.version)
-            rewrite_receipt(self.layout, dataclasses.replace(receipt, source=facts))
+            facts = receipt.source.but(version=file.version)
+            rewrite_receipt(self.layout, receipt.but(source=facts))
 
     def monitor(self, work: Work) -> Monitor:
         """The eye on the workers of this run."""
@@ -486,9 +486,7 @@ class PartRun(BuildRun):
                 self.run_tasks(work, monitor)
             monitor.tell("done")
         result = self._result_of_part(work, monitor=monitor)
-        write_record(
-            self.layout, dataclasses.replace(record, runs=(*record.runs, run_record(result)))
-        )
+        write_record(self.layout, record.but(runs=(*record.runs, run_record(result))))
         self.layout.remove_empty_tmp()
         self.profile = profile_of(result, monitor)
         return result
@@ -500,14 +498,15 @@ class PartRun(BuildRun):
             part=self.part.number,
             parts=self.part.of,
             fingerprint=work.request.identity.fingerprint,
-            config=self._config(),
+            config=dict(self._config()),
             # A key in a URL is never kept; whoever finishes the build must name the inputs then.
             inputs=inputs if all(shown(each) == each for each in inputs) else None,
             max_document_bytes=work.options.max_document_bytes,
+            runs=(),
         )
         before = [old for old in read_records(self.layout) if old.name == record.name]
         runs = tuple(run for old in before for run in old.runs)
-        return dataclasses.replace(record, runs=runs)
+        return record.but(runs=runs)
 
     def _config(self) -> Mapping[str, Json]:
         return self.options.as_kept()

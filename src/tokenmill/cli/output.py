@@ -31,7 +31,9 @@ WIDTH_OF_A_PIPE = 100
 
 
 def plain(value: object) -> object:
-    """A value of the library as JSON has it: dataclasses and mappings become objects."""
+    """A value of the library as JSON has it: dataclasses, facts and mappings become objects."""
+    if not isinstance(value, type) and hasattr(value, "__struct_fields__"):  # a fact of the store
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -275,7 +275,7 @@ class ImportWorker:
                     num_lines=0,
                 ),
                 config=self.config,
-                counts=Counts(rows=rows, documents=rows, input_bytes=task.bytes, tokens=tokens),
+                counts=Counts.of(rows=rows, documents=rows, input_bytes=task.bytes, tokens=tokens),
                 bounds=Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
                 engine=_engine(self.format),
             )
@@ -352,6 +352,10 @@ def _engine(format_name: str) -> EngineFacts:
         version=__version__,
         reference="none",
         reference_version="",
+        checked_documents=0,
+        mismatches=0,
+        redone=False,
+        routed_documents=0,
     )
 
 

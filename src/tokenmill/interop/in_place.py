@@ -281,7 +281,7 @@ def _describe(
     tokens = sum(shard.tokens for shard in shards)
     manifest = Manifest(
         identity=_identity(format_, shards, options, named, stored),
-        totals=Counts(rows=documents, documents=documents, tokens=tokens),
+        totals=Counts.of(rows=documents, documents=documents, tokens=tokens),
         splits=split_totals(units),
         engines=(),
         sources=tuple(sources),

@@ -153,9 +153,9 @@ def _with_tail(body: bytearray) -> bytes:
 
 
 def _append(body: bytearray, value: Json | Iterator[Json]) -> None:
-    if isinstance(value, list) and not (value and isinstance(value[0], (dict, list))):
+    if isinstance(value, (list, tuple)) and not (value and isinstance(value[0], (dict, list))):
         body += _dumps(value).encode("ascii")
-    elif isinstance(value, (list, Iterator)):
+    elif isinstance(value, (list, tuple, Iterator)):
         opening = b"[\n"
         for item in value:
             body += opening + _dumps(item).encode("ascii")

@@ -1,21 +1,19 @@
 """The facts that receipts and manifests are made of: small frozen values, read and written as JSON.
 
-Members are the fields, in their order. Those that are numbers are counts: never negative, never
-floats.
+A fact is a struct of msgspec, whose home this is: a member that is missing, of another type or
+unknown is an error, never a default, and numbers are counts: never negative, never floats. Only
+what a later format version added has a default, and is left out of the JSON where it has it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import gc
 import json
 import re
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
-from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
+
+import msgspec
 
 from tokenmill.errors import StoreError
 from tokenmill.store.durable import checksum_of
@@ -23,27 +21,109 @@ from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.layout import UNIT_PREFIX, is_plain_name, unit_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    from _typeshed import DataclassInstance
 
     from tokenmill.store.durable import Json
     from tokenmill.store.format import TokenDtype
+
+
+FORMAT_VERSION = 1
+MASK_VERSION = 2
+"""Of files that speak of masks; all others stay what an older tokenmill reads."""
+PIECES_VERSION = 3
+"""Of files that speak of rows in several pieces."""
+UNLISTED_VERSION = 4
+"""Of files that speak of rejected rows that are counted and not listed."""
+_BRIEF_CHARACTERS = 200
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Checksum: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+"""32 hexadecimal digits of xxh3-128."""
+
+_Read = TypeVar("_Read")
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JSON object whose members are the fields, in their order."""
+
+    def to_json(self) -> dict[str, Json]:
+        members: dict[str, Json] = msgspec.to_builtins(self)
+        return members
+
+    def but(self, **changes: object) -> Self:
+        """The same with other values, checked as all are."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def read_fact(value: object, kind: type[_Read], *, where: str) -> _Read:
+    """Parsed JSON as a fact, or as any type that is made of them.
+
+    Errors are ValueErrors here; whoever knows the file's name turns them into StoreErrors.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error), value, where)) from error
+
+
+_PROBLEM = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<place>.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_EXPECTED = {
+    "int": "a number of 0 or more",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def _explain(message: str, value: Any, where: str) -> str:
+    """What msgspec found, with the member and its value."""
+    found = _PROBLEM.fullmatch(message)
+    assert found is not None
+    problem, place = found["problem"], where + (found["place"] or "")
+    if named := re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", problem):
+        name = named[2][:_BRIEF_CHARACTERS]
+        if named[1] == "missing required":
+            return f"{place} has no member {name!r}"
+        return f"{place} has unknown members: {name}"
+    if not (named := re.match(r"Expected `(\w+)( \| null)?`( matching)?", problem)):
+        return problem  # what a fact itself found
+    expected = _EXPECTED.get(named[1], named[1]) + (" or null" if named[2] else "")
+    expected += length[0] if (length := re.search(r" of length \d+", problem)) else ""
+    expected = "32 hexadecimal digits" if named[3] else expected
+    for name, number in _STEP.findall(found["place"] or ""):
+        if number == "...":  # in an object of any names: msgspec does not say which
+            return f"{place} is not {expected}"
+        value = value[name or int(number)]
+    return f"{place} is {brief(value)}, not {expected}"
+
+
+def brief(value: object) -> str:
+    """A value for a message: cut where it is long, since someone may have made it so."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, too deep
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _BRIEF_CHARACTERS else f"{text[:_BRIEF_CHARACTERS]}..."
+
+
+class FormatVersionError(StoreError):
+    """A file of the store has a format version that this tokenmill does not read."""
 
 
 # -------------------------------------------------------------------------------------------------
 # The entries of a manifest: tokenizer, boundary tokens, and one line per source and unit.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerFacts:
+class TokenizerFacts(Fact, frozen=True, kw_only=True):
     """Which tokenizer made the ids."""
 
     kind: str
     fingerprint: str
-    vocab_size: int
-    files: Mapping[str, FileFacts]
+    vocab_size: Count
+    files: dict[str, FileFacts]
     """Name in `tokenizer/` -> size and checksum."""
 
     def __post_init__(self) -> None:
@@ -52,12 +132,11 @@ class TokenizerFacts:
                 raise ValueError(f"tokenizer file {name!r} is not a plain name in tokenizer/")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundaryToken:
+class BoundaryToken(Fact, frozen=True, kw_only=True):
     """A token that the build put at the start or the end of every document."""
 
     token: str
-    id: int
+    id: Count
     position: str
     """`start` or `end`."""
 
@@ -102,17 +181,16 @@ class StoreIdentity:
         return None if self.bos is None else self.bos.id
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceEntry:
+class SourceEntry(Fact, frozen=True, kw_only=True):
     """An input file."""
 
     path: str
     prefix: str
     """Unit k of the file is named `{prefix}-{k:05d}`."""
-    size: int
+    size: Count
     version: str
-    units: int
-    rows: int
+    units: Count
+    rows: Count
 
     def __post_init__(self) -> None:
         if not UNIT_PREFIX.fullmatch(self.prefix):
@@ -131,11 +209,11 @@ class ShardEntry(NamedTuple):
     """A shard, as far as a reader needs it; sizes of its files follow from its counts."""
 
     split: str
-    documents: int
-    tokens: int
-    bin: Checksum
-    idx: Checksum
-    mask: Checksum | None = None
+    documents: Count
+    tokens: Count
+    bin: str
+    idx: str
+    mask: str | None = None
     """None where the store has no masks."""
     counted: int = 0
     """Tokens that count, by the mask."""
@@ -156,21 +234,21 @@ class ShardEntry(NamedTuple):
 class RejectsEntry(NamedTuple):
     """The file of a unit's rejected rows."""
 
-    rows: int
-    bytes: int
-    checksum: Checksum
+    rows: Count
+    bytes: Count
+    checksum: str
 
 
 class UnitEntry(NamedTuple):
     """A unit: its place in the input, and its files."""
 
     name: str
-    source: int
+    source: Count
     """Position in `sources`."""
-    rows: int
-    lines: int
-    receipt_bytes: int
-    receipt: Checksum
+    rows: Count
+    lines: Count
+    receipt_bytes: Count
+    receipt: str
     rejects: RejectsEntry | None
     shards: tuple[ShardEntry, ...]
 
@@ -190,99 +268,40 @@ MASK_COLUMNS = COLUMNS | {"shard": [*COLUMNS["shard"], "mask", "counted", "silen
 """The same where the store has masks."""
 
 
-_TYPES: dict[str, tuple[set[type], ...]] = {
-    "unit": ({int}, {int}, {int}, {str}, {NoneType, list}, {list}),
-    "rejects": ({int}, {int}, {str}),
-    "shard": ({str}, {int}, {int}, {str}, {str}, {str}, {int}, {int}),
-}
-"""Without masks there are fewer columns."""
+UnitRow: TypeAlias = tuple[Count, Count, Count, str, RejectsEntry | None, tuple[ShardEntry, ...]]
+"""The array of a unit: its columns."""
 
 
-_SOURCE_TYPES: dict[str, set[type]] = {
-    "path": {str},
-    "prefix": {str},
-    "size": {int},
-    "version": {str},
-    "units": {int},
-    "rows": {int},
-}
+def unit_entries(sources: Iterable[SourceEntry], rows: Iterable[UnitRow]) -> tuple[UnitEntry, ...]:
+    """The units of all sources, file by file."""
+    rest = iter(rows)
+    return tuple(
+        [
+            UnitEntry(f"{source.prefix}-{index:05d}", number, *row)
+            for number, source in enumerate(sources)
+            for index, row in enumerate(islice(rest, source.units))
+        ]
+    )
 
 
-def source_entries(items: list[Any]) -> tuple[SourceEntry, ...]:
-    """The input files, from their objects."""
-    names = _SOURCE_TYPES.keys()
-    if any(type(item) is not dict or item.keys() != names for item in items):
-        raise ValueError(f"a source does not have the members {', '.join(names)}")
-    rows = [list(item.values()) for item in items]
-    if any([*item] != [*names] for item in items):
-        raise ValueError(f"a source does not have its members in the order {', '.join(names)}")
-    _check_columns(rows, _SOURCE_TYPES, kind="source")
-    return tuple([SourceEntry(**item) for item in items])
-
-
-def unit_entries(
-    sources: Sequence[SourceEntry], items: list[Json], *, columns: Mapping[str, list[str]]
-) -> Iterator[UnitEntry]:
-    """The units of all sources, file by file, from their arrays."""
-    if len(items) != sum(source.units for source in sources):
-        raise ValueError(f"there are {len(items)} units, not those that the sources say")
-    units = _table(items, "unit", columns)
-    _table([unit[4] for unit in units if unit[4] is not None], "rejects", columns)
-    _table([shard for unit in units for shard in unit[5]], "shard", columns)
-    rest = iter(units)
-    for number, source in enumerate(sources):
-        for index, unit in enumerate(islice(rest, source.units)):
-            rows, lines, size, receipt, rejects, shards = unit
-            yield UnitEntry(
-                name=f"{source.prefix}-{index:05d}",
-                source=number,
-                rows=rows,
-                lines=lines,
-                receipt_bytes=size,
-                receipt=receipt,
-                rejects=None if rejects is None else RejectsEntry._make(rejects),
-                shards=tuple([ShardEntry(*shard) for shard in shards]),
-            )
-
-
-def _table(rows: list[Any], kind: str, columns: Mapping[str, list[str]]) -> list[list[Any]]:
-    """Rows whose columns have the right types and no negative numbers.
-
-    Checked column by column, which takes a tenth of the time that checking row by row would.
-    """
-    names = columns[kind]
-    if rows and (set(map(type, rows)) != {list} or set(map(len, rows)) != {len(names)}):
-        raise ValueError(f"a {kind} does not have the columns of this format version")
-    _check_columns(rows, dict(zip(names, _TYPES[kind], strict=False)), kind=kind)
-    return rows
-
-
-def _check_columns(rows: list[list[Any]], types: Mapping[str, set[type]], *, kind: str) -> None:
-    for (name, allowed), column in zip(types.items(), zip(*rows, strict=True), strict=False):
-        if not allowed.issuperset(map(type, column)) or (int in allowed and min(column) < 0):
-            raise ValueError(f"a {kind} has {name} that are not what stands there")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineEntry:
+class EngineEntry(Fact, frozen=True, kw_only=True):
     """What one engine did, over all units."""
 
     name: str
     version: str
     reference: str
     reference_version: str
-    units: int = 0
-    checked_documents: int = 0
-    mismatches: int = 0
-    redone_units: int = 0
-    routed_documents: int = 0
+    units: Count
+    checked_documents: Count
+    mismatches: Count
+    redone_units: Count
+    routed_documents: Count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SplitTotals:
-    documents: int = 0
-    tokens: int = 0
-    shards: int = 0
+class SplitTotals(Fact, frozen=True, kw_only=True):
+    documents: Count
+    tokens: Count
+    shards: Count
 
 
 def split_totals(units: Iterable[UnitEntry]) -> dict[str, SplitTotals]:
@@ -298,175 +317,6 @@ def split_totals(units: Iterable[UnitEntry]) -> dict[str, SplitTotals]:
         split: SplitTotals(documents=documents, tokens=tokens, shards=shards)
         for split, (documents, tokens, shards) in sorted(sums.items())
     }
-
-
-# -------------------------------------------------------------------------------------------------
-# Members of a JSON object, taken with their types checked.
-#
-# Receipts and manifests are read through this: a member that is missing, of another type or
-# unknown is an error, never a default. Errors are ValueErrors here; whoever knows the file's name
-# turns them into StoreErrors.
-
-FORMAT_VERSION = 1
-MASK_VERSION = 2
-"""Of files that speak of masks; all others stay what an older tokenmill reads."""
-PIECES_VERSION = 3
-"""Of files that speak of rows in several pieces."""
-UNLISTED_VERSION = 4
-"""Of files that speak of rejected rows that are counted and not listed."""
-_BRIEF_CHARACTERS = 200
-_CHECKSUM = re.compile(r"[0-9a-f]{32}")
-
-Checksum: TypeAlias = str
-"""32 hexadecimal digits of xxh3-128; a field annotated so has its form checked by `into`."""
-
-_Flat = TypeVar("_Flat", bound="DataclassInstance")
-
-
-def brief(value: object) -> str:
-    """A value for a message: cut where it is long, since someone may have made it so."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # too many digits, too deep
-        return f"a value of type {type(value).__name__} that cannot be shown"
-    return text if len(text) <= _BRIEF_CHARACTERS else f"{text[:_BRIEF_CHARACTERS]}..."
-
-
-class FormatVersionError(StoreError):
-    """A file of the store has a format version that this tokenmill does not read."""
-
-
-class Fields:
-    """One JSON object; each `take` removes a member, `finish` complains about those left."""
-
-    __slots__ = ("_left", "_where")
-
-    def __init__(self, value: Json, *, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} is {brief(value)}, not an object")
-        self._left = dict(value)
-        self._where = where
-
-    def take(self, name: str) -> Json:
-        try:
-            return self._left.pop(name)
-        except KeyError:
-            raise ValueError(f"{self._where} has no member {name!r}") from None
-
-    def has(self, name: str) -> bool:
-        """Whether the member is there."""
-        return name in self._left
-
-    def integer(self, name: str) -> int:
-        """A whole number of 0 or more: a store counts, and counts nothing below 0."""
-        value = self.take(name)
-        if type(value) is not int or value < 0:
-            raise self._wrong(name, value, "a number of 0 or more")
-        return value
-
-    def optional_integer(self, name: str) -> int | None:
-        if self._left.get(name, 0) is not None:
-            return self.integer(name)
-        self.take(name)
-        return None
-
-    def text(self, name: str) -> str:
-        value = self.take(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, value, "a string")
-        return value
-
-    def optional_text(self, name: str) -> str | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            raise self._wrong(name, value, "a string or null")
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        values = self.items(name)
-        if not all(isinstance(value, str) for value in values):
-            raise self._wrong(name, values, "a list of strings")
-        return tuple(value for value in values if isinstance(value, str))
-
-    def checksum(self, name: str) -> str:
-        value = self.text(name)
-        if not _CHECKSUM.fullmatch(value):
-            raise self._wrong(name, value, "32 hexadecimal digits")
-        return value
-
-    def boolean(self, name: str) -> bool:
-        value = self.take(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
-        return value
-
-    def items(self, name: str) -> list[Json]:
-        value = self.take(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, value, "a list")
-        return value
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        values = self.items(name)
-        if not all(type(value) is int for value in values):
-            raise self._wrong(name, values, "a list of numbers")
-        return tuple(value for value in values if isinstance(value, int))
-
-    def mapping(self, name: str) -> dict[str, Json]:
-        value = self.take(name)
-        if not isinstance(value, dict):
-            raise self._wrong(name, value, "an object")
-        return value
-
-    def child(self, name: str) -> Fields:
-        return Fields(self.take(name), where=f"{self._where}.{name}")
-
-    def optional_child(self, name: str) -> Fields | None:
-        value = self.take(name)
-        return None if value is None else Fields(value, where=f"{self._where}.{name}")
-
-    def children(self, name: str) -> Iterator[Fields]:
-        for number, item in enumerate(self.items(name)):
-            yield Fields(item, where=f"{self._where}.{name}[{number}]")
-
-    def into(self, cls: type[_Flat]) -> _Flat:
-        """All members as a flat dataclass, each read as its field is annotated."""
-        values: dict[str, Json | tuple[Json, ...]] = {}
-        left = self._left
-        for name, types, kind in _readers(cls):
-            value = left.get(name)
-            # There may be a million receipts to read, so what is plainly right is taken at once.
-            if type(value) in types and (type(value) is not int or value >= 0) and name in left:
-                values[name] = left.pop(name)
-            else:
-                values[name] = getattr(self, kind)(name)
-        self.finish()
-        return cls(**values)
-
-    def finish(self) -> None:
-        if self._left:
-            names = ", ".join(sorted(self._left))[:_BRIEF_CHARACTERS]
-            raise ValueError(f"{self._where} has unknown members: {names}")
-
-    def _wrong(self, name: str, value: Json, expected: str) -> ValueError:
-        return ValueError(f"{self._where}.{name} is {brief(value)}, not {expected}")
-
-
-_READERS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "integer"),
-    "int | None": ((int, NoneType), "optional_integer"),
-    "str": ((str,), "text"),
-    "bool": ((bool,), "boolean"),
-    "Checksum": ((), "checksum"),
-    "tuple[str, ...]": ((), "texts"),
-}
-"""Annotation -> types that need no second look, and the method that takes it with one."""
-
-
-@functools.cache
-def _readers(cls: type[DataclassInstance]) -> list[tuple[str, tuple[type, ...], str]]:
-    # Annotations are strings here (postponed evaluation), so the alias Checksum is still visible.
-    return [(field.name, *_READERS[str(field.type)]) for field in dataclasses.fields(cls)]
 
 
 def version_of(*, masks: bool, pieces: bool, unlisted: bool) -> int:
@@ -495,11 +345,10 @@ def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileFacts:
+class FileFacts(Fact, frozen=True, kw_only=True):
     """Size and checksum of one file."""
 
-    bytes: int
+    bytes: Count
     checksum: Checksum
 
 
@@ -508,17 +357,16 @@ def facts_of(data: bytes) -> FileFacts:
     return FileFacts(bytes=len(data), checksum=checksum_of(data))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitFacts:
+class UnitFacts(Fact, frozen=True, kw_only=True):
     """Which slice of which file the unit is."""
 
     name: str
     path: str
-    index: int
-    start: int
-    end: int | None
+    index: Count
+    start: Count
+    end: Count | None
     """None means to the end of the file."""
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...]
     """Where the unit is a group of files of one row each: their paths, row by row."""
 
     @classmethod
@@ -540,37 +388,35 @@ class UnitFacts:
             raise ValueError(f"unit {self.name!r} is not named after {self.path!r}, {self.index}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFacts:
+class SourceFacts(Fact, frozen=True, kw_only=True):
     """The input file as it was when the unit was read."""
 
-    size: int
+    size: Count
     version: str
     digest: str
     """xxh3-128 of the input bytes of the unit."""
     is_last: bool
-    num_lines: int
+    num_lines: Count
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
+class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """Every row of a unit, accounted for; they add up over units."""
 
-    rows: int = 0
-    documents: int = 0
-    empty: int = 0
-    rejected: int = 0
-    skipped: int = 0
+    rows: Count
+    documents: Count
+    empty: Count
+    rejected: Count
+    skipped: Count
     """Left out by a limit."""
-    input_bytes: int = 0
-    text_bytes: int = 0
+    input_bytes: Count
+    text_bytes: Count
     """UTF-8 of the documents written."""
-    tokens: int = 0
-    split_rows: int = 0
+    tokens: Count
+    split_rows: Count = 0
     """Rows that became several documents."""
-    pieces: int = 0
+    pieces: Count = 0
     """Documents that those became."""
-    unlisted: int = 0
+    unlisted: Count = 0
     """Rejected rows that are counted by reason, and not listed one by one."""
 
     def __post_init__(self) -> None:
@@ -584,23 +430,10 @@ class Counts:
         if self.unlisted > self.rejected:
             raise ValueError(f"{self.unlisted} of {self.rejected} rejected rows are not listed")
 
-    def to_json(self) -> dict[str, Json]:
-        """Its members; those of later format versions only where they say something."""
-        members: dict[str, Json] = asdict(self)
-        if not self.pieces:
-            del members["split_rows"], members["pieces"]
-        if not self.unlisted:
-            del members["unlisted"]
-        return members
-
     @classmethod
-    def from_json(cls, source: Fields) -> Counts:
-        """What `to_json` wrote."""
-        names = COUNTS[:-3] + (COUNTS[-3:-1] if source.has("pieces") else ())
-        names += COUNTS[-1:] if source.has("unlisted") else ()
-        counts = cls(**{name: source.integer(name) for name in names})
-        source.finish()
-        return counts
+    def of(cls, **given: int) -> Counts:
+        """Those given, and 0 of everything else."""
+        return cls(**{name: given.pop(name, 0) for name in COUNTS}, **given)
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in COUNTS})
@@ -618,43 +451,40 @@ def bytes_per_token(totals: Counts, config: Mapping[str, object]) -> float | Non
     return totals.text_bytes / totals.tokens
 
 
-COUNTS = tuple(field.name for field in fields(Counts))
+COUNTS = Counts.__struct_fields__
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
+class Bounds(Fact, frozen=True, kw_only=True):
     """Which limits on a document's size give this very unit: resume with another budget."""
 
-    largest_row_bytes: int
-    smallest_too_large_bytes: int | None
+    largest_row_bytes: Count
+    smallest_too_large_bytes: Count | None
     """None where no document was too large."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineFacts:
+class EngineFacts(Fact, frozen=True, kw_only=True):
     """Who made the ids, and how they were checked."""
 
     name: str
     version: str
     reference: str
     reference_version: str
-    checked_documents: int = 0
-    mismatches: int = 0
-    redone: bool = False
+    checked_documents: Count
+    mismatches: Count
+    redone: bool
     """The unit was encoded again by the reference after a mismatch."""
-    routed_documents: int = 0
+    routed_documents: Count
     """Documents given to the reference from the start."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaskFacts:
+class MaskFacts(Fact, frozen=True, kw_only=True):
     """The file that says which tokens of a shard count for the loss."""
 
-    bytes: int
+    bytes: Count
     checksum: Checksum
-    counted: int
+    counted: Count
     """Tokens that count."""
-    silent: int
+    silent: Count
     """Documents of which no token counts."""
 
     @property
@@ -662,22 +492,25 @@ class MaskFacts:
         return FileFacts(bytes=self.bytes, checksum=self.checksum)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardFacts:
+class ShardFiles(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    bin: FileFacts
+    idx: FileFacts
+    mask: MaskFacts | None = None
+
+
+class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """The documents of a unit that belong to one split."""
 
     name: str
     split: str
-    documents: int
-    tokens: int
-    max_id: int
-    rows: tuple[int, ...]
+    documents: Count
+    tokens: Count
+    max_id: Count
+    rows: tuple[Count, ...]
     """Run lengths over the unit's rows; see rows.py."""
-    pieces: tuple[int, ...] = ()
+    pieces: tuple[Count, ...] = ()
     """Which of its rows became several documents; see rows.py."""
-    bin: FileFacts
-    idx: FileFacts
-    mask: MaskFacts | None = None
+    files: ShardFiles
 
     def __post_init__(self) -> None:
         mask = self.mask
@@ -690,53 +523,26 @@ class ShardFacts:
             )
 
     @property
-    def files(self) -> dict[str, FileFacts]:
+    def mask(self) -> MaskFacts | None:
+        return self.files.mask
+
+    @property
+    def named_files(self) -> dict[str, FileFacts]:
         """File name -> facts."""
-        files = {f"{self.name}.bin": self.bin, f"{self.name}.idx": self.idx}
+        files = {f"{self.name}.bin": self.files.bin, f"{self.name}.idx": self.files.idx}
         return files if self.mask is None else {**files, f"{self.name}.mask": self.mask.file}
 
-    def to_json(self) -> Json:
-        files: dict[str, Json] = {"bin": asdict(self.bin), "idx": asdict(self.idx)}
-        if self.mask is not None:
-            files["mask"] = asdict(self.mask)
-        return {
-            "name": self.name,
-            "split": self.split,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "max_id": self.max_id,
-            "rows": list(self.rows),
-            **({"pieces": list(self.pieces)} if self.pieces else {}),
-            "files": files,
-        }
 
-    @classmethod
-    def from_json(cls, source: Fields) -> ShardFacts:
-        files = source.child("files")
-        shard = cls(
-            name=source.text("name"),
-            split=source.text("split"),
-            documents=source.integer("documents"),
-            tokens=source.integer("tokens"),
-            max_id=source.integer("max_id"),
-            rows=source.integers("rows"),
-            pieces=source.integers("pieces") if source.has("pieces") else (),
-            bin=files.child("bin").into(FileFacts),
-            idx=files.child("idx").into(FileFacts),
-            mask=files.child("mask").into(MaskFacts) if files.has("mask") else None,
-        )
-        files.finish()
-        source.finish()
-        return shard
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RejectsFacts:
+class RejectsFacts(Fact, frozen=True, kw_only=True):
     """The file of a unit's rejected rows."""
 
-    rows: int
-    bytes: int
+    rows: Count
+    bytes: Count
     checksum: Checksum
+
+
+class _Unlisted(Fact, frozen=True, kw_only=True):
+    more: dict[str, Count]
 
 
 def unlisted_rejects(line: bytes) -> dict[str, int]:
@@ -744,26 +550,7 @@ def unlisted_rejects(line: bytes) -> dict[str, int]:
     if not line.startswith(b'{"more":'):
         return {}
     try:
-        source = Fields(json.loads(line), where="the last line")
+        last = read_fact(json.loads(line), _Unlisted, where="the last line")
     except RecursionError as error:
         raise ValueError(str(error)) from error
-    counts = source.mapping("more")
-    source.finish()
-    reasons = Fields(counts, where="more")
-    return {reason: reasons.integer(reason) for reason in counts}
-
-
-# -------------------------------------------------------------------------------------------------
-# Python's search for garbage, put off while a million small things are made that all stay.
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Make many objects that stay: looking for garbage among them takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return last.more

@@ -23,7 +23,7 @@ import xxhash
 
 from tokenmill.errors import StoreError
 from tokenmill.store.durable import seal, sync_folder, unseal
-from tokenmill.store.facts import Fields
+from tokenmill.store.facts import Checksum, Count, Fact, read_fact
 from tokenmill.store.format import map_file, map_of
 from tokenmill.store.layout import StoreLayout
 
@@ -60,27 +60,26 @@ class PlanTally:
     targets: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanFacts:
+class PlanFacts(Fact, frozen=True, kw_only=True):
     """The header of a plan."""
 
     packing: str
-    seq_len: int
-    capacity: int
+    seq_len: Count
+    capacity: Count
     """Tokens of a row."""
     content: Checksum
     """`Store.content` of the split that it is for."""
-    rows: int
-    items: int
-    documents: int
-    tokens: int
-    used: int
-    dropped: int
-    repeated: int
-    padding: int
-    split_documents: int
-    cut_documents: int
-    targets: int
+    rows: Count
+    items: Count
+    documents: Count
+    tokens: Count
+    used: Count
+    dropped: Count
+    repeated: Count
+    padding: Count
+    split_documents: Count
+    cut_documents: Count
+    targets: Count
     arrays: Checksum
     """Of all bytes behind the header."""
 
@@ -97,7 +96,7 @@ class PlanFacts:
         return HEADER_BYTES + 8 * self.items + 8 * (self.rows + 1)
 
     def to_bytes(self) -> bytes:
-        header = seal({"plan_version": PLAN_VERSION, **asdict(self)})
+        header = seal({"plan_version": PLAN_VERSION, **self.to_json()})
         assert len(header) <= HEADER_BYTES
         return header.ljust(HEADER_BYTES, b"\0")
 
@@ -109,7 +108,7 @@ class PlanFacts:
         if version != PLAN_VERSION or type(version) is not int:
             raise PlanVersionError(f"{str(path)!r} is a plan of version {version!r}")
         try:
-            return Fields(members, where="plan").into(cls)
+            return read_fact(members, cls, where="plan")
         except ValueError as error:
             raise StoreError(
                 f"{str(path)!r} is not a plan that tokenmill wrote: {error}"

@@ -26,7 +26,7 @@ import numpy as np
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.records import lazy
 from tokenmill.store.durable import checksum_of
-from tokenmill.store.facts import UNCOUNTED, Fields, unlisted_rejects
+from tokenmill.store.facts import UNCOUNTED, Count, Fact, read_fact, unlisted_rejects
 from tokenmill.store.format import (
     MASK_DTYPE,
     counted_by_document,
@@ -401,14 +401,13 @@ class SourceRow:
     """How many documents the row became."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RejectedRow:
+class RejectedRow(Fact, frozen=True, kw_only=True):
     """A row that is not in the store, and why."""
 
     unit: str
     file: str
-    row: int
-    offset: int | None
+    row: Count
+    offset: Count | None
     reason: str
     detail: str
 
@@ -695,7 +694,7 @@ class Store:
             members = json.loads(line)
             if isinstance(members, dict):
                 members["unit"] = unit
-            return Fields(members, where="row").into(RejectedRow)
+            return read_fact(members, RejectedRow, where="row")
         except (ValueError, RecursionError) as error:
             raise StoreError(
                 f"the rejects of the unit {unit!r} of {str(self.path)!r} were changed: {error}",

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 import shlex
 import shutil
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import StoreError
@@ -25,10 +24,11 @@ from tokenmill.store.facts import (
     MASK_COLUMNS,
     BoundaryToken,
     Bounds,
+    Count,
     Counts,
     EngineEntry,
     EngineFacts,
-    Fields,
+    Fact,
     FileFacts,
     FormatVersionError,
     RejectsEntry,
@@ -42,13 +42,13 @@ from tokenmill.store.facts import (
     TokenizerFacts,
     UnitEntry,
     UnitFacts,
+    UnitRow,
     check_version,
     facts_of,
-    source_entries,
+    read_fact,
     split_totals,
     unit_entries,
     version_of,
-    without_collection,
 )
 from tokenmill.store.format import check_runs, split_counts
 from tokenmill.store.layout import SPLIT_NAME, StoreLayout, shard_name, unit_prefix
@@ -68,31 +68,12 @@ class Claim(NamedTuple):
     """Nothing of the unit's file lies behind it."""
 
 
-class Glance(NamedTuple):
-    """What planning looks at in a receipt."""
-
-    config: str
-    start: int
-    end: int | None
-    size: int
-    version: str
-    digest: str
-    rows: int
-    skipped: int
-    largest_row_bytes: int
-    smallest_too_large_bytes: int | None
-    claim: Claim
-    written: int
-    """When the receipt was written, in ns, as its file system says."""
-
-
 @functools.cache
 def _claim(splits: tuple[str, ...], mask: bool, rejects: bool, is_last: bool) -> Claim:
     return Claim(splits, mask, rejects, is_last)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Receipt:
+class Receipt(Fact, frozen=True, kw_only=True):
     """A unit that is complete."""
 
     unit: UnitFacts
@@ -155,7 +136,7 @@ class Receipt:
     @property
     def files(self) -> dict[str, FileFacts]:
         """Files in `shards/` that this receipt claims, itself left out."""
-        return {name: facts for shard in self.shards for name, facts in shard.files.items()}
+        return {name: facts for shard in self.shards for name, facts in shard.named_files.items()}
 
     @property
     def claim(self) -> Claim:
@@ -169,19 +150,7 @@ class Receipt:
 
     def to_bytes(self) -> bytes:
         """The receipt's file."""
-        return seal(
-            {
-                "format_version": self.version,
-                "unit": asdict(self.unit),
-                "source": asdict(self.source),
-                "config": self.config,
-                "counts": self.counts.to_json(),
-                "bounds": asdict(self.bounds),
-                "engine": asdict(self.engine),
-                "shards": [shard.to_json() for shard in self.shards],
-                "rejects": None if self.rejects is None else asdict(self.rejects),
-            }
-        )
+        return seal({"format_version": self.version, **self.to_json()})
 
     @classmethod
     def from_bytes(cls, data: bytes, *, path: Path | str) -> Receipt:
@@ -189,7 +158,10 @@ class Receipt:
         members = unseal(data, path=path)
         check_version(members, path=path)
         try:
-            receipt = _receipt(Fields(members, where="receipt"))
+            version = members.pop("format_version")
+            receipt = read_fact(members, cls, where="receipt")
+            if version != receipt.version:
+                raise ValueError(f"its format version is {version}, and its members are another's")
             if not str(path).endswith(f"{receipt.unit.name}.json"):
                 raise ValueError(f"it is of the unit {receipt.unit.name!r}")
             return receipt
@@ -243,81 +215,9 @@ def find_receipt(layout: StoreLayout, unit: str) -> Receipt | None:
     return receipt
 
 
-def glance_at(layout: StoreLayout, unit: str) -> Glance | None:
-    """What planning must know of a unit that is complete; None where it must be built (again).
-
-    As `find_receipt`, in a third of the time, since a build may have a million units: what the seal
-    vouches for is believed, and looked at member by member when the manifest is made of it.
-    """
-    path = _path(layout, unit)
-    try:
-        members: dict[str, Any] = unseal(read_receipt_bytes(layout, unit), path=path)
-    except StoreError:
-        return None
-    check_version(members, path=path)
-    try:
-        is_complete = members["unit"]["name"] == unit and _has_files(layout, unit, members)
-        written = os.stat(path).st_mtime_ns  # noqa: PTH116 (a path object takes longer)
-        return _glance(members, written=written) if is_complete else None
-    except (AttributeError, KeyError, TypeError, OSError):
-        return None
-
-
-def _has_files(layout: StoreLayout, unit: str, members: dict[str, Any]) -> bool:
-    for shard in members["shards"]:
-        for kind, facts in shard["files"].items():
-            if layout.size("shards", f"{shard['name']}.{kind}") != facts["bytes"]:
-                return False
-    rejects = members["rejects"]
-    return rejects is None or layout.size("rejects", f"{unit}.jsonl") == rejects["bytes"]
-
-
-def _glance(members: dict[str, Any], *, written: int) -> Glance:
-    unit, source, counts = members["unit"], members["source"], members["counts"]
-    bounds, shards = members["bounds"], members["shards"]
-    return Glance(
-        config=members["config"],
-        start=unit["start"],
-        end=unit["end"],
-        size=source["size"],
-        version=source["version"],
-        digest=source["digest"],
-        rows=counts["rows"],
-        skipped=counts["skipped"],
-        largest_row_bytes=bounds["largest_row_bytes"],
-        smallest_too_large_bytes=bounds["smallest_too_large_bytes"],
-        claim=_claim(
-            tuple(shard["split"] for shard in shards),
-            any("mask" in shard["files"] for shard in shards),
-            members["rejects"] is not None,
-            source["is_last"],
-        ),
-        written=written,
-    )
-
-
 def rewrite_receipt(layout: StoreLayout, receipt: Receipt) -> None:
     """Replace a receipt whose unit kept its bytes (a source that was touched, not changed)."""
     replace_file(layout, layout.receipt(receipt.unit.name), receipt.to_bytes())
-
-
-def _receipt(source: Fields) -> Receipt:
-    version = source.integer("format_version")
-    rejects = source.optional_child("rejects")
-    receipt = Receipt(
-        unit=source.child("unit").into(UnitFacts),
-        source=source.child("source").into(SourceFacts),
-        config=source.text("config"),
-        counts=Counts.from_json(source.child("counts")),
-        bounds=source.child("bounds").into(Bounds),
-        engine=source.child("engine").into(EngineFacts),
-        shards=tuple(ShardFacts.from_json(shard) for shard in source.children("shards")),
-        rejects=None if rejects is None else rejects.into(RejectsFacts),
-    )
-    source.finish()
-    if version != receipt.version:
-        raise ValueError(f"its format version is {version}, and its members are another's")
-    return receipt
 
 
 # -------------------------------------------------------------------------------------------------
@@ -377,17 +277,17 @@ class Manifest:
             "format_version": self.version,
             "created_by": identity.created_by,
             "dtype": identity.dtype.name,
-            "tokenizer": asdict(identity.tokenizer),
-            "eos": None if identity.eos is None else asdict(identity.eos),
-            "bos": None if identity.bos is None else asdict(identity.bos),
+            "tokenizer": identity.tokenizer.to_json(),
+            "eos": None if identity.eos is None else identity.eos.to_json(),
+            "bos": None if identity.bos is None else identity.bos.to_json(),
             "special_tokens": identity.special_tokens,
             **mask,
             "config": dict(identity.config),
             "fingerprint": identity.fingerprint,
             "totals": self.totals.to_json(),
-            "splits": {name: asdict(self.splits[name]) for name in sorted(self.splits)},
-            "engines": [asdict(engine) for engine in self.engines],
-            "sources": [asdict(source) for source in self.sources],
+            "splits": {name: self.splits[name].to_json() for name in sorted(self.splits)},
+            "engines": [engine.to_json() for engine in self.engines],
+            "sources": [source.to_json() for source in self.sources],
             "columns": {kind: [*names] for kind, names in columns.items()},
             "units": (unit.to_json() for unit in self.units),
         }
@@ -397,10 +297,9 @@ class Manifest:
     def from_bytes(cls, data: bytes, *, path: Path | str) -> Manifest:
         """Read a manifest's file; StoreError names it where anything is wrong."""
         try:
-            with without_collection():
-                members = unseal(data, path=path)
-                check_version(members, path=path)
-                return _manifest(Fields(members, where="manifest"))
+            members: dict[str, Any] = unseal(data, path=path)
+            check_version(members, path=path)
+            return _manifest(members)
         except ValueError as error:
             raise StoreError(
                 f"{str(path)!r} is not a manifest that tokenmill wrote: {error}",
@@ -450,61 +349,61 @@ def _no_manifest(root: Path) -> StoreError:
     )
 
 
-def _manifest(source: Fields) -> Manifest:
-    version = source.integer("format_version")
-    has_mask = source.has("mask")
-    if has_mask and not source.boolean("mask"):
+class _ManifestMembers(Fact, frozen=True, kw_only=True):
+    created_by: str
+    dtype: str
+    tokenizer: TokenizerFacts
+    eos: BoundaryToken | None
+    bos: BoundaryToken | None
+    special_tokens: str
+    mask: bool = False
+    config: dict[str, Any]
+    fingerprint: str
+    totals: Counts
+    splits: dict[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+    sources: tuple[SourceEntry, ...]
+    columns: dict[str, list[str]]
+    units: list[UnitRow]
+
+
+def _manifest(members: dict[str, Any]) -> Manifest:
+    version = members.pop("format_version")
+    if members.get("mask", True) is False:
         raise ValueError("mask is false; a store without masks says nothing of them")
-    dtype = source.text("dtype")
-    columns = MASK_COLUMNS if has_mask else COLUMNS
-    if source.mapping("columns") != columns:
+    found = read_fact(members, _ManifestMembers, where="manifest")
+    columns = MASK_COLUMNS if found.mask else COLUMNS
+    width = len(columns["shard"])
+    if found.columns != columns:
         raise ValueError("columns are not those of this format version")
-    sources = source_entries(source.items("sources"))
+    if any(len(shard) != width for unit in members["units"] for shard in unit[-1]):
+        raise ValueError("a shard does not have the columns of this format version")
+    if found.mask and any(shard.mask is None for unit in found.units for shard in unit[-1]):
+        raise ValueError("a shard of a store with masks has none")
+    if len(found.units) != sum(source.units for source in found.sources):
+        raise ValueError(f"there are {len(found.units)} units, not those that the sources say")
     manifest = Manifest(
-        identity=_identity(source, has_mask=has_mask),
-        totals=Counts.from_json(source.child("totals")),
-        splits={
-            name: Fields(item, where=name).into(SplitTotals)
-            for name, item in source.mapping("splits").items()
-        },
-        engines=tuple(item.into(EngineEntry) for item in source.children("engines")),
-        sources=sources,
-        units=tuple(unit_entries(sources, source.items("units"), columns=columns)),
+        identity=StoreIdentity(
+            created_by=found.created_by,
+            tokenizer=found.tokenizer,
+            eos=found.eos,
+            bos=found.bos,
+            special_tokens=found.special_tokens,
+            config=found.config,
+            fingerprint=found.fingerprint,
+            mask=found.mask,
+        ),
+        totals=found.totals,
+        splits=found.splits,
+        engines=found.engines,
+        sources=found.sources,
+        units=unit_entries(found.sources, found.units),
     )
-    source.finish()
     if version != manifest.version:
         raise ValueError(f"its format version is {version}, and its members are another's")
-    if dtype != manifest.identity.dtype.name:
-        raise ValueError(f"dtype {dtype!r} is not that of the vocabulary")
+    if found.dtype != manifest.identity.dtype.name:
+        raise ValueError(f"dtype {found.dtype!r} is not that of the vocabulary")
     return manifest
-
-
-def _identity(source: Fields, *, has_mask: bool) -> StoreIdentity:
-    eos, bos = source.optional_child("eos"), source.optional_child("bos")
-    return StoreIdentity(
-        created_by=source.text("created_by"),
-        tokenizer=_tokenizer(source.child("tokenizer")),
-        eos=None if eos is None else eos.into(BoundaryToken),
-        bos=None if bos is None else bos.into(BoundaryToken),
-        special_tokens=source.text("special_tokens"),
-        config=source.mapping("config"),
-        fingerprint=source.text("fingerprint"),
-        mask=has_mask,
-    )
-
-
-def _tokenizer(source: Fields) -> TokenizerFacts:
-    facts = TokenizerFacts(
-        kind=source.text("kind"),
-        fingerprint=source.text("fingerprint"),
-        vocab_size=source.integer("vocab_size"),
-        files={
-            name: Fields(item, where=name).into(FileFacts)
-            for name, item in source.mapping("files").items()
-        },
-    )
-    source.finish()
-    return facts
 
 
 # -------------------------------------------------------------------------------------------------
@@ -542,7 +441,7 @@ class ManifestAssembler:
             lines=receipt.source.num_lines,
             receipt_bytes=file.bytes,
             receipt=file.checksum,
-            rejects=None if rejects is None else RejectsEntry(*astuple(rejects)),
+            rejects=None if rejects is None else _rejects_entry(rejects),
             shards=tuple(map(_shard_entry, receipt.shards)),
         )
         self._units.append(unit)
@@ -574,7 +473,7 @@ class ManifestAssembler:
                 hint="run the build again with the same command, or build into a new folder",
             )
         for shard in receipt.shards:
-            width = shard.bin.bytes - shard.tokens * identity.dtype.itemsize
+            width = shard.files.bin.bytes - shard.tokens * identity.dtype.itemsize
             if shard.max_id >= identity.tokenizer.vocab_size or width != 0:
                 raise StoreError(
                     f"shard {shard.name!r} does not hold {identity.dtype.name} ids"
@@ -672,13 +571,17 @@ def _engine_entry(key: EngineKey, total: Sequence[int]) -> EngineEntry:
     )
 
 
+def _rejects_entry(rejects: RejectsFacts) -> RejectsEntry:
+    return RejectsEntry(rows=rejects.rows, bytes=rejects.bytes, checksum=rejects.checksum)
+
+
 def _shard_entry(shard: ShardFacts) -> ShardEntry:
     entry = ShardEntry(
         split=shard.split,
         documents=shard.documents,
         tokens=shard.tokens,
-        bin=shard.bin.checksum,
-        idx=shard.idx.checksum,
+        bin=shard.files.bin.checksum,
+        idx=shard.files.idx.checksum,
     )
     if (mask := shard.mask) is None:
         return entry
@@ -702,7 +605,7 @@ def tally_units(layout: StoreLayout, units: Iterable[str]) -> Tally:
         receipt = read_receipt(layout, unit)
         total.add(receipt)
         for shard in receipt.shards:
-            old = splits.get(shard.split, SplitTotals())
+            old = splits.get(shard.split, SplitTotals(documents=0, tokens=0, shards=0))
             splits[shard.split] = SplitTotals(
                 documents=old.documents + shard.documents,
                 tokens=old.tokens + shard.tokens,
@@ -721,15 +624,13 @@ def assemble_manifest(
     """The manifest of the named units, whose receipts are read one after the other."""
     assembler = ManifestAssembler(identity)
     remaining = iter(units)
-    with without_collection():
-        while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
-            if layout.upstream.url is not None:
-                layout.upstream.bring([layout.receipt(unit) for unit in batch])
-            for unit in batch:
-                data = read_receipt_bytes(layout, unit)
-                receipt = Receipt.from_bytes(data, path=f"{layout.root}/shards/{unit}.json")
-                assembler.add(receipt, file=facts_of(data))
-        return assembler.manifest()
+    while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
+        if layout.upstream.url is not None:
+            layout.upstream.bring([layout.receipt(unit) for unit in batch])
+        for unit in batch:
+            data = read_receipt_bytes(layout, unit)
+            assembler.add(Receipt.from_bytes(data, path=_path(layout, unit)), file=facts_of(data))
+    return assembler.manifest()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -744,20 +645,19 @@ def assemble_manifest(
 RECORD_FILE = re.compile(r"[0-9]{5,}-of-[0-9]{5,}\.json")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartRecord:
+class PartRecord(Fact, frozen=True, kw_only=True):
     """One part of a build."""
 
-    part: int
-    parts: int
+    part: Count
+    parts: Count
     fingerprint: str
     """Of the configuration, as the receipts carry it."""
-    config: Mapping[str, Json]
+    config: dict[str, Any]
     """Every option that decides the bytes, the limit included."""
     inputs: tuple[str, ...] | None
     """As they were named; None where they hold a key that may not be kept."""
-    max_document_bytes: int
-    runs: tuple[Mapping[str, Json], ...] = ()
+    max_document_bytes: Count
+    runs: tuple[dict[str, Any], ...]
     """What `runs.jsonl` will keep of it; empty while the part has not ended."""
 
     @property
@@ -765,25 +665,15 @@ class PartRecord:
         return f"{self.part:05d}-of-{self.parts:05d}.json"
 
     def to_bytes(self) -> bytes:
-        return seal(
-            {
-                "format_version": FORMAT_VERSION,
-                "part": self.part,
-                "parts": self.parts,
-                "fingerprint": self.fingerprint,
-                "config": dict(self.config),
-                "inputs": None if self.inputs is None else [*self.inputs],
-                "max_document_bytes": self.max_document_bytes,
-                "runs": [dict(run) for run in self.runs],
-            }
-        )
+        return seal({"format_version": FORMAT_VERSION, **self.to_json()})
 
     @classmethod
     def from_bytes(cls, data: bytes, *, path: Path) -> PartRecord:
         members = unseal(data, path=path)
         check_version(members, path=path)
         try:
-            return _record(Fields(members, where="record"))
+            del members["format_version"]
+            return read_fact(members, cls, where="record")
         except ValueError as error:
             raise StoreError(
                 f"{str(path)!r} is not a record that tokenmill wrote: {error}",
@@ -812,30 +702,6 @@ def remove_records(layout: StoreLayout) -> None:
     found = [*layout.parts.iterdir()] if layout.parts.is_dir() else []
     shutil.rmtree(layout.parts, ignore_errors=True)
     layout.upstream.remove(found)
-
-
-def _record(source: Fields) -> PartRecord:
-    source.take("format_version")
-    inputs = source.take("inputs")
-    if inputs is not None and not isinstance(inputs, list):
-        raise ValueError(f"inputs are {inputs!r}, not a list")
-    record = PartRecord(
-        part=source.integer("part"),
-        parts=source.integer("parts"),
-        fingerprint=source.text("fingerprint"),
-        config=source.mapping("config"),
-        inputs=None if inputs is None else tuple(map(str, inputs)),
-        max_document_bytes=source.integer("max_document_bytes"),
-        runs=tuple(_runs(source.items("runs"))),
-    )
-    source.finish()
-    return record
-
-
-def _runs(items: list[Json]) -> list[Mapping[str, Json]]:
-    if not all(isinstance(item, dict) for item in items):
-        raise ValueError("runs are not objects")
-    return [item for item in items if isinstance(item, dict)]
 
 
 # -------------------------------------------------------------------------------------------------

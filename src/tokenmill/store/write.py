@@ -17,7 +17,6 @@ import secrets
 import shutil
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ import xxhash
 
 from tokenmill.errors import BuildError, StoreError
 from tokenmill.store.durable import sync_folder, write_error, write_synced
-from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts
+from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts, ShardFiles
 from tokenmill.store.format import (
     MAX_DOCUMENT_TOKENS,
     RowRuns,
@@ -382,7 +381,7 @@ class UnitWriter:
                 unit=self._unit,
                 source=source,
                 config=config,
-                counts=replace(counts, unlisted=unlisted),
+                counts=counts.but(unlisted=unlisted),
                 bounds=bounds,
                 engine=engine,
                 shards=tuple(self._shards[split].finish() for split in sorted(self._shards)),
@@ -515,9 +514,11 @@ class _Shard:
                 max_id=self._max_id,
                 rows=self._rows.lengths(),
                 pieces=self._rows.pieces(),
-                bin=self._bin.finish(),
-                idx=index.finish(),
-                mask=None if self._mask is None else self._mask.finish(),
+                files=ShardFiles(
+                    bin=self._bin.finish(),
+                    idx=index.finish(),
+                    mask=None if self._mask is None else self._mask.finish(),
+                ),
             )
         finally:
             index.close()

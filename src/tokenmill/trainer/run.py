@@ -34,7 +34,7 @@ from tokenmill.errors import MissingExtraError, StoreError, TrainingError, Usage
 from tokenmill.loader.loader import Loader
 from tokenmill.stalls import StallMeter
 from tokenmill.store.durable import seal, sync_folder, unseal, write_synced
-from tokenmill.store.facts import Fields, FileFacts
+from tokenmill.store.facts import Checksum, Count, Fact, FileFacts, read_fact
 from tokenmill.torch import DeviceFeeder
 from tokenmill.trainer.loop import (
     Collector,
@@ -387,7 +387,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         # Older ones have no checksums; a newer one that lost the name has members too many.
         is_sealed = b'"checksums"' in data
         members: Any = unseal(data, path=path / FACTS) if is_sealed else json.loads(data)
-        _check_members(Fields(members, where=FACTS), members, step=path.name.removeprefix(PREFIX))
+        _check_members(members, step=int(path.name.removeprefix(PREFIX)))
     except StoreError as error:
         problem = error.message.removeprefix(f"{str(path / FACTS)!r} ")
         raise _damaged(path, FACTS, problem) from error
@@ -401,28 +401,33 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, members)
 
 
-def _check_members(source: Fields, members: dict[str, Any], *, step: str) -> None:
+class _Members(Fact, frozen=True, kw_only=True):
+    """What `write` writes; older checkpoints lack those that have a default."""
+
+    version: Count
+    step: Count
+    tokens: Count = 0
+    loader: dict[str, Any]
+    essentials: dict[str, Any]
+    options: dict[str, Any] | None = None
+    versions: dict[str, Any] | None = None
+    files: dict[str, Count]
+    checksums: dict[str, Checksum] | None = None
+
+
+def _check_members(members: object, *, step: int) -> None:
     """ValueError unless the members are those that `write` writes, and no others."""
-    if (version := source.integer("version")) != VERSION:
+    version = members.get("version") if isinstance(members, dict) else None
+    if type(version) is int and version != VERSION:
         raise ValueError(f"it has version {version}, and this release reads {VERSION}")
-    if source.integer("step") != int(step):
-        raise ValueError(f"it is of step {members['step']}, and its folder of step {int(step)}")
-    for name in ("loader", "essentials"):
-        source.mapping(name)
-    for name in ("options", "versions"):
-        source.mapping(name) if source.has(name) else None
-    source.integer("tokens") if source.has("tokens") else None
-    files = Fields(source.mapping("files"), where=f"{FACTS}.files")
-    for name in members["files"]:
+    found = read_fact(members, _Members, where=FACTS)
+    if found.step != step:
+        raise ValueError(f"it is of step {found.step}, and its folder of step {step}")
+    for name in found.files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"it names the file {name!r}, which no checkpoint has")
-        files.integer(name)
-    if source.has("checksums"):
-        checksums = source.child("checksums")
-        for name in members["files"]:
-            checksums.checksum(name)
-        checksums.finish()
-    source.finish()
+    if found.checksums is not None and found.checksums.keys() != found.files.keys():
+        raise ValueError("its checksums are not those of its files")
 
 
 def _is_whole(path: Path) -> bool:
