@@ -115,7 +115,9 @@ def open_cached(material: Material, setup: Setup) -> Iterator[Iterator[Any]]:
 
 @contextlib.contextmanager
 def open_tokenmill(material: Material, setup: Setup) -> Iterator[Iterator[Any]]:
-    loader = Loader(material.store, seq_len=setup.seq_len, batch_size=setup.micro_batch)
+    loader = Loader(
+        material.store, split="train", seq_len=setup.seq_len, batch_size=setup.micro_batch
+    )
     with DeviceFeeder(loader, device=setup.device) as feeder:
         yield iter(feeder)
 

@@ -49,6 +49,7 @@ def train(store: str, checkpoint: Path, *, until: int) -> list[int | None]:
     )
     loader = tokenmill.Loader(
         store,
+        split="train",
         seq_len=64,
         batch_size=8,
         epochs=10,

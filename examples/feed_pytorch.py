@@ -17,7 +17,9 @@ STEPS = 20
 
 def train(store: str, checkpoint: Path, *, until: int) -> list[float]:
     """Losses of the steps up to `until`, from the checkpoint on if there is one."""
-    loader = tokenmill.Loader(store, seq_len=64, batch_size=8, boundaries="mask", seed=0)
+    loader = tokenmill.Loader(
+        store, split="train", seq_len=64, batch_size=8, boundaries="mask", seed=0
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 257)).to(device)

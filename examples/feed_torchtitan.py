@@ -20,7 +20,9 @@ from tokenmill.torch import DeviceFeeder
 
 class TokenmillDataLoader(Stateful):
     def __init__(self, store: str, *, dp_rank: int, dp_world_size: int, **options: Any) -> None:
-        self.loader = tokenmill.Loader(store, rank=dp_rank, world_size=dp_world_size, **options)
+        self.loader = tokenmill.Loader(
+            store, split="train", rank=dp_rank, world_size=dp_world_size, **options
+        )
         self.feeder = DeviceFeeder(self.loader)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:

@@ -32,7 +32,9 @@ class Arrays:
 
     def __init__(self, job: FeedJob) -> None:
         options = {"prefetch": 0} | OPTIONS[job.mode]
-        self._loader = Loader(job.store, seq_len=job.seq_len, batch_size=job.batch_size, **options)
+        self._loader = Loader(
+            job.store, split="train", seq_len=job.seq_len, batch_size=job.batch_size, **options
+        )
         self._has_fields = job.mode == "fields"
 
     @property

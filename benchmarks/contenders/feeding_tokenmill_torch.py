@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def open_loader(job: FeedJob) -> Loader:
     # The feeder and the DataLoader's workers read ahead themselves.
-    return Loader(job.store, seq_len=job.seq_len, batch_size=job.batch_size, prefetch=0)
+    return Loader(
+        job.store, split="train", seq_len=job.seq_len, batch_size=job.batch_size, prefetch=0
+    )
 
 
 class Batches:

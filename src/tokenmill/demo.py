@@ -282,7 +282,9 @@ def train(texts: Sequence[str], *, folder: Path) -> Trained:
 def feed(store: Path) -> Fed:
     """Read batches for a second, as a training loop would; then go on elsewhere."""
     started = time.perf_counter()
-    run = Loader(store, seq_len=FEED_SEQ_LEN, batch_size=FEED_BATCH, packing="best-fit")
+    run = Loader(
+        store, split="train", seq_len=FEED_SEQ_LEN, batch_size=FEED_BATCH, packing="best-fit"
+    )
     batches = iter(run)
     next(batches).input_ids.sum()
     first = time.perf_counter()
@@ -308,6 +310,7 @@ def _resumed(store: Path, state: dict[str, object]) -> NDArray[np.integer]:
     for rank in range(FEED_RANKS):
         loader = Loader(
             store,
+            split="train",
             seq_len=FEED_SEQ_LEN,
             batch_size=FEED_BATCH // FEED_RANKS,
             packing="best-fit",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.loader.stores import numbered_store, write_store
+from tests.store.samples import SampleStore, SampleUnit
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.mixture import Fill, Mixture, Stage, row_parts, rows_of_batch
@@ -240,3 +241,17 @@ def test_facts_of_a_stage_are_those_that_decide_its_rows(web: Store, code: Store
         "weights": [7, 3],
         "max_epochs": [None, "3/2"],
     }
+
+
+def test_a_store_of_several_splits_is_not_fed_until_one_is_named(tmp_path: Path) -> None:
+    units = [SampleUnit(path="a", rows=[("train", "abc"), ("val", "d"), ("train", "efg")])]
+    root = SampleStore(units=units).write(tmp_path / "both").root
+    for make in (Mixture.of, lambda path: Mixture({"web": (path, 1)})):
+        with pytest.raises(UsageError, match="has the splits 'train', 'val'") as caught:
+            make(root)
+        assert 'split="train"' in str(caught.value.hint)
+    assert Mixture.of(root, split="train").stores[0].num_documents == 2
+    assert Mixture.of(Store(root, split=None)).stores[0].num_documents == 3
+    units = [SampleUnit(path="a", rows=[("val", "abc")])]
+    (only,) = Mixture.of(SampleStore(units=units).write(tmp_path / "one").root).stores
+    assert (only.split, only.num_documents) == ("val", 1)

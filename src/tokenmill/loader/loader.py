@@ -214,7 +214,7 @@ SLOW_READ_SECONDS_PER_BYTE = 2e-9
 class Loader:
     """Batches of rows from a store or a mixture, without end unless `epochs` says so.
 
-    >>> loader = tokenmill.Loader("my-store", seq_len=2048, batch_size=16)
+    >>> loader = tokenmill.Loader("my-store", split="train", seq_len=2048, batch_size=16)
     >>> for batch in loader:
     ...     batch.input_ids, batch.labels
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.order import exact, exact_weight, weights_to_parts
-from tokenmill.store.layout import TRAIN
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
@@ -229,7 +228,18 @@ def _check_sources(sources: object) -> None:
 
 def _open(store: Store | str | os.PathLike[str], split: str | None) -> Store:
     if not isinstance(store, Store):
-        return Store(store, split=split or TRAIN)
+        opened = Store(store, split=split)
+        names = [*opened.manifest.splits]
+        if split is not None or not names:
+            return opened
+        if len(names) == 1:
+            return Store(store, split=names[0])
+        raise UsageError(
+            f"{str(opened.path)!r} has the splits {', '.join(map(repr, names))}, and none was asked"
+            " for; all of them together would train on what is held out",
+            hint='say split="train", or open what you want: tokenmill.Store(path, split="train"), '
+            "with split=None for all documents",
+        )
     if split is not None and split != store.split:
         raise UsageError(
             f"split={split!r} was asked for, and {store!r} is open with its split {store.split!r}",
