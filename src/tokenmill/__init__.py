@@ -11,7 +11,6 @@ from tokenmill._version import __version__
 from tokenmill.errors import TokenmillError
 
 if TYPE_CHECKING:
-    from tokenmill.api import Store
     from tokenmill.builder.estimate import plan
     from tokenmill.builder.run import build, finish
     from tokenmill.builder.verify import verify
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.mixture import Mixture, Stage
     from tokenmill.loader.packing import layout
     from tokenmill.stalls import StallMeter
+    from tokenmill.store.reader import Store
     from tokenmill.trainer.options import train
 
 __all__ = [
@@ -52,7 +52,7 @@ _HOMES = {
     "Mixture": "tokenmill.loader.mixture",
     "Stage": "tokenmill.loader.mixture",
     "StallMeter": "tokenmill.stalls",
-    "Store": "tokenmill.api",
+    "Store": "tokenmill.store.reader",
     "build": "tokenmill.builder.run",
     "diagnose": "tokenmill.diagnosis.diagnose",
     "convert": "tokenmill.interop.convert",

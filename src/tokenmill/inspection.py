@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.api import Store, load_reference
 from tokenmill.errors import UsageError
 from tokenmill.store.facts import bytes_per_token
+from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -147,7 +147,7 @@ def inspect_store(
 ) -> Inspection:
     """Totals, lengths, frequent tokens and policies of a store; with `doc`, one document of it."""
     store = Store(path, split=split)
-    engine = load_reference(store)
+    engine = store.reference
     identity = store.manifest.identity
     counts = count_ids(store)
     return Inspection(

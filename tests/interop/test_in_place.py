@@ -158,3 +158,12 @@ def test_a_file_that_shrinks_after_it_was_opened_is_noticed(tmp_path: Path) -> N
     victim.write_bytes(data[:-2])
     with pytest.raises(StoreError, match="instead of"):
         batches(foreign)
+
+
+def test_the_only_split_of_some_files_is_not_taken_for_another(tmp_path: Path) -> None:
+    path = tmp_path / "val.bin"
+    np.arange(100, dtype=np.uint16).tofile(path)
+    with pytest.raises(StoreError, match="has no split 'train'") as caught:
+        tokenmill.Store.open_foreign(path, format="nanogpt")
+    assert "'val'" in str(caught.value.hint)
+    assert tokenmill.Store.open_foreign(path, format="nanogpt", split="val").num_tokens == 100

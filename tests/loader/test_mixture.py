@@ -11,6 +11,7 @@ import pytest
 from tests.loader.stores import numbered_store, write_store
 from tests.store.samples import SampleStore, SampleUnit
 
+import tokenmill
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.mixture import Fill, Mixture, Stage, row_parts, rows_of_batch
 from tokenmill.store.facts import BoundaryToken
@@ -255,3 +256,11 @@ def test_a_store_of_several_splits_is_not_fed_until_one_is_named(tmp_path: Path)
     units = [SampleUnit(path="a", rows=[("val", "abc")])]
     (only,) = Mixture.of(SampleStore(units=units).write(tmp_path / "one").root).stores
     assert (only.split, only.num_documents) == ("val", 1)
+
+
+def test_the_stores_of_a_mixture_are_the_public_ones_and_decode(tmp_path: Path) -> None:
+    units = [SampleUnit(path="a", rows=[("train", "abc")])]
+    root = SampleStore(units=units).write(tmp_path / "store").root
+    (store,) = Mixture.of(root).stores
+    assert type(store) is tokenmill.Store
+    assert store.decode(0) == "abc"

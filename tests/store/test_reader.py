@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import RejectedRow, SourceRow, Store
 
@@ -17,7 +17,6 @@ from .samples import GOLDEN, SampleStore, SampleUnit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
 
 TRAIN = ["It was a bright cold day.", "na\u00efve caf\u00e9 \u2603", "\U0001f600", "x"]
 VAL = ["held out", "only held out"]
@@ -28,22 +27,14 @@ def root(tmp_path: Path) -> Path:
     return GOLDEN.write(tmp_path / "store").root
 
 
-class BytesDecoder:
-    def __init__(self, store: Store) -> None:
-        self.eos = store.eos_id
-
-    def decode(self, ids: NDArray[np.integer]) -> str:
-        return bytes(i for i in ids.tolist() if i != self.eos).decode()
-
-
 def texts(store: Store) -> list[str]:
     return [store.decode(k) for k in range(len(store))]
 
 
 def test_documents_of_a_split_come_in_order(root: Path) -> None:
-    assert texts(Store(root, decoder=BytesDecoder)) == TRAIN
-    assert texts(Store(str(root), split="val", decoder=BytesDecoder)) == VAL
-    every = Store(root, split=None, decoder=BytesDecoder)
+    assert texts(Store(root)) == TRAIN
+    assert texts(Store(str(root), split="val")) == VAL
+    every = Store(root, split=None)
     assert texts(every) == [*TRAIN[:3], *VAL, TRAIN[3]]
     assert [document.tolist() for document in every] == [every[k].tolist() for k in range(6)]
 
@@ -204,30 +195,12 @@ def test_an_index_of_the_right_size_for_another_bin_is_refused(tmp_path: Path) -
         store[0]
 
 
-def test_a_pickled_store_opens_again_with_its_split_and_decoder(root: Path) -> None:
-    store = Store(root, split="val", decoder=BytesDecoder)
+def test_a_pickled_store_opens_again_with_its_split_and_decodes(root: Path) -> None:
+    store = Store(root, split="val")
     assert store.decode(0) == VAL[0]
     again = pickle.loads(pickle.dumps(store))
     assert texts(again) == VAL
     assert len(pickle.dumps(store)) < 1000, "the manifest is read again, not sent along"
-
-
-class NamedStore(Store):
-    """As the public class is made: same arguments, less the decoder."""
-
-    def __init__(self, path: Path, *, split: str | None = "train") -> None:
-        super().__init__(path, split=split, decoder=BytesDecoder)
-
-
-def test_a_subclass_with_its_own_decoder_pickles_too(root: Path) -> None:
-    again = pickle.loads(pickle.dumps(NamedStore(root, split="val")))
-    assert type(again) is NamedStore
-    assert texts(again) == VAL
-
-
-def test_decoding_without_a_decoder_says_how_to_open_the_store(root: Path) -> None:
-    with pytest.raises(UsageError, match=r"tokenmill\.Store"):
-        Store(root).decode(0)
 
 
 def test_views_outlive_the_store_they_came_from(root: Path) -> None:

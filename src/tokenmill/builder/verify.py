@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.api import load_reference
 from tokenmill.builder.memory import default_budget, max_document_bytes
 from tokenmill.builder.run import fields_of
 from tokenmill.builder.unit import Fitting
@@ -55,7 +54,7 @@ class Remaker:
     def __init__(self, store: Store) -> None:
         identity = store.manifest.identity
         self.shape = RowShape.of_identity(identity.config) or RowShape()
-        reference = load_reference(store)
+        reference = store.reference
         self.reference = f"{reference.name} {reference.version}"
         self.token_bytes = reference.token_bytes
         self._encode = _shaping(store, self.shape) if self.shape.has_fields else reference.encode

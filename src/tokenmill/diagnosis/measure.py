@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from tokenmill import files
-from tokenmill.api import Store
 from tokenmill.builder.memory import (
     default_budget,
     divide_budget,
@@ -40,6 +39,7 @@ from tokenmill.engines.locate import resolve_eos
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.inspection import measure_lengths
 from tokenmill.runners.local import physical_cores
+from tokenmill.store.reader import Store
 from tokenmill.trainer.options import PEAKS, PRESETS, preset
 from tokenmill.words import compact, count, format_size
 
@@ -358,13 +358,7 @@ def measure_all(request: DiagnoseOptions) -> Measurements:
 
 def _check_loads(info: TokenizerInfo) -> None:
     """Fail here and with its own words, not once in every way."""
-    before = dict(os.environ)
-    try:
-        load_engine(info, choice=REFERENCES[info.kind])
-    finally:
-        # An engine holds its threads back by variables, which the ways would inherit.
-        os.environ.clear()
-        os.environ.update(before)
+    load_engine(info, choice=REFERENCES[info.kind])
 
 
 def _way_jobs(base: WayJob, *, build_workers: int) -> list[WayJob]:

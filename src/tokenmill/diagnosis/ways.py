@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -31,7 +32,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 import psutil
 
-from tokenmill.api import Store
 from tokenmill.builder.run import build
 from tokenmill.diagnosis.values import SampleFacts, WayResult
 from tokenmill.engines import REFERENCES
@@ -44,9 +44,9 @@ from tokenmill.runners.local import end_with_parent
 from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions, text_size
 from tokenmill.sources.discovery import discover
+from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.synchronize import Barrier
 
@@ -219,6 +219,9 @@ class WayJob:
         return load_sample(Path(self.folder))
 
     def load(self, *, threads: int = 1) -> CheckedEngine:
+        # A way has a process of its own, with as many threads as it is to be measured with.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
+        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
         return load_engine(self.tokenizer, choice=REFERENCES[self.kind], threads=threads)
 
     def result(self, **found: Any) -> WayResult:

@@ -75,6 +75,16 @@ def load_engine(
     return CheckedEngine(reference, info=info, special_text=special_text, refusal=refusal)
 
 
+def load_reference(kind: str, folder: PathLike[str], *, special_tokens: str) -> Engine:
+    """The reference engine alone, of the tokenizer that is kept in a store's folder."""
+    # The byte tokenizer has no files to be found.
+    return load_engine(
+        kind if kind == TokenizerKind.BYTES else folder,
+        choice=REFERENCES[TokenizerKind(kind)],
+        special_tokens=SpecialTokens(special_tokens),
+    ).reference
+
+
 def _load_fast(
     info: TokenizerInfo,
     content: TokenizerContent,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, SupportsIndex
 
 import numpy as np
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError
 from tokenmill.records import lazy
 from tokenmill.store.durable import checksum_of
 from tokenmill.store.facts import UNCOUNTED, Count, Fact, read_fact, unlisted_rejects
@@ -42,10 +42,11 @@ from tokenmill.store.layout import StoreLayout, is_inside, shard_name
 from tokenmill.store.receipts import read_manifest, read_receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from tokenmill.engines.base import Engine
     from tokenmill.store.facts import ShardFacts
     from tokenmill.store.format import FileMap, Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.receipts import Manifest, Receipt
@@ -301,12 +302,6 @@ RUN_BYTES = 8 << 20
 PREPARED_SHARDS = 64
 
 
-class Decoder(Protocol):
-    """What `Store.decode` needs of an engine."""
-
-    def decode(self, ids: NDArray[np.integer]) -> str: ...
-
-
 class Shard(NamedTuple):
     """A shard of an open store."""
 
@@ -413,11 +408,20 @@ class RejectedRow(Fact, frozen=True, kw_only=True):
 
 
 class Store:
-    """The documents of one split of a store, or of all (`split=None`).
+    """The documents of one split of a store, or of all (`split=None`), with their text.
 
-    >>> store = Store("store")
-    >>> store[0]
-    array([72, 105, 256], dtype=uint16)
+    >>> store = tokenmill.Store("store")
+    >>> store[0], store.decode(0), store.source(0)
+    >>> tokenmill.Store("s3://bucket/store", cache="/local/cache", cache_bytes=200 * 10**9)
+
+    The path may be a URL (`s3://`, `gs://`, `hf://`, `https://`). What is read is then kept in
+    memory, and with `cache` in that folder too, up to `cache_bytes` (10 GB unless given). A store
+    on a local disk needs neither.
+
+    Promised to stay: `len`, `[k]`, iteration, `decode`, `mask`, `source`, `lengths`, `rejects`,
+    `reject_counts`, `close`, `path`, `split`, `num_documents`, `num_tokens`, `num_counted`,
+    `num_silent`, `has_mask`, `dtype`, `vocab_size`, `eos_id`, `bos_id`, `tokenizer_dir`, `content`
+    and `open_foreign`. The rest is for tokenmill itself.
     """
 
     def __init__(
@@ -425,34 +429,56 @@ class Store:
         path: str | os.PathLike[str],
         *,
         split: str | None = "train",
-        decoder: Callable[[Store], Decoder] | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
         files = open_files(path, cache=cache, cache_bytes=cache_bytes)
-        self._open(files, split, decoder)
+        self._open(files, split)
 
     @classmethod
-    def of_files(
+    def open_foreign(
         cls,
-        files: StoreFiles,
+        path: str | os.PathLike[str],
         *,
+        format: str | None = None,  # noqa: A002 (its name everywhere)
+        tokenizer: str | os.PathLike[str] | None = None,
         split: str | None = "train",
-        decoder: Callable[[Store], Decoder] | None = None,
+        dtype: str | None = None,
+        split_at_eos: bool = False,
+        eos: str | None = None,
     ) -> Self:
+        """Read other projects' token files in place, without importing them.
+
+        For megatron, datatrove, olmo, nanogpt and llmc; a path is a file, a prefix or a folder.
+        `tokenizer` is needed for text, and for `split_at_eos`. `dtype` is for files that do not
+        say it. Splits go by names: val or test where a file's name says so, else train.
+
+        >>> tokenmill.Store.open_foreign("data/wiki_text_document")
+        >>> tokenmill.Loader(tokenmill.Store.open_foreign("fineweb10B/"), seq_len=1024, ...)
+        """
+        from tokenmill.interop.in_place import open_in_place
+
+        files = open_in_place(
+            path,
+            format_name=format,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            split_at_eos=split_at_eos,
+            eos=eos,
+        )
+        return cls.of_files(files, split=split)
+
+    @classmethod
+    def of_files(cls, files: StoreFiles, *, split: str | None) -> Self:
         """A store whose files are not a folder that a build made."""
         store = cls.__new__(cls)
-        store._open(files, split, decoder)
+        store._open(files, split)
         return store
 
-    def _open(
-        self, files: StoreFiles, split: str | None, decoder: Callable[[Store], Decoder] | None
-    ) -> None:
+    def _open(self, files: StoreFiles, split: str | None) -> None:
         self.files = files
         self.split = split
         self.manifest: Manifest = files.read_manifest()
-        self._make_decoder = decoder
-        self._decoder: Decoder | None = None
         self.shards: tuple[Shard, ...] = tuple(self._list_shards())
         self._starts = [shard.first_document for shard in self.shards]
         self.num_documents = sum(shard.documents for shard in self.shards)
@@ -703,20 +729,23 @@ class Store:
 
     def decode(self, number: SupportsIndex) -> str:
         """The text of a document, without the tokens that the build put around it."""
-        if self._decoder is None:
-            if self._make_decoder is None:
-                raise UsageError(
-                    "this store was opened without a tokenizer",
-                    hint="open it with: tokenmill.Store(path)",
-                )
-            self._decoder = self._make_decoder(self)
         ids = self[number]
         # A piece of a row, or what is left of one, has not both of its ends.
         if self.bos_id is not None and len(ids) and ids[0] == self.bos_id:
             ids = ids[1:]
         if self.eos_id is not None and len(ids) and ids[-1] == self.eos_id:
             ids = ids[:-1]
-        return self._decoder.decode(ids)
+        return self.reference.decode(ids)
+
+    @lazy
+    def reference(self) -> Engine:
+        """The reference engine of the tokenizer that is kept in the store."""
+        from tokenmill.engines.load import load_reference
+
+        identity = self.manifest.identity
+        return load_reference(
+            identity.tokenizer.kind, self.tokenizer_dir, special_tokens=identity.special_tokens
+        )
 
     def close(self) -> None:
         """Unmap all shards and end background reads; views that were handed out stay valid."""
@@ -729,12 +758,10 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getstate__(self) -> tuple[StoreFiles, str | None, Callable[[Store], Decoder] | None]:
-        return self.files, self.split, self._make_decoder
+    def __getstate__(self) -> tuple[StoreFiles, str | None]:
+        return self.files, self.split
 
-    def __setstate__(
-        self, state: tuple[StoreFiles, str | None, Callable[[Store], Decoder] | None]
-    ) -> None:
+    def __setstate__(self, state: tuple[StoreFiles, str | None]) -> None:
         self._open(*state)
 
     def __repr__(self) -> str:
