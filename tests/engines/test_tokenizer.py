@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -69,3 +72,24 @@ def test_a_right_engine_is_kept() -> None:
         for _ in range(40):
             assert np.array_equal(tokenizer.encode("Z"), [90])
     assert tokenizer.engine == "bytes"
+
+
+def test_the_environment_of_the_process_stays_as_it_is(
+    bpe_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.jsonl"
+    text.write_text("".join(json.dumps({"text": f"some words {k}"}) + "\n" for k in range(20)))
+    code = """
+import os, sys
+import tokenmill
+before = dict(os.environ)
+tokenizer, text, out = sys.argv[1:]
+tokenmill.build(text, tokenizer=tokenizer, out=out, serial=False, workers=1)
+assert tokenmill.Store(out).decode(0) == "some words 0"
+tokenmill.load_tokenizer(tokenizer, threads=1).encode("words")
+tokenmill.load_tokenizer(tokenizer, engine="tokenizers").encode("words")
+assert dict(os.environ) == before
+"""
+    command = [sys.executable, "-c", code, str(bpe_tokenizer_dir), str(text), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

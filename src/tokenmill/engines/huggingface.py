@@ -54,8 +54,11 @@ class HuggingFaceEngine:
         content: str | None = None,
     ) -> None:
         """`content` is the tokenizer.json itself, where it is not to be the one at `path`."""
-        limit_threads(threads)
         import tokenizers
+
+        # `encode_batch` starts a thread for every core, unless this variable, which a build sets
+        # for its workers, says no. A library sets it for nobody else.
+        self._one_by_one = threads == 1 and os.environ.get("TOKENIZERS_PARALLELISM") != "false"
 
         self.version: str = str(tokenizers.__version__).replace("-rc.", "rc")
         self._path = path
@@ -103,7 +106,10 @@ class HuggingFaceEngine:
             return [encoding.ids_array for encoding in self._encodings(texts)]
         # The fast variant leaves out offsets, which nobody here needs; old releases lack it.
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        encodings = encode(texts, add_special_tokens=False)
+        if self._one_by_one:
+            encodings = self._encodings(texts)
+        else:
+            encodings = encode(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -148,16 +154,6 @@ class HuggingFaceEngine:
 
     def recycle(self) -> bool:
         return False
-
-
-def limit_threads(threads: int) -> None:
-    """Hold the thread pools of this process's engines to `threads`.
-
-    The variables are read when a pool starts, and TOKENIZERS_PARALLELISM at each call. A worker is
-    a process with one thread; without this each would start a thread for every core.
-    """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
-    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
 
 
 def _slices(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
