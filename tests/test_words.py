@@ -50,3 +50,18 @@ def test_a_share_of_nothing_is_zero() -> None:
 def test_a_rate_has_its_denominator() -> None:
     assert words.rate(326_000_000, 2) == "163 MB/s"
     assert words.rate(1, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0, "0.0 us"),
+        (3.2e-6, "3.2 us"),
+        (0.0009996, "1.0 ms"),
+        (0.041, "41.0 ms"),
+        (0.9996, "1.0 s"),
+        (120.4, "120 s"),
+    ],
+)
+def test_a_short_time_is_told_in_a_unit_that_fits_it(seconds: float, shown: str) -> None:
+    assert words.brief(seconds) == shown

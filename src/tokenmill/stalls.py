@@ -3,9 +3,9 @@
     loop asks -> [clock] next(batches) [clock] -> loop has its batch, works, and asks again
 
 Time in `next` is waiting, time until the loop asks again is working; wall time is both together.
-Time outside of a loop (evaluation, checkpoints between epochs) is neither. What is kept is in
-waits.py; `append` to a list is all that happens in a step, and the list is worked into the rest
-every thousand steps. What all that costs is measured in docs/benchmarks.md.
+Time outside of a loop (evaluation, checkpoints between epochs) is neither. `append` to a list is
+all that happens in a step, and the list is worked into the rest every thousand steps. What all
+that costs is measured in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tokenmill.errors import UsageError
+from tokenmill.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -43,7 +44,7 @@ FAR_ABOVE = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceGap:
-    """How long the CUDA device had nothing of the loop to do between steps (see device.py)."""
+    """How long the CUDA device had nothing of the loop to do between steps (see `DeviceClock`)."""
 
     steps: int
     """Steps whose events were read: the last few may still be on their way."""
@@ -138,20 +139,24 @@ class StallReport:
         return f"{waits}: without that it would be {faster} as fast"
 
     def _rows(self) -> list[tuple[str, str]]:
-        rows = [("steps", f"{self.steps:,} in {_seconds(self.wall_seconds)}")]
-        rows.append(("first batch", f"after {_duration(self.first_wait_ms)}, counted nowhere else"))
+        rows = [("steps", f"{self.steps:,} in {brief(self.wall_seconds)}")]
+        rows.append(
+            ("first batch", f"after {brief(self.first_wait_ms / 1000)}, counted nowhere else")
+        )
         if self.steps > 1:
             spread = (
-                f"median {_duration(self.p50_ms)}, 90% below {_duration(self.p90_ms)}, "
-                f"99% below {_duration(self.p99_ms)}, longest {_duration(self.max_ms)}"
+                f"median {brief(self.p50_ms / 1000)}, 90% below {brief(self.p90_ms / 1000)}, "
+                f"99% below {brief(self.p99_ms / 1000)}, longest {brief(self.max_ms / 1000)}"
             )
-            rows.append(("waits", f"{_seconds(self.wait_seconds)} in all: {spread}"))
+            rows.append(("waits", f"{brief(self.wait_seconds)} in all: {spread}"))
             shown = self.slowest[:SHOWN_WAITS]
-            rows.append(("slowest", ", ".join(f"step {n:,}: {_duration(ms)}" for n, ms in shown)))
+            rows.append(
+                ("slowest", ", ".join(f"step {n:,}: {brief(ms / 1000)}" for n, ms in shown))
+            )
         if (gap := self.device_gap) is not None:
-            spread = f"median {_duration(gap.p50_ms)}, 99% below {_duration(gap.p99_ms)}"
-            longest = f"longest {_duration(gap.max_ms)} (of {gap.steps:,} steps)"
-            rows.append(("device idle", f"{_seconds(gap.seconds)} in all: {spread}, {longest}"))
+            spread = f"median {brief(gap.p50_ms / 1000)}, 99% below {brief(gap.p99_ms / 1000)}"
+            longest = f"longest {brief(gap.max_ms / 1000)} (of {gap.steps:,} steps)"
+            rows.append(("device idle", f"{brief(gap.seconds)} in all: {spread}, {longest}"))
         return rows
 
     def _advice(self) -> list[str]:
@@ -168,7 +173,7 @@ class StallReport:
             step, ms = self.slowest[0]
             steps = f"as long as {ms / self._step_ms:,.0f} steps take"
             return [
-                f"one wait stands out: step {step:,} waited {_duration(ms)}, {steps};",
+                f"one wait stands out: step {step:,} waited {brief(ms / 1000)}, {steps};",
                 "a new epoch, a new file or a slow disk looks like that",
             ]
         return []
@@ -191,28 +196,8 @@ def _percent(share: float) -> str:
     return "under 0.01%" if 0 < percent < 0.005 else f"{percent:.{digits}f}%"
 
 
-def _duration(milliseconds: float) -> str:
-    """'3.2 us', '41 ms', '1.3 s'."""
-    for limit, scale, unit in ((0.9995, 1000, "us"), (999.5, 1, "ms")):
-        if milliseconds < limit:
-            return f"{_three_digits(milliseconds * scale)} {unit}"
-    return f"{_three_digits(milliseconds / 1000)} s"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:,.{0 if number >= 99.5 else 1}f}"
-
-
-def _seconds(seconds: float) -> str:
-    return _duration(1000 * seconds)
-
-
 # -------------------------------------------------------------------------------------------------
 # What is kept of any number of waits, in memory that does not grow.
-#
-#   | Tally      how many, how long in all, the longest, and a histogram for percentiles
-#   | Slowest    the longest few, with their steps
-#   | Series     at most 2,048 waits over the whole run, for plots
 #
 # All of them take waits in portions and give the same answer however these were cut; nothing is
 # drawn at random. The histogram's bins grow by one percent from one to the next, from 100 ns on,
@@ -329,15 +314,14 @@ class WaitSeries:
 #
 # Two events per step, on the stream that is current where the loop asks for its batch:
 #
-#   | step k's kernels ... [end]   next(batches)   [start]  step k+1's kernels ...
+#   step k's kernels ... [end]   next(batches)   [start]  step k+1's kernels ...
 #
 # The device passes an event when it has done all that was put into the stream before it. So the
 # time between `end` and `start`, as the device sees it, is
 #
-# - about nothing where the host runs ahead: both lie in the queue behind step k's kernels, and the
+# - about nothing where the host runs ahead: both are in the queue after step k's kernels, and the
 #   device finds them one right after the other, however long the host has waited for the batch;
-# - the time from the end of step k's kernels, or from the moment the batch was asked for if that
-# is
+# - the time from the end of step k's kernels, or from the moment the batch was asked for if that is
 #   later, to the moment it was there, where the host came too late: real idle time.
 #
 # What it does not show: idle time inside a step, as a host leaves that launches kernels too
@@ -655,13 +639,5 @@ class StallMeter:
     ) -> None:
         self._stop()
 
-
-# -------------------------------------------------------------------------------------------------
-# How long a training loop waits for its data: in anyone's own loop, for two clock reads a step.
-#
-# meter.py      StallMeter: stands between a loop and its batches waits.py      what is kept of any
-# number of waits: percentiles, the slowest, a series for plots device.py     on CUDA: how long the
-# device had nothing to do between two steps report.py     StallReport: the numbers, and what they
-# mean in words
 
 __all__ = ["DeviceGap", "StallMeter", "StallReport"]

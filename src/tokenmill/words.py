@@ -91,6 +91,14 @@ def milliseconds(number: float | None) -> str:
     return f"{number:,.{digits}f}"
 
 
+def brief(seconds: float) -> str:
+    """'3.2 us', '41.0 ms', '1.3 s', '120 s': for what is mostly far below a second."""
+    number, unit = seconds, "s"
+    if seconds < 0.9995:
+        number, unit = (seconds * 1e6, "us") if seconds < 0.0009995 else (seconds * 1e3, "ms")
+    return f"{number:,.{0 if number >= 99.5 else 1}f} {unit}"
+
+
 def duration(seconds: float) -> str:
     """'0.04 s', '9.9 s', '12 s', '3:07', '2:03:07'."""
     if round(seconds) >= 60:
