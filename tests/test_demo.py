@@ -46,7 +46,7 @@ def test_the_demo_builds_verifies_and_compares_and_runs_again(
     assert verified.ok
     assert verified.documents_reencoded > 0
     assert len(compared.ways) == 4
-    assert all(way.tokens > 0 and way.seconds > 0 for way in compared.ways)
+    assert all(way.tokens > 0 and way.seconds > 0 for way in compared.ways.values())
     assert len(tokenmill.Store("demo-store", split=None)) == built.totals.documents
 
     for step in steps:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tokenmill.builder.progress import BuildResult
     from tokenmill.builder.verify import VerifyReport
     from tokenmill.inspection import Inspection
+    from tokenmill.store.facts import Counts
 
 CORPUS_BYTES = 32_000_000
 TRAINING_BYTES = 4_000_000
@@ -82,24 +83,10 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
-    """One way to turn the text into tokens, and what it reached."""
-
-    name: str
-    text_bytes: int
-    tokens: int
-    seconds: float
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.text_bytes / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """The ways side by side; the first is what the others are compared with."""
 
-    ways: tuple[Way, ...]
+    ways: dict[str, EncodingTime]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +133,42 @@ Step: TypeAlias = (
 )
 
 
+HEADINGS = (
+    (
+        "Collect documents",
+        "Every source file of Python's standard library becomes one JSON line.",
+    ),
+    (
+        "Train a tokenizer",
+        "A small byte-level BPE, so that the demo needs no download. Bring your own later.",
+    ),
+    (
+        "Build the store",
+        "Worker processes read, encode, check against the reference tokenizer, and commit.",
+    ),
+    (
+        "Run the same command again",
+        "That is how a build resumes after a crash. Here nothing is left, and it says so.",
+    ),
+    ("Verify it", "Every checksum, every index and every id; then documents are encoded again."),
+    (
+        "Look inside",
+        "What will a model see? Lengths, frequent tokens, one document with token borders.",
+    ),
+    (
+        "Feed a model",
+        "Rows are cut, packed and shuffled as they are read. A run is resumed on other ranks.",
+    ),
+    (
+        "Compare",
+        (
+            "The same text with the tokenizers package as it is mostly used, "
+            "{seconds:.0f} seconds each."
+        ),
+    ),
+)
+
+
 def demo_steps(
     out: Path, *, corpus_bytes: int = CORPUS_BYTES, peer_seconds: float = PEER_SECONDS
 ) -> Iterator[Step]:
@@ -154,56 +177,27 @@ def demo_steps(
     corpus_path, tokenizer = inputs / "corpus.jsonl", inputs / "tokenizer"
     started = time.perf_counter()
     _clear_old_demo(out, corpus=corpus_path)
-    yield Heading(
-        number=1,
-        title="Collect documents",
-        why="Every source file of Python's standard library becomes one JSON line.",
+    headings = (
+        Heading(number=number, title=title, why=why.format(seconds=peer_seconds))
+        for number, (title, why) in enumerate(HEADINGS, start=1)
     )
+    yield next(headings)
     texts, unreadable = collect_texts(corpus_bytes)
     yield write_corpus(texts, path=corpus_path, unreadable=unreadable)
-    yield Heading(
-        number=2,
-        title="Train a tokenizer",
-        why="A small byte-level BPE, so that the demo needs no download. Bring your own later.",
-    )
+    yield next(headings)
     yield train(texts, folder=tokenizer)
-    yield Heading(
-        number=3,
-        title="Build the store",
-        why="Worker processes read, encode, check against the reference tokenizer, and commit.",
-    )
+    yield next(headings)
     result = build(corpus_path, tokenizer=tokenizer, out=out, val=0.01)
     yield result
-    yield Heading(
-        number=4,
-        title="Run the same command again",
-        why="That is how a build resumes after a crash. Here nothing is left, and it says so.",
-    )
+    yield next(headings)
     yield Rebuilt(result=build(corpus_path, tokenizer=tokenizer, out=out, val=0.01))
-    yield Heading(
-        number=5,
-        title="Verify it",
-        why="Every checksum, every index and every id; then documents are encoded again.",
-    )
+    yield next(headings)
     yield verify(out)
-    yield Heading(
-        number=6,
-        title="Look inside",
-        why="What will a model see? Lengths, frequent tokens, one document with token borders.",
-    )
+    yield next(headings)
     yield inspect_store(out, split="train", doc=0)
-    yield Heading(
-        number=7,
-        title="Feed a model",
-        why="Rows are cut, packed and shuffled as they are read. A run is resumed on other ranks.",
-    )
+    yield next(headings)
     yield feed(out)
-    yield Heading(
-        number=8,
-        title="Compare",
-        why=f"The same text with the tokenizers package as it is mostly used, {peer_seconds:.0f}"
-        " seconds each.",
-    )
+    yield next(headings)
     yield compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)
     yield Finished(
         store=str(out),
@@ -326,28 +320,20 @@ def compare(
     texts: Sequence[str], *, tokenizer: Path, result: BuildResult, seconds: float
 ) -> Comparison:
     """Time the usual ways on the same text and put the build beside them."""
-    one_by_one = encode_one_by_one(texts, folder=tokenizer, seconds=seconds)
-    in_batches = encode_in_batches(texts, folder=tokenizer, seconds=seconds)
     built = result.built
-    return Comparison(
-        ways=(
-            _way("tokenizers, one by one", one_by_one),
-            _way("tokenizers, in batches", in_batches),
-            Way(
-                name="tokenmill build, start-up counted",
-                text_bytes=built.text_bytes,
-                tokens=built.tokens,
-                seconds=result.seconds,
-            ),
-            Way(
-                name="tokenmill build, at work",
-                text_bytes=built.text_bytes,
-                tokens=built.tokens,
-                seconds=result.working_seconds,
-            ),
-        )
+    timed = {
+        "tokenizers, one by one": encode_one_by_one(texts, folder=tokenizer, seconds=seconds),
+        "tokenizers, in batches": encode_in_batches(texts, folder=tokenizer, seconds=seconds),
+        "tokenmill build, start-up counted": _timed(built, result.seconds),
+        "tokenmill build, at work": _timed(built, result.working_seconds),
+    }
+    return Comparison(ways=timed)
+
+
+def _timed(built: Counts, seconds: float) -> EncodingTime:
+    return EncodingTime(
+        documents=built.documents,
+        text_bytes=built.text_bytes,
+        tokens=built.tokens,
+        seconds=seconds,
     )
-
-
-def _way(name: str, timed: EncodingTime) -> Way:
-    return Way(name=name, text_bytes=timed.text_bytes, tokens=timed.tokens, seconds=timed.seconds)

@@ -938,15 +938,10 @@ def _(step: Fed) -> None:
 
 @tell.register
 def _(step: Comparison) -> None:
-    first = step.ways[0]
+    rates = [way.text_bytes / way.seconds for way in step.ways.values()]
     rows = [
-        (
-            way.name,
-            f"{way.bytes_per_second / 1e6:,.1f}",
-            compact(way.tokens / way.seconds),
-            f"{way.bytes_per_second / first.bytes_per_second:,.1f}",
-        )
-        for way in step.ways
+        (name, f"{rate / 1e6:,.1f}", compact(way.tokens / way.seconds), f"{rate / rates[0]:,.1f}")
+        for rate, (name, way) in zip(rates, step.ways.items(), strict=True)
     ]
     console = make_console()
     console.print(grid(("way", "MB/s", "tokens/s", "times faster"), rows))
