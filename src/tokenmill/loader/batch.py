@@ -17,25 +17,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tokenmill.loader.options import Last
-from tokenmill.loader.order import Order
+from tokenmill.loader.options import Boundaries
 from tokenmill.loader.packing import PADDING, Pieces
 from tokenmill.records import lazy
 from tokenmill.store.stream import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
 
     from tokenmill.loader.options import LoaderOptions
     from tokenmill.loader.packing import Layout
-    from tokenmill.loader.plan import StageRun
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import SourceRow
     from tokenmill.store.stream import Spans
@@ -45,17 +43,6 @@ NO_ROW = -1
 """Number of a row that is all padding: it fills the last batch up."""
 IGNORED = -100
 """Label that losses leave out, as PyTorch's cross entropy does."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchFormat:
-    """What the fields of a loader's batches look like."""
-
-    dtype: np.dtype[np.integer] | None
-    """Of input_ids and labels; None is the stored width, and both are views of `tokens`."""
-    mask_borders: bool
-    capacity: int
-    """Entries of cu_seqlens; doubled until it fits for a batch with more documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +72,9 @@ class Draw:
         )
 
 
-class Tiling(NamedTuple):
-    """Stretches that fill rows one after the other, each of one document or padding."""
-
-    starts: NDArray[np.int64]
-    """Place in the flattened rows."""
-    lengths: NDArray[np.int64]
-    is_padding: NDArray[np.bool_]
-
-    def part(self, first: int, last: int, *, base: int) -> Tiling:
-        """Some of the stretches, with places counted from `base`."""
-        here = slice(first, last)
-        return Tiling(self.starts[here] - base, self.lengths[here], self.is_padding[here])
-
-
-class FoundSteps(Protocol):
-    """What a batch is a part of: several steps whose rows were found at once."""
-
-    @property
-    def draw(self) -> Draw: ...
-
-    @property
-    def format(self) -> BatchFormat: ...
-
-    def is_padded(self, place: int) -> bool:
-        """Whether a step has padding."""
-        ...
-
-    def token_borders(self, place: int) -> Tiling:
-        """Documents in the rows of one step, with all their `seq_len + 1` tokens."""
-        ...
-
-    def input_borders(self, place: int) -> Tiling:
-        """Documents in the rows of one step, without the last token of each row."""
-        ...
-
-    def only(self, place: int) -> FoundSteps:
-        """One of the steps, without the others and without the store."""
-        ...
+Borders: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]"
+"""Ranges that fill rows one after the other, each of one document or padding: their places in the
+flattened rows, their lengths, and which are padding."""
 
 
 @lru_cache(maxsize=8)
@@ -138,13 +90,13 @@ class Batch:
 
     def __init__(
         self,
-        found: FoundSteps,
+        window: Window,
         place: int,
         step: int,
         tokens: TokenArray,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        self._found = found
+        self._window = window
         self._place = place
         self.step = step
         self.tokens = tokens
@@ -158,22 +110,22 @@ class Batch:
         self.__dict__["input_ids"], self.__dict__["labels"] = input_ids, labels
         return self
 
-    @property
+    @lazy
     def sources(self) -> NDArray[np.int64]:
         """Source of each row, by its place in the mixture."""
-        found: NDArray[np.int64] = self._found.draw.sources[self._place]
+        found: NDArray[np.int64] = self._window.draw.sources[self._place]
         return found
 
-    @property
+    @lazy
     def rows(self) -> NDArray[np.int64]:
         """Number of each row in the layout of its source; -1 for a row of padding."""
-        found: NDArray[np.int64] = self._found.draw.rows[self._place]
+        found: NDArray[np.int64] = self._window.draw.rows[self._place]
         return found
 
-    @property
+    @lazy
     def epochs(self) -> NDArray[np.int64]:
         """Epoch of its source that each row belongs to."""
-        found: NDArray[np.int64] = self._found.draw.epochs[self._place]
+        found: NDArray[np.int64] = self._window.draw.epochs[self._place]
         return found
 
     @property
@@ -189,17 +141,15 @@ class Batch:
     def input_ids(self) -> NDArray[np.integer]:
         """(rows, seq_len)."""
         inputs = self.tokens[:, :-1]
-        return (
-            inputs if self._found.format.dtype is None else inputs.astype(self._found.format.dtype)
-        )
+        return inputs if self._options.dtype is None else inputs.astype(self._options.dtype)
 
     @lazy
     def labels(self) -> NDArray[np.integer]:
         """(rows, seq_len): the next token of each input; -100 where it must not count."""
         labels = self.tokens[:, 1:]
-        if self._found.format.dtype is None:
+        if self._options.dtype is None:
             return labels
-        wide = labels.astype(self._found.format.dtype)
+        wide = labels.astype(self._options.dtype)
         if not self.all_count:
             wide[~self.loss_mask] = IGNORED
         return wide
@@ -207,13 +157,12 @@ class Batch:
     @property
     def all_count(self) -> bool:
         """Whether nothing is masked for sure; told without looking at any border."""
-        is_padded = self._found.is_padded(self._place)
-        return self.mask is None and not (is_padded or self.masks_borders)
+        return self.mask is None and not (self._is_padded or self.masks_borders)
 
     @property
     def masks_borders(self) -> bool:
         """Whether the label at the end of a document does not count if it is of the next one."""
-        return self._found.format.mask_borders
+        return self._options.boundaries is Boundaries.MASK
 
     @lazy
     def loss_mask(self) -> NDArray[np.bool_]:
@@ -222,7 +171,7 @@ class Batch:
             return np.ones(self._shape, np.bool_)
         if self.mask is not None and not self.masks_borders:
             return np.ascontiguousarray(self.mask[:, 1:])
-        _, lengths, is_padding = self._found.token_borders(self._place)
+        _, lengths, is_padding = self._token_borders
         counts = np.repeat(~is_padding, lengths) if self.mask is None else self.mask.flatten()
         if self.masks_borders:
             counts[np.cumsum(lengths[:-1])] = False
@@ -249,7 +198,7 @@ class Batch:
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where documents begin in the flattened rows, 0 first, then the number of tokens."""
         starts, _, _ = self._borders
-        capacity = self._found.format.capacity
+        capacity = self._capacity
         while capacity < len(starts) + 1:
             capacity *= 2
         ends = np.full(capacity, self._num_inputs, np.int32)
@@ -264,16 +213,45 @@ class Batch:
     def _num_inputs(self) -> int:
         return len(self.tokens) * self.seq_len
 
+    # What a batch needs of the window that it was found in.
+
     @lazy
-    def _borders(self) -> Tiling:
-        return self._found.input_borders(self._place)
+    def _options(self) -> LoaderOptions:
+        return self._window.options
+
+    @lazy
+    def _capacity(self) -> int:
+        return self._window.capacity
+
+    @lazy
+    def _is_padded(self) -> bool:
+        return self._window.is_padded(self._place)
+
+    @lazy
+    def _token_borders(self) -> Borders:
+        """Documents in the rows, with all their `seq_len + 1` tokens."""
+        return self._window.borders(self._place)
+
+    @lazy
+    def _borders(self) -> Borders:
+        """Documents in the rows, without the last token of each row."""
+        return self._window.borders(self._place, inputs=True)
 
     def __getstate__(self) -> dict[str, object]:
-        # The other steps that were read with this one stay behind.
-        return {**self.__dict__, "_found": self._found.only(self._place), "_place": 0}
+        # The other steps that were found with this one stay behind, and the store.
+        found = {name: getattr(self, name) for name in _FOUND}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_window"}
+        return {**kept, **found}
 
     def __repr__(self) -> str:
         return f"Batch(step={self.step}, rows={len(self.tokens)}, seq_len={self.seq_len})"
+
+
+_FOUND = (
+    *("sources", "rows", "epochs"),
+    *("_options", "_capacity", "_is_padded", "_token_borders", "_borders"),
+)
+"""What a batch has of its window."""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -288,7 +266,7 @@ class Chunk:
 
     def __init__(
         self,
-        window: FoundSteps,
+        window: Window,
         first: int,
         tokens: TokenArray,
         mask: NDArray[np.bool_] | None = None,
@@ -327,43 +305,17 @@ class Chunk:
         window, places = self._window, range(self._first, self._first + len(self))
         masks = repeat(None) if self.mask is None else self.mask
         batches = map(Batch, repeat(window), places, self.steps, self.tokens, masks)
-        if window.format.dtype is not None:
+        if window.options.dtype is not None:
             return batches
         return map(Batch.keep_views, batches, self.tokens[..., :-1], self.tokens[..., 1:])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OneStep:
-    """What a batch needs after it was pickled."""
-
-    draw: Draw
-    format: BatchFormat
-    has_padding: bool
-    tokens: Tiling
-    inputs: Tiling
-
-    def is_padded(self, place: int) -> bool:  # noqa: ARG002 (there is one)
-        return self.has_padding
-
-    def token_borders(self, place: int) -> Tiling:  # noqa: ARG002
-        return self.tokens
-
-    def input_borders(self, place: int) -> Tiling:  # noqa: ARG002
-        return self.inputs
-
-    def only(self, place: int) -> OneStep:  # noqa: ARG002
-        return self
 
 
 # -------------------------------------------------------------------------------------------------
 # The rows of some steps, found all at once: what a loader looks ahead, and chunks are read from.
 #
-#   | Draw (row numbers) -> Window (pieces of shards, of all rows) -> Chunk (tokens of some steps)
-#
-# To find where a row lies takes a dozen calls of numpy, for one row or for thousands; to read it
+# To find where a row is takes a dozen calls of numpy, for one row or for thousands; to read it
 # takes one. So rows are found for many steps, and read for a few: as many as stay in a core's
-# cache on their way. Borders of documents, if anyone asks for them, are looked up for the whole
-# window too.
+# cache on their way. Documents, if anyone asks for them, are looked up for the whole window too.
 
 
 class Window:
@@ -374,29 +326,30 @@ class Window:
         draw: Draw,
         *,
         layouts: Sequence[Layout],
-        pad_id: int,
-        format: BatchFormat,  # noqa: A002 (what it is)
+        options: LoaderOptions,
+        capacity: int,
     ) -> None:
         self.draw = draw
-        self.format = format
+        self.options = options
+        self.capacity = capacity
+        """Entries of cu_seqlens; doubled until it fits for a batch with more documents."""
         self._layouts = layouts
-        self._pad_id = pad_id
+        rows, pad_id = draw.rows.ravel(), options.pad_id
         only = _only_source(draw)
-        rows = draw.rows.ravel()
-        if only is not None:
-            self._rows: SourceRows | None = SourceRows(layouts[only], rows, pad_id=pad_id)
-            self._places: list[tuple[NDArray[np.int64], SourceRows]] = []
-            padded = self._rows.padded
-            self._has_mask = layouts[only].stream.has_mask
+        self._only = None if only is None else SourceRows(layouts[only], rows, pad_id=pad_id)
+        self._found: list[tuple[NDArray[np.int64], SourceRows]] = []
+        """Where there is not one source alone: the places of the rows of each."""
+        if self._only is not None:
+            padded = self._only.padded
+            self._has_mask = self._only.has_mask
         else:
-            self._rows = None
-            self._places = [
+            self._found = [
                 (places, SourceRows(layouts[source], rows[places], pad_id=pad_id))
                 for source, places in _by_source(draw)
             ]
-            self._has_mask = any(found.has_mask for _, found in self._places)
+            self._has_mask = any(found.has_mask for _, found in self._found)
             padded = rows == NO_ROW
-            for places, found in self._places:
+            for places, found in self._found:
                 if found.padded is not None:
                     padded[places] = found.padded
         self._padded: list[bool] | None = None
@@ -410,44 +363,47 @@ class Window:
         """Read the steps from the `first` to before the `last`, by their places here."""
         width = self.draw.rows.shape[1]
         shape = last - first, width, self.draw.seq_len + 1
-        tokens = self._read(first * width, last * width).reshape(shape)
+        here = first * width, last * width
+        tokens = self._read(SourceRows.read, *here, self._empty).reshape(shape)
         if not self._has_mask:
             return Chunk(self, first, tokens)
-        mask = self._read_mask(first * width, last * width).reshape(shape)
+        mask = self._read(SourceRows.read_mask, *here, np.zeros(1, np.bool_)).reshape(shape)
         return Chunk(self, first, tokens, mask)
 
-    def _read(self, first: int, last: int) -> TokenArray:
-        if self._rows is not None:
-            return self._rows.read(first, last)
-        shape = (last - first, self.draw.seq_len + 1)
-        tokens: TokenArray = np.full(shape, self._pad_id, self._layouts[0].stream.dtype)
-        for here, found, begin, end in self._within(first, last):
-            tokens[here] = found.read(begin, end).reshape(end - begin, -1)
-        return tokens
+    @property
+    def _empty(self) -> TokenArray:
+        return np.full(1, self.options.pad_id, self._layouts[0].stream.dtype)
 
-    def _read_mask(self, first: int, last: int) -> NDArray[np.bool_]:
-        if self._rows is not None:
-            return self._rows.read_mask(first, last)
-        mask = np.zeros((last - first, self.draw.seq_len + 1), np.bool_)
+    def _read(
+        self,
+        read: Callable[[SourceRows, int, int], NDArray[Any]],
+        first: int,
+        last: int,
+        empty: NDArray[Any],
+    ) -> NDArray[Any]:
+        """Values of rows; `empty` is that of rows of padding."""
+        if self._only is not None:
+            return read(self._only, first, last)
+        values = np.tile(empty, (last - first, self.draw.seq_len + 1))
         for here, found, begin, end in self._within(first, last):
-            mask[here] = found.read_mask(begin, end).reshape(end - begin, -1)
-        return mask
+            values[here] = read(found, begin, end).reshape(end - begin, -1)
+        return values
 
     def _within(
         self, first: int, last: int
     ) -> Iterator[tuple[NDArray[np.int64], SourceRows, int, int]]:
         """Each source with rows among these: their places, it, and which of its rows they are."""
-        for places, found in self._places:
+        for places, found in self._found:
             begin, end = places.searchsorted((first, last)).tolist()
             if begin < end:
                 yield places[begin:end] - first, found, begin, end
 
     def read_ahead(self, first: int, last: int) -> None:
-        """Have the rows of some steps brought, where they are far away."""
+        """Have the rows of some steps downloaded, where they are far away."""
         width = self.draw.rows.shape[1]
         first, last = first * width, last * width
-        if self._rows is not None:
-            self._rows.read_ahead(first, last)
+        if self._only is not None:
+            self._only.read_ahead(first, last)
         for _, found, begin, end in self._within(first, last):
             found.read_ahead(begin, end)
 
@@ -455,44 +411,37 @@ class Window:
         """Whether a step has padding."""
         return self._padded is not None and self._padded[place]
 
-    def token_borders(self, place: int) -> Tiling:
-        """Documents in the rows of one step, with all their `seq_len + 1` tokens."""
-        base = self.draw.rows.shape[1] * (self.draw.seq_len + 1)
-        return _of_step(*self._token_borders, place, base=base)
-
-    def input_borders(self, place: int) -> Tiling:
-        """Documents in the rows of one step, without the last token of each row."""
-        base = self.draw.rows.shape[1] * self.draw.seq_len
-        return _of_step(*self._input_borders, place, base=base)
-
-    def only(self, place: int) -> OneStep:
-        """One of the steps, without the others and without the store."""
-        return OneStep(
-            draw=self.draw.part(place, place + 1),
-            format=self.format,
-            has_padding=self.is_padded(place),
-            tokens=self.token_borders(place),
-            inputs=self.input_borders(place),
-        )
+    def borders(self, place: int, *, inputs: bool = False) -> Borders:
+        """Documents in the rows of one step; `inputs`: without the last token of each row."""
+        found, begins = self._input_borders if inputs else self._token_borders
+        starts, lengths, is_padding = found
+        here = slice(begins[place], begins[place + 1])
+        row_tokens = self.draw.seq_len if inputs else self.draw.seq_len + 1
+        base = place * self.draw.rows.shape[1] * row_tokens
+        return starts[here] - base, lengths[here], is_padding[here]
 
     @lazy
-    def _token_borders(self) -> tuple[Tiling, list[int]]:
+    def _token_borders(self) -> tuple[Borders, list[int]]:
         """The documents of all steps, and where those of each step begin."""
         pieces = _segments(self._layouts, self.draw)
         starts = np.cumsum(pieces.lengths) - pieces.lengths
-        tiling = Tiling(starts, pieces.lengths, pieces.starts == PADDING)
-        return tiling, self._begins(tiling, self.draw.seq_len + 1)
+        found = starts, pieces.lengths, pieces.starts == PADDING
+        return found, self._begins(starts, self.draw.seq_len + 1)
 
     @lazy
-    def _input_borders(self) -> tuple[Tiling, list[int]]:
-        tiling = _without_last(self._token_borders[0], self.draw.seq_len)
-        return tiling, self._begins(tiling, self.draw.seq_len)
+    def _input_borders(self) -> tuple[Borders, list[int]]:
+        """A document may have nothing in a row but its last token, a label."""
+        (starts, lengths, is_padding), _ = self._token_borders
+        seq_len = self.draw.seq_len
+        row, start = np.divmod(starts, seq_len + 1)
+        lengths = np.minimum(lengths, seq_len - start)
+        kept = lengths > 0
+        starts = (row * seq_len + start)[kept]
+        return (starts, lengths[kept], is_padding[kept]), self._begins(starts, seq_len)
 
-    def _begins(self, tiling: Tiling, row_tokens: int) -> list[int]:
+    def _begins(self, starts: NDArray[np.int64], row_tokens: int) -> list[int]:
         steps, width = self.draw.rows.shape
-        found: list[int] = tiling.starts.searchsorted(
-            np.arange(steps + 1) * (width * row_tokens)
-        ).tolist()
+        found: list[int] = starts.searchsorted(np.arange(steps + 1) * (width * row_tokens)).tolist()
         return found
 
 
@@ -540,7 +489,7 @@ class SourceRows:
         return self._spans.part(begin, end, self._row_tokens if is_one_each else None)
 
     def read_ahead(self, first: int, last: int) -> None:
-        """Have rows brought, where they are far away."""
+        """Have rows downloaded, where they are far away."""
         self._stream.read_ahead(self._spans.part(*self._places(first, last)))
 
     def _places(self, first: int, last: int) -> tuple[int, int]:
@@ -548,18 +497,6 @@ class SourceRows:
         if self._firsts is None:
             return first, last
         return self._firsts[first], self._firsts[last]
-
-
-def _of_step(tiling: Tiling, begins: list[int], place: int, *, base: int) -> Tiling:
-    return tiling.part(begins[place], begins[place + 1], base=place * base)
-
-
-def _without_last(tiling: Tiling, seq_len: int) -> Tiling:
-    """The inputs of rows: a document may have nothing in a row but its last token, a label."""
-    row, start = np.divmod(tiling.starts, seq_len + 1)
-    lengths = np.minimum(tiling.lengths, seq_len - start)
-    kept = lengths > 0
-    return Tiling((row * seq_len + start)[kept], lengths[kept], tiling.is_padding[kept])
 
 
 def _segments(layouts: Sequence[Layout], draw: Draw) -> Pieces:
@@ -660,7 +597,7 @@ def trace(draw: Draw, *, layouts: Sequence[Layout], names: Sequence[str]) -> lis
 
 
 def _parts(layout: Layout, row: np.int64) -> Iterator[DocumentPart]:
-    pieces = layout.segments(_one(row))
+    pieces = layout.segments(row.reshape(1))
     stream, at = layout.stream, 0
     for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
         if start != PADDING:
@@ -673,74 +610,3 @@ def _parts(layout: Layout, row: np.int64) -> Iterator[DocumentPart]:
                 source=stream.store.source(number),
             )
         at += length
-
-
-def _one(row: np.int64) -> NDArray[np.int64]:
-    return row.reshape(1)
-
-
-# -------------------------------------------------------------------------------------------------
-# Draws the rows of steps: a plan's rows of a stage become rows of layouts, in their order.
-#
-# Rows of many steps are drawn in one call: a draw of one batch costs as much as one of a hundred.
-
-DRAW_ROWS = 4096
-"""Rows whose order is computed in one go."""
-_ENDLESS = 1 << 62
-
-
-class Drawer:
-    """Draws the rows of one rank."""
-
-    def __init__(self, options: LoaderOptions, *, names: Sequence[str]) -> None:
-        self._options = options
-        self._names = names
-
-    def draw(self, run: StageRun, steps: range) -> Draw:
-        """Rows of some steps of one stage; steps that are not full are drawn alone."""
-        size = run.batch_rows // self._options.world_size
-        first = run.first_row + (np.array(steps) - run.first_step) * run.batch_rows
-        wanted = first[:, None] + (self._options.rank * size + np.arange(size))
-        inside = wanted < (_ENDLESS if run.num_rows is None else run.num_rows)
-        if inside.all():
-            found = self._locate(run, wanted.ravel())
-            sources, rows, epochs = (part.reshape(wanted.shape) for part in found)
-            only = 0 if len(self._names) == 1 else None
-            return Draw(steps, run.seq_len, sources, rows, epochs, only)
-        sources, rows, epochs = (np.full(wanted.shape, NO_ROW, np.int64) for _ in range(3))
-        sources[inside], rows[inside], epochs[inside] = self._locate(run, wanted[inside])
-        kept = int(inside[-1].sum()) if self._options.last is Last.KEEP else size
-        return Draw(steps, run.seq_len, sources[:, :kept], rows[:, :kept], epochs[:, :kept])
-
-    def _locate(self, run: StageRun, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Source, row and epoch of rows of a stage."""
-        sources, indices = run.schedule.locate(wanted)
-        if len(self._names) == 1:
-            return (sources, *self._order(run, 0).rows(indices))
-        rows, epochs = np.empty_like(indices), np.empty_like(indices)
-        for source in distinct(sources):
-            here = sources == source
-            rows[here], epochs[here] = self._order(run, source).rows(indices[here])
-        return sources, rows, epochs
-
-    def _order(self, run: StageRun, source: int) -> Order:
-        return Order(
-            shuffle=self._options.shuffle,
-            seed=self._options.seed,
-            source=self._names[source],
-            num_rows=int(run.rows_per_epoch[source]),
-            seq_len=run.seq_len,
-        )
-
-    def end_of_draw(self, run: StageRun, step: int, stride: int) -> int:
-        """First step that is not drawn together with `step`: too far, or of another shape."""
-        size = run.batch_rows // self._options.world_size
-        # A source of a few rows has many epochs in a draw, and each has an order of its own.
-        rows = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
-        ends = [step + stride * max(1, rows // size)]
-        if run.num_steps is not None and run.num_rows is not None:
-            ends.append(run.first_step + run.num_steps)
-            full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
-            if step < full:
-                ends.append(full)
-        return min(ends)

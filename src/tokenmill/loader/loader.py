@@ -1,7 +1,7 @@
 """The loader: an endless, exact, resumable stream of batches from stores.
 
-    Plan (which rows make a step) -> Order (shuffled) -> Layout (pieces) -> Window (of many steps)
-        -> Chunk (tokens of some) -> Batch
+    Plan (which rows make a step) -> Order (shuffled) -> Draw (row numbers) -> Layout (pieces)
+        -> Window (many steps, found) -> Chunk (tokens of some) -> Batch
 
 Everything about a batch follows from the number of its step; nothing is remembered between steps
 but that number. A global batch is `batch_size * world_size` rows, of which rank r takes the r-th
@@ -20,8 +20,10 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
+
 from tokenmill.errors import UsageError
-from tokenmill.loader.batch import BatchFormat, Drawer, RowOrigin, Window, trace
+from tokenmill.loader.batch import NO_ROW, Draw, RowOrigin, Window, trace
 from tokenmill.loader.mixture import Mixture, rows_of_batch
 from tokenmill.loader.options import (
     Boundaries,
@@ -32,17 +34,19 @@ from tokenmill.loader.options import (
     id_dtype,
     require_number,
 )
-from tokenmill.loader.order import Shuffle
+from tokenmill.loader.order import Order, Shuffle
 from tokenmill.loader.packing import find_packing
 from tokenmill.loader.plan import Extent, Plan, check_state, make_state, stage_of
 from tokenmill.records import lazy
-from tokenmill.store.stream import TokenStream
+from tokenmill.store.stream import TokenStream, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
-    from tokenmill.loader.batch import Batch, Chunk, Draw
+    from numpy.typing import NDArray
+
+    from tokenmill.loader.batch import Batch, Chunk
     from tokenmill.loader.packing import Layout
     from tokenmill.loader.plan import StageRun
     from tokenmill.store.reader import Store
@@ -204,6 +208,9 @@ def _close(
 CHUNK_TOKENS = 1 << 18
 """Tokens read in one go, 0.5 or 1 MB: enough to make what a read costs beside copying small,
 and little enough to stay in a core's cache on its way."""
+DRAW_ROWS = 4096
+"""Rows whose order is computed in one go: a draw of one batch costs as much as one of a hundred."""
+_ENDLESS = 1 << 62
 WINDOW_PIECES = 1 << 13
 """Pieces of rows found in one go, about: enough to make what finding costs small, and little enough
 to take a fraction of a millisecond."""
@@ -262,10 +269,8 @@ class Loader:
             TokenStream(store, scattered=self.options.shuffle is Shuffle.FULL)
             for store in self.mixture.stores
         )
-        self._formats: dict[int, BatchFormat] = {}
         # Not a method: a plan that held its loader would keep the maps of one that was dropped.
         self._lay_out = partial(_lay_out, self.options.packing, self._streams, {})
-        self._drawer = Drawer(self.options, names=self.mixture.names)
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
         self._plan = self._first_plan = self._make_plan()
@@ -401,7 +406,7 @@ class Loader:
         run = self._find(self._plan, step) if step >= 0 else None
         if run is None:
             raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
-        return self._drawer.draw(run, range(step, step + 1))
+        return self._draw(run, range(step, step + 1))
 
     def rows(self, step: int) -> list[RowOrigin]:
         """What made this rank's batch of a step: stores, documents, rows of the input files."""
@@ -410,15 +415,65 @@ class Loader:
 
     def draws(self, first: int, *, stride: int = 1) -> Iterator[Draw]:
         """Which rows this rank gets from a step on, many steps at a time."""
-        require_number("stride", stride, at_least=1)
+        if stride != 1:
+            require_number("stride", stride, at_least=1)
         # The plan of now: a loader may be moved, or resumed, while an iteration goes on.
         return self._draws(self._plan, first, stride)
 
     def _draws(self, plan: Plan, first: int, stride: int) -> Iterator[Draw]:
         while (run := self._find(plan, first)) is not None:
-            steps = range(first, self._drawer.end_of_draw(run, first, stride), stride)
-            yield self._drawer.draw(run, steps)
+            steps = range(first, self._end_of_draw(run, first, stride), stride)
+            yield self._draw(run, steps)
             first += len(steps) * stride
+
+    def _draw(self, run: StageRun, steps: range) -> Draw:
+        """Rows of some steps of one stage; steps that are not full are drawn alone."""
+        size = run.batch_rows // self.options.world_size
+        first = run.first_row + (np.array(steps) - run.first_step) * run.batch_rows
+        wanted = first[:, None] + (self.options.rank * size + np.arange(size))
+        inside = wanted < (_ENDLESS if run.num_rows is None else run.num_rows)
+        if inside.all():
+            found = self._locate(run, wanted.ravel())
+            sources, rows, epochs = (part.reshape(wanted.shape) for part in found)
+            only = 0 if len(self._streams) == 1 else None
+            return Draw(steps, run.seq_len, sources, rows, epochs, only)
+        sources, rows, epochs = (np.full(wanted.shape, NO_ROW, np.int64) for _ in range(3))
+        sources[inside], rows[inside], epochs[inside] = self._locate(run, wanted[inside])
+        kept = int(inside[-1].sum()) if self.options.last is Last.KEEP else size
+        return Draw(steps, run.seq_len, sources[:, :kept], rows[:, :kept], epochs[:, :kept])
+
+    def _locate(self, run: StageRun, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Source, row and epoch of rows of a stage."""
+        sources, indices = run.schedule.locate(wanted)
+        if len(self._streams) == 1:
+            return (sources, *self._order(run, 0).rows(indices))
+        rows, epochs = np.empty_like(indices), np.empty_like(indices)
+        for source in distinct(sources):
+            here = sources == source
+            rows[here], epochs[here] = self._order(run, source).rows(indices[here])
+        return sources, rows, epochs
+
+    def _order(self, run: StageRun, source: int) -> Order:
+        return Order(
+            shuffle=self.options.shuffle,
+            seed=self.options.seed,
+            source=self.mixture.names[source],
+            num_rows=int(run.rows_per_epoch[source]),
+            seq_len=run.seq_len,
+        )
+
+    def _end_of_draw(self, run: StageRun, step: int, stride: int) -> int:
+        """First step that is not drawn together with `step`: too far, or of another shape."""
+        size = run.batch_rows // self.options.world_size
+        # A source of a few rows has many epochs in a draw, and each has an order of its own.
+        rows = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
+        ends = [step + stride * max(1, rows // size)]
+        if run.num_steps is not None and run.num_rows is not None:
+            ends.append(run.first_step + run.num_steps)
+            full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
+            if step < full:
+                ends.append(full)
+        return min(ends)
 
     def _parts(self, first: int, stride: int) -> Iterator[_Part]:
         """The run from a step on, one step first, then as many as are found and read in one go."""
@@ -444,8 +499,8 @@ class Loader:
         return Window(
             draw,
             layouts=self.layouts(draw.seq_len),
-            pad_id=self.options.pad_id,
-            format=self.format(draw.seq_len),
+            options=self.options,
+            capacity=self.capacity(draw.seq_len),
         )
 
     def _chunk_steps(self, draw: Draw) -> int:
@@ -462,22 +517,14 @@ class Loader:
         """Documents per token, of the store where they are shortest."""
         return max(store.num_documents / store.num_tokens for store in self.mixture.stores)
 
-    def format(self, seq_len: int) -> BatchFormat:
-        """What batches of rows of `seq_len` look like."""
-        if seq_len not in self._formats:
-            self._formats[seq_len] = BatchFormat(
-                dtype=self.options.dtype,
-                mask_borders=self.options.boundaries is Boundaries.MASK,
-                capacity=self.options.cu_seqlens_capacity or self._capacity(seq_len),
-            )
-        return self._formats[seq_len]
-
-    def _capacity(self, seq_len: int) -> int:
-        """Entries of cu_seqlens: twice the documents of an average batch, and some.
+    def capacity(self, seq_len: int) -> int:
+        """Entries of cu_seqlens: as told, or twice the documents of an average batch, and some.
 
         The most documents of any batch are known only after looking at all of them. A batch with
         more than fit has a larger array: one more compilation, and no wrong border.
         """
+        if self.options.cu_seqlens_capacity is not None:
+            return self.options.cu_seqlens_capacity
         rows = self.options.batch_size * self.options.seq_len // seq_len
         expected = rows * (2 + seq_len * self._density)
         enough = 64 * (int(2 * expected) // 64 + 2)

@@ -126,17 +126,10 @@ class Mixture:
     ) -> None:
         _check_stores(sources)
         self.sources = sources
+        self.names = tuple(source.name for source in sources)
+        self.stores = tuple(source.store for source in sources)
         self.stages = _full_stages(sources, stages)
         self.max_epochs = _caps(self.names, max_epochs)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the sources, in order."""
-        return tuple(source.name for source in self.sources)
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        return tuple(source.store for source in self.sources)
 
     def facts(self, stage: int) -> dict[str, object]:
         """What must be equal for a position in this stage to mean the same rows, as plain values.

@@ -601,7 +601,7 @@ class TrainingRun:
         self.meter = self._resources.enter_context(StallMeter())
         self.evaluation: Evaluation | None = None
         if val is not None:
-            capacity = loader.format(setup.seq_len).capacity
+            capacity = loader.capacity(setup.seq_len)
             self.evaluation = Evaluation(val, setup, cu_seqlens_capacity=capacity)
 
     def _find_resume(self) -> Checkpoint | None:

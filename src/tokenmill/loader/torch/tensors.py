@@ -23,9 +23,8 @@ from torch import distributed
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.batch import IGNORED, BatchFormat, Draw, Window
+from tokenmill.loader.batch import IGNORED, Draw, Window
 from tokenmill.loader.loader import Loader
-from tokenmill.loader.options import Boundaries
 
 if TYPE_CHECKING:
     import os
@@ -271,10 +270,7 @@ class TokenDataset(Dataset["Row"]):
                 hint="use BatchDataset(Loader(mixture, ...))",
             )
         self.layout = layouts[0]
-        self._pad_id = loader.options.pad_id
-        self._format = BatchFormat(
-            dtype=None, mask_borders=loader.options.boundaries is Boundaries.MASK, capacity=1
-        )
+        self._loader_options = loader.options
 
     def __len__(self) -> int:
         return self.layout.num_rows
@@ -299,7 +295,7 @@ class TokenDataset(Dataset["Row"]):
     def _read(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> TensorBatch:
         zeros = np.zeros((1, len(rows)), np.int64)
         draw = Draw(range(1), self.layout.seq_len, zeros, rows[None], zeros)
-        window = Window(draw, layouts=[self.layout], pad_id=self._pad_id, format=self._format)
+        window = Window(draw, layouts=[self.layout], options=self._loader_options, capacity=1)
         batch = next(window.chunk(0, 1).batches())
         return to_tensors(batch, fields=self._form.fields, dtype=self._form.dtype)
 
