@@ -126,6 +126,31 @@ class RejectReason(enum.StrEnum):
     NOTHING_TO_TRAIN = "nothing-to-train-on"
 
 
+def field_of(row: dict[str, Any], field: str) -> Any:
+    """The value of a field, dots reaching into objects; KeyError where there is none.
+
+    A key literally named "a.b" goes before b inside a, unless it is null. What would be inside
+    null is null.
+    """
+    names = field.split(".")
+    if len(names) == 1 or row.get(field) is not None or (field in row and names[0] not in row):
+        return row[field]
+    value: Any = row
+    for name in names:
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise KeyError(field)
+        value = value[name]
+    return value
+
+
+def kind_of(value: object) -> str:
+    """What a JSON value is, in words."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
 class Reject(NamedTuple):
     """A row that could not be used, and where it stands."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sources.reading import read
 from tests.supervised.shaping import Press
 
 from tokenmill.engines.load import load_engine
@@ -16,6 +17,7 @@ from tokenmill.engines.tiktoken import R50K_PATTERN, RankDefinition
 from tokenmill.errors import UsageError
 from tokenmill.options import BuildOptions
 from tokenmill.records import TextBatch
+from tokenmill.sources.base import SourceOptions
 from tokenmill.supervised.rows import parse_template
 
 if TYPE_CHECKING:
@@ -194,3 +196,29 @@ def test_the_border_is_found_in_text_that_a_rank_file_normalizes(tmp_path: Path)
     # Here it lies inside, so the token belongs to the prompt.
     found = press({"prompt": "cafe", "completion": "\u0301 x"})
     assert press.said(found) == " x<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "reason"),
+    [
+        ({"a.b": "literal", "a": {"b": "x"}}, "literal", None),
+        ({"a.b": None, "a": {"b": "x"}}, "x", None),
+        ({"a.b": None}, None, "null-text"),
+        ({"a": None}, None, "null-text"),
+        ({"a": {"b": None}}, None, "null-text"),
+        ({"a": {}}, None, "missing-field"),
+        ({"a": 5}, None, "missing-field"),
+        ({}, None, "missing-field"),
+    ],
+)
+def test_a_dotted_field_means_the_same_as_a_text_field_and_in_a_template(
+    row: dict[str, Any], text: str | None, reason: str | None, tmp_path: Path
+) -> None:
+    pressed = Press("bytes", format="text", template="{a.b}")(row)
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps(row) + "\n")
+    found = read(source, SourceOptions(text_field="a.b"))
+    expected = [] if text is None else [text]
+    assert [bytes(ids).decode() for ids in pressed.ids] == found.documents == expected
+    reasons = [str(reject.reason) for reject in pressed.rejects]
+    assert reasons == [why for _, why in found.rejects] == ([reason] if reason else [])

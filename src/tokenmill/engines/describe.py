@@ -13,7 +13,6 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +22,7 @@ from tokenmill.engines.locate import TokenizerFiles, find_tokenizer
 from tokenmill.engines.sentencepiece import SentencePieceModel, read_sentencepiece_model
 from tokenmill.engines.tiktoken import RankFile, read_rank_file
 from tokenmill.errors import TokenizerError, TokenmillError
+from tokenmill.records import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,7 @@ class TokenizerContent:
     sidecar: Path | None = None
     """The definition beside a rank file."""
 
-    @cached_property
+    @lazy
     def parsed(self) -> Any:
         """A tokenizer.json as a dict, else a SentencePieceModel or a RankFile."""
         if self.kind is TokenizerKind.HUGGINGFACE:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
+from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, field_of, kind_of
 from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large, utf8_error
 from tokenmill.sources.lines import record_limit
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # -------------------------------------------------------------------------------------------------
 # One JSON line, decided by Python's json module: its text, or the exact reason why it has none.
 #
-# The block parser in `jsonl` asks here only about lines that Arrow refused or found no text in.
+# The block parser below asks here only about lines that Arrow refused or found no text in.
 # What Arrow refuses but Python takes is accepted with Python's meaning: the last of duplicate keys
 # wins, numbers out of range and lone surrogates in other fields do not matter.
 
@@ -60,19 +60,19 @@ def decide(line: bytes, field: str) -> bytes | tuple[RejectReason, str]:
     except RecursionError:
         return RejectReason.INVALID_JSON, NESTED_TOO_DEEPLY
     if not isinstance(row, dict):
-        return RejectReason.NOT_AN_OBJECT, f"the line holds {_name(row)}"
+        return RejectReason.NOT_AN_OBJECT, f"the line holds {kind_of(row)}"
     return _text(row, field)
 
 
 def _text(row: dict[str, Any], field: str) -> bytes | tuple[RejectReason, str]:
     try:
-        value = _lookup(row, field)
+        value = field_of(row, field)
     except KeyError:
         return RejectReason.MISSING_FIELD, f"no field {field!r}; there are: {_shown(row)}"
     if value is None:
         return RejectReason.NULL_TEXT, f"field {field!r} is null"
     if not isinstance(value, str):
-        return RejectReason.NOT_A_STRING, f"field {field!r} is {_name(value)}"
+        return RejectReason.NOT_A_STRING, f"field {field!r} is {kind_of(value)}"
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -80,28 +80,8 @@ def _text(row: dict[str, Any], field: str) -> bytes | tuple[RejectReason, str]:
         return RejectReason.LONE_SURROGATE, f"\\u{code:04x} at character {error.start} of the text"
 
 
-def _lookup(row: dict[str, Any], field: str) -> Any:
-    """A key literally named "a.b" goes before b inside a, unless it is null."""
-    names = field.split(".")
-    if len(names) == 1 or row.get(field) is not None or (field in row and names[0] not in row):
-        return row[field]
-    value: Any = row
-    for name in names:
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise KeyError(field)
-        value = value[name]
-    return value
-
-
 def _shown(row: dict[str, Any]) -> str:
     return ascii(", ".join(row))[1:-1][:_DETAIL_CHARACTERS] or "none"
-
-
-def _name(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
-    return "null" if value is None else names.get(type(value), "a number")
 
 
 BOM = b"\xef\xbb\xbf"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.options import check_template_kwargs
-from tokenmill.records import RejectReason
+from tokenmill.records import RejectReason, field_of, kind_of
 
 DETAIL_CHARACTERS = 160
 MOST_NESTED = 100
@@ -71,16 +71,14 @@ def nesting(value: object) -> int:
 
 
 def lookup(row: dict[str, Any], field: str) -> Any:
-    """A field's value; a key literally named "a.b" goes before b inside a."""
-    if field in row:
-        return row[field]
-    value: Any = row
-    for name in field.split("."):
-        if not isinstance(value, dict) or name not in value:
-            there = ", ".join(map(str, row)) or "none"
-            raise RowError(RejectReason.MISSING_FIELD, f"no field {field!r}; there are: {there}")
-        value = value[name]
-    return value
+    """A field's value."""
+    try:
+        return field_of(row, field)
+    except KeyError:
+        there = ", ".join(map(str, row)) or "none"
+        raise RowError(
+            RejectReason.MISSING_FIELD, f"no field {field!r}; there are: {there}"
+        ) from None
 
 
 def text_of(row: dict[str, Any], field: str) -> str:
@@ -104,12 +102,6 @@ def encoded(text: str) -> bytes:
         raise RowError(
             RejectReason.LONE_SURROGATE, f"\\u{code:04x} at character {error.start} of the text"
         ) from error
-
-
-def kind_of(value: object) -> str:
-    """What a JSON value is, in words."""
-    names = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
-    return "null" if value is None else names.get(type(value), "a number")
 
 
 # -------------------------------------------------------------------------------------------------
