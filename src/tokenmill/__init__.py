@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenmill.diagnosis.diagnose import diagnose
     from tokenmill.engines.load import load_tokenizer
     from tokenmill.interop.convert import convert
-    from tokenmill.interop.export import export_store
-    from tokenmill.interop.imports import import_store
+    from tokenmill.interop.export import export, export_store
+    from tokenmill.interop.imports import import_, import_store
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.mixture import Mixture, Stage
     from tokenmill.loader.packing import layout
@@ -37,8 +37,10 @@ __all__ = [
     "build",
     "convert",
     "diagnose",
+    "export",
     "export_store",
     "finish",
+    "import_",
     "import_store",
     "layout",
     "load_tokenizer",
@@ -56,7 +58,9 @@ _HOMES = {
     "build": "tokenmill.builder.run",
     "diagnose": "tokenmill.diagnosis.diagnose",
     "convert": "tokenmill.interop.convert",
+    "export": "tokenmill.interop.export",
     "export_store": "tokenmill.interop.export",
+    "import_": "tokenmill.interop.imports",
     "import_store": "tokenmill.interop.imports",
     "finish": "tokenmill.builder.run",
     "layout": "tokenmill.loader.packing",

@@ -113,6 +113,28 @@ def with_options(
     return decorate
 
 
+def with_settings(
+    kind: Callable[..., Options],
+) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
+    """The same, where any other name is one of the `settings` of a format."""
+
+    def decorate(function: Callable[[Options], Result]) -> Callable[..., Result]:
+        signature = inspect.signature(kind)
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Result:
+            settings = {name: given.pop(name) for name in [*given] if name not in known}
+            return function(kind(*args, **given, settings=settings))
+
+        known = {name: each for name, each in signature.parameters.items() if name != "settings"}
+        others = inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)
+        shown = signature.replace(parameters=[*known.values(), others])
+        call.__signature__ = shown  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
 def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
     """Inputs as a list, where one alone may be given too."""
     if isinstance(inputs, str | os.PathLike):

@@ -51,7 +51,7 @@ def concatenated(store: tokenmill.Store, length: int, *, overlap: int = 0) -> li
 
 def import_bytes(path: Path, out: Path, **options: object) -> ImportResult:
     """An import with the byte tokenizer."""
-    return import_store(path, tokenizer="bytes", out=out, **options)  # type: ignore[arg-type]
+    return import_store(path, tokenizer="bytes", out=out, **options)
 
 
 def back(path: Path, out: Path, **options: object) -> list[list[int]]:

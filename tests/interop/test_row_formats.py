@@ -51,7 +51,7 @@ def test_documents_come_back(to: str, made: list[list[list[int]]], file_tokens: 
         # MDS has a header of some 250 bytes that its limit counts.
         limit = {} if to != "mds" else {"size_limit": 300 + 4 * file_tokens}
         tokens = {"file_tokens": file_tokens} if to != "mds" else {}
-        export_store(root / "store", to=to, out=root / "out", **tokens, **limit)  # type: ignore[arg-type]
+        export_store(root / "store", to=to, out=root / "out", **tokens, **limit)
         assert back(root / "out", root / "back") == held
 
 
@@ -67,7 +67,7 @@ def test_rows_cut_at_eos_are_the_documents(
         root = Path(name)
         write_store(root / "store", made, vocab_size=257)
         columns = {"columns": "attention_mask"} if to not in ("litdata", "npz") else {}
-        export_store(root / "store", to=to, out=root / "out", seq_len=seq_len, **columns)  # type: ignore[arg-type]
+        export_store(root / "store", to=to, out=root / "out", seq_len=seq_len, **columns)
         if to == "litdata":  # whose rows share a token each
             with pytest.raises(UsageError, match="overlap by a token"):
                 back(root / "out", root / "back", split_at_eos=True)

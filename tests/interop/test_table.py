@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from tokenmill.cli.formats import FormatChoice
+import tokenmill
 from tokenmill.interop.base import NAMES, get_format
 from tokenmill.interop.table import fill
 
@@ -16,10 +18,33 @@ def test_the_page_is_up_to_date() -> None:
     assert fill(page) == page, "run: python -m tokenmill.interop.table"
 
 
-def test_the_command_line_knows_every_format() -> None:
-    assert tuple(FormatChoice) == NAMES
+def test_every_format_describes_itself() -> None:
     for name in NAMES:
         about = get_format(name).about
         assert about.name == name
         assert about.title
         assert about.read_by
+
+
+def test_the_command_line_offers_what_is_registered() -> None:
+    for command, flag in (("export", "--to"), ("import", "--from"), ("convert", "--to")):
+        more = ["-t", "bytes"] if command == "import" else []
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenmill", command, "x", flag, "nope", "-o", "y", *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert all(repr(each) in done.stderr for each in NAMES)
+
+
+def test_names_of_formats_cost_no_numpy() -> None:
+    code = "import sys, tokenmill.interop.base; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_old_names_are_the_new_ones() -> None:
+    assert tokenmill.export_store is tokenmill.export
+    assert tokenmill.import_store is tokenmill.import_

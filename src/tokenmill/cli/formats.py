@@ -2,159 +2,33 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli import options as opt
 from tokenmill.cli.options import same_command, stoppable
 from tokenmill.errors import UsageError
-from tokenmill.options import NEEDED, PACKINGS, SPEED, BuildOptions
+from tokenmill.interop.base import (
+    PANELS,
+    WRITTEN,
+    ConvertRequest,
+    ExportRequest,
+    ImportRequest,
+)
 from tokenmill.visible import visible
-from tokenmill.words import listed
 
 if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
 
 
-READ = "How files are read"
-WRITTEN = "How files are written"
-
-
-class FormatChoice(enum.StrEnum):
-    MEGATRON = "megatron"
-    DATATROVE = "datatrove"
-    OLMO = "olmo"
-    NANOGPT = "nanogpt"
-    LLMC = "llmc"
-    MDS = "mds"
-    LITDATA = "litdata"
-    ARROW = "arrow"
-    PARQUET = "parquet"
-    PT = "pt"
-    NPZ = "npz"
-
-
-NAMES = ", ".join(FormatChoice)
-
-ForeignPath = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
-    ),
-]
-To = Annotated[
-    FormatChoice,
-    typer.Option(
-        "--to",
-        metavar="FORMAT",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help=f"{NAMES}. What each keeps and loses: docs/formats.md.",
-    ),
-]
-From = Annotated[
-    FormatChoice | None,
-    typer.Option(
-        "--from",
-        metavar="FORMAT",
-        show_default="as the files say",
-        rich_help_panel=READ,
-        help=f"{NAMES}. Needed where the bytes do not say it.",
-    ),
-]
-OutFolder = Annotated[
-    str,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="Where the files are written: a new or empty folder.",
-    ),
-]
-Splits = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--split",
-        metavar="NAME",
-        show_default="all",
-        rich_help_panel=WRITTEN,
-        help="The split to write. May be given repeatedly.",
-    ),
-]
-OutStore = Annotated[
-    str,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="Where the store is written.",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        show_default="physical cores",
-        rich_help_panel=SPEED,
-        help="Parts that are worked on at a time, each on a thread. Never changes a byte.",
-    ),
-]
-SeqLen = Annotated[
-    int | None,
-    typer.Option(
-        "--seq-len",
-        metavar="TOKENS",
-        show_default="whole documents",
-        rich_help_panel=WRITTEN,
-        help="Write rows of so many tokens: mds, litdata, arrow, parquet; pt and npz need it.",
-    ),
-]
-Packing = Annotated[
-    str,
-    typer.Option(
-        "--packing",
-        metavar="NAME",
-        rich_help_panel=WRITTEN,
-        help=f"How documents share rows: {listed([*PACKINGS], 'or')}, as layout shows them.",
-    ),
-]
-FileTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--file-tokens",
-        metavar="N",
-        show_default="the format's own",
-        rich_help_panel=WRITTEN,
-        help="Tokens of one file, about, where the format leaves that open.",
-    ),
-]
-LinkFlag = Annotated[
-    bool,
-    typer.Option(
-        "--link",
-        rich_help_panel=WRITTEN,
-        help="Hard links to the store's own files instead of copies: megatron, datatrove, olmo, "
-        "and nanogpt for one shard. A store's files are never written to again, so links stay "
-        "as they are.",
-    ),
-]
 LinkOrCopy = Annotated[
     bool,
     typer.Option(
         "--link-or-copy",
         rich_help_panel=WRITTEN,
-        help="The same, and copies where the file system cannot link.",
+        help="As --link, and copies where the file system cannot link.",
     ),
 ]
 Merge = Annotated[
@@ -176,51 +50,6 @@ Settings = Annotated[
         "repeatedly.",
     ),
 ]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        metavar="TYPE",
-        show_default="as the files say, else uint16",
-        rich_help_panel=READ,
-        help="Type of the ids in files that do not say it: uint16, uint32, int32, ...",
-    ),
-]
-SplitAtEos = Annotated[
-    bool,
-    typer.Option(
-        "--split-at-eos",
-        rich_help_panel=READ,
-        help="Cut documents at the end-of-text id, where the format has no borders (nanogpt, "
-        "llmc). Otherwise a file is one document.",
-    ),
-]
-EosToken = Annotated[
-    str | None,
-    typer.Option(
-        "--eos",
-        metavar="TOKEN",
-        show_default="the tokenizer's own",
-        rich_help_panel=READ,
-        help="The end-of-text token of these files.",
-    ),
-]
-OptionalTokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer",
-        "-t",
-        metavar="PATH|ID",
-        show_default="unknown",
-        rich_help_panel=READ,
-        help="The tokenizer that made the ids; needed where its end-of-text is.",
-    ),
-]
-
-
-def link_mode(link: bool, link_or_copy: bool) -> str | bool:
-    """What the library takes as `link`."""
-    return "if-possible" if link_or_copy else link
 
 
 def parse_settings(given: list[str] | None, *, merge: bool = False) -> dict[str, str | int | bool]:
@@ -234,6 +63,16 @@ def parse_settings(given: list[str] | None, *, merge: bool = False) -> dict[str,
             )
         found[name] = value
     return {**found, "merge": True} if merge else found
+
+
+def written(
+    options: dict[str, Any], link_or_copy: bool, settings: list[str] | None, *, merge: bool
+) -> dict[str, Any]:
+    """What `export` and `convert` take, of all flags."""
+    if link_or_copy:
+        options["link"] = "if-possible"
+    options["split"] = options["split"] or None
+    return {**options, **parse_settings(settings, merge=merge)}
 
 
 def export_result(result: ExportResult, *, as_json: bool) -> None:
@@ -304,19 +143,14 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
 KEPT_PARTS = "every part that was finished stays"
 
 
+@opt.command(ExportRequest, panels=PANELS)
 def export(
+    *,
     store: opt.StorePath,
-    to: To,
-    out: OutFolder,
-    split: Splits = None,
-    seq_len: SeqLen = None,
-    packing: Packing = "concat",
-    file_tokens: FileTokens = None,
-    link: LinkFlag = False,
+    options: dict[str, Any],
     link_or_copy: LinkOrCopy = False,
     merge: Merge = False,
     settings: Settings = None,
-    workers: Threads = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
@@ -339,19 +173,8 @@ def export(
         stoppable(KEPT_PARTS, command=same_command()),
         watch_amount("exporting", shown=lambda n: count(n, "token"), quiet=quiet) as on_progress,
     ):
-        result = tokenmill.export_store(
-            store,
-            to=str(to),
-            out=out,
-            split=split or None,
-            seq_len=seq_len,
-            packing=packing,
-            file_tokens=file_tokens,
-            link=link_mode(link, link_or_copy),
-            workers=workers,
-            on_progress=on_progress,
-            **parse_settings(settings, merge=merge),
-        )
+        asked = written(options, link_or_copy, settings, merge=merge)
+        result = tokenmill.export(store, on_progress=on_progress, **asked)
     export_result(result, as_json=as_json)
 
 
@@ -361,26 +184,12 @@ def export(
 KEPT_IMPORT = "every part that was finished is committed and stays"
 
 
+@opt.command(ImportRequest, panels=PANELS)
 def import_(
-    path: ForeignPath,
-    tokenizer: Annotated[str, opt.how(BuildOptions, "tokenizer")],
-    out: OutStore,
-    from_: From = None,
-    dtype: Dtype = None,
-    split_at_eos: SplitAtEos = False,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            metavar="NAME",
-            show_default="val where a file's name says so, else train",
-            rich_help_panel=READ,
-            help="The split that all documents go to.",
-        ),
-    ] = None,
-    eos: EosToken = None,
+    *,
+    path: opt.ForeignPath,
+    options: dict[str, Any],
     settings: Settings = None,
-    workers: Threads = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
@@ -403,19 +212,8 @@ def import_(
         stoppable(KEPT_IMPORT, command=same_command()),
         watch_amount("importing", quiet=quiet) as on_progress,
     ):
-        result = tokenmill.import_store(
-            path,
-            tokenizer=tokenizer,
-            out=out,
-            format=None if from_ is None else str(from_),
-            dtype=dtype,
-            split_at_eos=split_at_eos,
-            split=split,
-            eos=eos,
-            workers=workers,
-            on_progress=on_progress,
-            **parse_settings(settings),
-        )
+        asked = {**options, **parse_settings(settings)}
+        result = tokenmill.import_(path, on_progress=on_progress, **asked)
     import_result(result, as_json=as_json)
 
 
@@ -423,24 +221,14 @@ def import_(
 # `tokenmill convert`: from one project's format to another's.
 
 
+@opt.command(ConvertRequest, panels=PANELS)
 def convert(
-    path: ForeignPath,
-    to: To,
-    out: OutFolder,
-    from_: From = None,
-    tokenizer: OptionalTokenizer = None,
-    dtype: Dtype = None,
-    split_at_eos: SplitAtEos = False,
-    eos: EosToken = None,
-    split: Splits = None,
-    seq_len: SeqLen = None,
-    packing: Packing = "concat",
-    file_tokens: FileTokens = None,
-    link: LinkFlag = False,
+    *,
+    path: opt.ForeignPath,
+    options: dict[str, Any],
     link_or_copy: LinkOrCopy = False,
     merge: Merge = False,
     settings: Settings = None,
-    workers: Threads = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
@@ -463,22 +251,6 @@ def convert(
         stoppable(KEPT_PARTS, command=same_command()),
         watch_amount("converting", shown=lambda n: count(n, "token"), quiet=quiet) as on_progress,
     ):
-        result = tokenmill.convert(
-            path,
-            to=str(to),
-            out=out,
-            format=None if from_ is None else str(from_),
-            tokenizer=tokenizer,
-            dtype=dtype,
-            split_at_eos=split_at_eos,
-            eos=eos,
-            split=split or None,
-            seq_len=seq_len,
-            packing=packing,
-            file_tokens=file_tokens,
-            link=link_mode(link, link_or_copy),
-            workers=workers,
-            on_progress=on_progress,
-            **parse_settings(settings, merge=merge),
-        )
+        asked = written(options, link_or_copy, settings, merge=merge)
+        result = tokenmill.convert(path, on_progress=on_progress, **asked)
     export_result(result, as_json=as_json)

@@ -61,6 +61,16 @@ StorePath = Annotated[
         help="The folder that a build wrote, or its URL.",
     ),
 ]
+ForeignPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        show_default=False,
+        rich_help_panel=NEEDED,
+        help="A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
+    ),
+]
+_ARGUMENTS = (Inputs, StorePath, MaybeInputs, ForeignPath)
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -139,9 +149,7 @@ def command(
     def decorate(function: Any) -> Any:
         own = dict(inspect.signature(function, eval_str=True).parameters)
         del own["options"]
-        first = [
-            each for each in own.values() if each.annotation in (Inputs, StorePath, MaybeInputs)
-        ]
+        first = [each for each in own.values() if each.annotation in _ARGUMENTS]
         rest = [each for each in own.values() if each not in first]
         made = [each for name in flags for each in _parameters(options, name)]
 
@@ -167,7 +175,10 @@ def _parameters(options: type, name: str) -> list[inspect.Parameter]:
     if flag.choices:
         choices: Any = enum.StrEnum
         kind = choices(name, {each: each for each in flag.choices})
-        default = kind(default)
+        if default is None:
+            kind = kind | None
+        elif default is not dataclasses.MISSING:
+            default = kind(default)
     if default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -36,7 +36,7 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -45,13 +45,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError, TokenmillError, UsageError
 from tokenmill.files import shown
+from tokenmill.options import NEEDED, PACKINGS, SPEED, BuildOptions, option, same
+from tokenmill.words import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from tokenmill.files import PathInput
     from tokenmill.interop.export import PartFiles
     from tokenmill.store.durable import Json
     from tokenmill.store.reader import Store
@@ -88,6 +91,23 @@ _UNREADABLE = (
     zlib.error,
 )
 """What readers raise over files that are not what they say."""
+
+
+HOMES = {
+    "megatron": "tokenmill.interop.megatron:Megatron",
+    "datatrove": "tokenmill.interop.datatrove:Datatrove",
+    "olmo": "tokenmill.interop.olmo:Olmo",
+    "nanogpt": "tokenmill.interop.nanogpt:NanoGpt",
+    "llmc": "tokenmill.interop.nanogpt:LlmC",
+    "mds": "tokenmill.interop.mds:Mds",
+    "litdata": "tokenmill.interop.litdata:LitData",
+    "arrow": "tokenmill.interop.tables:Arrow",
+    "parquet": "tokenmill.interop.tables:Parquet",
+    "pt": "tokenmill.interop.pt:Pt",
+    "npz": "tokenmill.interop.npz:Npz",
+}
+"""The registry: name -> module and class. A new format is a file and a line here."""
+NAMES = tuple(HOMES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,19 +157,98 @@ class FileLink(StrEnum):
     """A copy where the file system cannot."""
 
 
+# -------------------------------------------------------------------------------------------------
+# What `export`, `import` and `convert` may be told; the command line makes its flags of it.
+
+READ = "How files are read"
+WRITTEN = "How files are written"
+PANELS = (NEEDED, READ, WRITTEN, SPEED)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """What an export was asked for; everything here but `link` decides the bytes."""
+    """What a format is told of an export; everything here but `link` decides the bytes."""
 
-    to: str
-    seq_len: int | None = None
-    packing: str = "concat"
-    file_tokens: int | None = None
-    """Tokens of one file, about, where the format is free to choose; None is its own default."""
-    link: str | bool = FileLink.NEVER
+    to: str = option(
+        MISSING,
+        "--to",
+        choices=NAMES,
+        metavar="FORMAT",
+        shown=False,
+        panel=NEEDED,
+        help=f"{', '.join(NAMES)}. What each keeps and loses: docs/formats.md.",
+    )
+    seq_len: int | None = option(
+        None,
+        "--seq-len",
+        metavar="TOKENS",
+        shown="whole documents",
+        panel=WRITTEN,
+        help="Write rows of so many tokens: mds, litdata, arrow, parquet; pt and npz need it.",
+    )
+    packing: str = option(
+        next(iter(PACKINGS)),
+        "--packing",
+        metavar="NAME",
+        panel=WRITTEN,
+        help=f"How documents share rows: {listed([*PACKINGS], 'or')}, as layout shows them.",
+    )
+    file_tokens: int | None = option(
+        None,
+        "--file-tokens",
+        metavar="N",
+        shown="the format's own",
+        panel=WRITTEN,
+        help="Tokens of one file, about, where the format leaves that open.",
+    )
+    link: str | bool = option(
+        False,
+        "--link",
+        kind=bool,
+        panel=WRITTEN,
+        help="Hard links to the store's own files instead of copies: megatron, datatrove, olmo, "
+        "and nanogpt for one shard. A store's files are never written to again, so links stay "
+        "as they are.",
+    )
     """A `FileLink` once it was checked."""
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Of the format; it sees all of them, defaults filled in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRequest(ExportOptions):
+    """Everything that `export` is told."""
+
+    store: PathInput | Store = field(kw_only=False)
+    out: PathInput = option(
+        MISSING,
+        "--out",
+        "-o",
+        kind=str,
+        metavar="FOLDER",
+        shown=False,
+        panel=NEEDED,
+        help="Where the files are written: a new or empty folder.",
+    )
+    split: str | Sequence[str] | None = option(
+        None,
+        "--split",
+        kind=list[str] | None,
+        metavar="NAME",
+        shown="all",
+        panel=WRITTEN,
+        help="The split to write. May be given repeatedly.",
+    )
+    workers: int | None = option(
+        None,
+        "--workers",
+        metavar="N",
+        shown="physical cores",
+        panel=SPEED,
+        help="Parts that are worked on at a time, each on a thread. Never changes a byte.",
+    )
+    on_progress: Callable[[int, int], None] | None = None
+    """Told how much is done, of how much; by any thread, one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,17 +298,96 @@ class Detection(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOptions:
-    """What an import was told about files that do not say it themselves."""
+    """What a format is told about files that do not say it themselves."""
 
-    dtype: str | None = None
-    """Of the ids: uint16, uint32, int32, ...; None where the files say it, else uint16."""
+    dtype: str | None = option(
+        None,
+        "--dtype",
+        metavar="TYPE",
+        shown="as the files say, else uint16",
+        panel=READ,
+        help="Type of the ids in files that do not say it: uint16, uint32, int32, ...",
+    )
+    split_at_eos: bool = option(
+        False,
+        "--split-at-eos",
+        panel=READ,
+        help="Cut documents at the end-of-text id, where the format has no boundaries (nanogpt, "
+        "llmc). Otherwise a file is one document.",
+    )
+    split: str | None = option(
+        None,
+        "--split",
+        metavar="NAME",
+        shown="val or test where a file's name says so, else train",
+        panel=READ,
+        help="The split that all documents go to.",
+    )
     eos_id: int | None = None
     """The end-of-text id of the tokenizer, where there is one."""
-    split_at_eos: bool = False
-    """Where the format has no borders: documents end at eos."""
-    split: str | None = None
-    """The split that all documents go to; None: as the names say, else train."""
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportRequest(ImportOptions):
+    """Everything that `import_` is told."""
+
+    path: PathInput = field(kw_only=False)
+    tokenizer: PathInput = same(BuildOptions, "tokenizer")
+    out: PathInput = option(
+        MISSING,
+        "--out",
+        "-o",
+        kind=str,
+        metavar="FOLDER",
+        shown=False,
+        panel=NEEDED,
+        help="Where the store is written.",
+    )
+    format: str | None = option(
+        None,
+        "--from",
+        choices=NAMES,
+        metavar="FORMAT",
+        shown="as the files say",
+        panel=READ,
+        help=f"{', '.join(NAMES)}. Needed where the bytes do not say it.",
+    )
+    eos: str | None = option(
+        None,
+        "--eos",
+        metavar="TOKEN",
+        shown="the tokenizer's own",
+        panel=READ,
+        help="The end-of-text token of these files.",
+    )
+    workers: int | None = same(ExportRequest, "workers")
+    on_progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertRequest(ExportOptions):
+    """Everything that `convert` is told."""
+
+    path: PathInput = field(kw_only=False)
+    out: PathInput = same(ExportRequest, "out")
+    format: str | None = same(ImportRequest, "format")
+    tokenizer: PathInput | None = option(
+        None,
+        "--tokenizer",
+        "-t",
+        kind=str | None,
+        metavar="PATH|ID",
+        shown="unknown",
+        panel=READ,
+        help="The tokenizer that made the ids; needed where its end-of-text is.",
+    )
+    dtype: str | None = same(ImportOptions, "dtype")
+    split_at_eos: bool = same(ImportOptions, "split_at_eos")
+    eos: str | None = same(ImportRequest, "eos")
+    split: str | Sequence[str] | None = same(ExportRequest, "split")
+    workers: int | None = same(ExportRequest, "workers")
+    on_progress: Callable[[int, int], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,22 +537,6 @@ def check_held(path: Path | str, size: int, what: str) -> None:
 
 # -------------------------------------------------------------------------------------------------
 # All formats by name; each module is imported when its format is asked for.
-
-HOMES = {
-    "megatron": "tokenmill.interop.megatron:Megatron",
-    "datatrove": "tokenmill.interop.datatrove:Datatrove",
-    "olmo": "tokenmill.interop.olmo:Olmo",
-    "nanogpt": "tokenmill.interop.nanogpt:NanoGpt",
-    "llmc": "tokenmill.interop.nanogpt:LlmC",
-    "mds": "tokenmill.interop.mds:Mds",
-    "litdata": "tokenmill.interop.litdata:LitData",
-    "arrow": "tokenmill.interop.tables:Arrow",
-    "parquet": "tokenmill.interop.tables:Parquet",
-    "pt": "tokenmill.interop.pt:Pt",
-    "npz": "tokenmill.interop.npz:Npz",
-}
-"""Name -> module and class."""
-NAMES = tuple(HOMES)
 
 
 def get_format(name: str) -> Format:

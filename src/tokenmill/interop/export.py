@@ -29,7 +29,7 @@ import xxhash
 from tokenmill.errors import BuildError, StoreError, UsageError
 from tokenmill.interop.base import (
     WRITE_HINT,
-    ExportOptions,
+    ExportRequest,
     FileLink,
     complete_settings,
     get_format,
@@ -37,7 +37,7 @@ from tokenmill.interop.base import (
 )
 from tokenmill.interop.records import rows_note
 from tokenmill.loader.packing import find_packing
-from tokenmill.options import PACKINGS
+from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
 from tokenmill.store.durable import replace_file, seal, sync_folder, unseal, write_error
 from tokenmill.store.layout import StoreLayout
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tokenmill.files import PathInput
-    from tokenmill.interop.base import ExportTask, Format
+    from tokenmill.interop.base import ConvertRequest, ExportOptions, ExportTask, Format
     from tokenmill.store.durable import Json
 
     OnBytes = Callable[[int], None]
@@ -370,20 +370,8 @@ class ExportResult:
     seconds: float
 
 
-def export_store(
-    store: PathInput | Store,
-    *,
-    to: str,
-    out: PathInput,
-    split: str | Sequence[str] | None = None,
-    seq_len: int | None = None,
-    packing: str = "concat",
-    file_tokens: int | None = None,
-    link: str | bool = False,
-    workers: int | None = None,
-    on_progress: OnProgress | None = None,
-    **settings: str | int | bool,
-) -> ExportResult:
+@with_settings(ExportRequest)
+def export(asked: ExportRequest) -> ExportResult:
     """Write a store in another project's format; the same call again resumes.
 
     `split` names one split or several, None is all. `seq_len` gives rows of that many tokens where
@@ -391,26 +379,14 @@ def export_store(
     links where the token file is the store's own bytes, `link="if-possible"` copies where the file
     system cannot link. Further options are settings of the format.
     """
-    options = ExportOptions(
-        to=to,
-        seq_len=seq_len,
-        packing=packing,
-        file_tokens=file_tokens,
-        link=link,
-        settings=settings,
-    )
-    return export_splits(
-        open_splits(store, split), options, out=out, workers=workers, on_progress=on_progress
-    )
+    return export_splits(open_splits(asked.store, asked.split), asked)
+
+
+export_store = export
 
 
 def export_splits(
-    stores: Mapping[str, Store],
-    options: ExportOptions,
-    *,
-    out: PathInput,
-    workers: int | None,
-    on_progress: OnProgress | None,
+    stores: Mapping[str, Store], asked: ExportRequest | ConvertRequest
 ) -> ExportResult:
     """Export the stores of some splits together."""
     if not any(store.num_documents for store in stores.values()):
@@ -418,16 +394,16 @@ def export_splits(
             f"{' and '.join(stores) or 'the store'} has no documents: there is nothing to export",
             hint="see what the store has with: tokenmill inspect STORE",
         )
-    format_ = get_format(options.to)
+    format_ = get_format(asked.to)
     options = dataclasses.replace(
-        options,
-        packing=find_packing(options.packing).name,
-        link=_link(options.link),
-        settings=complete_settings(format_, options.settings),
+        asked,
+        packing=find_packing(asked.packing).name,
+        link=_link(asked.link),
+        settings=complete_settings(format_, asked.settings),
     )
     check_options(format_, options)
-    root = local_path(out, hint=WRITE_HINT).absolute()
-    return Export(stores, format_, options, root, workers, on_progress).run()
+    root = local_path(asked.out, hint=WRITE_HINT).absolute()
+    return Export(stores, format_, options, root, asked.workers, asked.on_progress).run()
 
 
 @dataclass

@@ -27,7 +27,7 @@ from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop.base import (
     READ_HINT,
     STORE_HINT,
-    ImportOptions,
+    ImportRequest,
     complete_settings,
     damaged,
     detect_format,
@@ -37,6 +37,7 @@ from tokenmill.interop.base import (
 )
 from tokenmill.interop.export import TaskProgress, run_tasks, title_of
 from tokenmill.loader.packing import LAYOUTS
+from tokenmill.options import with_settings
 from tokenmill.store.durable import replace_file
 from tokenmill.store.facts import (
     FORMAT_VERSION,
@@ -74,8 +75,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tokenmill.files import PathInput
-    from tokenmill.interop.base import DocumentBlock, Foreign, ForeignPart, Format
+    from tokenmill.interop.base import (
+        DocumentBlock,
+        Foreign,
+        ForeignPart,
+        Format,
+        ImportOptions,
+    )
     from tokenmill.interop.export import OnProgress, Report
     from tokenmill.store.durable import Json
     from tokenmill.store.facts import SplitTotals
@@ -382,36 +388,27 @@ class ImportResult:
     seconds: float
 
 
-def import_store(
-    path: PathInput,
-    *,
-    tokenizer: PathInput,
-    out: PathInput,
-    format: str | None = None,  # noqa: A002 (its name everywhere)
-    dtype: str | None = None,
-    split_at_eos: bool = False,
-    split: str | None = None,
-    eos: str | None = None,
-    workers: int | None = None,
-    on_progress: OnProgress | None = None,
-    **settings: str | int | bool,
-) -> ImportResult:
+@with_settings(ImportRequest)
+def import_(asked: ImportRequest) -> ImportResult:
     """Make a store of another project's token files; the same call again resumes.
 
     Without `format` it is found from the bytes, as far as they say it. `tokenizer` is the one that
     made the ids: every id must be in its vocabulary. `dtype` is for files that do not say it,
-    `split_at_eos` for those without borders between documents.
+    `split_at_eos` for those without boundaries between documents.
     """
     return make_import(
-        local_path(path, hint=READ_HINT),
-        named=name_tokenizer(tokenizer, eos=eos),
-        out=local_path(out, hint=STORE_HINT),
-        format_name=format,
-        options=ImportOptions(dtype=dtype, split_at_eos=split_at_eos, split=split),
-        settings=settings,
-        workers=workers,
-        on_progress=on_progress,
+        local_path(asked.path, hint=READ_HINT),
+        named=name_tokenizer(asked.tokenizer, eos=asked.eos),
+        out=local_path(asked.out, hint=STORE_HINT),
+        format_name=asked.format,
+        options=asked,
+        settings=asked.settings,
+        workers=asked.workers,
+        on_progress=asked.on_progress,
     ).run()
+
+
+import_store = import_
 
 
 def make_import(
