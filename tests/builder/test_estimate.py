@@ -36,3 +36,16 @@ def test_a_plan_for_a_finished_store_has_nothing_to_build() -> None:
     plan = tokenmill.plan("a.jsonl", tokenizer="bytes", out="store", memory="1GB")
     assert (plan.units_to_build, plan.units_complete) == (0, 1)
     assert plan.estimated_tokens == 0
+
+
+def test_a_plan_rejects_what_the_build_would_reject(bpe_tokenizer_dir: Path) -> None:
+    texts = [
+        f"{text}<|endoftext|>" if i % 5 == 0 else text for i, text in enumerate(make_texts(50))
+    ]
+    write_jsonl(Path("a.jsonl"), texts)
+    options = {"tokenizer": bpe_tokenizer_dir, "special_tokens": "reject", "max_rejects": 0.5}
+    plan = tokenmill.plan("a.jsonl", out="store", **options)  # type: ignore[arg-type]
+    result = tokenmill.build("a.jsonl", out="store", serial=True, **options)  # type: ignore[arg-type]
+    assert plan.sample_rejected == result.totals.rejected == 10
+    assert plan.sample_documents == result.totals.documents
+    assert plan.estimated_tokens == result.totals.tokens

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.builder.unit import Scratch, frame_documents, frame_mask
+from tokenmill.builder.encode import Scratch, frame_documents
 from tokenmill.records import TokenBatch
 
 if TYPE_CHECKING:
@@ -46,48 +46,16 @@ def test_documents_are_framed_as_one_would_by_hand(
     scratch = Scratch()
     # Leftovers of an earlier batch must not shine through.
     scratch.take(5000, np.dtype("<u2"))[:] = 12345
-    picked = sorted(index for index in chosen if index < len(documents))
+    picked = sorted(i for i in range(len(documents)) if take_all or i in chosen)
     ids, lengths = frame_documents(
-        tokens,
-        documents=None if take_all else np.array(picked, np.int64),
+        tokens.ids,
+        tokens.offsets,
+        documents=np.array(picked, np.int64),
         dtype=np.dtype("<u2"),
         bos_id=bos,
         eos_id=eos,
         scratch=scratch,
     )
-    expected = documents if take_all else [documents[index] for index in picked]
+    expected = [documents[index] for index in picked]
     assert (ids.tolist(), lengths.tolist()) == framed_by_hand(expected, bos=bos, eos=eos)
     assert ids.dtype == np.dtype("<u2")
-
-
-@given(
-    documents=st.lists(
-        st.lists(st.integers(0, 1), min_size=1, max_size=6) | st.just([1, 0] * 120), max_size=8
-    ),
-    chosen=st.sets(st.integers(0, 8)),
-    take_all=st.booleans(),
-    has_bos=st.booleans(),
-    has_eos=st.booleans(),
-)
-def test_a_mask_is_framed_as_its_documents_are(
-    documents: list[list[int]], chosen: set[int], take_all: bool, has_bos: bool, has_eos: bool
-) -> None:
-    tokens = TokenBatch.from_lists(documents)
-    mask = np.array([value for document in documents for value in document], np.uint8)
-    scratch = Scratch()
-    scratch.take(5000, np.dtype(np.uint8))[:] = 77
-    picked = sorted(index for index in chosen if index < len(documents))
-    options = {
-        "documents": None if take_all else np.array(picked, np.int64),
-        "has_bos": has_bos,
-        "has_eos": has_eos,
-        "scratch": scratch,
-    }
-    assert frame_mask(tokens, **options) is None  # type: ignore[arg-type]
-    framed = frame_mask(TokenBatch(tokens.ids, tokens.offsets, mask), **options)  # type: ignore[arg-type]
-    expected = documents if take_all else [documents[index] for index in picked]
-    # What is put in front does not count; what is put behind does if the last token does.
-    by_hand = [[0] * has_bos + document + document[-1:] * has_eos for document in expected]
-    assert framed is not None
-    assert framed.tolist() == [value for document in by_hand for value in document]
-    assert framed.dtype == np.uint8

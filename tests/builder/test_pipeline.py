@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tokenmill.builder.unit import StageClock, WriteBehind, read_ahead
+from tokenmill.builder.encode import StageClock
+from tokenmill.builder.worker import WriteBehind, read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.builder.unit import in_validation
+from tokenmill.builder.worker import in_validation
 from tokenmill.records import TextBatch
 
 

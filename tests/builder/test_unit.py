@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.builder.unit import _enough_rejects, split_batch
+from tokenmill.builder.worker import _enough_rejects, split_batch
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
 
 

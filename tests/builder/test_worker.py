@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
+from tokenmill.builder.identity import request_identity
 from tokenmill.builder.memory import divide_budget
 from tokenmill.builder.plan import Task
 from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport, WorkerSettings
@@ -15,6 +16,7 @@ from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
 from tokenmill.engines.raw_bytes import BytesEngine
+from tokenmill.options import BuildOptions
 from tokenmill.records import TokenBatch
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.discovery import discover
@@ -57,22 +59,17 @@ def checked_engine() -> CheckedEngine:
 
 
 def settings_for(layout: StoreLayout, lock: StoreLock, options: SourceOptions) -> WorkerSettings:
+    asked = BuildOptions((), tokenizer="bytes", out="store", max_rejects=0.0, serial=True)
     return WorkerSettings(
         store=str(layout.root),
         url=None,
+        corner="",
         lock_token=lock.token,
-        config="c",
-        options=options,
+        identity=request_identity(asked, layout).identity,
+        options=asked,
+        source=options,
         tokenizer=describe("bytes"),
-        special_tokens="text",
-        engine="auto",
-        vocab_size=257,
-        bos_id=None,
-        eos_id=256,
-        val_fraction=0.0,
-        max_reject_fraction=0.0,
         memory=divide_budget(2 << 30, tokenizer_bytes=0, most_workers=1),
-        is_own_process=False,
     )
 
 

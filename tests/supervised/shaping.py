@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.supervised.families import FAMILIES
 
-from tokenmill.builder.unit import Fitting
+from tokenmill.builder.encode import fit_rows
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import find_tokenizer
@@ -52,7 +52,7 @@ class Press:
         self.engine: CheckedEngine = load_engine(describe(files))
         shape = RowShape(**{"format": "chat"} | options)
         self.shaper = Shaper(shape, self.engine, eos=eos)
-        self.fitting = Fitting(shape=shape, bos_id=None, eos_id=eos)
+        self.shape, self.eos = shape, eos
 
     def __call__(self, *rows: object) -> Shaping:
         batch = TextBatch.from_texts(
@@ -60,7 +60,7 @@ class Press:
         )
         shaped = self.shaper.shape(batch, np.arange(len(batch), dtype=np.int64))
         whole = self.shaper.assemble(shaped, self.shaper.encode(shaped, self.engine.encode))
-        fitted = self.fitting.fit(whole)
+        fitted = fit_rows(self.shape, whole, bos_id=None, eos_id=self.eos)
         tokens = fitted.tokens
         rejects = [Reject(int(shaped.rows[place]), *why) for place, why in fitted.reasons.items()]
         mask = np.ones(len(tokens.ids), np.uint8) if tokens.mask is None else tokens.mask

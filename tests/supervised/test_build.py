@@ -226,7 +226,7 @@ def test_a_mask_that_is_not_that_of_its_row_is_found(family_dir: Folder, tmp_pat
     from tokenmill.store.reader import Store
 
     remaker = Remaker(Store(tmp_path / "s"))
-    tokens = remaker.remake(TextBatch.from_texts([json.dumps(rows_of_chats(1)[0])]))
+    tokens, _ = remaker.remake(TextBatch.from_texts([json.dumps(rows_of_chats(1)[0])]))
     wrong = tokenmill.Store(tmp_path / "all").mask(0)
     right = tokenmill.Store(tmp_path / "s").mask(0)
     assert tokens.mask is not None

@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths
 from tokenmill.builder.plan import PlanRules, plan_work
 from tokenmill.builder.run import PartRun, make_run
-from tokenmill.builder.unit import Fitting, cut_lengths
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
-from tokenmill.options import PlanOptions, RowShape, with_options
+from tokenmill.options import PlanOptions, with_options
 from tokenmill.sources import format_of
 from tokenmill.store.format import index_bytes, token_dtype
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tokenmill.records import RowBatch
     from tokenmill.sources.base import SourceFile, SourceOptions
     from tokenmill.sources.discovery import Discovery
-    from tokenmill.supervised.shaper import Shaper
 
 _SAMPLE_BYTES = 4 << 20
 _SAMPLE_FILES = 4
@@ -117,7 +116,7 @@ def _estimate(run: BuildRun) -> BuildPlan:
         choice=run.options.engine,
         special_tokens=policy,
     )
-    encoder = _Encoder(engine, _shaper(run, request, engine), _fitting(run, request))
+    encoder = RowEncoder(engine, request.identity)
     sample = _encode_sample(discovery.files, source_options, encoder)
     return _plan(run, discovery, request, memory, work, engine, sample)
 
@@ -165,52 +164,20 @@ def _plan(
     )
 
 
-def _shaper(run: BuildRun, request: Request, engine: CheckedEngine) -> Shaper | None:
-    shape = run.options.shape
-    if shape is None or not shape.has_fields:
-        return None
-    from tokenmill.supervised.shaper import Shaper
-
-    bos, eos = request.identity.bos_id, request.identity.eos_id
-    return Shaper(
-        shape, engine, bos=bos, eos=eos, reject_special=run.options.special_tokens == "reject"
-    )
-
-
-def _fitting(run: BuildRun, request: Request) -> Fitting:
-    bos_id, eos_id = request.identity.bos_id, request.identity.eos_id
-    return Fitting(shape=run.options.shape or RowShape(), bos_id=bos_id, eos_id=eos_id)
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoder:
-    """What a build would make of a batch, in numbers."""
-
-    engine: CheckedEngine
-    shaper: Shaper | None
-    fitting: Fitting
-
-    def add(self, batch: RowBatch, sample: _Sample) -> None:
-        sample.input_bytes += batch.num_bytes
-        sample.rejected += len(batch.rejects)
-        if self.shaper is None:
-            tokens = self.engine.encode(batch.texts)
-            sample.text_bytes += batch.texts.num_bytes
-        else:
-            shaped = self.shaper.shape(batch.texts, batch.rows)
-            tokens = self.shaper.assemble(shaped, self.shaper.encode(shaped, self.engine.encode))
-            sample.text_bytes += sum(len(text.encode()) for text in shaped.texts)
-            sample.rejected += len(shaped.rejects)
-        fitted = self.fitting.fit(tokens)
-        lengths = fitted.tokens.lengths[fitted.tokens.lengths > 0]
-        limit = self.fitting.shape.piece_tokens
-        sample.documents += len(lengths if limit is None else cut_lengths(lengths, limit)[0])
-        sample.rejected += len(fitted.reasons)
-        sample.tokens += len(fitted.tokens.ids)
+def _add(sample: _Sample, batch: RowBatch, encoder: RowEncoder) -> None:
+    """Count what a build would make of a batch."""
+    made = encoder.encode(batch.texts, batch.rows, Encoding(keeps_texts=False))
+    lengths = encoder.framed(made).lengths
+    lengths, limit = lengths[lengths > 0], encoder.shape.piece_tokens
+    sample.input_bytes += batch.num_bytes
+    sample.text_bytes += int(made.sizes.sum())
+    sample.documents += len(lengths if limit is None else cut_lengths(lengths, limit)[0])
+    sample.rejected += len(batch.rejects) + len(made.rejects)
+    sample.tokens += int(lengths.sum())
 
 
 def _encode_sample(
-    files: Sequence[SourceFile], options: SourceOptions, encoder: _Encoder
+    files: Sequence[SourceFile], options: SourceOptions, encoder: RowEncoder
 ) -> _Sample:
     """Read and encode the first megabytes of a few files, spread over the input."""
     sample = _Sample()
@@ -225,7 +192,7 @@ def _encode_some(
     sample: _Sample,
     file: SourceFile,
     options: SourceOptions,
-    encoder: _Encoder,
+    encoder: RowEncoder,
     *,
     most_bytes: int,
 ) -> None:
@@ -236,7 +203,7 @@ def _encode_some(
     taken = 0
     with closing(format_of(file).open(file, options)) as source:
         for batch in source.read(unit):
-            encoder.add(batch, sample)
+            _add(sample, batch, encoder)
             taken += batch.num_bytes
             if taken >= most_bytes:
                 break

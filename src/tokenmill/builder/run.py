@@ -341,25 +341,18 @@ class BuildRun:
         """Have the workers build and commit every unit that is to be built."""
         if (doubt := self._doubt(work)) is not None:
             monitor.warn(doubt)
-        memory, identity = work.memory, work.request.identity
+        memory = work.memory
         settings = WorkerSettings(
             store=str(self.layout.root),
             url=self.layout.upstream.url,
             corner=self.layout.corner,
             lock_token=self.lock_token,
-            config=identity.fingerprint,
-            options=work.options,
+            identity=work.request.identity,
+            # The inputs may be many; the tasks name the files.
+            options=dataclasses.replace(self.options, inputs=(), on_progress=None),
+            source=work.options,
             tokenizer=describe_kept(self.layout, work.request),
-            special_tokens=self.options.special_tokens,
-            engine=self.options.engine,
-            vocab_size=identity.tokenizer.vocab_size,
-            bos_id=identity.bos_id,
-            eos_id=identity.eos_id,
-            val_fraction=self.options.val,
-            max_reject_fraction=self.options.max_rejects,
             memory=memory,
-            is_own_process=not self.options.serial,
-            shape=self.options.shape,
         )
         job = Job(function="tokenmill.builder.worker:start_worker", payload=settings)
         try:

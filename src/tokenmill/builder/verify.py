@@ -7,7 +7,6 @@ that is gone or has changed cannot answer; its documents are counted as unavaila
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter, defaultdict
 from contextlib import closing
@@ -16,23 +15,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tokenmill.builder.encode import Encoding, RowEncoder
 from tokenmill.builder.memory import default_budget, max_document_bytes
 from tokenmill.builder.run import fields_of
-from tokenmill.builder.unit import Fitting
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.base import SpecialTokens, TokenizerKind, UnencodableError
+from tokenmill.engines.base import SpecialTokens, TokenizerKind
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import CHAT_TEMPLATE, find_tokenizer
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.options import RowShape
-from tokenmill.records import TextBatch, TokenBatch
+from tokenmill.records import RejectReason, TextBatch, TokenBatch
 from tokenmill.sources import format_of
 from tokenmill.sources.base import SourceOptions, Unit
 from tokenmill.sources.discovery import source_file
 from tokenmill.store.check import CheckReport, Finding, check_store
 from tokenmill.store.reader import Store
+from tokenmill.supervised.templates import with_template
 
 if TYPE_CHECKING:
     import os
@@ -53,48 +53,35 @@ class Remaker:
 
     def __init__(self, store: Store) -> None:
         identity = store.manifest.identity
-        self.shape = RowShape.of_identity(identity.config) or RowShape()
-        reference = store.reference
-        self.reference = f"{reference.name} {reference.version}"
-        self.token_bytes = reference.token_bytes
-        self._encode = _shaping(store, self.shape) if self.shape.has_fields else reference.encode
-        self._fitting = Fitting(shape=self.shape, bos_id=identity.bos_id, eos_id=identity.eos_id)
+        kind, policy = (
+            TokenizerKind(identity.tokenizer.kind),
+            SpecialTokens(identity.special_tokens),
+        )
+        # The byte tokenizer has no files to be found.
+        files = find_tokenizer(kind if kind is TokenizerKind.BYTES else str(store.tokenizer_dir))
+        template = store.tokenizer_dir / CHAT_TEMPLATE
+        if template.is_file():
+            files = with_template(files, str(template))
+        info = describe(files, policy=policy)
+        engine = load_engine(info, choice=REFERENCES[kind], special_tokens=policy)
+        self.reference = f"{engine.reference.name} {engine.reference.version}"
+        self.token_bytes = engine.reference.token_bytes
+        self._encoder = RowEncoder(engine, identity)
+        self.shape = self._encoder.shape
 
-    def remake(self, texts: TextBatch) -> TokenBatch:
-        """The rows, framed, with masks where the store has them; without tokens if rejected."""
-        fitted = self._fitting.fit(self._encode(texts))
-        return _with_gaps(fitted.tokens, fitted.kept, count=len(texts))
-
-
-def _shaping(store: Store, shape: RowShape) -> Callable[[TextBatch], TokenBatch]:
-    from tokenmill.supervised.shaper import Shaper
-    from tokenmill.supervised.templates import with_template
-
-    identity = store.manifest.identity
-    kind = TokenizerKind(identity.tokenizer.kind)
-    files = find_tokenizer(kind if kind is TokenizerKind.BYTES else str(store.tokenizer_dir))
-    kept = store.tokenizer_dir / CHAT_TEMPLATE
-    if kept.is_file():
-        files = with_template(files, str(kept))
-    policy = SpecialTokens(identity.special_tokens)
-    engine = load_engine(
-        describe(files, policy=policy), choice=REFERENCES[kind], special_tokens=policy
-    )
-    shaper = Shaper(shape, engine, bos=identity.bos_id, eos=identity.eos_id)
-
-    def encode(texts: TextBatch) -> TokenBatch:
-        shaped = shaper.shape(texts, np.arange(len(texts), dtype=np.int64))
-        tokens = shaper.assemble(shaped, shaper.encode(shaped, engine.encode))
-        return _with_gaps(tokens, shaped.rows, count=len(texts))
-
-    return encode
-
-
-def _with_gaps(tokens: TokenBatch, rows: np.ndarray, *, count: int) -> TokenBatch:
-    """The rows in their places; one that is not there has no tokens."""
-    lengths = np.zeros(count, np.int64)
-    lengths[rows] = tokens.lengths
-    return TokenBatch(tokens.ids, np.concatenate(([0], np.cumsum(lengths))), tokens.mask)
+    def remake(self, texts: TextBatch) -> tuple[TokenBatch, dict[int, str]]:
+        """The rows, framed; without tokens if rejected. And those on which the reference fails."""
+        made = self._encoder.encode(texts, np.arange(len(texts)), Encoding(by_reference=True))
+        lengths = np.zeros(len(texts), np.int64)
+        tokens = self._encoder.framed(made)
+        lengths[made.rows] = tokens.lengths
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        failed = {
+            each.row: each.detail
+            for each in made.rejects
+            if each.reason is RejectReason.CANNOT_ENCODE
+        }
+        return TokenBatch(tokens.ids, offsets, tokens.mask), failed
 
 
 _MOST_UNITS = 16
@@ -134,7 +121,7 @@ def verify(
 ) -> VerifyReport:
     """Check every byte of a store, and encode `sample` random documents again.
 
-    All of a store behind a URL is brought for it, a few units at a time.
+    All of a store at a URL is downloaded for it, a few units at a time.
     """
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     checked = check_store(store, on_progress=on_progress)
@@ -189,24 +176,8 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
             result.unavailable += len(documents)
             result.notes.append(Finding(receipt.unit.path, error.message))
             continue
-        try:
-            _compare(store, remaker, texts, result)
-        except UnencodableError:
-            _compare_each(store, remaker, texts, result)
+        _compare(store, remaker, texts, result)
     return result
-
-
-def _compare_each(
-    store: Store, remaker: Remaker, texts: dict[int, bytes], result: _Reencoding
-) -> None:
-    """Compare one by one: the reference fails on some of the texts."""
-    for document, text in texts.items():
-        try:
-            _compare(store, remaker, {document: text}, result)
-        except UnencodableError as error:
-            result.unavailable += 1
-            what = f"document {document} cannot be compared: {error.message}"
-            result.notes.append(Finding("tokenmill.json", what))
 
 
 def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[str, list[int]]:
@@ -292,19 +263,27 @@ def _compare(store: Store, remaker: Remaker, texts: dict[int, bytes], result: _R
     """Compare ids, and masks where there are any, with those of the store."""
     if not texts:
         return
-    tokens = remaker.remake(TextBatch.from_texts(texts.values()))
-    bounds = tokens.offsets.tolist()
-    for document, row in zip(texts, itertools.pairwise(bounds), strict=True):
+    tokens, failed = remaker.remake(TextBatch.from_texts(texts.values()))
+    for place, document in enumerate(texts):
+        if place in failed:
+            result.unavailable += 1
+            what = f"document {document} cannot be compared: {remaker.reference} fails on its text"
+            result.notes.append(Finding("tokenmill.json", f"{what}: {failed[place]}"))
+            continue
+        row = int(tokens.offsets[place]), int(tokens.offsets[place + 1])
         own, pieces = _own_piece(store, document, row, limit=remaker.shape.piece_tokens)
         mask = None if tokens.mask is None else tokens.mask[own]
-        what = _difference(store, document, tokens.ids[own], mask, remaker.reference)
-        if what is None and pieces != store.source(document).pieces:
-            what = "bin", f"document {document} is one of other pieces than its source row has"
+        difference = _difference(store, document, tokens.ids[own], mask, remaker.reference)
+        if difference is None and pieces != store.source(document).pieces:
+            difference = (
+                "bin",
+                f"document {document} is one of other pieces than its source row has",
+            )
         result.compared += 1
-        if what is not None:
+        if difference is not None:
             name = store.shards[store.locate(document)[0]].name
             result.mismatches += 1
-            result.findings.append(Finding(f"shards/{name}.{what[0]}", what[1]))
+            result.findings.append(Finding(f"shards/{name}.{difference[0]}", difference[1]))
 
 
 def _own_piece(

@@ -1,0 +1,407 @@
+"""Rows in, framed ids, rejects and counts out: one encoder for `build`, `plan` and `verify`.
+
+    rows  ->  render (rows of several fields)  ->  encode, check  ->  fit to the longest length
+
+The ids are a function of the rows and of who the store is. How rows were cut into batches leaves no
+trace in them.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from tokenmill.engines.base import UnencodableError
+from tokenmill.options import RowShape
+from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from tokenmill.engines.parity import CheckedEngine, Sample
+    from tokenmill.store.facts import StoreIdentity
+    from tokenmill.supervised.shaper import Shaper
+
+T = TypeVar("T")
+
+
+# -------------------------------------------------------------------------------------------------
+# Puts documents back to back as a shard holds them: BOS, ids, EOS, in the shard's width.
+#
+# A loss mask goes the same way, without BOS and EOS: its rows are framed where it is made.
+#
+# One pass over the ids narrows and places them. Copying slice by slice is fastest for documents of
+# more than about a hundred tokens; shorter ones go through a mask, whose cost does not grow with
+# their number.
+
+_SHORT_TOKENS = 96
+
+
+class Scratch:
+    """An array that is used again: a fresh one of megabytes costs a page fault per 4 KB of it."""
+
+    def __init__(self) -> None:
+        self._array: NDArray[Any] = np.empty(0, np.uint8)
+
+    def take(self, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        num_bytes = length * dtype.itemsize
+        if len(self._array) < num_bytes:
+            self._array = np.empty(num_bytes + num_bytes // 4, np.uint8)
+        return self._array[:num_bytes].view(dtype)
+
+
+def frame_documents(
+    values: NDArray[Any],
+    offsets: NDArray[np.int64],
+    *,
+    documents: NDArray[np.int64],
+    dtype: np.dtype[Any],
+    bos_id: int | None,
+    eos_id: int | None,
+    scratch: Scratch,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Values of the chosen documents, framed, and the length of each.
+
+    They are valid until the scratch is used again.
+    """
+    whole = np.diff(offsets)
+    takes_all = len(documents) == len(whole)
+    chosen = whole if takes_all else whole[documents]
+    extra = (bos_id is not None) + (eos_id is not None)
+    lengths = chosen + extra
+    if extra == 0 and takes_all:
+        return values.astype(dtype), lengths
+    ends = np.cumsum(lengths)
+    framed = scratch.take(int(ends[-1]) if len(ends) else 0, dtype)
+    starts = ends - lengths
+    inner = starts + (bos_id is not None)
+    if not len(chosen) or chosen.mean() >= _SHORT_TOKENS:
+        sources = offsets[documents].tolist()
+        for source, target, length in zip(sources, inner.tolist(), chosen.tolist(), strict=True):
+            framed[target : target + length] = values[source : source + length]
+    else:
+        # +1 where a document's values start, -1 after them: the running sum is 1 on values.
+        steps = np.zeros(len(framed) + 1, np.int8)
+        np.add.at(steps, inner, 1)
+        np.add.at(steps, inner + chosen, -1)
+        if not takes_all:
+            kept = np.zeros(len(whole), np.bool_)
+            kept[documents] = True
+            values = values[np.repeat(kept, whole)]
+        framed[np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)] = values
+    if bos_id is not None:
+        framed[starts] = bos_id
+    if eos_id is not None:
+        framed[ends - 1] = eos_id
+    return framed, lengths
+
+
+# -------------------------------------------------------------------------------------------------
+# Rows by their length: what is over the longest length allowed is cut off, rejected or cut up.
+#
+# Lengths are those of documents as a store holds them, BOS and EOS counted. Cutting up changes no
+# token: the pieces of a row, one after the other, are the row. So only the first of them begins
+# with the BOS, and only the last ends with the EOS.
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The rows of a batch that are kept, framed, none of them cut up yet."""
+
+    tokens: TokenBatch
+    kept: NDArray[np.int64]
+    """Their places in the batch."""
+    reasons: Mapping[int, tuple[RejectReason, str]]
+    """Why the others are not kept, by place."""
+
+
+def fit_rows(
+    shape: RowShape, tokens: TokenBatch, *, bos_id: int | None, eos_id: int | None
+) -> Fitted:
+    """The rows that are kept; those with masks are framed already, others are framed here."""
+    if not shape.has_mask:
+        tokens = _framed(tokens, bos_id=bos_id, eos_id=eos_id)
+    limit = shape.max_length
+    reasons: dict[int, tuple[RejectReason, str]] = {}
+    if limit is not None and shape.too_long == "reject":
+        for place in np.flatnonzero(tokens.lengths > limit).tolist():
+            what = f"{int(tokens.lengths[place]):,} tokens; the limit is {limit:,}"
+            reasons[place] = (RejectReason.TOO_LONG, what)
+    elif limit is not None and shape.too_long == "truncate":
+        tokens = _truncated(tokens, limit)
+    if tokens.mask is not None:
+        within = "" if limit is None else f" within {limit:,} tokens"
+        what = f"no token of it would be trained on{within}"
+        for place in _without_target(tokens, tokens.mask, limit):
+            reasons.setdefault(place, (RejectReason.NOTHING_TO_TRAIN, what))
+    return _without(tokens, reasons)
+
+
+def cut_lengths(
+    lengths: NDArray[np.int64], limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengths of all pieces of rows, none over the limit, and how many pieces each row has."""
+    counts = -(-lengths // limit)
+    ends = np.cumsum(counts)
+    pieces = np.full(int(ends[-1]) if len(ends) else 0, limit, np.int64)
+    pieces[ends - 1] = lengths - (counts - 1) * limit
+    return pieces, counts
+
+
+def _framed(tokens: TokenBatch, *, bos_id: int | None, eos_id: int | None) -> TokenBatch:
+    """The rows with their boundary tokens; those without a token get none."""
+    filled = np.flatnonzero(tokens.lengths)
+    lengths = np.zeros(len(tokens), np.int64)
+    ids, lengths[filled] = frame_documents(
+        tokens.ids,
+        tokens.offsets,
+        documents=filled,
+        dtype=np.dtype(np.uint32),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        scratch=Scratch(),
+    )
+    return TokenBatch(ids, _offsets(lengths))
+
+
+def _truncated(tokens: TokenBatch, limit: int) -> TokenBatch:
+    lengths = tokens.lengths
+    if not (lengths > limit).any():
+        return tokens
+    kept = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths) < limit
+    mask = None if tokens.mask is None else tokens.mask[kept]
+    return TokenBatch(tokens.ids[kept], _offsets(np.minimum(lengths, limit)), mask)
+
+
+def _without_target(tokens: TokenBatch, mask: NDArray[np.uint8], limit: int | None) -> list[int]:
+    """Rows of which no token can be a label that counts: the first of a document never is one."""
+    lengths = tokens.lengths
+    labels = mask.astype(np.int64)
+    if limit is None:
+        labels[tokens.offsets[:-1][lengths > 0]] = 0
+    else:
+        places = np.arange(len(mask)) - np.repeat(tokens.offsets[:-1], lengths)
+        labels[places % limit == 0] = 0
+    counted = np.concatenate(([0], np.cumsum(labels)))
+    found = counted[tokens.offsets[1:]] - counted[tokens.offsets[:-1]]
+    rows: list[int] = np.flatnonzero((found == 0) & (lengths > 0)).tolist()
+    return rows
+
+
+def _without(tokens: TokenBatch, reasons: dict[int, tuple[RejectReason, str]]) -> Fitted:
+    if not reasons:
+        return Fitted(tokens, np.arange(len(tokens)), reasons)
+    is_kept = np.ones(len(tokens), bool)
+    is_kept[list(reasons)] = False
+    inside = np.repeat(is_kept, tokens.lengths)
+    mask = None if tokens.mask is None else tokens.mask[inside]
+    batch = TokenBatch(tokens.ids[inside], _offsets(tokens.lengths[is_kept]), mask)
+    return Fitted(batch, np.flatnonzero(is_kept), reasons)
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+class StageClock:
+    """Seconds spent in each stage; a stage is timed by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def add(self, stage: str, seconds: float) -> None:
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
+        start = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.add(stage, time.perf_counter() - start)
+
+
+# -------------------------------------------------------------------------------------------------
+# The encoder. What it needs to know of a store is in the store's identity.
+
+
+class EngineDisagreesError(Exception):
+    """The sample of a unit differs from the reference; caught where the unit is done again."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Encoding:
+    """How the rows of one unit are encoded, and what their check has found so far."""
+
+    by_reference: bool = False
+    sample: Sample | None = None
+    """Chooses what the reference encodes again; None checks nothing."""
+    keeps_texts: bool = True
+    """Whether anyone asks for the texts of rendered rows."""
+    on_failure: Callable[[str], None] = lambda _: None
+    """Called for each row on which the reference fails; it may raise."""
+    clock: StageClock = field(default_factory=StageClock)
+    checked_documents: int = 0
+    """Up to and including one that differs."""
+    checked_bytes: int = 0
+    mismatches: int = 0
+    routed_documents: int = 0
+
+
+class Made(NamedTuple):
+    """What rows became."""
+
+    tokens: TokenBatch
+    rows: NDArray[np.int64]
+    texts: TextBatch
+    """What their split follows from; none where there is only one."""
+    sizes: NDArray[np.int64]
+    """Bytes of the text of each."""
+    rejects: tuple[Reject, ...]
+
+
+class RowEncoder:
+    """Makes documents of the rows of a store, by one engine."""
+
+    def __init__(self, engine: CheckedEngine, identity: StoreIdentity) -> None:
+        self.engine = engine
+        self.shape = RowShape.of_identity(identity.config) or RowShape()
+        self.bos_id, self.eos_id = identity.bos_id, identity.eos_id
+        self.shaper: Shaper | None = None
+        self._fits = self.shape.has_mask or self.shape.max_length is not None
+        self._reject_special = identity.special_tokens == "reject"
+        if self.shape.has_fields:
+            from tokenmill.supervised.shaper import Shaper
+
+            self.shaper = Shaper(
+                self.shape,
+                engine,
+                bos=self.bos_id,
+                eos=self.eos_id,
+                reject_special=self._reject_special,
+            )
+
+    @property
+    def frame_ids(self) -> tuple[int | None, int | None]:
+        """BOS and EOS that rows still get; none where measuring them took these into account."""
+        return (None, None) if self._fits else (self.bos_id, self.eos_id)
+
+    def encode(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
+        """The rows that can be used, and why the others cannot."""
+        make = self._plain if self.shaper is None else self._shaped
+        made = make(texts, rows, encoding)
+        return self._fitted(made) if self._fits else made
+
+    def framed(self, made: Made) -> TokenBatch:
+        """The rows as a store holds them, before any of them is cut up."""
+        if self._fits:
+            return made.tokens
+        return _framed(made.tokens, bos_id=self.bos_id, eos_id=self.eos_id)
+
+    def _plain(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
+        found: tuple[Reject, ...] = ()
+        if self._reject_special and len(texts):
+            is_special = self.engine.find_special(texts)
+            why = "the text contains the string of a special token"
+            found = tuple(
+                Reject(int(row), RejectReason.SPECIAL_TOKEN, why) for row in rows[is_special]
+            )
+            if found:
+                kept = np.flatnonzero(~is_special)
+                texts, rows = texts.take(kept), rows[kept]
+        while True:
+            try:
+                tokens = self._ids(texts, encoding) if len(texts) else TokenBatch.from_lists([])
+                return Made(tokens, rows, texts, np.diff(texts.offsets), found)
+            except UnencodableError as error:
+                failed = error.documents
+            found += tuple(_unencodable(int(rows[at]), failed[at], encoding) for at in failed)
+            kept = np.array([at for at in range(len(rows)) if at not in failed], np.int64)
+            texts, rows = texts.take(kept), rows[kept]
+
+    def _shaped(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
+        before = copy.deepcopy(encoding.sample)
+        counts = encoding.checked_documents, encoding.checked_bytes, encoding.routed_documents
+        try:
+            return self._shaped_together(texts, rows, encoding)
+        except UnencodableError as error:
+            encoding.sample = before
+            encoding.checked_documents, encoding.checked_bytes, encoding.routed_documents = counts
+            if len(rows) == 1:
+                reject = _unencodable(int(rows[0]), error.documents.popitem()[1], encoding)
+                none = np.empty(0, np.int64)
+                empty = TokenBatch(none.astype(np.uint32), np.zeros(1, np.int64))
+                return Made(empty, none, TextBatch.from_texts([]), none, (reject,))
+        # Which row a piece of text is of is the shaper's own affair.
+        alone = [TextBatch(texts.data, texts.offsets[at : at + 2]) for at in range(len(rows))]
+        return _joined(
+            [self._shaped(text, rows[at : at + 1], encoding) for at, text in enumerate(alone)]
+        )
+
+    def _shaped_together(
+        self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding
+    ) -> Made:
+        assert self.shaper is not None
+        timed = encoding.clock.timed
+        shaped = timed("render", self.shaper.shape, texts, rows)
+        tokens = self.shaper.encode(shaped, lambda pieces: self._ids(pieces, encoding))
+        joined = timed("render", self.shaper.assemble, shaped, tokens)
+        identities = shaped.texts if encoding.keeps_texts else ()
+        sizes = np.array([len(text.encode()) for text in shaped.texts], np.int64)
+        return Made(joined, shaped.rows, TextBatch.from_texts(identities), sizes, shaped.rejects)
+
+    def _ids(self, texts: TextBatch, encoding: Encoding) -> TokenBatch:
+        timed = encoding.clock.timed
+        if encoding.by_reference:
+            return timed("encode", self.engine.reference.encode, texts)
+        routed = self.engine.routed_documents
+        tokens = timed("encode", self.engine.encode, texts)
+        encoding.routed_documents += self.engine.routed_documents - routed
+        if encoding.sample is not None:
+            checked = timed("check", self.engine.check_sample, texts, tokens, encoding.sample)
+            encoding.checked_documents += checked.num_documents
+            encoding.checked_bytes += checked.num_bytes
+            encoding.mismatches += len(checked.mismatches)
+            if checked.mismatches:
+                raise EngineDisagreesError
+        return tokens
+
+    def _fitted(self, made: Made) -> Made:
+        fitted = fit_rows(self.shape, made.tokens, bos_id=self.bos_id, eos_id=self.eos_id)
+        rejects = tuple(
+            Reject(int(made.rows[place]), reason, detail)
+            for place, (reason, detail) in fitted.reasons.items()
+        )
+        texts = made.texts.take(fitted.kept) if rejects and len(made.texts) else made.texts
+        rows, sizes = made.rows[fitted.kept], made.sizes[fitted.kept]
+        return Made(fitted.tokens, rows, texts, sizes, (*made.rejects, *rejects))
+
+
+def _unencodable(row: int, reason: str, encoding: Encoding) -> Reject:
+    encoding.on_failure(reason)
+    return Reject(row, RejectReason.CANNOT_ENCODE, reason)
+
+
+def _joined(made: list[Made]) -> Made:
+    """What rows became, one after the other."""
+    lengths = np.concatenate([each.tokens.lengths for each in made])
+    masks = [each.tokens.mask for each in made if each.tokens.mask is not None]
+    tokens = TokenBatch(
+        np.concatenate([each.tokens.ids for each in made]),
+        np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        np.concatenate(masks) if masks else None,
+    )
+    return Made(
+        tokens,
+        np.concatenate([each.rows for each in made]),
+        TextBatch.from_texts(
+            [each.texts.bytes_at(i) for each in made for i in range(len(each.texts))]
+        ),
+        np.concatenate([each.sizes for each in made]),
+        tuple(reject for each in made for reject in each.rejects),
+    )
