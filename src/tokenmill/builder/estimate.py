@@ -13,26 +13,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths
-from tokenmill.builder.plan import PlanRules, plan_work
-from tokenmill.builder.run import PartRun, make_run
+from tokenmill.builder.run import make_run
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.options import PlanOptions, with_options
 from tokenmill.sources import format_of
+from tokenmill.sources.base import SourceOptions
 from tokenmill.store.format import index_bytes, token_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenmill.builder.identity import Request
-    from tokenmill.builder.memory import MemoryPlan
-    from tokenmill.builder.plan import WorkPlan
-    from tokenmill.builder.run import BuildRun
+    from tokenmill.builder.run import BuildRun, Work
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.records import RowBatch
-    from tokenmill.sources.base import SourceFile, SourceOptions
-    from tokenmill.sources.discovery import Discovery
+    from tokenmill.sources.base import SourceFile
 
 _SAMPLE_BYTES = 4 << 20
 _SAMPLE_FILES = 4
@@ -96,20 +92,8 @@ def plan(options: PlanOptions) -> BuildPlan:
 
 
 def _estimate(run: BuildRun) -> BuildPlan:
-    discovery = run.discover()
-    run.layout.upstream.begin()
-    request = run.request()
-    memory = run.memory_plan(request)
-    source_options = run.source_options(batch_bytes=_SAMPLE_BYTES // 4)
-    rules = PlanRules(
-        options=source_options,
-        config=request.identity.fingerprint,
-        limit=run.options.limit,
-        workers=memory.workers,
-        verify_sources=run.options.verify_sources,
-        part=run.part if isinstance(run, PartRun) else None,
-    )
-    work = plan_work(run.layout, discovery.files, rules=rules)
+    work = run.prepare(run.discover())
+    request = work.request
     policy = SpecialTokens(run.options.special_tokens)
     engine = load_engine(
         request.info or describe(request.files, policy=policy),
@@ -117,31 +101,27 @@ def _estimate(run: BuildRun) -> BuildPlan:
         special_tokens=policy,
     )
     encoder = RowEncoder(engine, request.identity)
-    sample = _encode_sample(discovery.files, source_options, encoder)
-    return _plan(run, discovery, request, memory, work, engine, sample)
+    # A file that the build would have no room for can still be looked into here.
+    options = dataclasses.replace(
+        work.options, batch_bytes=_SAMPLE_BYTES // 4, room_bytes=SourceOptions().room_bytes
+    )
+    sample = _encode_sample(work.discovery.files, options, encoder)
+    return _plan(run, work, engine, sample)
 
 
-def _plan(
-    run: BuildRun,
-    discovery: Discovery,
-    request: Request,
-    memory: MemoryPlan,
-    work: WorkPlan,
-    engine: CheckedEngine,
-    sample: _Sample,
-) -> BuildPlan:
-    identity = request.identity
-    share = work.bytes_to_do / max(sample.input_bytes, 1)
+def _plan(run: BuildRun, work: Work, engine: CheckedEngine, sample: _Sample) -> BuildPlan:
+    identity, memory, plan = work.request.identity, work.memory, work.plan
+    share = plan.bytes_to_do / max(sample.input_bytes, 1)
     documents = round(sample.documents * share)
     tokens = round(sample.tokens * share)
     dtype = token_dtype(identity.tokenizer.vocab_size)
     return BuildPlan(
         store=run.layout.name,
-        files=sum(len(file.members) or 1 for file in discovery.files),
-        input_bytes=sum(file.size for file in discovery.files),
-        units_to_build=work.units_to_do,
-        units_complete=len(work.done),
-        bytes_to_build=work.bytes_to_do,
+        files=sum(len(file.members) or 1 for file in work.discovery.files),
+        input_bytes=sum(file.size for file in work.discovery.files),
+        units_to_build=plan.units_to_do,
+        units_complete=len(plan.done),
+        bytes_to_build=plan.bytes_to_do,
         workers=memory.workers,
         memory_budget_bytes=memory.budget,
         memory_per_worker_bytes=memory.worker_bytes,
@@ -160,7 +140,7 @@ def _plan(
         estimated_disk_bytes=tokens * (dtype.itemsize + identity.mask) + index_bytes(documents),
         estimated_seconds=sample.seconds * share / memory.workers,
         bytes_per_token=sample.text_bytes / max(sample.tokens, 1),
-        skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
+        skipped_files=tuple((skipped.path, skipped.reason) for skipped in work.discovery.skipped),
     )
 
 

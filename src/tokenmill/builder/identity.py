@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.locate import TokenizerFiles
     from tokenmill.options import BuildOptions
     from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.receipts import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,8 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
         files = with_template(files, options.chat_template)
         settings["chat_template"] = digest(read_sources(files.files))
     facts = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
-    known = _known_identity(layout)
+    manifest = known_manifest(layout)
+    known = None if manifest is None else manifest.identity
     if (
         known is not None
         and known.tokenizer.files == facts
@@ -105,18 +107,22 @@ def describe_kept(layout: StoreLayout, request: Request) -> TokenizerInfo:
     return dataclasses.replace(info, files={name: layout.tokenizer / name for name in info.files})
 
 
-def _known_identity(layout: StoreLayout) -> StoreIdentity | None:
+def known_manifest(layout: StoreLayout) -> Manifest | None:
+    """The manifest of a store that is complete."""
+    if not layout.manifest.exists():
+        return None
     try:
-        return read_manifest(layout.root).identity
+        return read_manifest(layout.root)
     except StoreError:
         return None
 
 
 def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
     """What is different about a store's own configuration, in words."""
-    known = _known_identity(layout)
-    if known is None:
+    manifest = known_manifest(layout)
+    if manifest is None:
         return "its units carry another fingerprint"
+    known = manifest.identity
     changes = []
     if known.tokenizer.fingerprint != asked.tokenizer.fingerprint:
         changes.append(

@@ -179,17 +179,16 @@ def make_result(
     part: str | None = None,
 ) -> BuildResult:
     """What a build did and what the store holds now; without a monitor, it did nothing."""
-    ready = None if monitor is None else monitor.engine
-    engines = held.engines
-    stages = {} if monitor is None else monitor.stage_seconds
+    heard = monitor or Monitor()
+    ready, engines = heard.engine, held.engines
     return BuildResult(
         store=store,
         nothing_to_do=monitor is None,
         splits=held.splits,
         totals=held.totals,
-        built=Counts.of() if monitor is None else monitor.built,
+        built=heard.built,
         units_total=held.units,
-        units_built=0 if monitor is None else len(monitor.units),
+        units_built=len(heard.units),
         units_resumed=len(plan.done),
         engine=ready.name if ready else ", ".join(sorted({entry.name for entry in engines})),
         reference=ready.reference
@@ -197,20 +196,20 @@ def make_result(
         else ", ".join(sorted({entry.reference for entry in engines})),
         engine_note=ready.note if ready else None,
         checked_documents=sum(entry.checked_documents for entry in engines),
-        checked_bytes=0 if monitor is None else monitor.checked_bytes,
+        checked_bytes=heard.checked_bytes,
         mismatches=sum(entry.mismatches for entry in engines),
-        redone_units=() if monitor is None else tuple(monitor.redone),
+        redone_units=tuple(heard.redone),
         workers=memory.workers,
         seconds=seconds,
-        startup_seconds=0.0 if monitor is None else monitor.startup_seconds,
-        stage_seconds=stages,
-        limiting_stage=_limiting_stage(stages),
-        peak_memory_bytes=0 if monitor is None else monitor.peak_bytes,
+        startup_seconds=heard.startup_seconds,
+        stage_seconds=heard.stage_seconds,
+        limiting_stage=_limiting_stage(heard.stage_seconds),
+        peak_memory_bytes=heard.peak_bytes,
         memory_budget_bytes=memory.budget,
         dtype=held.dtype,
         bytes_per_token=held.bytes_per_token,
         skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
-        warnings=() if monitor is None else tuple(monitor.warnings),
+        warnings=tuple(heard.warnings),
         lengths=lengths,
         part=part,
     )
@@ -294,11 +293,11 @@ class _WorkerState:
 class Monitor:
     """What is known about a running build. Use as a context manager around the runner."""
 
-    budget: int
-    bytes_total: int
-    units_total: int | None
-    on_progress: Callable[[Progress], None] | None
-    num_workers: int
+    budget: int = 0
+    bytes_total: int = 0
+    units_total: int | None = None
+    on_progress: Callable[[Progress], None] | None = None
+    num_workers: int = 0
     started: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     engine: EngineReport | None = None

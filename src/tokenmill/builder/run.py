@@ -14,8 +14,7 @@ import secrets
 import shlex
 import shutil
 import time
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from tokenmill.builder.identity import (
     describe_difference,
     describe_kept,
     keep_tokenizer,
+    known_manifest,
     request_identity,
 )
 from tokenmill.builder.memory import (
@@ -40,6 +40,7 @@ from tokenmill.builder.progress import (
     Monitor,
     held_by,
     make_result,
+    measure_rows,
     profile_of,
     run_record,
     run_recorded,
@@ -57,7 +58,7 @@ from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.layout import (
     StoreLayout,
     open_layout,
-    refuse_other_things,
+    refuse_other_folder,
     unit_name,
     unit_prefix,
 )
@@ -78,7 +79,7 @@ from tokenmill.store.receipts import (
 from tokenmill.store.write import remove_manifest, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tokenmill.builder.plan import BuildPart
     from tokenmill.builder.progress import BuildResult, Progress, RowLengths
@@ -87,9 +88,9 @@ if TYPE_CHECKING:
     from tokenmill.runners import Runner
     from tokenmill.runners.ray import RayCluster
     from tokenmill.store.durable import Json
-    from tokenmill.store.receipts import Manifest
 
 
+_MOST_SHOWN = 8
 _WORKER_ENVIRONMENT = {
     # One thread per worker: the workers are the parallelism.
     "RAYON_NUM_THREADS": "1",
@@ -126,33 +127,42 @@ class Work:
 
 @dataclass(kw_only=True)
 class BuildRun:
-    """One call of `build`: what it was asked for, and the steps that carry it out."""
+    """What was asked for, and the steps that carry it out: a build, a part of one, or its end.
+
+    A part builds its units alone, beside other parts, and writes no manifest. Parts share nothing
+    but the folder of the store. They never remove what they did not write themselves: leftovers of
+    a part that was killed go when the build is finished.
+    """
 
     inputs: list[PathInput]
     layout: StoreLayout
     options: BuildOptions
+    part: BuildPart | None = None
+    """The only units to build; those of the others are neither looked at nor touched."""
+    finishes: int | None = None
+    """Of how many parts this is the end: a unit that is not there is an error then."""
     document_bytes: int | None = None
     """Largest document, where it does not follow from this machine's budget but was said."""
     keeps_reports: bool = False
     """Remember what each unit took, for a profile."""
+    started: float = field(default_factory=time.monotonic)
+    profile: dict[str, object] = field(default_factory=dict)
     _cluster: RayCluster | None = None
 
     def run(self) -> BuildResult:
-        """Carry out the build."""
-        self.started = time.monotonic()
-        self.profile: dict[str, object] = {}
+        """Carry out what was asked for."""
         discovery = self.discover()
-        self.check_folder()
+        refuse_other_folder(self.layout.root)
         self.connect()
-        with StoreLock(self.layout) as lock:
+        lock = StoreLock(self.layout) if self.part is None else PartLock(self.layout)
+        with lock:
             work = self.prepare(discovery)
             self.refuse(work)
-            if (manifest := self._finished(work)) is not None:
-                return self._result(manifest, work, monitor=None)
-            self.lock_token = lock.token
-            return self._work(work)
+            if (held := self._finished(work)) is not None:
+                return self._result(held, work, monitor=None)
+            return self._work(work, lock.token)
 
-    def prepare(self, discovery: Discovery, *, part: BuildPart | None = None) -> Work:
+    def prepare(self, discovery: Discovery) -> Work:
         """What is to be done; nothing is written yet."""
         self.layout.upstream.begin()
         request = self.request()
@@ -166,7 +176,7 @@ class BuildRun:
             limit=self.options.limit,
             workers=memory.workers,
             verify_sources=self.options.verify_sources,
-            part=part,
+            part=self.part,
         )
         plan = plan_work(self.layout, discovery.files, rules=rules)
         return Work(discovery=discovery, request=request, memory=memory, options=options, plan=plan)
@@ -236,26 +246,17 @@ class BuildRun:
         return self._cluster
 
     def close(self) -> None:
-        """Let go of the cluster and of what a store behind a URL needs here."""
+        """Let go of the cluster and of what a store at a URL needs here."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
         self.layout.upstream.close()
 
-    def check_folder(self) -> None:
-        """A folder with other things in it is no place for a store."""
-        root = self.layout.root
-        if not root.exists():
-            return
-        if not root.is_dir():
-            raise UsageError(
-                f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
-            )
-        refuse_other_things({entry.name for entry in root.iterdir()}, shown=str(root))
-
     def refuse(self, work: Work) -> None:
-        """Stop before two kinds of tokens, or files that nobody asked for, stand in one store."""
+        """Stop before two kinds of tokens, or files that nobody asked for, get into one store."""
         plan, request, store = work.plan, work.request, self.layout.name
+        if self.part is not None and not self.options.rebuild:
+            self._refuse_mixtures(request.identity.fingerprint)
         if plan.other_config and not self.options.rebuild:
             difference = describe_difference(self.layout, request.identity)
             raise StoreError(
@@ -271,42 +272,110 @@ class BuildRun:
                 hint="name those files too, choose another --out, or drop their units with --prune",
             )
 
-    def _finished(self, work: Work) -> Manifest | None:
-        """The manifest of a store that already is what was asked for."""
-        plan = work.plan
-        if plan.tasks or plan.stale or plan.foreign or plan.touched:
-            return None
-        try:
-            manifest = read_manifest(self.layout.root)
-        except StoreError:
-            return None
-        units = {unit.name for unit in manifest.units}
-        same = manifest.identity == work.request.identity and units == set(plan.done)
-        left = self.layout.tmp.exists() or self.layout.parts.exists()
-        return manifest if same and not left else None
+        if self.finishes is not None and plan.tasks:
+            missing, of_parts = describe_missing(plan.tasks, self.finishes)
+            again = ", ".join(f"{part}/{self.finishes}" for part in of_parts[:_MOST_SHOWN])
+            more = ", ..." if of_parts[_MOST_SHOWN:] else ""
+            raise BuildError(
+                f"{store!r} lacks {missing}; a store without them would be read as if it were "
+                "whole",
+                hint=f"run these parts again, then finish: --part {again}{more}",
+            )
 
-    def _work(self, work: Work) -> BuildResult:
-        plan = work.plan
+    def _refuse_mixtures(self, fingerprint: str) -> None:
+        asked, store = self.options.as_kept(), self.layout.name
+        for record in read_records(self.layout):
+            if (record.fingerprint, record.config) != (fingerprint, asked):
+                other = _differences(asked, record.config)
+                raise _mixture(f"part {record.part}/{record.parts} of {store!r} was started", other)
+        manifest = known_manifest(self.layout)
+        if manifest is not None and manifest.identity.fingerprint != fingerprint:
+            raise _mixture(f"the store {store!r} was built", [])
+
+    def _finished(self, work: Work) -> Held | None:
+        """What is held by a store that already is what was asked for."""
+        plan, manifest = work.plan, known_manifest(self.layout)
+        if manifest is None or manifest.identity != work.request.identity:
+            return None
+        if plan.tasks or plan.touched:
+            return None
+        if self.part is not None:
+            # Of the same files: then no record is left in the finished store.
+            files = {(file.path, file.size, file.version) for file in plan.files}
+            known = {(source.path, source.size, source.version) for source in manifest.sources}
+            return self._held_by_part(work, plan.done) if files == known else None
+        if plan.stale or plan.foreign or self.layout.tmp.exists() or self.layout.parts.exists():
+            return None
+        is_whole = {unit.name for unit in manifest.units} == set(plan.done)
+        return held_by(manifest) if is_whole else None
+
+    def _work(self, work: Work, lock_token: str) -> BuildResult:
+        record = None if self.part is None else self._record(self.part, work)
         self.settle(work)
-        sweep(self.layout, plan.done)
+        if record is None:
+            sweep(self.layout, work.plan.done)
+        else:
+            write_record(self.layout, record)
         with self.monitor(work) as monitor:
-            if plan.tasks:
-                self.run_tasks(work, monitor)
-            monitor.tell("finishing")
-            units = self._units_in_order(plan, monitor)
-            manifest = assemble_manifest(self.layout, work.request.identity, units=units)
-            write_manifest(self.layout, manifest)
+            if work.plan.tasks:
+                self.run_tasks(work, monitor, lock_token)
+            if record is None:
+                monitor.tell("finishing")
+                units = self._units_in_order(work.plan, monitor)
+                manifest = assemble_manifest(self.layout, work.request.identity, units=units)
+                write_manifest(self.layout, manifest)
+                held = held_by(manifest)
+            else:
+                held = self._held_by_part(work, {*work.plan.done, *monitor.units})
             monitor.tell("done")
-        result = self._result(manifest, work, monitor=monitor)
-        of_parts = [run for record in read_records(self.layout) for run in record.runs]
-        append_runs(self.layout, [*of_parts, run_record(result)])
-        remove_records(self.layout)
+        result = self._result(held, work, monitor=monitor)
+        if record is None:
+            of_parts = [run for each in read_records(self.layout) for run in each.runs]
+            append_runs(self.layout, [*of_parts, run_record(result)])
+            remove_records(self.layout)
+        else:
+            runs = (*record.runs, run_record(result))
+            write_record(self.layout, record.but(runs=runs))
+            self.layout.remove_empty_tmp()
         self.profile = profile_of(result, monitor)
         return result
+
+    def _record(self, part: BuildPart, work: Work) -> PartRecord:
+        """What this part was asked for; what earlier runs of it said of themselves is kept."""
+        inputs = tuple(map(str, self.inputs))
+        record = PartRecord(
+            part=part.number,
+            parts=part.of,
+            fingerprint=work.request.identity.fingerprint,
+            config=self.options.as_kept(),
+            runs=(),
+            # A key in a URL is never kept; whoever finishes the build must name the inputs then.
+            inputs=inputs if all(shown(each) == each for each in inputs) else None,
+            max_document_bytes=work.options.max_document_bytes,
+        )
+        before = [old for old in read_records(self.layout) if old.name == record.name]
+        runs = tuple(run for old in before for run in old.runs)
+        return record.but(runs=runs)
+
+    def _held_by_part(self, work: Work, units: Iterable[str]) -> Held:
+        names, identity = sorted(units), work.request.identity
+        tally = tally_units(self.layout, names)
+        return Held(
+            totals=tally.totals,
+            splits=tally.splits,
+            engines=tally.engines,
+            units=len(names),
+            dtype=identity.dtype.name,
+            bytes_per_token=bytes_per_token(tally.totals, identity.config),
+        )
 
     def settle(self, work: Work) -> None:
         """What comes before the first unit: folders, the tokenizer, receipts of touched files."""
         plan = work.plan
+        if self.part is not None:
+            known = known_manifest(self.layout)
+            if known is None or known.identity != work.request.identity:
+                remove_manifest(self.layout)  # of another configuration: replaced, as was asked
         self.layout.create()
         if plan.rebuilt or plan.stale or plan.foreign or plan.touched:
             remove_manifest(self.layout)
@@ -337,7 +406,7 @@ class BuildRun:
 
         return doubtful_header(describe_kept(self.layout, work.request), shape)
 
-    def run_tasks(self, work: Work, monitor: Monitor) -> None:
+    def run_tasks(self, work: Work, monitor: Monitor, lock_token: str) -> None:
         """Have the workers build and commit every unit that is to be built."""
         if (doubt := self._doubt(work)) is not None:
             monitor.warn(doubt)
@@ -346,7 +415,7 @@ class BuildRun:
             store=str(self.layout.root),
             url=self.layout.upstream.url,
             corner=self.layout.corner,
-            lock_token=self.lock_token,
+            lock_token=lock_token,
             identity=work.request.identity,
             # The inputs may be many; the tasks name the files.
             options=dataclasses.replace(self.options, inputs=(), on_progress=None),
@@ -391,145 +460,7 @@ class BuildRun:
             for index in sorted(by_file.get(unit_prefix(file.path), ())):
                 yield unit_name(file.path, index=index)
 
-    def _result(self, manifest: Manifest, work: Work, *, monitor: Monitor | None) -> BuildResult:
-        return make_result(
-            held_by(manifest),
-            store=self.layout.name,
-            discovery=work.discovery,
-            plan=work.plan,
-            memory=work.memory,
-            monitor=monitor,
-            seconds=time.monotonic() - self.started,
-            lengths=self._lengths(),
-        )
-
-    def _lengths(self) -> RowLengths | None:
-        shape = self.options.shape
-        if shape is None or not (shape.has_mask or shape.max_length):
-            return None
-        from tokenmill.builder.progress import measure_rows
-
-        return measure_rows(self.layout.upstream.url or self.layout.root, shape)
-
-
-# -------------------------------------------------------------------------------------------------
-# One part of a build: its units alone, beside other parts, with no manifest at the end.
-#
-#   | plan the part's units  ->  say what was asked for  ->  workers  ->  say how it went
-#
-# Parts share nothing but the folder of the store. They never remove what they did not write
-# themselves: leftovers of a part that was killed go when the build is finished.
-
-
-@dataclass(kw_only=True)
-class PartRun(BuildRun):
-    """One call of `build` with a part."""
-
-    part: BuildPart
-
-    def __post_init__(self) -> None:
-        if self.options.prune:
-            raise UsageError(
-                "a part of a build cannot prune: it does not see the units of the other parts",
-                hint="give --prune to tokenmill finish, after all parts",
-            )
-
-    def run(self) -> BuildResult:
-        """Build and commit the units of this part."""
-        self.started = time.monotonic()
-        self.profile: dict[str, object] = {}
-        discovery = self.discover()
-        self.check_folder()
-        self.connect()
-        corner = f"part-{self.part.number}-of-{self.part.of}-{secrets.token_hex(4)}"
-        self.layout = dataclasses.replace(self.layout, corner=corner)
-        with PartLock(self.layout) as lock:
-            self.lock_token = lock.token
-            work = self.prepare(discovery, part=self.part)
-            self.refuse(work)
-            if self._nothing_to_do(work):
-                return self._result_of_part(work, monitor=None)
-            return self._work(work)
-
-    def refuse(self, work: Work) -> None:
-        """Stop where this part, another one or the finished store has another configuration."""
-        if not self.options.rebuild:
-            self._refuse_mixtures(work.request.identity.fingerprint)
-        super().refuse(work)
-
-    def _refuse_mixtures(self, fingerprint: str) -> None:
-        asked, store = self._config(), self.layout.name
-        for record in read_records(self.layout):
-            if (record.fingerprint, record.config) != (fingerprint, asked):
-                other = _differences(asked, record.config)
-                raise _mixture(f"part {record.part}/{record.parts} of {store!r} was started", other)
-        manifest = self._manifest()
-        if manifest is not None and manifest.identity.fingerprint != fingerprint:
-            raise _mixture(f"the store {store!r} was built", [])
-
-    def _work(self, work: Work) -> BuildResult:
-        manifest = self._manifest()
-        if manifest is None or manifest.identity != work.request.identity:
-            remove_manifest(self.layout)  # of another configuration: to be replaced, as was asked
-        record = self._record(work)
-        self.settle(work)
-        write_record(self.layout, record)
-        with self.monitor(work) as monitor:
-            if work.plan.tasks:
-                self.run_tasks(work, monitor)
-            monitor.tell("done")
-        result = self._result_of_part(work, monitor=monitor)
-        write_record(self.layout, record.but(runs=(*record.runs, run_record(result))))
-        self.layout.remove_empty_tmp()
-        self.profile = profile_of(result, monitor)
-        return result
-
-    def _record(self, work: Work) -> PartRecord:
-        """What this part was asked for; what earlier runs of it said of themselves is kept."""
-        inputs = tuple(map(str, self.inputs))
-        record = PartRecord(
-            part=self.part.number,
-            parts=self.part.of,
-            fingerprint=work.request.identity.fingerprint,
-            config=dict(self._config()),
-            # A key in a URL is never kept; whoever finishes the build must name the inputs then.
-            inputs=inputs if all(shown(each) == each for each in inputs) else None,
-            max_document_bytes=work.options.max_document_bytes,
-            runs=(),
-        )
-        before = [old for old in read_records(self.layout) if old.name == record.name]
-        runs = tuple(run for old in before for run in old.runs)
-        return record.but(runs=runs)
-
-    def _config(self) -> Mapping[str, Json]:
-        return self.options.as_kept()
-
-    def _manifest(self) -> Manifest | None:
-        try:
-            return read_manifest(self.layout.root)
-        except StoreError:
-            return None
-
-    def _nothing_to_do(self, work: Work) -> bool:
-        """Whether the store is finished and of the same files: then no record is left in it."""
-        manifest = self._manifest()
-        if manifest is None or work.plan.tasks or work.plan.touched:
-            return False
-        files = {(file.path, file.size, file.version) for file in work.plan.files}
-        known = {(source.path, source.size, source.version) for source in manifest.sources}
-        return manifest.identity == work.request.identity and files == known
-
-    def _result_of_part(self, work: Work, *, monitor: Monitor | None) -> BuildResult:
-        names = sorted({*work.plan.done, *(() if monitor is None else monitor.units)})
-        tally = tally_units(self.layout, names)
-        held = Held(
-            totals=tally.totals,
-            splits=tally.splits,
-            engines=tally.engines,
-            units=len(names),
-            dtype=work.request.identity.dtype.name,
-            bytes_per_token=bytes_per_token(tally.totals, work.request.identity.config),
-        )
+    def _result(self, held: Held, work: Work, *, monitor: Monitor | None) -> BuildResult:
         return make_result(
             held,
             store=self.layout.name,
@@ -538,8 +469,15 @@ class PartRun(BuildRun):
             memory=work.memory,
             monitor=monitor,
             seconds=time.monotonic() - self.started,
-            part=str(self.part),
+            lengths=self._lengths(),
+            part=None if self.part is None else str(self.part),
         )
+
+    def _lengths(self) -> RowLengths | None:
+        shape = self.options.shape
+        if self.part is not None or shape is None or not (shape.has_mask or shape.max_length):
+            return None
+        return measure_rows(self.layout.upstream.url or self.layout.root, shape)
 
 
 def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
@@ -601,12 +539,20 @@ def make_run(options: BuildOptions) -> BuildRun:
     """A run that can be carried out or estimated."""
     given = as_list(options.inputs)
     text_field = corpora.text_field(given, asked=options.text_field)
-    part = options.part
-    make = BuildRun if part is None else partial(PartRun, part=parse_part(part))
-    return make(
+    part, layout = options.part and parse_part(options.part), open_layout(options.out)
+    if part and options.prune:
+        raise UsageError(
+            "a part of a build cannot prune: it does not see the units of the other parts",
+            hint="give --prune to tokenmill finish, after all parts",
+        )
+    if part:
+        corner = f"part-{part.number}-of-{part.of}-{secrets.token_hex(4)}"
+        layout = dataclasses.replace(layout, corner=corner)
+    return BuildRun(
         inputs=[corpora.resolve(each) for each in given],
-        layout=open_layout(options.out),
+        layout=layout,
         options=dataclasses.replace(options, text_field=text_field),
+        part=part or None,
     )
 
 
@@ -616,31 +562,9 @@ def make_run(options: BuildOptions) -> BuildRun:
 # It plans the units once more, as a build does, and builds none: a unit that is not there is named
 # with the part that has it. What the parts were asked for is in their records.
 
-_MOST_SHOWN = 8
 _RUN_WHERE = (
     "run it in the folder where the parts ran, or name the inputs: tokenmill finish STORE INPUT..."
 )
-
-
-@dataclass(kw_only=True)
-class FinishRun(BuildRun):
-    """A build that may not build anything."""
-
-    parts: int
-
-    def refuse(self, work: Work) -> None:
-        """Stop where a unit is missing, beside what stops every build."""
-        super().refuse(work)
-        if not work.plan.tasks:
-            return
-        missing, of_parts = describe_missing(work.plan.tasks, self.parts)
-        again = ", ".join(f"{part}/{self.parts}" for part in of_parts[:_MOST_SHOWN])
-        more = ", ..." if of_parts[_MOST_SHOWN:] else ""
-        raise BuildError(
-            f"{self.layout.name!r} lacks {missing}; a store without them would be read as if it "
-            "were whole",
-            hint=f"run these parts again, then finish: --part {again}{more}",
-        )
 
 
 def finish(
@@ -676,7 +600,7 @@ def _run(
     *,
     prune: bool,
     on_progress: Callable[[Progress], None] | None,
-) -> FinishRun:
+) -> BuildRun:
     record = _agreed(records)
     names = inputs or [*(record.inputs or ())]
     if not names:
@@ -705,13 +629,13 @@ def _run(
             f"the parts were built by another version of tokenmill: {error}",
             hint="finish with the version that built them",
         ) from error
-    return FinishRun(
+    return BuildRun(
         inputs=names,
         layout=layout,
         options=options,
         # Parts on machines of other sizes may differ in it; a unit that it matters for is missing.
         document_bytes=max(each.max_document_bytes for each in records),
-        parts=record.parts,
+        finishes=record.parts,
     )
 
 

@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -281,7 +281,7 @@ class UnitTally:
 
     def counts(self) -> Counts:
         """What a receipt keeps of them."""
-        names = [each.name for each in fields(Counts) if hasattr(self, each.name)]
+        names = [name for name in Counts.__struct_fields__ if hasattr(self, name)]
         return Counts(**{name: getattr(self, name) for name in names})
 
 

@@ -329,6 +329,16 @@ def join_layout(root: str, *, url: str | None, token: str, corner: str = "") -> 
     return dataclasses.replace(join_mirror(Path(root), url, token=token), corner=corner)
 
 
+def refuse_other_folder(root: Path) -> None:
+    """UsageError or StoreError for what is no place for a store."""
+    if root.is_dir():
+        refuse_other_things({entry.name for entry in root.iterdir()}, shown=str(root))
+    elif root.exists():
+        raise UsageError(
+            f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
+        )
+
+
 def refuse_other_things(names: Collection[str], *, shown: str) -> None:
     """StoreError for a folder with other things in it: a build would mix with them."""
     if names and _MARKS.isdisjoint(names):
