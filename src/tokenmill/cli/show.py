@@ -127,7 +127,7 @@ def build_rows(result: BuildResult) -> list[Row]:
         ("store", visible(result.store)),
         ("part", "" if result.part is None else f"{result.part}; what follows is of it alone"),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
-        ("tokens", f"{count(totals.tokens)} as {result.dtype}{_ratio(result)}"),
+        ("tokens", tokens_text(result)),
         ("splits", splits_text(result.splits)),
         ("counted", _counted(result)),
         ("lengths", _lengths(result)),
@@ -140,22 +140,28 @@ def build_rows(result: BuildResult) -> list[Row]:
         return rows
     if not result.units_built:
         return [*rows, ("units", _units(result)), ("time", duration(result.seconds))]
+    startup = f"{duration(result.startup_seconds)} of it start-up"
+    startup += f", with {count(result.workers, 'worker')}"
+    stage = result.limiting_stage
+    limits = "" if stage is None else f"{stage} ({stage_shares(result.stage_seconds)})"
     return [
         *rows,
         ("units", _units(result)),
         ("rate", _rate(result)),
-        ("time", _time(result)),
+        ("time", f"{duration(result.seconds)}, {startup}"),
         (
             "memory",
             f"{of_budget(result.peak_memory_bytes, result.memory_budget_bytes)} at the peak",
         ),
-        ("limited by", _limited_by(result)),
+        ("limited by", limits),
     ]
 
 
-def _ratio(result: BuildResult) -> str:
-    ratio = result.bytes_per_token
-    return "" if ratio is None else f", {ratio:.2f} bytes of text per token"
+def tokens_text(of: BuildResult | Inspection) -> str:
+    """How many tokens there are, of which type, and how much text they hold."""
+    ratio = of.bytes_per_token
+    held = "" if ratio is None else f", {ratio:.2f} bytes of text per token"
+    return f"{count(of.totals.tokens)} as {of.dtype}{held}"
 
 
 def _per_second(number: int, result: BuildResult) -> float | None:
@@ -199,7 +205,7 @@ def _lengths(result: BuildResult) -> str:
     lengths = result.lengths
     if lengths is None:
         return ""
-    shown = ", ".join(f"{p}% {count(value)}" for p, value in lengths.percentiles.items())
+    shown = percentiles(lengths)
     extent = f"{count(lengths.shortest)} to {count(lengths.longest)} tokens a row"
     lines = [f"{extent}, mean {lengths.mean:,.1f}; percentiles: {shown}"]
     if lengths.max_length is not None:
@@ -289,19 +295,6 @@ def _rate(result: BuildResult) -> str:
     return f"{rate(result.built.input_bytes, seconds)}, {tokens} ({caveat})"
 
 
-def _time(result: BuildResult) -> str:
-    return (
-        f"{duration(result.seconds)}, {duration(result.startup_seconds)} of it start-up,"
-        f" with {count(result.workers, 'worker')}"
-    )
-
-
-def _limited_by(result: BuildResult) -> str:
-    if result.limiting_stage is None:
-        return ""
-    return f"{result.limiting_stage} ({stage_shares(result.stage_seconds)})"
-
-
 def stage_shares(stage_seconds: Mapping[str, float]) -> str:
     """'encode 61.0%, parse 20.1%, ...' of the workers' time, largest first.
 
@@ -367,21 +360,21 @@ def heading(name: str, rest: str) -> Text:
 
 def store_rows(inspection: Inspection) -> list[tuple[str, str]]:
     """The facts of a store, in the order of a reader's questions."""
-    totals, ratio = inspection.totals, inspection.bytes_per_token
-    per_token = "" if ratio is None else f", {ratio:.2f} bytes of text per token"
+    totals = inspection.totals
     reasons = [f"{count(rows)} {reason}" for reason, rows in inspection.rejects.items()]
     where = visible(shlex.quote(f"{inspection.store}/rejects"))
     listed = f"all but {count(totals.unlisted, 'row')}" if totals.unlisted else "every row"
+    ids, fingerprint = f"{count(inspection.vocab_size)} ids", inspection.tokenizer_fingerprint[:12]
     return [
         ("store", visible(f"{inspection.store}, written by {inspection.created_by}")),
         ("documents", f"{count(totals.documents)}{left_out(totals)}"),
-        ("tokens", f"{count(totals.tokens)} as {inspection.dtype}{per_token}"),
+        ("tokens", tokens_text(inspection)),
         ("rows", shape_text(inspection)),
         ("mask", mask_text(inspection)),
         ("splits", splits_text(inspection.splits)),
         ("rejects", f"{', '.join(reasons)}; {listed}: {where}" if reasons else ""),
         ("sources", sources_text(inspection)),
-        ("tokenizer", tokenizer_text(inspection)),
+        ("tokenizer", f"{inspection.tokenizer_kind}, {ids}, sha256 {fingerprint}..."),
         ("borders", borders_text(inspection)),
         ("specials", specials_text(inspection)),
         ("engine", engines_text(inspection)),
@@ -460,13 +453,6 @@ def sources_text(inspection: Inspection) -> str:
     return "\n".join(lines)
 
 
-def tokenizer_text(inspection: Inspection) -> str:
-    fingerprint = inspection.tokenizer_fingerprint[:12]
-    return (
-        f"{inspection.tokenizer_kind}, {count(inspection.vocab_size)} ids, sha256 {fingerprint}..."
-    )
-
-
 def borders_text(inspection: Inspection) -> str:
     what = "row" if inspection.totals.pieces else "document"
     if inspection.config.get("too_long") == "truncate":
@@ -514,11 +500,14 @@ def counted(inspection: Inspection) -> str:
 
 
 def length_line(lengths: Lengths) -> str:
-    shown = [f"{p}% {count(value)}" for p, value in lengths.percentiles.items()]
     return (
         f"shortest {count(lengths.shortest)}, mean {lengths.mean:,.1f},"
-        f" longest {count(lengths.longest)}\npercentiles: {', '.join(shown)}"
+        f" longest {count(lengths.longest)}\npercentiles: {percentiles(lengths)}"
     )
+
+
+def percentiles(lengths: Lengths | RowLengths) -> str:
+    return ", ".join(f"{p}% {count(value)}" for p, value in lengths.percentiles.items())
 
 
 def histogram(bins: Sequence[LengthBin], *, console: Console) -> Table:
@@ -636,6 +625,12 @@ def plan_rows(planned: BuildPlan) -> list[Row]:
     units = planned.units_to_build
     number = "an unknown number of units" if units is None else count(units, "unit")
     done = f", {count(planned.units_complete)} are complete" if planned.units_complete else ""
+    budget = f"{format_size(planned.memory_budget_bytes)} for {count(planned.workers, 'worker')}"
+    largest = format_size(planned.max_document_bytes)
+    start = f"{visible(planned.bos)} before, " if planned.bos else ""
+    end = f"{visible(planned.eos)} after" if planned.eos else "nothing after"
+    documents, bad = count(planned.sample_documents, "document"), planned.sample_rejected
+    rejected = f", {count(bad, 'row')} rejected" if bad else ""
     return [
         ("input", f"{count(planned.files, 'file')}, {format_size(planned.input_bytes)}"),
         ("not read", first_of(planned.skipped_files)),
@@ -644,30 +639,11 @@ def plan_rows(planned: BuildPlan) -> list[Row]:
         ("tokens", f"about {count(planned.estimated_tokens)} as {planned.dtype}"),
         ("disk", f"about {format_size(planned.estimated_disk_bytes)}"),
         ("time", f"about {duration(planned.estimated_seconds)} beside the start-up"),
-        ("memory", _memory(planned)),
+        ("memory", f"{budget}; rows of more than {largest} are rejected"),
         ("engine", with_note(planned.engine, planned.engine_note)),
-        ("borders", _borders(planned)),
-        ("sample", _sample(planned)),
+        ("borders", f"{start}{end} each document"),
+        ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
     ]
-
-
-def _memory(planned: BuildPlan) -> str:
-    budget = f"{format_size(planned.memory_budget_bytes)} for {count(planned.workers, 'worker')}"
-    return f"{budget}; rows of more than {format_size(planned.max_document_bytes)} are rejected"
-
-
-def _borders(planned: BuildPlan) -> str:
-    start = f"{visible(planned.bos)} before, " if planned.bos else ""
-    end = f"{visible(planned.eos)} after" if planned.eos else "nothing after"
-    return f"{start}{end} each document"
-
-
-def _sample(planned: BuildPlan) -> str:
-    rejected = (
-        f", {count(planned.sample_rejected, 'row')} rejected" if planned.sample_rejected else ""
-    )
-    documents = count(planned.sample_documents, "document")
-    return f"{format_size(planned.sample_bytes)}, {documents}{rejected}"
 
 
 def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
