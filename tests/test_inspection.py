@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.inspection import count_ids, inspect_store, measure_lengths
+from tokenmill.inspection import count_ids, inspect, measure_lengths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_lengths_and_tokens_are_counted_exactly(store: Path) -> None:
-    found = inspect_store(store)
+    found = inspect(store)
     assert found.lengths is not None
     assert (found.lengths.shortest, found.lengths.longest) == (3, 601)
     assert found.lengths.mean == (4 + 3 + 4 + 41 + 601) / 5
@@ -51,7 +51,7 @@ def test_lengths_and_tokens_are_counted_exactly(store: Path) -> None:
 
 
 def test_half_characters_are_shown_as_bytes(store: Path) -> None:
-    view = inspect_store(store, doc=2).document
+    view = inspect(store, doc=2).document
     assert view is not None
     assert [token.text for token in view.tokens] == ["\\xe2", "\\x82", "\\xac", "<|endoftext|>"]
     assert view.text.startswith("\u20ac")
@@ -60,7 +60,7 @@ def test_half_characters_are_shown_as_bytes(store: Path) -> None:
 
 def test_a_document_that_is_not_there_is_refused(store: Path) -> None:
     with pytest.raises(UsageError, match=r"no document 5: '.*' has 5, counted from 0") as caught:
-        inspect_store(store, doc=5)
+        inspect(store, doc=5)
     assert caught.value.hint == "use a number from 0 to 4"
 
 

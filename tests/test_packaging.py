@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_public_names_are_sorted_and_can_be_imported() -> None:
     for name in tokenmill.__all__:
         assert getattr(tokenmill, name).__doc__, name
     assert set(tokenmill.__all__) <= set(dir(tokenmill))
+
+
+def test_what_type_checkers_see_is_what_can_be_imported() -> None:
+    tree = ast.parse(Path(str(tokenmill.__file__)).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+    assert seen == tokenmill._HOME_OF
+    assert {*seen, "TokenmillError", "__version__"} == set(tokenmill.__all__)
+    assert {"Batch", "BuildResult", "Progress", "VerifyReport", "inspect"} <= seen.keys()
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:

@@ -29,7 +29,7 @@ from tokenmill.engines.huggingface import (
     train_bpe,
 )
 from tokenmill.errors import UsageError
-from tokenmill.inspection import inspect_store
+from tokenmill.inspection import inspect
 from tokenmill.loader.loader import Loader
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.receipts import read_manifest
@@ -194,7 +194,7 @@ def demo_steps(
     yield next(headings)
     yield verify(out)
     yield next(headings)
-    yield inspect_store(out, split="train", doc=0)
+    yield inspect(out, split="train", doc=0)
     yield next(headings)
     yield feed(out)
     yield next(headings)

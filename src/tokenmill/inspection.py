@@ -1,6 +1,6 @@
 """What a store holds, for a person who wants to look before training on it.
 
-    Store -> inspect_store -> Inspection -> the command line draws it, --json prints it
+    Store -> inspect -> Inspection -> the command line draws it, --json prints it
 
 Joins the store with the tokenizer that it carries. Lengths are exact, from every index. Token
 counts read at most `COUNTED_TOKENS` ids, spread evenly over the store: `tokens_counted` tells how
@@ -142,7 +142,7 @@ class Inspection:
         return bytes_per_token(self.totals, self.config)
 
 
-def inspect_store(
+def inspect(
     path: str | PathLike[str], *, split: str | None = None, doc: int | None = None
 ) -> Inspection:
     """Totals, lengths, frequent tokens and policies of a store; with `doc`, one document of it."""

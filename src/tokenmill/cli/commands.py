@@ -230,11 +230,11 @@ def inspect(
       tokenmill inspect my-store
       tokenmill inspect my-store --doc 42
     """
+    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.inspection import inspect_store
 
     with stoppable("nothing was changed"):
-        inspection = inspect_store(store, split=split, doc=doc)
+        inspection = tokenmill.inspect(store, split=split, doc=doc)
     show.inspection_result(inspection, as_json=as_json)
 
 
