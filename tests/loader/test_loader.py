@@ -334,7 +334,9 @@ def test_a_split_that_is_not_the_open_one_is_refused(tmp_path: Path) -> None:
     layout = GOLDEN.write(tmp_path / "store")
     val = Store(layout.root, split="val")
     assert make(val, seq_len=2).mixture.stores[0].split == "val"
-    assert make(layout.root, seq_len=2).mixture.stores[0].split == "train"
+    with pytest.raises(UsageError, match="has the splits 'train', 'val', and none was asked for"):
+        make(layout.root, seq_len=2)
+    assert make(layout.root, seq_len=2, split="train").mixture.stores[0].split == "train"
     assert make(layout.root, seq_len=2, split="val").mixture.stores[0].split == "val"
     with pytest.raises(UsageError, match="split='train' was asked for"):
         make(val, seq_len=2, split="train")
