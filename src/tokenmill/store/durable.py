@@ -31,9 +31,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames and removals in a folder last. Windows has no such call, and needs none."""
-    if os.name == "nt":
-        return
+    """Make renames and removals in a folder last."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

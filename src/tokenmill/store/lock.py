@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
 import socket
-import sys
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -42,8 +42,15 @@ class _FileLock(ABC):
     def __init__(self) -> None:
         self._file: int | None = None
 
+    def acquire(self) -> None:
+        try:
+            self._take()
+        except BaseException:
+            self.release()
+            raise
+
     @abstractmethod
-    def acquire(self) -> None: ...
+    def _take(self) -> None: ...
 
     def release(self) -> None:
         """Give the lock back; harmless where it is not held."""
@@ -71,22 +78,14 @@ class StoreLock(_FileLock):
         self.token = secrets.token_hex(8)
         """Names this build to its workers; see WorkerLock."""
 
-    def acquire(self) -> None:
+    def _take(self) -> None:
         """Take the lock, and wait until no worker of an earlier build is left."""
-        _make_folder(self._layout.root)
-        self._layout.require_inside(to_write=True)
-        self._file = _open(self._layout.lock)
-        try:
-            if not _try_lock(self._file, shared=False, path=self._layout.lock):
-                raise _locked(self._layout, _read_holder(self._layout.lock))
-            holder = {"pid": os.getpid(), "host": socket.gethostname(), "token": self.token}
-            os.ftruncate(self._file, 0)
-            os.lseek(self._file, 0, os.SEEK_SET)
-            os.write(self._file, json.dumps(holder).encode())
-            _wait_for_workers(self._layout, seconds=self._worker_wait_seconds)
-        except BaseException:
-            self.release()
-            raise
+        self._file = _open_build_lock(self._layout, shared=False)
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "token": self.token}
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.write(self._file, json.dumps(holder).encode())
+        _wait_for_workers(self._layout, seconds=self._worker_wait_seconds)
 
 
 class PartLock(_FileLock):
@@ -98,20 +97,12 @@ class PartLock(_FileLock):
         super().__init__()
         self._layout = layout
 
-    def acquire(self) -> None:
+    def _take(self) -> None:
         """Take the lock; every part writes the same bytes into it, so none disturbs another."""
-        _make_folder(self._layout.root)
-        self._layout.require_inside(to_write=True)
-        self._file = _open(self._layout.lock)
-        try:
-            if not _try_lock(self._file, shared=True, path=self._layout.lock):
-                raise _locked(self._layout, _read_holder(self._layout.lock))
-            holder = json.dumps({"token": self.token}).encode()
-            os.write(self._file, holder)
-            os.ftruncate(self._file, len(holder))
-        except BaseException:
-            self.release()
-            raise
+        self._file = _open_build_lock(self._layout, shared=True)
+        holder = json.dumps({"token": self.token}).encode()
+        os.write(self._file, holder)
+        os.ftruncate(self._file, len(holder))
 
 
 class WorkerLock(_FileLock):
@@ -126,18 +117,14 @@ class WorkerLock(_FileLock):
         self._layout = layout
         self._token = token
 
-    def acquire(self) -> None:
+    def _take(self) -> None:
         path = self._layout.worker_lock
         self._file = _open(path)
-        try:
-            _lock_within(self._file, shared=True, path=path, seconds=WORKER_WAIT_SECONDS)
-            if _read_holder(self._layout.lock).get("token") != self._token:
-                raise StoreLockedError(
-                    f"the build that started this worker no longer has {str(self._layout.root)!r}"
-                )
-        except BaseException:
-            self.release()
-            raise
+        _lock_within(self._file, shared=True, path=path, seconds=WORKER_WAIT_SECONDS)
+        if _read_holder(self._layout.lock).get("token") != self._token:
+            raise StoreLockedError(
+                f"the build that started this worker no longer has {str(self._layout.root)!r}"
+            )
 
 
 class TurnLock(_FileLock):
@@ -150,10 +137,23 @@ class TurnLock(_FileLock):
         super().__init__()
         self._path = layout.turn_lock
 
-    def acquire(self) -> None:
+    def _take(self) -> None:
         self._file = _open(self._path)
         while not _try_lock(self._file, shared=False, path=self._path):
             time.sleep(POLL_SECONDS)
+
+
+def _open_build_lock(layout: StoreLayout, *, shared: bool) -> int:
+    _make_folder(layout.root)
+    layout.require_inside(to_write=True)
+    file = _open(layout.lock)
+    try:
+        if not _try_lock(file, shared=shared, path=layout.lock):
+            raise _locked(layout, _read_holder(layout.lock))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _wait_for_workers(layout: StoreLayout, *, seconds: float) -> None:
@@ -210,9 +210,8 @@ def _make_folder(path: Path) -> None:
 
 def _open(path: Path) -> int:
     # The file is written to: through a link that would be another file.
-    flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise _unlockable(path, error) from error
 
@@ -226,29 +225,9 @@ def _unlockable(path: Path, error: OSError) -> StoreError:
 
 def _try_lock(file: int, *, shared: bool, path: Path) -> bool:
     try:
-        _lock(file, shared=shared)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _HELD_BY_ANOTHER:
             return False
         raise _unlockable(path, error) from error
     return True
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    _FIRST_BYTE = 1 << 20
-    """Locked bytes cannot be read there; these lie behind the text in the file."""
-    _LAST_BYTE = (1 << 31) - 1
-
-    def _lock(file: int, *, shared: bool) -> None:
-        # There are no shared locks: a holder of one locks a byte of its own, an exclusive one all.
-        first = _FIRST_BYTE + os.getpid() if shared else _FIRST_BYTE
-        os.lseek(file, first, os.SEEK_SET)
-        msvcrt.locking(file, msvcrt.LK_NBLCK, 1 if shared else _LAST_BYTE - _FIRST_BYTE)
-
-else:
-    import fcntl
-
-    def _lock(file: int, *, shared: bool) -> None:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
