@@ -13,7 +13,7 @@ from tests.store.samples import SampleStore, SampleUnit
 
 import tokenmill
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.loader.mixture import Fill, Mixture, Stage, row_parts, rows_of_batch
+from tokenmill.loader.mixture import Extent, Mixture, Stage, row_parts, rows_of_batch
 from tokenmill.store.facts import BoundaryToken
 from tokenmill.store.reader import Store
 from tokenmill.store.receipts import write_manifest
@@ -177,11 +177,11 @@ def test_a_stage_counts_in_whole_numbers(arguments: dict[str, Any]) -> None:
 
 
 def test_full_rows_keep_the_weights_exactly() -> None:
-    assert row_parts([0.7, 0.3]) == (7, 3)
+    assert row_parts([0.7, 0.3], [Extent(rows=5), Extent(rows=9)]) == (7, 3)
 
 
 def test_a_source_with_rows_half_full_is_drawn_twice_as_often() -> None:
-    fills = [Fill(tokens=1000, rows=10), Fill(tokens=1000, rows=20)]
+    fills = [Extent(tokens=1000, rows=10), Extent(tokens=1000, rows=20)]
     assert row_parts([0.5, 0.5], fills) == (1, 2)
     # Shares of tokens come out as asked: 7 rows of 100 to 6 rows of 50.
     assert row_parts([0.7, 0.3], fills) == (7, 6)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.mixture import Mixture, Stage
+from tokenmill.loader.mixture import Extent, Mixture, Stage
 from tokenmill.loader.order import make_round, weights_to_parts
-from tokenmill.loader.plan import Extent, Plan, Position
+from tokenmill.loader.plan import Plan, Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ import numpy as np
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import NO_ROW, Draw, RowOrigin, Window, trace
-from tokenmill.loader.mixture import Mixture, rows_of_batch
+from tokenmill.loader.mixture import Extent, Mixture, rows_of_batch
 from tokenmill.loader.options import (
     Boundaries,
     Last,
@@ -36,7 +36,7 @@ from tokenmill.loader.options import (
 )
 from tokenmill.loader.order import Order, Shuffle
 from tokenmill.loader.packing import find_packing
-from tokenmill.loader.plan import Extent, Plan, check_state, make_state, stage_of
+from tokenmill.loader.plan import Plan, check_state, make_state, stage_of
 from tokenmill.records import lazy
 from tokenmill.store.stream import TokenStream, distinct
 

@@ -68,12 +68,12 @@ class FullStage:
     """None: as the loader was told."""
 
 
-class Fill(NamedTuple):
-    """How full the rows of a layout are."""
+class Extent(NamedTuple):
+    """One epoch of a source in one layout."""
 
-    tokens: int
-    """Tokens of the store that stand in the rows of an epoch."""
     rows: int
+    tokens: int | None = None
+    """Tokens that are in its rows; None where all rows are full (`concat`)."""
 
 
 class Mixture:
@@ -166,17 +166,17 @@ class Mixture:
         return f"<{self.describe()}>"
 
 
-def row_parts(weights: Sequence[Weight], fills: Sequence[Fill] | None = None) -> tuple[int, ...]:
+def row_parts(weights: Sequence[Weight], extents: Sequence[Extent]) -> tuple[int, ...]:
     """Parts of a schedule of rows that gives each source its share of the tokens.
 
-    `fills` None says that rows are full in all sources (`concat`): shares of rows are shares of
-    tokens, and stay exact.
+    Where rows are full in all sources, shares of rows are shares of tokens, and stay exact.
     """
-    if fills is None:
+    tokens = [extent.tokens for extent in extents if extent.tokens is not None]
+    if not tokens:
         return weights_to_parts(weights)
     values = [exact_weight(weight) for weight in weights]
-    pairs = zip(values, fills, strict=True)
-    return weights_to_parts([value * fill.rows / fill.tokens for value, fill in pairs])
+    filled = zip(values, extents, tokens, strict=True)
+    return weights_to_parts([value * extent.rows / held for value, extent, held in filled])
 
 
 def rows_of_batch(batch_size: int, *, seq_len: int, stage_seq_len: int) -> int:

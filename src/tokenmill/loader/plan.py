@@ -22,7 +22,7 @@ import numpy as np
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import order
-from tokenmill.loader.mixture import Fill, row_parts, rows_of_batch
+from tokenmill.loader.mixture import row_parts, rows_of_batch
 from tokenmill.loader.order import MixtureSchedule
 from tokenmill.store.durable import checksum_of
 from tokenmill.store.facts import brief
@@ -32,20 +32,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.loader.mixture import FullStage, Mixture
+    from tokenmill.loader.mixture import Extent, FullStage, Mixture
 
 
 MAX_NUMBER = 2**53
 """Rows that a state may speak of: more than any run has, and far from where int64 ends."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """One epoch of a source in one layout."""
-
-    rows: int
-    tokens: int | None = None
-    """Tokens that stand in its rows; None where all rows are full (`concat`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -362,7 +353,7 @@ class Plan:
             )
         ]
         first = [base + drawn for base, drawn in zip(bases, position.drawn, strict=True)]
-        return MixtureSchedule(_parts(stage, extents), first=first, limits=limits)
+        return MixtureSchedule(row_parts(stage.weights, extents), first=first, limits=limits)
 
     def _seq_len(self, number: int) -> int:
         return self.mixture.stages[number].seq_len or self.seq_len
@@ -379,15 +370,6 @@ class Plan:
                     )
             self._extents[seq_len] = extents
         return self._extents[seq_len]
-
-
-def _parts(stage: FullStage, extents: Sequence[Extent]) -> tuple[int, ...]:
-    fills = [
-        Fill(tokens=extent.tokens, rows=extent.rows)
-        for extent in extents
-        if extent.tokens is not None
-    ]
-    return row_parts(stage.weights, fills or None)
 
 
 def _rows_in_batches(
