@@ -1,4 +1,11 @@
-"""Writes a time line while a build runs.
+"""The time line of a build: what machine and processes did while it ran, as JSON Lines.
+
+    {"kind": "header", "schema": "tokenmill.timeline/1", "machine": {...}, "build": {...}, ...}
+    {"kind": "sample", "seconds": 0.5, "cpu_percent": [97.1, 98.4], "memory_rss_bytes": ..., ...}
+    {"kind": "summary", "outcome": "done", "seconds": ..., "peak_memory_bytes": ..., ...}
+
+A build that goes on writes after what is there: a header begins a new segment. A build that was
+killed has no summary, and at worst half a last line.
 
 A thread takes a sample every half second and writes it as one line in one call, so that a build
 that is killed leaves at most one line unfinished. A file that cannot be written is an error before
@@ -77,6 +84,34 @@ def describe_machine() -> dict[str, object]:
     }
 
 
+def tree(process: psutil.Process) -> list[psutil.Process]:
+    """The process and its children, as far as the system shows them."""
+    with contextlib.suppress(psutil.Error):
+        return [process, *process.children(recursive=True)]
+    return [process]
+
+
+def rss_bytes(process: psutil.Process) -> int:
+    """Resident memory of one process; none where it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
+
+
+def tree_bytes(process: psutil.Process) -> int:
+    """Resident memory of a process and its children."""
+    return sum(map(rss_bytes, tree(process)))
+
+
+def tree_cpu_seconds() -> float:
+    """CPU seconds so far of this process, its children that live, and those that ended."""
+    total = 0.0
+    for process in tree(psutil.Process()):
+        with contextlib.suppress(psutil.Error):  # it ended just now; its parent has counted it
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
 class Sampler:
     """Reads the counters, and remembers those of the last time."""
 
@@ -113,10 +148,7 @@ class Sampler:
     def _members(self) -> list[_Member]:
         """The processes of the build, without those that end while they are looked at."""
         found: list[_Member] = []
-        processes = [self._process]
-        with contextlib.suppress(psutil.Error):
-            processes += self._process.children(recursive=True)
-        for process in processes:
+        for process in tree(self._process):
             with contextlib.suppress(psutil.Error):
                 found.append(_look_at(process))
         return found
@@ -517,7 +549,7 @@ def _now() -> str:
 
 
 def _open(path: Path) -> BinaryIO:
-    """The file, to be written behind what is in it; UsageError where that cannot or may not be."""
+    """The file, to be written after what is in it; UsageError where that cannot or may not be."""
     try:
         # Something else, such as a pipe, would wait for its reader here.
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
@@ -541,7 +573,7 @@ def _unwritable(path: Path, reason: str) -> UsageError:
 
 
 def _continue(file: BinaryIO, path: Path) -> None:
-    """Go on behind an older time line; anything else that lies there is left alone."""
+    """Go on after an older time line; anything else that is there is left alone."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return
@@ -555,20 +587,5 @@ def _continue(file: BinaryIO, path: Path) -> None:
     if file.read(1) != b"\n":
         file.write(b"\n")  # a build that was killed left half a line
 
-
-# -------------------------------------------------------------------------------------------------
-# The time line of a build: what machine and processes did while it ran, as JSON Lines.
-#
-#   | recorder.py    record(): a thread that writes a sample twice a second, and never fails a
-#   build
-#   | sampler.py     one sample: cores, memory, disk
-#   | timeline.py    read_timeline(): the file as arrays
-#
-#   | {"kind": "header", "schema": "tokenmill.timeline/1", "machine": {...}, "build": {...}, ...}
-#   | {"kind": "sample", "seconds": 0.5, "cpu_percent": [97.1, 98.4], "memory_rss_bytes": ..., ...}
-#   | {"kind": "summary", "outcome": "done", "seconds": ..., "peak_memory_bytes": ..., ...}
-#
-# A build that goes on writes behind what is there: a header begins a new segment. A build that was
-# killed has no summary, and at worst half a last line.
 
 __all__ = ["Recorder", "Segment", "Timeline", "read_timeline", "record"]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tokenmill.diagnosis.measure import run_way, thin, tree_bytes
+from tokenmill.diagnosis.measure import run_way, thin
 from tokenmill.diagnosis.ways import WAYS, Rounds, Stopwatch, WayJob, take_sample, way_function
+from tokenmill.monitor import tree_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

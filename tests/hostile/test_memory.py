@@ -24,7 +24,7 @@ from tests.builder.stores import tree
 from tests.hostile.attack import attack, times, tried
 
 import tokenmill
-from tokenmill.diagnosis.measure import tree_bytes
+from tokenmill.monitor import tree_bytes
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.jsonl import JsonlParser
 from tokenmill.sources.lines import LineBlock

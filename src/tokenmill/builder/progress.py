@@ -25,7 +25,7 @@ import psutil
 from tokenmill._version import __version__
 from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.errors import UsageError
-from tokenmill.monitor import record
+from tokenmill.monitor import record, rss_bytes
 from tokenmill.records import RejectReason
 from tokenmill.runners import PlaceState, TaskDone, TaskReport, WorkerLost, WorkerReady, WorkerUsage
 from tokenmill.store.facts import Counts, bytes_per_token
@@ -410,16 +410,12 @@ class Monitor:
                 self.tell()
 
     def _sample(self, driver: psutil.Process) -> None:
-        total = int(driver.memory_info().rss)
+        total = rss_bytes(driver)
         for state in self._workers.values():
-            if state.process is not None:
-                if state.pid == os.getpid():
-                    continue
-                try:
-                    state.memory_bytes = int(state.process.memory_info().rss)
-                except psutil.Error:
-                    state.memory_bytes = 0
-            total += state.memory_bytes
+            if state.pid != os.getpid():
+                if state.process is not None:
+                    state.memory_bytes = rss_bytes(state.process)
+                total += state.memory_bytes
         self._memory = total
         self.peak_bytes = max(self.peak_bytes, total)
 

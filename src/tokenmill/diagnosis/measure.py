@@ -38,6 +38,7 @@ from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import resolve_eos
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.inspection import measure_lengths
+from tokenmill.monitor import tree, tree_bytes
 from tokenmill.runners.local import physical_cores
 from tokenmill.store.reader import Store
 from tokenmill.trainer.options import PEAKS, PRESETS, preset
@@ -101,17 +102,6 @@ def _watch(process: psutil.Popen) -> list[tuple[float, int]]:
     return memory
 
 
-def tree_bytes(process: psutil.Process) -> int:
-    """Resident memory of a process and its children."""
-    total = 0
-    for member in [process, *_children(process)]:
-        try:
-            total += member.memory_info().rss
-        except psutil.Error:
-            continue  # it ended between being listed and being read
-    return total
-
-
 def thin(points: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     """At most so many points, the largest of each stretch, so that no peak is lost."""
     step = -(-len(points) // KEPT_POINTS) or 1
@@ -121,16 +111,9 @@ def thin(points: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     )
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
 def _end(process: psutil.Popen) -> None:
     if process.poll() is None:
-        for member in [*_children(process), process]:
+        for member in reversed(tree(process)):
             try:
                 member.kill()
             except psutil.Error:

@@ -39,6 +39,7 @@ from tokenmill.engines.load import load_engine
 from tokenmill.errors import SourceError, TokenmillError, UsageError
 from tokenmill.files import shown
 from tokenmill.loader.loader import Loader
+from tokenmill.monitor import tree_cpu_seconds
 from tokenmill.records import TextBatch
 from tokenmill.runners.local import end_with_parent
 from tokenmill.sources import format_of
@@ -336,18 +337,6 @@ def _busy_seconds() -> float:
     times: dict[str, float] = psutil.cpu_times()._asdict()
     # Time of guests is counted in user time already.
     return sum(v for k, v in times.items() if k not in ("idle", "iowait", "guest", "guest_nice"))
-
-
-def tree_cpu_seconds() -> float:
-    """CPU seconds so far of this process, its children that live, and those that ended."""
-    me = psutil.Process()
-    total = 0.0
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            total += sum(process.cpu_times()[:4])
-        except psutil.Error:
-            continue  # it ended just now; its parent has counted it
-    return total
 
 
 def encode_one(engine: Engine, text: str) -> NDArray[np.uint32]:
