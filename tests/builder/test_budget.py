@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokenmill.builder.memory import max_document_bytes
+from tokenmill.builder.plan import max_document_bytes
 from tokenmill.words import parse_size
 
 

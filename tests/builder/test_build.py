@@ -11,7 +11,7 @@ import pytest
 from tests.builder.stores import byte_ids, documents, make_texts, tree, write_jsonl
 
 import tokenmill
-from tokenmill.builder.memory import max_document_bytes
+from tokenmill.builder.plan import max_document_bytes
 from tokenmill.engines.describe import describe
 from tokenmill.errors import (
     MemoryBudgetError,

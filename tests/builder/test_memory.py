@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.builder.memory import (
+from tokenmill.builder.plan import (
     MEGABYTE,
     budget_with,
     divide_budget,
@@ -82,7 +82,7 @@ def test_a_limit_makes_allocations_fail_until_it_is_taken_back() -> None:
     # In a process of its own: what other tests hold would count.
     code = """if True:
         import numpy as np, pyarrow as pa
-        from tokenmill.builder.memory import limit_memory
+        from tokenmill.builder.plan import limit_memory
         take_back = limit_memory(300 << 20)
         for allocate in (lambda: np.ones(400 << 20, np.uint8), lambda: bytearray(400 << 20),
                          lambda: pa.allocate_buffer(400 << 20)):

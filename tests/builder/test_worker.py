@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
-from tokenmill.builder.identity import request_identity
-from tokenmill.builder.memory import divide_budget
-from tokenmill.builder.plan import Task
+from tokenmill.builder.plan import Task, divide_budget, request_identity
 from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport, WorkerSettings
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe

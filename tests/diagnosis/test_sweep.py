@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenmill.builder.memory import divide_budget, max_document_bytes
+from tokenmill.builder.plan import divide_budget, max_document_bytes
 from tokenmill.diagnosis.measure import (
     memory_for,
     points,

@@ -1,33 +1,371 @@
-"""Decides what a build has to do: which units are complete, which are to be built, which go.
-
-Resume is nothing but this: plan the units again and keep those whose receipt still holds. A receipt
-holds if its configuration, its slice and its source file are the ones of the plan. A file that was
-only touched is recognised by its bytes, and so is one with its old size and time that was changed
-after the receipt was written (docs/decisions/0016). What the files do not say is never taken from
-an earlier run.
+"""What a build finds out before it writes anything: who the store is, what memory each worker has,
+and which units are complete, which are to be built, which go.
 """
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import hashlib
 import itertools
+import json
 import os
 import re
+import shutil
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import psutil
 import xxhash
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill._version import __version__
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.describe import describe
+from tokenmill.engines.locate import find_tokenizer, resolve_bos, resolve_eos
+from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.sources import format_of
+from tokenmill.store.durable import replace_file
+from tokenmill.store.facts import (
+    FORMAT_VERSION,
+    BoundaryToken,
+    StoreIdentity,
+    TokenizerFacts,
+    facts_of,
+)
 from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
-from tokenmill.store.receipts import find_receipt, read_receipt
+from tokenmill.store.receipts import find_receipt, read_manifest, read_receipt
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from tokenmill.engines.base import TokenizerInfo
+    from tokenmill.engines.locate import TokenizerFiles
+    from tokenmill.options import BuildOptions
     from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipts import Claim, Receipt
+    from tokenmill.store.receipts import Claim, Manifest, Receipt
+
+
+# -------------------------------------------------------------------------------------------------
+# Who a store is: its tokenizer, its boundary tokens and its configuration, with one fingerprint.
+#
+# Units carry the fingerprint in their receipts. Two units with different fingerprints must never
+# get into one store, since nothing in the ids would show it.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """The tokenizer and configuration that a build asks for."""
+
+    files: TokenizerFiles
+    identity: StoreIdentity
+    info: TokenizerInfo | None
+    """None where the store's own word was taken for it; `describe_kept` has it then."""
+
+
+def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
+    """Resolve tokenizer and configuration; cheap if the store was built with the same ones."""
+    files = find_tokenizer(options.tokenizer)
+    settings = options.identity()
+    shape = options.shape
+    is_chat = shape is not None and shape.format == "chat"
+    if is_chat:
+        from tokenmill.supervised.templates import digest, read_sources, with_template
+
+        files = with_template(files, options.chat_template)
+        settings["chat_template"] = digest(read_sources(files.files))
+    facts = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
+    manifest = known_manifest(layout)
+    known = None if manifest is None else manifest.identity
+    if (
+        known is not None
+        and known.tokenizer.files == facts
+        and known.tokenizer.kind == str(files.kind)
+        and dict(known.config) == settings
+    ):
+        return Request(files=files, identity=known, info=None)
+    info = describe(files, policy=SpecialTokens(options.special_tokens))
+    # A chat has the tokens that its template writes, and no others.
+    eos = None if options.eos is False or is_chat else resolve_eos(info, _name(options.eos))
+    bos = None if options.bos is False else resolve_bos(info, _name(options.bos))
+    content = {
+        "format_version": FORMAT_VERSION,
+        "tokenizer": info.fingerprint,
+        "eos": eos,
+        "bos": bos,
+        "config": settings,
+    }
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
+    identity = StoreIdentity(
+        created_by=f"tokenmill {__version__}",
+        tokenizer=TokenizerFacts(
+            kind=str(info.kind),
+            fingerprint=info.fingerprint,
+            vocab_size=info.vocab_size,
+            files=facts,
+        ),
+        eos=None if eos is None else BoundaryToken(token=eos[0], id=eos[1], position="end"),
+        bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
+        special_tokens=options.special_tokens,
+        config=settings,
+        fingerprint=hashlib.sha256(canonical).hexdigest(),
+        mask=shape is not None and shape.has_mask,
+    )
+    return Request(files=files, identity=identity, info=info)
+
+
+def _name(token: str | bool | None) -> str | None:
+    return token if isinstance(token, str) else None
+
+
+def describe_kept(layout: StoreLayout, request: Request) -> TokenizerInfo:
+    """The tokenizer as the workers load it: from the copy in the store."""
+    policy = SpecialTokens(request.identity.special_tokens)
+    info = request.info or describe(request.files, policy=policy)
+    return dataclasses.replace(info, files={name: layout.tokenizer / name for name in info.files})
+
+
+def known_manifest(layout: StoreLayout) -> Manifest | None:
+    """The manifest of a store that is complete."""
+    if not layout.manifest.exists():
+        return None
+    try:
+        return read_manifest(layout.root)
+    except StoreError:
+        return None
+
+
+def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
+    """What is different about a store's own configuration, in words."""
+    manifest = known_manifest(layout)
+    if manifest is None:
+        return "its units carry another fingerprint"
+    known = manifest.identity
+    changes = []
+    if known.tokenizer.fingerprint != asked.tokenizer.fingerprint:
+        changes.append(
+            f"tokenizer {known.tokenizer.fingerprint[:12]} -> {asked.tokenizer.fingerprint[:12]}"
+        )
+    for name, before, after in (("eos", known.eos, asked.eos), ("bos", known.bos, asked.bos)):
+        if before != after:
+            old, new = (repr(token.token) if token else "none" for token in (before, after))
+            changes.append(f"{name} {old} -> {new}")
+    for name, value in asked.config.items():
+        if name not in {"eos", "bos"} and known.config.get(name) != value:
+            changes.append(f"{name} {known.config.get(name)!r} -> {value!r}")
+    return ", ".join(changes) or "its units carry another fingerprint"
+
+
+def keep_tokenizer(layout: StoreLayout, request: Request) -> None:
+    """Copy the tokenizer's files into the store, so that it needs nothing else to be read."""
+    layout.tokenizer.mkdir(parents=True, exist_ok=True)
+    wanted = request.identity.tokenizer.files
+    for stray in {path.name for path in layout.tokenizer.iterdir()} - set(wanted):
+        path = layout.tokenizer / stray
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        layout.upstream.remove([path])
+    for name, source in request.files.files.items():
+        target = layout.tokenizer / name
+        if target.exists() and facts_of(target.read_bytes()) == wanted[name]:
+            continue
+        data = source.read_bytes()
+        if facts_of(data) != wanted[name]:
+            raise StoreError(
+                f"the tokenizer file {str(source)!r} changed while it was read",
+                hint="run the same command again",
+            )
+        replace_file(layout, target, data)
+
+
+# -------------------------------------------------------------------------------------------------
+# One memory budget, divided among the processes of a build, and a worker kept within its share.
+#
+#     budget = driver + workers x (engine + batches in flight + engine cache) + one large document
+#
+# What a share must hold was measured (docs/decisions/0003-memory-budget.md): the interpreter with
+# its libraries, the tokenizer as both engines hold it, and the copies of a batch on its way from
+# raw bytes to shard. What is left is the cache of the fast engine, which grows with the text: the
+# worker watches its own size and has the engine drop the cache when its share is full. One document
+# may be far larger than a batch; workers take turns at those.
+
+
+MEGABYTE = 1 << 20
+
+_DRIVER_BYTES = 110 * MEGABYTE
+_LIBRARIES_BYTES = 110 * MEGABYTE
+UPLOAD_BYTES = 80 * MEGABYTE
+"""More for each process whose store is behind a URL: network libraries, and parts being sent."""
+_TOKENIZER_FACTOR = 18
+"""Memory of the fast and the reference engine together, per byte of tokenizer file."""
+BATCH_FACTOR = 14
+"""Copies of a batch alive at once: raw and parsed ahead, text and ids in work, ids to write."""
+_CACHE_BYTES = 48 * MEGABYTE
+"""The least that makes the fast engine's cache worth having."""
+LARGE_DOCUMENT_FACTOR = 160
+"""Memory per byte of a document that a reference engine encodes alone, at about a token a byte.
+The fast engine needs far less, but which engine is used may not decide which rows are rejected."""
+
+_USUAL_ROOM = 192 * MEGABYTE
+_SMALLEST_BATCH = 1 * MEGABYTE
+_LARGEST_BATCH = 8 * MEGABYTE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """How a budget is spent."""
+
+    budget: int
+    workers: int
+    worker_bytes: int
+    """Size at which a worker drops its caches."""
+    batch_bytes: int
+    max_document_bytes: int = 0
+    """Follows from the budget alone: it decides which rows are rejected, and so may not depend on
+    the number of workers."""
+    room_bytes: int = 0
+    """What a reader may hold at once beside its batches; a file that needs more is an error."""
+    hard_bytes: int = 0
+    """Size at which a worker gets no more memory: its share and one large document."""
+    worker_cpus: int = 1
+    """CPUs of a cluster's node for each worker, so that no more start there than fit."""
+
+
+def default_budget() -> int:
+    """A quarter of the memory that this process may use."""
+    return usable_memory() // 4
+
+
+def usable_memory() -> int:
+    """Memory of the machine, or of the control group that limits this process."""
+    limits = [psutil.virtual_memory().total]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def max_document_bytes(budget: int) -> int:
+    """The largest document that a budget can take; a larger one is a rejected row."""
+    return max(budget // (4 * LARGE_DOCUMENT_FACTOR), 256 * 1024)
+
+
+def divide_budget(
+    budget: int,
+    *,
+    tokenizer_bytes: int,
+    most_workers: int,
+    least_workers: int = 1,
+    upload_bytes: int = 0,
+) -> MemoryPlan:
+    """Shares for as many workers as fit, up to `most_workers`; refuses where too few do."""
+    document = max_document_bytes(budget)
+    driver = _DRIVER_BYTES + upload_bytes
+    fixed = upload_bytes + _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + _CACHE_BYTES
+    free = budget - driver - LARGE_DOCUMENT_FACTOR * document
+    workers = min(most_workers, free // (fixed + BATCH_FACTOR * _SMALLEST_BATCH))
+    if workers < least_workers:
+        share = fixed + BATCH_FACTOR * _SMALLEST_BATCH
+        # The large document takes a quarter of any budget.
+        smallest = (driver + least_workers * share) * 4 // 3
+        smallest = -(-smallest // (10 * 10**6)) * 10 * 10**6
+        raise MemoryBudgetError(
+            f"a memory budget of {format_size(budget)} is too small for {least_workers} "
+            f"worker{'s' if least_workers > 1 else ''} with this tokenizer, each of which needs "
+            f"{format_size(share)} beside {format_size(driver)} for the driver and a "
+            "quarter of the budget for large documents",
+            hint=f"the smallest that works is --memory {smallest // 10**6}MB"
+            + (", or use fewer --workers" if least_workers > 1 else ""),
+        )
+    share = free // workers
+    batch = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, (share - fixed) // (2 * BATCH_FACTOR)))
+    # Taken from what the engine's cache could grow to.
+    spare = share - fixed - BATCH_FACTOR * batch
+    room = max(4 * batch, spare // 2, min(spare, _USUAL_ROOM))
+    return MemoryPlan(
+        budget=budget,
+        workers=workers,
+        worker_bytes=share,
+        batch_bytes=batch,
+        max_document_bytes=document,
+        room_bytes=room,
+        hard_bytes=share + LARGE_DOCUMENT_FACTOR * document,
+    )
+
+
+def budget_with(plan: MemoryPlan, more_bytes: int) -> str:
+    """A budget, as one writes it, whose readers have so many bytes more room."""
+    # Batches may grow first; of what is left half is room; a quarter of all is a large document's.
+    batches = BATCH_FACTOR * (_LARGEST_BATCH - plan.batch_bytes)
+    more = (2 * more_bytes + plan.room_bytes + batches + MEGABYTE) * plan.workers * 4 // 3
+    return f"{-(-(plan.budget + more) // 10**8) * 100}MB"
+
+
+_SPARE_BYTES = 8 * MEGABYTE
+"""Mapped and never used: stacks of threads, what allocators keep."""
+
+
+def limit_memory(most_bytes: int) -> Callable[[], None]:
+    """Make this process get no more memory than that; what is returned takes the limit back.
+
+    For a process of one's own that works on what may be hostile. Beyond the limit Python, numpy and
+    Arrow raise MemoryError, to be caught around the work (`BuildWorker.work` does) and told as an
+    error that names the file; native code that cannot raise ends the process with SIGABRT, which
+    `LocalRunner` tells as such an error and does not try again. Only Linux has such a limit.
+    """
+    if sys.platform != "linux":
+        return lambda: None
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/status") as file:
+        facts = dict(line.split(":", 1) for line in file if line.startswith(("VmData", "VmRSS")))
+    mapped, used = (int(facts[name].split()[0]) * 1024 for name in ("VmData", "VmRSS"))
+    limit = mapped + max(0, most_bytes - used) + _SPARE_BYTES
+    if before[1] != resource.RLIM_INFINITY:
+        limit = min(limit, before[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+class MemoryGuard:
+    """A worker's eye on its own size."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._process = psutil.Process()
+        self.kept_free = 0
+        """What a reader may take at any moment."""
+
+    def is_over(self) -> bool:
+        return int(self._process.memory_info().rss) > self._limit - self.kept_free
+
+
+def release_free_memory() -> None:
+    """Give memory that was freed but kept by the allocators back to the system."""
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()
+    if os.name == "posix":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+# -------------------------------------------------------------------------------------------------
+# The units of a build, by what the store has of them.
+#
+# Resume is nothing but this: plan the units again and keep those whose receipt still holds. A
+# receipt holds if its configuration, its slice and its source file are the ones of the plan. A file
+# that was only touched is recognised by its bytes, and so is one with its old size and time that
+# was changed after the receipt was written (docs/decisions/0016). What the files do not say is
+# never taken from an earlier run.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

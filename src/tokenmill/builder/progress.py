@@ -34,8 +34,7 @@ from tokenmill.store.reader import Store
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tokenmill.builder.memory import MemoryPlan
-    from tokenmill.builder.plan import WorkPlan
+    from tokenmill.builder.plan import MemoryPlan, WorkPlan
     from tokenmill.builder.run import BuildRun
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape

@@ -19,22 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill import corpora
-from tokenmill.builder.identity import (
-    Request,
-    describe_difference,
-    describe_kept,
-    keep_tokenizer,
-    known_manifest,
-    request_identity,
-)
-from tokenmill.builder.memory import (
+from tokenmill.builder.plan import (
     UPLOAD_BYTES,
     MemoryPlan,
+    PlanRules,
+    Request,
+    WorkPlan,
     default_budget,
+    describe_difference,
+    describe_kept,
+    describe_missing,
     divide_budget,
+    keep_tokenizer,
+    known_manifest,
     max_document_bytes,
+    parse_part,
+    plan_work,
+    request_identity,
 )
-from tokenmill.builder.plan import PlanRules, WorkPlan, describe_missing, parse_part, plan_work
 from tokenmill.builder.progress import (
     Held,
     Monitor,

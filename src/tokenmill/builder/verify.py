@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.builder.encode import Encoding, RowEncoder
-from tokenmill.builder.memory import default_budget, max_document_bytes
+from tokenmill.builder.plan import default_budget, max_document_bytes
 from tokenmill.builder.run import fields_of
 from tokenmill.engines import REFERENCES
 from tokenmill.engines.base import SpecialTokens, TokenizerKind

@@ -36,7 +36,7 @@ from tokenmill.builder.encode import (
     cut_lengths,
     frame_documents,
 )
-from tokenmill.builder.memory import (
+from tokenmill.builder.plan import (
     BATCH_FACTOR,
     LARGE_DOCUMENT_FACTOR,
     MemoryGuard,
@@ -62,8 +62,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.builder.memory import MemoryPlan
-    from tokenmill.builder.plan import Task
+    from tokenmill.builder.plan import MemoryPlan, Task
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.options import BuildOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill._version import __version__
-from tokenmill.builder.memory import usable_memory
+from tokenmill.builder.plan import usable_memory
 from tokenmill.diagnosis.measure import (
     check_known,
     demands,

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING
 import psutil
 
 from tokenmill import files
-from tokenmill.builder.memory import (
+from tokenmill.builder.plan import (
     default_budget,
     divide_budget,
     max_document_bytes,
