@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
 
     from numpy.typing import NDArray
@@ -91,6 +91,9 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[NDArray[np.uint32]]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> NDArray[np.uint32]:
         if not 0 <= index < len(self):

@@ -255,7 +255,7 @@ class CheckedEngine:
         except UnencodableError as error:
             failed = error.documents
             good = [index for index in range(len(texts)) if index not in failed]
-            ids = dict(zip(good, _documents(self.reference.encode(texts.take(good))), strict=True))
+            ids = dict(zip(good, self.reference.encode(texts.take(good)), strict=True))
             expected = TokenBatch.from_lists([ids.get(index, ()) for index in range(len(texts))])
         return [
             (
@@ -269,10 +269,6 @@ class CheckedEngine:
             for index in range(len(texts))
             if index in failed or not np.array_equal(found[index], expected[index])
         ]
-
-
-def _documents(tokens: TokenBatch) -> list[NDArray[np.uint32]]:
-    return [tokens[index] for index in range(len(tokens))]
 
 
 def _whole_characters(data: NDArray[np.uint8], start: int, stop: int) -> tuple[int, int]:

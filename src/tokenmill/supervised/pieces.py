@@ -138,7 +138,10 @@ class RowPieces:
         return opens
 
     def put_together(
-        self, tokens: TokenBatch, borders: TextBoundaries, inner_borders: TextBoundaries
+        self,
+        tokens: TokenBatch,
+        borders: TextBoundaries | None,
+        inner_borders: TextBoundaries | None,
     ) -> tuple[TokenBatch, NDArray[np.uint8]]:
         """Ids of the rows, special tokens in their places, and for each whether it counts.
 
@@ -159,6 +162,7 @@ class RowPieces:
         for piece, start, end in self._partial_ranges(layout):
             low, high = int(ends[piece]), int(ends[piece + 1])
             finder = borders if layout.opens[piece] else inner_borders
+            assert finder is not None, "a part counts of a row that has no mask"
             first, last = finder.tokens_in(
                 layout.strings[piece], ids[low:high], start, end, touching=self.touching_counts
             )

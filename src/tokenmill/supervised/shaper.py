@@ -46,43 +46,36 @@ if TYPE_CHECKING:
 # learned.
 
 
-class TextMaker:
-    """Fills a template with the fields of a row."""
-
-    def __init__(self, template: FieldTemplate) -> None:
-        self._template = template
-
-    def __call__(self, row: dict[str, Any]) -> RowText:
-        """The text of a row."""
-        return RowText("".join(_filled(self._template, row)))
-
-
-class PromptMaker:
-    """Fills a template with a prompt and its completion."""
+class FieldMaker:
+    """Fills a template with the fields of a row: a text, or a prompt and its completion."""
 
     def __init__(
-        self, template: FieldTemplate, *, completion_field: str, bos: int | None, eos: int | None
+        self,
+        template: FieldTemplate,
+        *,
+        completion_field: str | None = None,
+        bos: int | None = None,
+        eos: int | None = None,
     ) -> None:
         self._template = template
         # Everything from the completion on is what the model is to say.
-        self._prompt_pieces = template.pieces.index((True, completion_field))
+        self._prompt_pieces = (
+            None if completion_field is None else template.pieces.index((True, completion_field))
+        )
         self._bos, self._eos = bos, eos
 
     def __call__(self, row: dict[str, Any]) -> RowText:
         """The text of a row; its completion counts."""
-        parts = _filled(self._template, row)
+        pieces = self._template.pieces
+        parts = [text_of(row, text) if is_field else text for is_field, text in pieces]
         text = "".join(parts)
-        if not text:
+        if not text or self._prompt_pieces is None:
             return RowText(text)
-        border = sum(map(len, parts[: self._prompt_pieces]))
-        if border == len(text):
+        boundary = sum(map(len, parts[: self._prompt_pieces]))
+        if boundary == len(text):
             # The end token alone could be learned; an answer that is missing is far more likely.
             raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
-        return RowText(text, [(border, len(text))], before=self._bos, after=self._eos)
-
-
-def _filled(template: FieldTemplate, row: dict[str, Any]) -> list[str]:
-    return [text_of(row, text) if is_field else text for is_field, text in template.pieces]
+        return RowText(text, [(boundary, len(text))], before=self._bos, after=self._eos)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -113,16 +106,6 @@ def _silence(step: dict[str, Any]) -> None:
 
 if TYPE_CHECKING:
     Encode = Callable[[TextBatch], TokenBatch]
-
-
-class _NoBorders(TextBoundaries):
-    """For texts without a mask, of which nobody asks what counts."""
-
-    def __init__(self) -> None:
-        pass
-
-
-_NO_BORDERS = _NoBorders()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +150,13 @@ class Shaper:
             )
             self._inner = load_inner(engine.info)
         elif shape.format == "prompt-completion":
-            self._make = PromptMaker(
+            self._make = FieldMaker(
                 field_template(shape), completion_field=shape.completion_field, bos=bos, eos=eos
             )
         else:
-            self._make = TextMaker(field_template(shape))
-        self._borders = TextBoundaries(engine, engine.reference) if shape.has_mask else _NO_BORDERS
+            self._make = FieldMaker(field_template(shape))
+        # Nobody asks what counts of texts without a mask.
+        self._borders = TextBoundaries(engine, engine.reference) if shape.has_mask else None
         self._inner_borders = self._borders
         if self._inner is not None:
             self._inner_borders = TextBoundaries(self._inner, self._inner)
@@ -217,8 +201,8 @@ class Shaper:
             return TokenBatch.from_lists([])
         if self._inner is None or (opens := shaped.pieces.opening()).all():
             return encode(stretches)
-        parts = iter_documents(encode(stretches.take(np.flatnonzero(opens))))
-        inner = iter_documents(self._inner.encode(stretches.take(np.flatnonzero(~opens))))
+        parts = iter(encode(stretches.take(np.flatnonzero(opens))))
+        inner = iter(self._inner.encode(stretches.take(np.flatnonzero(~opens))))
         return TokenBatch.from_lists([next(parts if opens_row else inner) for opens_row in opens])
 
     def assemble(self, shaped: Shaped, tokens: TokenBatch) -> TokenBatch:
@@ -240,11 +224,6 @@ def field_template(shape: RowShape) -> FieldTemplate:
             )
         return template
     return FieldTemplate(((True, shape.prompt_field), (True, shape.completion_field)))
-
-
-def iter_documents(tokens: TokenBatch) -> Any:
-    """The documents of a batch, one after the other."""
-    return (tokens[index] for index in range(len(tokens)))
 
 
 # -------------------------------------------------------------------------------------------------
