@@ -2,8 +2,7 @@
 
 eos and bos are what the tokenizer's own metadata name; nothing is guessed from how a token looks.
 The fingerprint is taken from parsed content, so a reformatted tokenizer.json is the same
-tokenizer; `quick_fingerprint` hashes raw bytes, for the common question "has anything changed at
-all?".
+tokenizer.
 """
 
 from __future__ import annotations
@@ -93,16 +92,6 @@ def describe(
     if policy is None:
         return info
     return replace(info, coverages=coverages_of(tokenizer, policy), policy=policy)
-
-
-def quick_fingerprint(files: TokenizerFiles) -> str:
-    """sha256 over names and raw bytes of the files: equal means that nothing was touched."""
-    digest = hashlib.sha256(files.kind.encode())
-    for name, path in sorted(files.files.items()):
-        data = path.read_bytes()
-        digest.update(f"\n{name} {len(data)}\n".encode())
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
