@@ -25,11 +25,12 @@ PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_inf
 require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
 	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
 
-.PHONY: demo test test-slow lint bench bench-quick clean help
+.PHONY: demo test test-fast test-slow lint bench bench-quick clean help
 
 help:
 	@echo "make demo         see it work: core install, then tokenmill demo"
 	@echo "make test         formatting, lint, import contracts, types, tests"
+	@echo "make test-fast    the tests that start no process, use no network and sync no file"
 	@echo "make test-slow    the long tests that make test leaves out"
 	@echo "make lint         everything of make test but the tests"
 	@echo "make bench        measure beside the peers and write docs/benchmarks.md (bench-quick: a trial)"
@@ -40,6 +41,9 @@ demo: .venv/stamp
 
 test: lint .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "not slow and not gpu and not network" $(PYTEST_ARGS)
+
+test-fast: .venv-dev/stamp
+	$(PYTEST) --ignore tests/hostile -m "fast and not slow and not gpu and not network" $(PYTEST_ARGS)
 
 test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)

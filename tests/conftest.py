@@ -11,8 +11,14 @@ import json
 import signal
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
+from tests import fast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EOS = "<|endoftext|>"
 OTHER_SCRIPTS = (
@@ -26,6 +32,31 @@ OTHER_SCRIPTS = (
 # tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the fast tests, before `-m` selects."""
+    for item in items:
+        if fast.is_fast(item):
+            item.add_marker("fast")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with fast.watched(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with fast.watched(item):
+        yield
 
 
 @pytest.fixture(scope="session")
