@@ -312,6 +312,14 @@ def test_one_without_checksums_goes_on_and_says_that_it_was_not_checked(victim: 
     assert not any("without checksums" in note for note in victim.resume().notes)
 
 
+@pytest.mark.parametrize("member", ["checksums", "options", "versions"])
+def test_a_member_that_is_null_is_not_one_that_is_missing(victim: Victim, member: str) -> None:
+    checkpoint = victim.fresh()
+    write_members(checkpoint, members_of(checkpoint) | {member: None}, sealed=True)
+    with pytest.raises(TrainingError, match=f"its member '{member}' is null"):
+        victim.resume()
+
+
 def _link(path: Path) -> None:
     outside = path.parents[3] / "outside"
     shutil.copyfile(path, outside)

@@ -40,6 +40,8 @@ def test_a_receipt_comes_back_from_its_file(layout: StoreLayout, receipt: Receip
 def test_counts_must_balance_and_add_up() -> None:
     with pytest.raises(ValueError, match="4 rows are not 1 documents \\+ 1 empty \\+ 0 rejected"):
         Counts.of(rows=4, documents=1, empty=1, skipped=1)
+    with pytest.raises(ValueError, match="2 documents are not pieces of 0 rows"):
+        Counts.of(rows=1, documents=3, pieces=2)
     total = Counts.of(rows=3, documents=2, skipped=1, tokens=5) + Counts.of(rows=1, rejected=1)
     assert total == Counts.of(rows=4, documents=2, rejected=1, skipped=1, tokens=5)
 
@@ -69,6 +71,7 @@ CHANGES: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("shards", 0, "rows"), [0, 3], "row runs"),
     (("shards", 0, "rows"), ["x"], r"rows\[0\] is 'x', not a number"),
     (("shards", 0, "files", "bin", "checksum"), "XYZ", "hexadecimal"),
+    (("shards", 0, "files", "mask"), None, r"files.mask is None"),
     (("shards",), {}, "not a list"),
     (("rejects",), None, "0 rejected, its counts say 1"),
     (("engine", "surprise"), 1, "unknown members: surprise"),

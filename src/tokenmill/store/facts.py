@@ -427,6 +427,8 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
                 f"{self.rows} rows are not {self.documents} documents{pieces} + {self.empty} empty"
                 f" + {self.rejected} rejected + {self.skipped} skipped"
             )
+        if bool(self.pieces) != bool(self.split_rows):
+            raise ValueError(f"{self.pieces} documents are not pieces of {self.split_rows} rows")
         if self.unlisted > self.rejected:
             raise ValueError(f"{self.unlisted} of {self.rejected} rejected rows are not listed")
 
@@ -495,7 +497,8 @@ class MaskFacts(Fact, frozen=True, kw_only=True):
 class ShardFiles(Fact, frozen=True, kw_only=True, omit_defaults=True):
     bin: FileFacts
     idx: FileFacts
-    mask: MaskFacts | None = None
+    mask: MaskFacts | msgspec.UnsetType = msgspec.UNSET
+    """Left out where there are no masks; null is no value for it."""
 
 
 class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
@@ -524,7 +527,7 @@ class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def mask(self) -> MaskFacts | None:
-        return self.files.mask
+        return None if self.files.mask is msgspec.UNSET else self.files.mask
 
     @property
     def named_files(self) -> dict[str, FileFacts]:

@@ -517,7 +517,7 @@ class _Shard:
                 files=ShardFiles(
                     bin=self._bin.finish(),
                     idx=index.finish(),
-                    mask=None if self._mask is None else self._mask.finish(),
+                    **({} if self._mask is None else {"mask": self._mask.finish()}),
                 ),
             )
         finally:

@@ -421,6 +421,10 @@ def _check_members(members: object, *, step: int) -> None:
     if type(version) is int and version != VERSION:
         raise ValueError(f"it has version {version}, and this release reads {VERSION}")
     found = read_fact(members, _Members, where=FACTS)
+    for name in ("options", "versions", "checksums"):
+        # A member that older checkpoints lack is left out, never null.
+        if name in cast("dict[str, Any]", members) and getattr(found, name) is None:
+            raise ValueError(f"its member {name!r} is null")
     if found.step != step:
         raise ValueError(f"it is of step {found.step}, and its folder of step {step}")
     for name in found.files:
