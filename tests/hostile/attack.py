@@ -45,4 +45,5 @@ def write_counts(worker: str) -> None:
     """Add the counts of this process to the folder, a file for each process."""
     if _tried:
         COUNTS.mkdir(parents=True, exist_ok=True)
-        (COUNTS / f"{worker}.json").write_text(json.dumps(_tried, indent=1, sort_keys=True))
+        facts = {"form": "long" if LONG else "short", "tried": _tried}
+        (COUNTS / f"{worker}.json").write_text(json.dumps(facts, indent=1, sort_keys=True))

@@ -1,4 +1,4 @@
-"""Write the counts of the last long run into docs/security.md: `python -m tests.hostile.report`."""
+"""Write the counts of the last run into docs/security.md: `python -m tests.hostile.report`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ BEGIN, END = "<!-- counts -->", "<!-- end of counts -->"
 def main() -> None:
     """Put a table of what was tried between the markers of the page."""
     total: Counter[str] = Counter()
+    forms = set()
     for file in sorted(COUNTS.glob("*.json")):
-        total.update(json.loads(file.read_text()))
+        found = json.loads(file.read_text())
+        total.update(found["tried"])
+        forms.add(found["form"])
     when = datetime.now(UTC).date().isoformat()
     machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     lines = [
-        f"Run of {when}, {machine}:",
+        f"Run of {when}, {' and '.join(sorted(forms))} form, {machine}:",
         "",
         "| attack | cases |",
         "| --- | ---: |",

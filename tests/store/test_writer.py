@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenmill.errors import BuildError
 from tokenmill.records import Reject, RejectReason
 from tokenmill.store.check import check_store
-from tokenmill.store.facts import facts_of
+from tokenmill.store.facts import Counts, facts_of
 from tokenmill.store.format import token_dtype
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
@@ -54,7 +54,7 @@ def append(writer: UnitWriter, documents: Sequence[Sequence[int]], *, first_row:
 def commit(writer: UnitWriter, *, documents: int, tokens: int, rejected: int = 0) -> Receipt:
     facts = commit_facts(UNIT, texts=[])
     counts = {"rows": documents + rejected, "documents": documents, "rejected": rejected}
-    facts["counts"] = type(facts["counts"])(**counts, tokens=tokens)  # type: ignore[call-arg]
+    facts["counts"] = Counts.of(**counts, tokens=tokens)
     return writer.commit(**facts)  # type: ignore[arg-type]
 
 
