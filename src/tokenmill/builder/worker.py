@@ -596,9 +596,8 @@ class BuildWorker:
 
     def __init__(self, settings: WorkerSettings, *, engine: CheckedEngine | None = None) -> None:
         self._settings = settings
-        self._layout = dataclasses.replace(
-            join_layout(settings.store, url=settings.url, token=settings.lock_token),
-            corner=settings.corner,
+        self._layout = join_layout(
+            settings.store, url=settings.url, token=settings.lock_token, corner=settings.corner
         )
         self._lock = WorkerLock(self._layout, token=settings.lock_token)
         self._lock.acquire()
