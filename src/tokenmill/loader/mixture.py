@@ -226,7 +226,7 @@ def _open(store: Store | str | os.PathLike[str], split: str | None) -> Store:
         if split is not None or not names:
             return opened
         if len(names) == 1:
-            return Store(store, split=names[0])
+            return opened.of_split(names[0])
         raise UsageError(
             f"{str(opened.path)!r} has the splits {', '.join(map(repr, names))}, and none was asked"
             " for; all of them together would train on what is held out",

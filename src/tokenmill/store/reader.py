@@ -475,10 +475,18 @@ class Store:
         store._open(files, split)
         return store
 
-    def _open(self, files: StoreFiles, split: str | None) -> None:
+    def of_split(self, split: str) -> Self:
+        """The same files for one split; the manifest, which may be large, is not read again."""
+        store = type(self).__new__(type(self))
+        store._open(self.files, split, manifest=self.manifest)
+        return store
+
+    def _open(
+        self, files: StoreFiles, split: str | None, *, manifest: Manifest | None = None
+    ) -> None:
         self.files = files
         self.split = split
-        self.manifest: Manifest = files.read_manifest()
+        self.manifest: Manifest = manifest or files.read_manifest()
         self.shards: tuple[Shard, ...] = tuple(self._list_shards())
         self._starts = [shard.first_document for shard in self.shards]
         self.num_documents = sum(shard.documents for shard in self.shards)
