@@ -17,7 +17,7 @@ from tests.store.s3_server import BUCKET, Refusal, remote_tree, s3_session
 
 import tokenmill
 from tokenmill.errors import BuildError, TooManyRejectsError
-from tokenmill.runners import Job, TaskDone, TaskReport
+from tokenmill.runners import Job, TaskDone, TaskReport, WorkerLost, WorkerUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,7 +153,22 @@ def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(
     assert any(place.startswith("2 nodes, 4 CPUs, ") for place in lose.places)
     assert result.units_built == result.units_total > 50
     assert tree(folder / "lost") == tree(folder / "local")
-    assert any("is built again" in warning for warning in result.warnings)
+
+
+def test_a_worker_that_dies_in_the_middle_of_its_task_is_told_of(
+    session: RayCluster, tmp_path: Path
+) -> None:
+    task = ("die when told", str(tmp_path / "die"))
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, WorkerUsage):  # the driver has heard of the attempt
+            (tmp_path / "die").touch()
+
+    run(session, [task], on_event)
+    assert [event.task for event in events if isinstance(event, WorkerLost)] == [task]
+    assert [event.task for event in events if isinstance(event, TaskDone)] == [task]
 
 
 def test_a_worker_that_stands_still_is_overtaken_by_a_copy_of_its_task(
@@ -206,28 +221,29 @@ def test_prompts_with_completions_go_to_a_bucket_that_falters(
         assert result.lengths == again.lengths
 
 
-def run(session: RayCluster, tasks: list[tuple[str, Any]]) -> list[Event]:
+def run(
+    session: RayCluster, tasks: list[tuple[str, Any]], on_event: Callable[[Event], None]
+) -> None:
     from tokenmill.runners.ray import RayRunner
 
-    events: list[Event] = []
     job = Job(function="tests.runners.jobs:make", payload="hello")
     runner = RayRunner(session, num_workers=2, copy_seconds=1.0)
-    runner.run(job, tasks, on_event=events.append)
-    return events
+    runner.run(job, tasks, on_event=on_event)
 
 
 def test_tasks_that_hang_are_copied_and_those_that_kill_every_worker_are_an_error(
     session: RayCluster, tmp_path: Path
 ) -> None:
     tasks = [("hang once", str(tmp_path / "hung")), *(("square", n) for n in range(20))]
-    events = run(session, tasks)
+    events: list[Event] = []
+    run(session, tasks, events.append)
     done = {event.task: event.result for event in events if isinstance(event, TaskDone)}
     assert set(done) == set(tasks)
     assert done["square", 4] == 16
     reports = [event.value for event in events if isinstance(event, TaskReport)]
     assert sorted(reports) == [("squaring", n) for n in range(20)]
     with pytest.raises(BuildError, match="workers of the cluster were lost one after the other"):
-        run(session, [("die", None), ("square", 1)])
+        run(session, [("die", None), ("square", 1)], events.append)
 
 
 @pytest.mark.slow

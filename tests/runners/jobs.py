@@ -33,6 +33,10 @@ class Worker:
         if kind == "die once" and not Path(value).exists():
             Path(value).touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "die when told" and not Path(value).exists():
+            while not Path(value).exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
         if kind == "hang once" and not Path(value).exists():
             Path(value).touch()
             time.sleep(600)
