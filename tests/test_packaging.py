@@ -79,6 +79,7 @@ def test_every_command_has_help_and_stands_in_the_docs() -> None:
     for name, command in COMMANDS.items():
         assert command.help, name
         assert f"tokenmill {name}" in docs, name
+        command.get_help(command.context_class(command, info_name=name))
         for parameter in command.params:
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 

@@ -8,13 +8,16 @@ option, add a field, and read it where it matters.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
+import sys
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -52,32 +55,46 @@ BUILD_PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """How the command line shows an option."""
+    """How the command line shows an option. The help is the string below the field."""
 
-    names: tuple[str, ...]
-    help: str
     panel: str
     metavar: str | None = None
+    flag: str | None = None  # where it is not called as the option
+    short: str | None = None
     choices: tuple[str, ...] = ()
-    shown: str | bool = True
-    """What stands for the default in the help."""
-    kind: object = None
-    """The type of the flag's value, where it is not the option's."""
-    off: str | None = None
-    """Another flag, which says False."""
+    shown: str | bool = True  # what the help says of the default
+    kind: object = None  # the type of the flag's value, where it is not the option's
+    off: str | None = None  # another flag, which says False
     off_help: str = ""
+    help: str | None = None  # where it is made of other things than words
+    like: type | None = None  # the class that has the field, where it is declared by `same`
 
 
-def option(default: Any, *names: str, help: str, panel: str, **how: Any) -> Any:  # noqa: A002
+def option(default: Any, panel: str, metavar: str | None = None, **how: Any) -> Any:
     """A field with a flag; a field without this is for Python alone."""
-    return field(
-        default=default, metadata={"flag": Flag(names=names, help=help, panel=panel, **how)}
-    )
+    return field(default=default, metadata={"flag": Flag(panel=panel, metavar=metavar, **how)})
 
 
 def flags_of(options: type) -> dict[str, Flag]:
     """The options that have flags, by their names."""
     return {each.name: each.metadata["flag"] for each in fields(options) if "flag" in each.metadata}
+
+
+@functools.cache
+def help_of(options: type) -> dict[str, str]:
+    """What each option is for: the strings below the fields, which only the source has."""
+    found: dict[str, str] = {}
+    for base in reversed(options.__mro__[:-1]):
+        tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
+        (body,) = (each.body for each in tree.body if getattr(each, "name", "") == base.__name__)  # type: ignore[attr-defined]
+        for above, below in itertools.pairwise(body):
+            match above, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+    for name, flag in flags_of(options).items():
+        if flag.help or flag.like:
+            found[name] = flag.help or help_of(flag.like)[name]
+    return found
 
 
 def check_choices(options: object) -> None:
@@ -145,7 +162,8 @@ def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
 def same(options: type, name: str) -> Any:
     """A field declared as another class has it: the same default, flag and help."""
     (found,) = (each for each in fields(options) if each.name == name)
-    return field(default=found.default, metadata=found.metadata)
+    flag = dataclasses.replace(found.metadata["flag"], like=options)
+    return field(default=found.default, metadata={"flag": flag})
 
 
 # -------------------------------------------------------------------------------------------------
@@ -169,82 +187,32 @@ def check_template_kwargs(values: object) -> dict[str, Any]:
 class RowShape:
     """What a row becomes, where it is more than the text of one field."""
 
-    format: str = option(
-        "text",
-        "--format",
-        choices=("text", "chat", "prompt-completion"),
-        panel=SHAPE,
-        help="What a row is: a text, a conversation, or a prompt with its completion. The last two "
-        "make a store with masks, which say what counts for the loss.",
-    )
-    template: str | None = option(
-        None,
-        "--template",
-        metavar="TEXT",
-        shown=False,
-        panel=SHAPE,
-        help="Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are "
-        "understood, {{ and }} are braces.",
-    )
-    prompt_field: str = option(
-        "prompt", "--prompt-field", metavar="NAME", panel=SHAPE, help="The prompt."
-    )
-    completion_field: str = option(
-        "completion",
-        "--completion-field",
-        metavar="NAME",
-        panel=SHAPE,
-        help="The completion; in a --template everything from it on counts for the loss.",
-    )
-    messages_field: str | None = option(
-        None,
-        "--messages-field",
-        metavar="NAME",
-        shown="messages or conversations",
-        panel=SHAPE,
-        help="The conversation: a list of messages with role and content, or from and value.",
-    )
-    chat_date: str | None = option(
-        None,
-        "--chat-date",
-        metavar="DAY",
-        shown=False,
-        panel=SHAPE,
-        help="What a chat template that writes today's date shall write, such as 2024-07-26.",
-    )
+    format: str = option("text", SHAPE, choices=("text", "chat", "prompt-completion"))
+    """What a row is: a text, a conversation, or a prompt with its completion. The last two make a
+    store with masks, which say what counts for the loss."""
+    template: str | None = option(None, SHAPE, "TEXT")
+    """Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are understood, {{
+    and }} are braces."""
+    prompt_field: str = option("prompt", SHAPE, "NAME")
+    """The prompt."""
+    completion_field: str = option("completion", SHAPE, "NAME")
+    """The completion; in a --template everything from it on counts for the loss."""
+    messages_field: str | None = option(None, SHAPE, "NAME", shown="messages or conversations")
+    """The conversation: a list of messages with role and content, or from and value."""
+    chat_date: str | None = option(None, SHAPE, "DAY")
+    """What a chat template that writes today's date shall write, such as 2024-07-26."""
     chat_template_kwargs: str | Mapping[str, object] | None = option(
-        None,
-        "--chat-template-kwargs",
-        kind=str | None,
-        metavar="JSON",
-        shown=False,
-        panel=SHAPE,
-        help="More variables for the chat template, such as '{\"enable_thinking\": false}'. A "
-        "field of this name in a row goes before them.",
+        None, SHAPE, "JSON", kind=str | None
     )
-    train_on: str = option(
-        "assistant",
-        "--train-on",
-        choices=("assistant", "all", "last"),
-        panel=SHAPE,
-        help="What counts of a conversation: all that the assistant says, everything, or the "
-        "assistant's last message.",
-    )
-    max_length: int | None = option(
-        None,
-        "--max-length",
-        metavar="TOKENS",
-        shown="any",
-        panel=SHAPE,
-        help="Most tokens of a document, end token counted.",
-    )
-    too_long: str = option(
-        "split",
-        "--too-long",
-        choices=("split", "truncate", "reject"),
-        panel=SHAPE,
-        help="A longer row becomes several documents, is cut off, or is rejected.",
-    )
+    """More variables for the chat template, such as '{"enable_thinking": false}'. A field of this
+    name in a row goes before them."""
+    train_on: str = option("assistant", SHAPE, choices=("assistant", "all", "last"))
+    """What counts of a conversation: all that the assistant says, everything, or the assistant's
+    last message."""
+    max_length: int | None = option(None, SHAPE, "TOKENS", shown="any")
+    """Most tokens of a document, end token counted."""
+    too_long: str = option("split", SHAPE, choices=("split", "truncate", "reject"))
+    """A longer row becomes several documents, is cut off, or is rejected."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -360,198 +328,79 @@ class BuildOptions(RowShape):
     """
 
     inputs: PathInput | Sequence[PathInput] = field(kw_only=False)
-    tokenizer: PathInput = option(
-        MISSING,
-        "--tokenizer",
-        "-t",
-        kind=str,
-        metavar="PATH|ID",
-        shown=False,
-        panel=NEEDED,
-        help="A tokenizer.json or a folder with one, a SentencePiece .model, a tiktoken rank file, "
-        "a Hugging Face hub id, or the word bytes (256 ids, needs no file).",
-    )
-    out: PathInput = option(
-        MISSING,
-        "--out",
-        "-o",
-        kind=str,
-        metavar="FOLDER|URL",
-        shown=False,
-        panel=NEEDED,
-        help="Where the store is written: a folder, or a URL such as s3://bucket/store.",
-    )
-    text_field: str = option(
-        "text",
-        "--text-field",
-        metavar="NAME",
-        panel=TEXT,
-        help="JSON key or column that holds the text; dots reach into nested objects (data.text).",
-    )
-    separator: str | None = option(
-        None,
-        "--separator",
-        metavar="TEXT",
-        shown="one document per text file",
-        panel=TEXT,
-        help="Cut text files into documents here; \\n and \\t are understood, so '\\n\\n' cuts at "
-        "blank lines.",
-    )
-    chat_template: PathInput | None = option(
-        None,
-        "--chat-template",
-        kind=str | None,
-        metavar="FILE",
-        shown="the tokenizer's own",
-        panel=SHAPE,
-        help="Jinja template that makes text of a conversation.",
-    )
-    limit: int | None = option(
-        None,
-        "--limit",
-        metavar="ROWS",
-        shown="all",
-        panel=TEXT,
-        help="Use only the first rows of the input. A later run without it adds the rest.",
-    )
-    val: float = option(
-        0.0,
-        "--val",
-        metavar="SHARE",
-        panel=TEXT,
-        help="Share of the documents for the split val: 0.01 is one in a hundred. A document's "
-        "split follows from its text, so it never moves.",
-    )
-    max_rejects: float = option(
-        0.01,
-        "--max-rejects",
-        metavar="SHARE",
-        panel=TEXT,
-        help="Fail if more than this share of a unit's rows cannot be used. Fewer are listed in "
-        "rejects/ with file, row and reason.",
-    )
+    tokenizer: PathInput = option(MISSING, NEEDED, "PATH|ID", short="-t")
+    """A tokenizer.json or a folder with one, a SentencePiece .model, a tiktoken rank file, a
+    Hugging Face hub id, or the word bytes (256 ids, needs no file)."""
+    out: PathInput = option(MISSING, NEEDED, "FOLDER|URL", short="-o")
+    """Where the store is written: a folder, or a URL such as s3://bucket/store."""
+    text_field: str = option("text", TEXT, "NAME")
+    """JSON key or column that holds the text; dots reach into nested objects (data.text)."""
+    separator: str | None = option(None, TEXT, "TEXT", shown="one document per text file")
+    """Cut text files into documents here; \\n and \\t are understood, so '\\n\\n' cuts at blank
+    lines."""
+    chat_template: PathInput | None = option(None, SHAPE, "FILE", shown="the tokenizer's own")
+    """Jinja template that makes text of a conversation."""
+    limit: int | None = option(None, TEXT, "ROWS", shown="all")
+    """Use only the first rows of the input. A later run without it adds the rest."""
+    val: float = option(0.0, TEXT, "SHARE")
+    """Share of the documents for the split val: 0.01 is one in a hundred. A document's split
+    follows from its text, so it never moves."""
+    max_rejects: float = option(0.01, TEXT, "SHARE")
+    """Fail if more than this share of a unit's rows cannot be used. Fewer are listed in rejects/
+    with file, row and reason."""
     eos: str | bool | None = option(
         None,
-        "--eos",
+        TOKENS,
+        "TOKEN",
         kind=str | None,
-        metavar="TOKEN",
         shown="the tokenizer's own",
-        panel=TOKENS,
-        help="Token behind every document.",
         off="--no-eos",
         off_help="Put no token behind a document.",
     )
-    bos: str | bool = option(
-        False,
-        "--bos",
-        kind=bool,
-        panel=TOKENS,
-        help="Put the tokenizer's begin-of-text token in front of every document.",
-    )
-    special_tokens: str = option(
-        "text",
-        "--special-tokens",
-        choices=("text", "parse", "reject"),
-        panel=TOKENS,
-        help="What a string like <|endoftext|> inside a document becomes: ordinary characters, the "
-        "special token itself, or a rejected row.",
-    )
+    """Token behind every document."""
+    bos: str | bool = option(False, TOKENS, kind=bool)
+    """Put the tokenizer's begin-of-text token in front of every document."""
+    special_tokens: str = option("text", TOKENS, choices=("text", "parse", "reject"))
+    """What a string like <|endoftext|> inside a document becomes: ordinary characters, the special
+    token itself, or a rejected row."""
     engine: str = option(
         "auto",
-        "--engine",
+        TOKENS,
+        "NAME",
         choices=(AUTO, *engine_names()),
-        metavar="NAME",
-        panel=TOKENS,
         help=f"{', '.join((AUTO, *engine_names()[:-1]))} or {engine_names()[-1]}. auto takes the "
         "fastest one whose ids equal the reference tokenizer's, and checks that while it runs.",
     )
     workers: int | None = option(
-        None,
-        "--workers",
-        metavar="N",
-        shown="physical cores, as far as the memory allows",
-        panel=SPEED,
-        help="Processes. Never changes a byte of the store.",
+        None, SPEED, "N", shown="physical cores, as far as the memory allows"
     )
+    """Processes. Never changes a byte of the store."""
     memory: int | str | None = option(
-        None,
-        "--memory",
-        kind=str | None,
-        metavar="SIZE",
-        shown="a quarter of the machine",
-        panel=SPEED,
-        help="Most memory the whole build may take, such as 4GB or 1500MiB.",
+        None, SPEED, "SIZE", kind=str | None, shown="a quarter of the machine"
     )
-    pin: bool = option(
-        False,
-        "--pin",
-        panel=SPEED,
-        help="Bind each worker to a core, NUMA node by node (Linux).",
-    )
-    profile: PathInput | None = option(
-        None,
-        "--profile",
-        kind=str | None,
-        metavar="FILE",
-        shown=False,
-        panel=SPEED,
-        help="Write where each worker's time went (read, parse, encode, check, write, wait) as "
-        "JSON.",
-    )
-    monitor: PathInput | None = option(
-        None,
-        "--monitor",
-        kind=str | None,
-        metavar="FILE",
-        shown=False,
-        panel=SPEED,
-        help="Write what cores, memory and disks did while the build ran, as JSON Lines; a later "
-        "run of the same build adds to it.",
-    )
-    runner: str = option(
-        "local",
-        "--runner",
-        choices=("local", "ray"),
-        panel=MACHINES,
-        help="Where units are worked on: processes of this machine, or a Ray cluster. Never "
-        "changes a byte of the store.",
-    )
-    address: str | None = option(
-        None,
-        "--address",
-        metavar="ADDRESS",
-        shown="a cluster on this machine",
-        panel=MACHINES,
-        help="The Ray cluster to work on: HOST:PORT, or auto for the one that runs here.",
-    )
-    part: str | None = option(
-        None,
-        "--part",
-        metavar="I/N",
-        shown=False,
-        panel=MACHINES,
-        help="Build one of N independent parts (1/64 to 64/64), on any machine and in any order; "
-        "then run tokenmill finish.",
-    )
-    prune: bool = option(
-        False,
-        "--prune",
-        panel=RERUN,
-        help="Drop the shards of files that are no longer among the inputs.",
-    )
-    rebuild: bool = option(
-        False,
-        "--rebuild",
-        panel=RERUN,
-        help="Discard what was built with another tokenizer or other options, and build anew.",
-    )
-    verify_sources: bool = option(
-        False,
-        "--verify-sources",
-        panel=RERUN,
-        help="Read all files of units that are complete, and build those again whose bytes are "
-        "not the ones that were read then.",
-    )
+    """Most memory the whole build may take, such as 4GB or 1500MiB."""
+    pin: bool = option(False, SPEED)
+    """Bind each worker to a core, NUMA node by node (Linux)."""
+    profile: PathInput | None = option(None, SPEED, "FILE")
+    """Write where each worker's time went (read, parse, encode, check, write, wait) as JSON."""
+    monitor: PathInput | None = option(None, SPEED, "FILE")
+    """Write what cores, memory and disks did while the build ran, as JSON Lines; a later run of the
+    same build adds to it."""
+    runner: str = option("local", MACHINES, choices=("local", "ray"))
+    """Where units are worked on: processes of this machine, or a Ray cluster. Never changes a byte
+    of the store."""
+    address: str | None = option(None, MACHINES, "ADDRESS", shown="a cluster on this machine")
+    """The Ray cluster to work on: HOST:PORT, or auto for the one that runs here."""
+    part: str | None = option(None, MACHINES, "I/N")
+    """Build one of N independent parts (1/64 to 64/64), on any machine and in any order; then run
+    tokenmill finish."""
+    prune: bool = option(False, RERUN)
+    """Drop the shards of files that are no longer among the inputs."""
+    rebuild: bool = option(False, RERUN)
+    """Discard what was built with another tokenizer or other options, and build anew."""
+    verify_sources: bool = option(False, RERUN)
+    """Read all files of units that are complete, and build those again whose bytes are not the ones
+    that were read then."""
     unit_bytes: int | str | None = None
     """Bytes of text in a unit; None follows from each file's size."""
     serial: bool = False
@@ -673,16 +522,15 @@ class BuildOptions(RowShape):
 class PlanOptions(BuildOptions):
     """The options of `plan`: those of `build`, and a store only if there is one."""
 
-    out: PathInput = option(
-        "",
-        "--out",
-        "-o",
-        kind=str,
-        metavar="FOLDER",
-        shown=False,
-        panel=NEEDED,
-        help="Optional: the store that is planned for; what it holds already is taken off.",
-    )
+    out: PathInput = option("", NEEDED, "FOLDER", short="-o", shown=False)
+    """Optional: the store that is planned for; what it holds already is taken off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishOptions:
+    """The options of `finish`."""
+
+    prune: bool = same(BuildOptions, "prune")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -698,120 +546,40 @@ class DiagnoseOptions:
     """What is to be measured, and what is known of the training it is measured for."""
 
     inputs: PathInput | Sequence[PathInput] = field(default=(), kw_only=False)
-    tokenizer: PathInput | None = option(
-        None,
-        "--tokenizer",
-        "-t",
-        kind=str | None,
-        metavar="PATH|ID",
-        shown=False,
-        panel=NEEDED,
-        help="The tokenizer of your training, as for `tokenmill build`.",
-    )
-    tokens_per_second: float | None = option(
-        None,
-        "--tokens-per-second",
-        metavar="N",
-        shown=False,
-        panel=GPU,
-        help="What one GPU takes, from your own run: better than any estimate.",
-    )
-    model: str | None = option(
-        None,
-        "--model",
-        metavar="NAME",
-        shown="each of them",
-        panel=GPU,
-        help="Estimate it for a model: mini (10M parameters), small (124M), medium (850M), "
-        "large (1.8B) or tiny.",
-    )
-    gpu: str = option(
-        "H200",
-        "--gpu",
-        metavar="NAME",
-        panel=GPU,
-        help="The GPU of the estimate, such as H100, A100 or RTX4090.",
-    )
-    gpus: int = option(
-        1, "--gpus", metavar="N", panel=GPU, help="GPUs that this machine has to feed."
-    )
-    mfu: float = option(
-        0.4,
-        "--mfu",
-        metavar="SHARE",
-        panel=GPU,
-        help="Share of its peak that the GPU reaches, for the estimate.",
-    )
-    seq_len: int = option(
-        1024, "--seq-len", metavar="TOKENS", panel=GPU, help="Tokens of a training row."
-    )
+    tokenizer: PathInput | None = option(None, NEEDED, "PATH|ID", short="-t")
+    """The tokenizer of your training, as for `tokenmill build`."""
+    tokens_per_second: float | None = option(None, GPU, "N")
+    """What one GPU takes, from your own run: better than any estimate."""
+    model: str | None = option(None, GPU, "NAME", shown="each of them")
+    """Estimate it for a model: mini (10M parameters), small (124M), medium (850M), large (1.8B) or
+    tiny."""
+    gpu: str = option("H200", GPU, "NAME")
+    """The GPU of the estimate, such as H100, A100 or RTX4090."""
+    gpus: int = option(1, GPU, "N")
+    """GPUs that this machine has to feed."""
+    mfu: float = option(0.4, GPU, "SHARE")
+    """Share of its peak that the GPU reaches, for the estimate."""
+    seq_len: int = option(1024, GPU, "TOKENS")
+    """Tokens of a training row."""
     text_field: str = same(BuildOptions, "text_field")
     separator: str | None = same(BuildOptions, "separator")
-    seconds: float = option(
-        1.0,
-        "--seconds",
-        metavar="S",
-        panel=CLOCK,
-        help="How long each way is timed, start-up not counted.",
-    )
-    sample_mb: float = option(
-        32.0,
-        "--sample-mb",
-        metavar="MB",
-        panel=CLOCK,
-        help="How much of the text is used, taken from up to 8 of its files.",
-    )
-    workers: int | None = option(
-        None,
-        "--workers",
-        metavar="N",
-        shown="the cores",
-        panel=CLOCK,
-        help="Processes of the ways that have any.",
-    )
-    sweep: bool = option(
-        False,
-        "--sweep",
-        panel=CLOCK,
-        help="Also try other worker counts and batch sizes, and recommend workers, batch and "
-        "memory for this machine.",
-    )
-    stalls: PathInput | None = option(
-        None,
-        "--stalls",
-        kind=str | None,
-        metavar="FILE",
-        shown=False,
-        panel=BESIDE,
-        help="A report of tokenmill.StallMeter, as JSON.",
-    )
-    run: PathInput | None = option(
-        None,
-        "--run",
-        kind=str | None,
-        metavar="FOLDER",
-        shown=False,
-        panel=BESIDE,
-        help="A training run with its metrics.jsonl.",
-    )
-    timeline: PathInput | None = option(
-        None,
-        "--timeline",
-        kind=str | None,
-        metavar="FILE",
-        shown=False,
-        panel=BESIDE,
-        help="The time line that `tokenmill build --monitor FILE` wrote.",
-    )
-    report: PathInput | None = option(
-        None,
-        "--report",
-        kind=str | None,
-        metavar="FILE",
-        shown=False,
-        panel=OUTPUT,
-        help="Write an HTML page with plots: one file that needs no network.",
-    )
+    seconds: float = option(1.0, CLOCK, "S")
+    """How long each way is timed, start-up not counted."""
+    sample_mb: float = option(32.0, CLOCK, "MB")
+    """How much of the text is used, taken from up to 8 of its files."""
+    workers: int | None = option(None, CLOCK, "N", shown="the cores")
+    """Processes of the ways that have any."""
+    sweep: bool = option(False, CLOCK)
+    """Also try other worker counts and batch sizes, and recommend workers, batch and memory for
+    this machine."""
+    stalls: PathInput | None = option(None, BESIDE, "FILE")
+    """A report of tokenmill.StallMeter, as JSON."""
+    run: PathInput | None = option(None, BESIDE, "FOLDER")
+    """A training run with its metrics.jsonl."""
+    timeline: PathInput | None = option(None, BESIDE, "FILE")
+    """The time line that `tokenmill build --monitor FILE` wrote."""
+    report: PathInput | None = option(None, OUTPUT, "FILE")
+    """Write an HTML page with plots: one file that needs no network."""
     on_step: Callable[[int, int, str], None] | None = None
 
     @property

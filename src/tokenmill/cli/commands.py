@@ -16,6 +16,7 @@ from tokenmill.options import (
     PACKINGS,
     BuildOptions,
     DiagnoseOptions,
+    FinishOptions,
     PlanOptions,
 )
 from tokenmill.words import listed
@@ -112,7 +113,9 @@ def plan(
 STANDING = "complete; its inputs were not looked at again, which a build without --part does"
 
 
+@opt.command(FinishOptions)
 def finish(
+    *,
     store: opt.StorePath,
     inputs: Annotated[
         list[str] | None,
@@ -123,7 +126,7 @@ def finish(
             help="The inputs of the parts; needed only where they are URLs that hold a key.",
         ),
     ] = None,
-    prune: Annotated[bool, opt.how(BuildOptions, "prune")] = False,
+    options: dict[str, Any],
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
@@ -145,7 +148,7 @@ def finish(
         stoppable("the parts stay as they are", command=same_command()),
         watch(BuildView(), quiet=quiet) as tell,
     ):
-        result = tokenmill.finish(store, inputs or (), prune=prune, on_progress=tell)
+        result = tokenmill.finish(store, inputs or (), on_progress=tell, **options)
     show.build_result(result, as_json=as_json, standing=STANDING)
 
 

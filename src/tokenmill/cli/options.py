@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+from typer.models import ArgumentInfo
 
 from tokenmill.errors import UsageError
-from tokenmill.options import NEEDED, OUTPUT, RERUN, Flag, flags_of
+from tokenmill.options import NEEDED, OUTPUT, RERUN, Flag, flags_of, help_of
 from tokenmill.sources import COMPRESSIONS, FORMATS
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ ForeignPath = Annotated[
         help="A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
     ),
 ]
-_ARGUMENTS = (Inputs, StorePath, MaybeInputs, ForeignPath)
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -122,18 +122,6 @@ Debug = Annotated[
 _ESCAPED = ("separator", "template")
 
 
-def how(options: type, name: str) -> Any:
-    """The flag of one option, for `Annotated[type, how(BuildOptions, "prune")]`."""
-    flag = flags_of(options)[name]
-    return typer.Option(
-        *flag.names,
-        metavar=flag.metavar or "|".join(flag.choices) or None,
-        show_default=flag.shown,
-        rich_help_panel=flag.panel,
-        help=flag.help,
-    )
-
-
 def command(
     options: type, *, panels: Sequence[str] = (), without: Sequence[str] = ()
 ) -> Callable[[Any], Any]:
@@ -149,7 +137,7 @@ def command(
     def decorate(function: Any) -> Any:
         own = dict(inspect.signature(function, eval_str=True).parameters)
         del own["options"]
-        first = [each for each in own.values() if each.annotation in _ARGUMENTS]
+        first = [each for each in own.values() if isinstance(_declared(each), ArgumentInfo)]
         rest = [each for each in own.values() if each not in first]
         made = [each for name in flags for each in _parameters(options, name)]
 
@@ -160,17 +148,22 @@ def command(
 
         signature = inspect.Signature([*first, *made, *rest])
         run.__signature__ = signature  # type: ignore[attr-defined]
+        run.options = options  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
         return run
 
     return decorate
 
 
+def _declared(parameter: inspect.Parameter) -> object:
+    return parameter.annotation.__metadata__[0]
+
+
 def _parameters(options: type, name: str) -> list[inspect.Parameter]:
-    """What the parser is told of an option."""
+    """What the parser is told of an option; its help comes when it is asked for."""
     flag = flags_of(options)[name]
     (declared,) = (each for each in dataclasses.fields(options) if each.name == name)
-    kind: Any = flag.kind or eval(str(declared.type))  # a plain type, as a string
+    kind: Any = flag.kind or eval(str(declared.type), {"PathInput": str})
     default = declared.default
     if flag.choices:
         choices: Any = enum.StrEnum
@@ -181,14 +174,23 @@ def _parameters(options: type, name: str) -> list[inspect.Parameter]:
             default = kind(default)
     if default is dataclasses.MISSING:
         default = inspect.Parameter.empty
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    annotation: Any = Annotated[kind, how(options, name)]
-    found = [inspect.Parameter(name, keyword, annotation=annotation, default=default)]
+    names = [flag.flag or f"--{name.replace('_', '-')}", *([flag.short] if flag.short else [])]
+    made = typer.Option(
+        *names,
+        metavar=flag.metavar or "|".join(flag.choices) or None,
+        show_default=default is not inspect.Parameter.empty and flag.shown,
+        rich_help_panel=flag.panel,
+    )
+    found = [_parameter(name, Annotated[kind, made], default)]
     if flag.off:
         off = typer.Option(flag.off, rich_help_panel=flag.panel, help=flag.off_help)
-        annotation = Annotated[bool, off]
-        found.append(inspect.Parameter(f"no_{name}", keyword, annotation=annotation, default=False))
+        found.append(_parameter(f"no_{name}", Annotated[bool, off], False))
     return found
+
+
+def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
 
 
 def _read(values: dict[str, Any], name: str, flag: Flag) -> object:
@@ -197,12 +199,12 @@ def _read(values: dict[str, Any], name: str, flag: Flag) -> object:
     if flag.off and values.pop(f"no_{name}"):
         if value is not None:
             raise UsageError(
-                f"{flag.names[0]} {value} and {flag.off} exclude each other",
+                f"--{name} {value} and {flag.off} exclude each other",
                 hint="leave one of them out",
             )
         return False
     if name in _ESCAPED:
-        return unescape(value, flag.names[0])
+        return unescape(value, f"--{name}")
     return str(value) if isinstance(value, enum.Enum) else value
 
 
@@ -305,7 +307,12 @@ class GroupedCommand(TyperCommand):
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
+        options = getattr(self.callback, "options", None)
+        helps = {} if options is None else help_of(options)
+        param: Any
         for param in self.get_params(ctx):
+            if param.param_type_name == "option" and not param.help:
+                param.help = helps[param.name]
             record = param.get_help_record(ctx)
             if record is not None and param.param_type_name == "argument":
                 # typer appends the Python type, which tells a reader nothing.

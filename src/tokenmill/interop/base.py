@@ -171,46 +171,25 @@ class ExportOptions:
 
     to: str = option(
         MISSING,
-        "--to",
+        NEEDED,
+        "FORMAT",
         choices=NAMES,
-        metavar="FORMAT",
-        shown=False,
-        panel=NEEDED,
         help=f"{', '.join(NAMES)}. What each keeps and loses: docs/formats.md.",
     )
-    seq_len: int | None = option(
-        None,
-        "--seq-len",
-        metavar="TOKENS",
-        shown="whole documents",
-        panel=WRITTEN,
-        help="Write rows of so many tokens: mds, litdata, arrow, parquet; pt and npz need it.",
-    )
+    seq_len: int | None = option(None, WRITTEN, "TOKENS", shown="whole documents")
+    """Write rows of so many tokens: mds, litdata, arrow, parquet; pt and npz need it."""
     packing: str = option(
         next(iter(PACKINGS)),
-        "--packing",
-        metavar="NAME",
-        panel=WRITTEN,
+        WRITTEN,
+        "NAME",
         help=f"How documents share rows: {listed([*PACKINGS], 'or')}, as layout shows them.",
     )
-    file_tokens: int | None = option(
-        None,
-        "--file-tokens",
-        metavar="N",
-        shown="the format's own",
-        panel=WRITTEN,
-        help="Tokens of one file, about, where the format leaves that open.",
-    )
-    link: str | bool = option(
-        False,
-        "--link",
-        kind=bool,
-        panel=WRITTEN,
-        help="Hard links to the store's own files instead of copies: megatron, datatrove, olmo, "
-        "and nanogpt for one shard. A store's files are never written to again, so links stay "
-        "as they are.",
-    )
-    """A `FileLink` once it was checked."""
+    file_tokens: int | None = option(None, WRITTEN, "N", shown="the format's own")
+    """Tokens of one file, about, where the format leaves that open."""
+    # A `FileLink` once it was checked.
+    link: str | bool = option(False, WRITTEN, kind=bool)
+    """Hard links to the store's own files instead of copies: megatron, datatrove, olmo, and nanogpt
+    for one shard. A store's files are never written to again, so links stay as they are."""
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Of the format; it sees all of them, defaults filled in."""
 
@@ -220,33 +199,14 @@ class ExportRequest(ExportOptions):
     """Everything that `export` is told."""
 
     store: PathInput | Store = field(kw_only=False)
-    out: PathInput = option(
-        MISSING,
-        "--out",
-        "-o",
-        kind=str,
-        metavar="FOLDER",
-        shown=False,
-        panel=NEEDED,
-        help="Where the files are written: a new or empty folder.",
-    )
+    out: PathInput = option(MISSING, NEEDED, "FOLDER", short="-o")
+    """Where the files are written: a new or empty folder."""
     split: str | Sequence[str] | None = option(
-        None,
-        "--split",
-        kind=list[str] | None,
-        metavar="NAME",
-        shown="all",
-        panel=WRITTEN,
-        help="The split to write. May be given repeatedly.",
+        None, WRITTEN, "NAME", kind=list[str] | None, shown="all"
     )
-    workers: int | None = option(
-        None,
-        "--workers",
-        metavar="N",
-        shown="physical cores",
-        panel=SPEED,
-        help="Parts that are worked on at a time, each on a thread. Never changes a byte.",
-    )
+    """The split to write. May be given repeatedly."""
+    workers: int | None = option(None, SPEED, "N", shown="physical cores")
+    """Parts that are worked on at a time, each on a thread. Never changes a byte."""
     on_progress: Callable[[int, int], None] | None = None
     """Told how much is done, of how much; by any thread, one at a time."""
 
@@ -300,29 +260,15 @@ class Detection(NamedTuple):
 class ImportOptions:
     """What a format is told about files that do not say it themselves."""
 
-    dtype: str | None = option(
-        None,
-        "--dtype",
-        metavar="TYPE",
-        shown="as the files say, else uint16",
-        panel=READ,
-        help="Type of the ids in files that do not say it: uint16, uint32, int32, ...",
-    )
-    split_at_eos: bool = option(
-        False,
-        "--split-at-eos",
-        panel=READ,
-        help="Cut documents at the end-of-text id, where the format has no boundaries (nanogpt, "
-        "llmc). Otherwise a file is one document.",
-    )
+    dtype: str | None = option(None, READ, "TYPE", shown="as the files say, else uint16")
+    """Type of the ids in files that do not say it: uint16, uint32, int32, ..."""
+    split_at_eos: bool = option(False, READ)
+    """Cut documents at the end-of-text id, where the format has no boundaries (nanogpt, llmc).
+    Otherwise a file is one document."""
     split: str | None = option(
-        None,
-        "--split",
-        metavar="NAME",
-        shown="val or test where a file's name says so, else train",
-        panel=READ,
-        help="The split that all documents go to.",
+        None, READ, "NAME", shown="val or test where a file's name says so, else train"
     )
+    """The split that all documents go to."""
     eos_id: int | None = None
     """The end-of-text id of the tokenizer, where there is one."""
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
@@ -334,33 +280,19 @@ class ImportRequest(ImportOptions):
 
     path: PathInput = field(kw_only=False)
     tokenizer: PathInput = same(BuildOptions, "tokenizer")
-    out: PathInput = option(
-        MISSING,
-        "--out",
-        "-o",
-        kind=str,
-        metavar="FOLDER",
-        shown=False,
-        panel=NEEDED,
-        help="Where the store is written.",
-    )
+    out: PathInput = option(MISSING, NEEDED, "FOLDER", short="-o")
+    """Where the store is written."""
     format: str | None = option(
         None,
-        "--from",
+        READ,
+        "FORMAT",
+        flag="--from",
         choices=NAMES,
-        metavar="FORMAT",
         shown="as the files say",
-        panel=READ,
         help=f"{', '.join(NAMES)}. Needed where the bytes do not say it.",
     )
-    eos: str | None = option(
-        None,
-        "--eos",
-        metavar="TOKEN",
-        shown="the tokenizer's own",
-        panel=READ,
-        help="The end-of-text token of these files.",
-    )
+    eos: str | None = option(None, READ, "TOKEN", shown="the tokenizer's own")
+    """The end-of-text token of these files."""
     workers: int | None = same(ExportRequest, "workers")
     on_progress: Callable[[int, int], None] | None = None
 
@@ -372,16 +304,8 @@ class ConvertRequest(ExportOptions):
     path: PathInput = field(kw_only=False)
     out: PathInput = same(ExportRequest, "out")
     format: str | None = same(ImportRequest, "format")
-    tokenizer: PathInput | None = option(
-        None,
-        "--tokenizer",
-        "-t",
-        kind=str | None,
-        metavar="PATH|ID",
-        shown="unknown",
-        panel=READ,
-        help="The tokenizer that made the ids; needed where its end-of-text is.",
-    )
+    tokenizer: PathInput | None = option(None, READ, "PATH|ID", short="-t", shown="unknown")
+    """The tokenizer that made the ids; needed where its end-of-text is."""
     dtype: str | None = same(ImportOptions, "dtype")
     split_at_eos: bool = same(ImportOptions, "split_at_eos")
     eos: str | None = same(ImportRequest, "eos")

@@ -136,192 +136,66 @@ class TrainOptions:
     """Everything a run is told. None means: follows from the rest."""
 
     store: PathInput | Store = field(kw_only=False)
-    model: str = option(
-        "small",
-        "--model",
-        metavar="NAME",
-        panel=MODEL,
-        help="tiny (runs on a CPU in seconds), mini (10M), small (124M), medium (861M, rows of up "
-        "to 16,384) or large (1.8B, up to 32,768); sizes with GPT-2's vocabulary.",
-    )
-    seq_len: int = option(
-        1024,
-        "--seq-len",
-        metavar="TOKENS",
-        panel=MODEL,
-        help="Inputs of a row.",
-    )
-    attention: str = option(
-        "flash",
-        "--attention",
-        choices=("flash", "documents"),
-        panel=MODEL,
-        help="Look back over the whole row, or only within the own document.",
-    )
+    model: str = option("small", MODEL, "NAME")
+    """tiny (runs on a CPU in seconds), mini (10M), small (124M), medium (861M, rows of up to
+    16,384) or large (1.8B, up to 32,768); sizes with GPT-2's vocabulary."""
+    seq_len: int = option(1024, MODEL, "TOKENS")
+    """Inputs of a row."""
+    attention: str = option("flash", MODEL, choices=("flash", "documents"))
+    """Look back over the whole row, or only within the own document."""
     precision: str = option(
         "auto",
-        "--precision",
-        metavar="bf16|fp32",
+        MODEL,
+        "bf16|fp32",
         choices=("auto", "bf16", "fp32"),
         shown="bf16 where the device has it",
-        panel=MODEL,
-        help="What the model computes in; weights are kept in fp32.",
     )
-    compile: bool | None = option(
-        None,
-        "--compile/--no-compile",
-        shown="on a GPU",
-        panel=MODEL,
-        help="torch.compile the whole model.",
-    )
+    """What the model computes in; weights are kept in fp32."""
+    compile: bool | None = option(None, MODEL, flag="--compile/--no-compile", shown="on a GPU")
+    """torch.compile the whole model."""
     checkpointing: bool | None = option(
-        None,
-        "--checkpointing/--no-checkpointing",
-        shown="from rows of 8,192 on",
-        panel=MODEL,
-        help="Compute activations again in the backward pass instead of keeping them.",
+        None, MODEL, flag="--checkpointing/--no-checkpointing", shown="from rows of 8,192 on"
     )
-    device: str = option(
-        "auto",
-        "--device",
-        metavar="NAME",
-        panel=MODEL,
-        help="auto, cuda, cuda:1 or cpu.",
-    )
-    steps: int = option(
-        1000,
-        "--steps",
-        metavar="N",
-        panel=STEP,
-        help="Steps of the whole run, resumed or not.",
-    )
-    batch_tokens: int | None = option(
-        None,
-        "--batch-tokens",
-        metavar="TOKENS",
-        shown="the model's",
-        panel=STEP,
-        help="Tokens of a step, over all ranks.",
-    )
-    micro_batch: int | None = option(
-        None,
-        "--micro-batch",
-        metavar="ROWS",
-        shown="what should fit",
-        panel=STEP,
-        help="Rows that go through the model at once, on one rank.",
-    )
-    accumulate: int | None = option(
-        None,
-        "--accumulate",
-        metavar="N",
-        shown="what comes out",
-        panel=STEP,
-        help="Micro-batches of a step, on one rank. With --micro-batch, the two say what "
-        "--batch-tokens would.",
-    )
-    optimizer: str = option(
-        "adamw",
-        "--optimizer",
-        choices=("adamw", "adamw8bit"),
-        panel=STEP,
-        help="adamw8bit keeps its state in 8 bits; it needs the package torchao.",
-    )
-    learning_rate: float | None = option(
-        None,
-        "--lr",
-        metavar="RATE",
-        shown="the model's",
-        panel=STEP,
-        help="The highest learning rate.",
-    )
-    schedule: str = option(
-        "cosine",
-        "--schedule",
-        choices=("cosine", "wsd"),
-        panel=STEP,
-        help="How it falls: all the way, or (wsd) over the last fifth of the steps.",
-    )
-    warmup: int | None = option(
-        None,
-        "--warmup",
-        metavar="STEPS",
-        shown="a fiftieth",
-        panel=STEP,
-        help="Steps in which it rises.",
-    )
-    packing: str = option(
-        "concat",
-        "--packing",
-        choices=tuple(PACKINGS),
-        panel=DATA,
-        help="How documents fill rows; tokenmill layout shows what each would do.",
-    )
-    boundaries: str = option(
-        "keep",
-        "--boundaries",
-        choices=("keep", "mask"),
-        panel=DATA,
-        help="Whether the first token of a document is to be predicted from the one before it.",
-    )
-    seed: int = option(
-        0,
-        "--seed",
-        metavar="N",
-        panel=DATA,
-        help="Of the weights and the order of rows.",
-    )
-    out: PathInput = option(
-        "run",
-        "--out",
-        "-o",
-        kind=str,
-        metavar="FOLDER",
-        panel=RUN,
-        help="Where checkpoints and metrics.jsonl are written.",
-    )
-    resume: bool = option(
-        False,
-        "--resume",
-        panel=RUN,
-        help="Go on from the newest checkpoint in --out; begin, if there is none.",
-    )
-    save_every: int | None = option(
-        None,
-        "--save-every",
-        metavar="STEPS",
-        shown="a tenth, 100 at least",
-        panel=RUN,
-        help="Steps between checkpoints.",
-    )
-    keep: int = option(
-        2,
-        "--keep",
-        metavar="N",
-        panel=RUN,
-        help="Checkpoints that stay.",
-    )
-    eval_every: int | None = option(
-        None,
-        "--eval-every",
-        metavar="STEPS",
-        shown="a tenth, 100 at least",
-        panel=RUN,
-        help="Steps between evaluations on the split val.",
-    )
-    log_every: int = option(
-        10,
-        "--log-every",
-        metavar="STEPS",
-        panel=RUN,
-        help="Steps between two lines.",
-    )
-    tensorboard: bool = option(
-        False,
-        "--tensorboard",
-        panel=RUN,
-        help="Write TensorBoard files to --out as well.",
-    )
+    """Compute activations again in the backward pass instead of keeping them."""
+    device: str = option("auto", MODEL, "NAME")
+    """auto, cuda, cuda:1 or cpu."""
+    steps: int = option(1000, STEP, "N")
+    """Steps of the whole run, resumed or not."""
+    batch_tokens: int | None = option(None, STEP, "TOKENS", shown="the model's")
+    """Tokens of a step, over all ranks."""
+    micro_batch: int | None = option(None, STEP, "ROWS", shown="what should fit")
+    """Rows that go through the model at once, on one rank."""
+    accumulate: int | None = option(None, STEP, "N", shown="what comes out")
+    """Micro-batches of a step, on one rank. With --micro-batch, the two say what --batch-tokens
+    would."""
+    optimizer: str = option("adamw", STEP, choices=("adamw", "adamw8bit"))
+    """adamw8bit keeps its state in 8 bits; it needs the package torchao."""
+    learning_rate: float | None = option(None, STEP, "RATE", flag="--lr", shown="the model's")
+    """The highest learning rate."""
+    schedule: str = option("cosine", STEP, choices=("cosine", "wsd"))
+    """How it falls: all the way, or (wsd) over the last fifth of the steps."""
+    warmup: int | None = option(None, STEP, "STEPS", shown="a fiftieth")
+    """Steps in which it rises."""
+    packing: str = option("concat", DATA, choices=tuple(PACKINGS))
+    """How documents fill rows; tokenmill layout shows what each would do."""
+    boundaries: str = option("keep", DATA, choices=("keep", "mask"))
+    """Whether the first token of a document is to be predicted from the one before it."""
+    seed: int = option(0, DATA, "N")
+    """Of the weights and the order of rows."""
+    out: PathInput = option("run", RUN, "FOLDER", short="-o")
+    """Where checkpoints and metrics.jsonl are written."""
+    resume: bool = option(False, RUN)
+    """Go on from the newest checkpoint in --out; begin, if there is none."""
+    save_every: int | None = option(None, RUN, "STEPS", shown="a tenth, 100 at least")
+    """Steps between checkpoints."""
+    keep: int = option(2, RUN, "N")
+    """Checkpoints that stay."""
+    eval_every: int | None = option(None, RUN, "STEPS", shown="a tenth, 100 at least")
+    """Steps between evaluations on the split val."""
+    log_every: int = option(10, RUN, "STEPS")
+    """Steps between two lines."""
+    tensorboard: bool = option(False, RUN)
+    """Write TensorBoard files to --out as well."""
     weight_decay: float = 0.1
     """On matrices alone."""
     clip: float = 1.0
