@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from tokenmill.engines import AUTO, engine_names
 from tokenmill.errors import UsageError
-from tokenmill.words import parse_size
+from tokenmill.words import listed, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +67,8 @@ class Flag:
     off: str | None = None  # another flag, which says False
     off_help: str = ""
     help: str | None = None  # where it is made of other things than words
+    least: int | None = None  # the smallest value
+    answer: Any = None  # a function that answers the flag before anything else is looked at
     like: type | None = None  # the class that has the field, where it is declared by `same`
 
 
@@ -91,10 +93,11 @@ def help_of(options: type) -> dict[str, str]:
             match above, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
                     found[name] = " ".join(text.split())
-    for name, flag in flags_of(options).items():
+    flags = flags_of(options)
+    for name, flag in flags.items():
         if flag.help or flag.like:
             found[name] = flag.help or help_of(flag.like)[name]
-    return found
+    return {name: found[name] for name in flags}
 
 
 def check_choices(options: object) -> None:
@@ -526,11 +529,57 @@ class PlanOptions(BuildOptions):
     """Optional: the store that is planned for; what it holds already is taken off."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishOptions:
-    """The options of `finish`."""
+# -------------------------------------------------------------------------------------------------
+# The options of commands that have few.
 
+WHERE = "Where to look"
+ROWS = "What is laid out"
+
+
+@dataclass
+class FinishOptions:
     prune: bool = same(BuildOptions, "prune")
+
+
+@dataclass
+class VerifyOptions:
+    sample: int = option(100, "What is checked", "N", least=0)
+    """Documents, chosen at random, whose text is read from its source again and encoded by the
+    reference tokenizer."""
+
+
+@dataclass
+class InspectOptions:
+    doc: int | None = option(None, WHERE, "K")
+    """Show document K of the split, counted from 0, with the borders of its tokens."""
+    split: str | None = option(None, WHERE, "NAME", shown="all")
+    """Look at one split: train or val."""
+
+
+@dataclass(kw_only=True)
+class LayoutOptions:
+    seq_len: int = option(MISSING, NEEDED, "TOKENS")
+    """Inputs of a row. A row holds one token more, the label of its last input."""
+    split: str = option("train", ROWS, "NAME")
+    """The split to lay out."""
+    packings: Sequence[str] | None = option(
+        None,
+        ROWS,
+        "NAME",
+        flag="--packing",
+        choices=tuple(PACKINGS),
+        shown="all",
+        help=listed([f"{name} ({what})" for name, what in PACKINGS.items()], "or")
+        + ". May be given repeatedly.",
+    )
+    batch_size: int | None = option(None, ROWS, "ROWS")
+    """Rows of a step, those of all ranks together: shows the steps of an epoch."""
+
+
+@dataclass
+class DemoOptions:
+    out: str = option("demo-store", "Other options", "FOLDER", short="-o")
+    """Where the demo's store is written."""
 
 
 # -------------------------------------------------------------------------------------------------

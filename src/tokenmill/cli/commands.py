@@ -1,40 +1,50 @@
-"""The commands: each takes its options, calls one function of the library, shows the result."""
+"""The commands: each takes its options, calls one function of the library, shows the result.
+
+The library and rich are imported when a command runs: see `cli/main.py`.
+"""
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
-from tokenmill.cli import options as opt
-from tokenmill.cli.options import same_command, stoppable
+from tokenmill.cli.options import (
+    FOREIGN,
+    INPUTS,
+    STORE,
+    argument,
+    command,
+    note_shadowed,
+    same_command,
+    stoppable,
+)
+from tokenmill.errors import UsageError
+from tokenmill.interop.base import PANELS, ConvertRequest, ExportRequest, ImportRequest
 from tokenmill.options import (
     BUILD_PANELS,
-    NEEDED,
-    PACKINGS,
     BuildOptions,
+    DemoOptions,
     DiagnoseOptions,
     FinishOptions,
+    InspectOptions,
+    LayoutOptions,
     PlanOptions,
+    VerifyOptions,
 )
-from tokenmill.words import listed
+from tokenmill.trainer.options import TrainOptions
+
+Asked = dict[str, Any]
 
 KEPT_UNITS = "every unit that was finished is committed and stays"
+KEPT_PARTS = "every part that was finished stays"
+KEPT_IMPORT = "every part that was finished is committed and stays"
+STANDING = "complete; its inputs were not looked at again, which a build without --part does"
 
 
-@opt.command(BuildOptions, panels=BUILD_PANELS)
-def build(
-    *,
-    inputs: opt.Inputs,
-    options: dict[str, Any],
-    dry_run: opt.DryRun = False,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    list_corpora: opt.ListCorpora = False,  # noqa: ARG001 (answered before anything else)
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
-) -> None:
+@command(BuildOptions, panels=BUILD_PANELS, inputs=INPUTS, lists_corpora=True)
+def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, quiet: bool) -> None:
     """Turn text into a store of tokens. The same command again resumes.
 
     Work is cut into units; a finished unit is committed and survives any crash. New input files are
@@ -54,7 +64,7 @@ def build(
     from tokenmill.cli import show
     from tokenmill.cli.progress import BuildView, watch
 
-    opt.note_shadowed(inputs, quiet=quiet)
+    note_shadowed(inputs, quiet=quiet)
     if dry_run:
         with stoppable("nothing was written"):
             planned = tokenmill.plan(inputs, **options)
@@ -65,32 +75,11 @@ def build(
     show.build_result(result, as_json=as_json)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill plan`: what a build would do and need, from a quick sample.
+NOT_PLANNED = "max_rejects pin profile monitor runner address part prune rebuild"
 
 
-@opt.command(
-    PlanOptions,
-    panels=BUILD_PANELS,
-    without=(
-        "max_rejects",
-        "pin",
-        "profile",
-        "monitor",
-        "runner",
-        "address",
-        "part",
-        "prune",
-        "rebuild",
-    ),
-)
-def plan(
-    *,
-    inputs: opt.Inputs,
-    options: dict[str, Any],
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
-) -> None:
+@command(PlanOptions, panels=BUILD_PANELS, without=NOT_PLANNED.split(), inputs=INPUTS)
+def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
     """Say what a build would take: units, tokens, disk, memory, time. Writes nothing.
 
     Figures come from encoding a small sample of the input with the real tokenizer.
@@ -107,29 +96,16 @@ def plan(
     show.plan_result(planned, as_json=as_json)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill finish`: the parts of a build become a store.
+PARTS_INPUTS = argument(
+    list[str] | None,
+    "INPUT",
+    "The inputs of the parts; needed only where they are URLs that hold a key.",
+)
 
-STANDING = "complete; its inputs were not looked at again, which a build without --part does"
 
-
-@opt.command(FinishOptions)
+@command(FinishOptions, store=STORE, inputs=PARTS_INPUTS)
 def finish(
-    *,
-    store: opt.StorePath,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="INPUT",
-            show_default=False,
-            rich_help_panel=NEEDED,
-            help="The inputs of the parts; needed only where they are URLs that hold a key.",
-        ),
-    ] = None,
-    options: dict[str, Any],
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+    *, store: str, inputs: list[str] | None = None, options: Asked, as_json: bool, quiet: bool
 ) -> None:
     """Make a store of the parts that `build --part` built: check them, write the manifest.
 
@@ -144,35 +120,14 @@ def finish(
     from tokenmill.cli import show
     from tokenmill.cli.progress import BuildView, watch
 
-    with (
-        stoppable("the parts stay as they are", command=same_command()),
-        watch(BuildView(), quiet=quiet) as tell,
-    ):
+    safe = "the parts stay as they are"
+    with stoppable(safe, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
         result = tokenmill.finish(store, inputs or (), on_progress=tell, **options)
     show.build_result(result, as_json=as_json, standing=STANDING)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill verify`: every checksum, every index, every id, and documents encoded again.
-
-
-def verify(
-    store: opt.StorePath,
-    sample: Annotated[
-        int,
-        typer.Option(
-            "--sample",
-            metavar="N",
-            min=0,
-            rich_help_panel="What is checked",
-            help="Documents, chosen at random, whose text is read from its source again and "
-            "encoded by the reference tokenizer.",
-        ),
-    ] = 100,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
-) -> None:
+@command(VerifyOptions, store=STORE)
+def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Prove that a store is whole and right. Exits with 1 if it is not.
 
     Checks the checksum of every file, that every index fits its tokens, that every id is in the
@@ -188,44 +143,15 @@ def verify(
     from tokenmill.cli import show
     from tokenmill.cli.progress import watch_amount
 
-    with stoppable("nothing was changed"), watch_amount("verifying", quiet=quiet) as on_progress:
-        report = tokenmill.verify(store, sample=sample, on_progress=on_progress)
-    show.verify_result(report, store=str(store), as_json=as_json)
+    with stoppable("nothing was changed"), watch_amount("verifying", quiet=quiet) as tell:
+        report = tokenmill.verify(store, on_progress=tell, **options)
+    show.verify_result(report, store=store, as_json=as_json)
     if not report.ok:
         raise typer.Exit(1)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill inspect`: what a store holds, in numbers and in one document.
-
-WHERE = "Where to look"
-
-
-def inspect(
-    store: opt.StorePath,
-    doc: Annotated[
-        int | None,
-        typer.Option(
-            "--doc",
-            metavar="K",
-            show_default=False,
-            rich_help_panel=WHERE,
-            help="Show document K of the split, counted from 0, with the borders of its tokens.",
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            "--split",
-            metavar="NAME",
-            show_default="all",
-            rich_help_panel=WHERE,
-            help="Look at one split: train or val.",
-        ),
-    ] = None,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
-) -> None:
+@command(InspectOptions, store=STORE)
+def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     """Show what a store holds: lengths, tokens, policies, rejects.
 
     \b
@@ -237,62 +163,12 @@ def inspect(
     from tokenmill.cli import show
 
     with stoppable("nothing was changed"):
-        inspection = tokenmill.inspect(store, split=split, doc=doc)
+        inspection = tokenmill.inspect(store, **options)
     show.inspection_result(inspection, as_json=as_json)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill layout`: what each packing would do with a store, before anyone trains on it.
-
-ROWS = "What is laid out"
-
-if TYPE_CHECKING:
-    PackingChoice = str
-else:
-    PackingChoice = enum.StrEnum("PackingChoice", {name: name for name in PACKINGS})
-
-
-def layout(
-    store: opt.StorePath,
-    seq_len: Annotated[
-        int,
-        typer.Option(
-            "--seq-len",
-            metavar="TOKENS",
-            show_default=False,
-            rich_help_panel=NEEDED,
-            help="Inputs of a row. A row holds one token more, the label of its last input.",
-        ),
-    ],
-    split: Annotated[
-        str,
-        typer.Option("--split", metavar="NAME", rich_help_panel=ROWS, help="The split to lay out."),
-    ] = "train",
-    packing: Annotated[
-        list[PackingChoice] | None,
-        typer.Option(
-            "--packing",
-            metavar="NAME",
-            show_default="all",
-            rich_help_panel=ROWS,
-            help=listed([f"{name} ({what})" for name, what in PACKINGS.items()], "or")
-            + ". May be given repeatedly.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="ROWS",
-            show_default=False,
-            rich_help_panel=ROWS,
-            help="Rows of a step, those of all ranks together: shows the steps of an epoch.",
-        ),
-    ] = None,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
-) -> None:
+@command(LayoutOptions, store=STORE)
+def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.
 
     Every token is accounted for. best-fit is planned on the way; its plan is kept in the store's
@@ -306,38 +182,49 @@ def layout(
     import tokenmill
     from tokenmill.cli import show
     from tokenmill.cli.progress import watch_amount
-    from tokenmill.words import count
 
-    def documents(number: int) -> str:
-        return count(number, "document")
-
-    with (
-        stoppable("no plan was kept"),
-        watch_amount("planning", shown=documents, quiet=quiet) as on_progress,
-    ):
-        report = tokenmill.layout(
-            store,
-            seq_len=seq_len,
-            split=split,
-            packings=packing or None,
-            batch_size=batch_size,
-            on_progress=on_progress,
-        )
+    with stoppable("no plan was kept"), watch_amount("planning", "document", quiet=quiet) as tell:
+        report = tokenmill.layout(store, on_progress=tell, **options)
     show.layout_result(report, as_json=as_json)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill diagnose`: is a training starved, by what, and what would help.
+@command(TrainOptions, store=STORE)
+def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
+    """Train the reference model on a store.
+
+    Rows are cut, packed and shuffled as they are read, and are on the device before they are asked
+    for. Killed at any moment, the same command with --resume goes on with the same losses. Under
+    torchrun it trains on several GPUs.
+
+    \b
+    Examples:
+      tokenmill train my-store --model tiny --seq-len 256 --steps 200
+      tokenmill train my-store --model small --batch-tokens 524288 --steps 1000 -o run --resume
+      torchrun --nproc-per-node 8 -m tokenmill train my-store --model medium --seq-len 16384
+    """
+    import tokenmill
+    from tokenmill.cli import show
+    from tokenmill.cli.progress import TrainView, watch
+
+    again = same_command()
+    again += "" if " --resume" in again else " --resume"
+    kept = f"the steps that were made are kept in {options['out']}; go on with:\n  {again}"
+    with stoppable(kept), watch(TrainView(), quiet=quiet) as tell:
+        result = tokenmill.train(store, on_progress=tell, **options)
+    show.train_result(result, as_json=as_json)
 
 
-@opt.command(DiagnoseOptions)
+TRAINING_TEXT = argument(
+    list[str] | None,
+    "INPUT",
+    "The text of your training: any input that `tokenmill build` reads. May be left out with --run,"
+    " --stalls or --timeline.",
+)
+
+
+@command(DiagnoseOptions, inputs=TRAINING_TEXT)
 def diagnose(
-    *,
-    inputs: opt.MaybeInputs = None,
-    options: dict[str, Any],
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+    *, inputs: list[str] | None = None, options: Asked, as_json: bool, quiet: bool
 ) -> None:
     """Time your text and tokenizer the ways people do it; say which would starve a GPU.
 
@@ -354,27 +241,128 @@ def diagnose(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch_line
+    from tokenmill.cli.progress import LineView, watch
 
-    def said(number: int, steps: int, what: str) -> str:
-        return f"[{number}/{steps}] {what}"
-
-    with stoppable("nothing was kept"), watch_line(said, each=True, quiet=quiet) as on_step:
+    view = LineView(lambda number, steps, what: f"[{number}/{steps}] {what}", each=True)
+    with stoppable("nothing was kept"), watch(view, quiet=quiet) as on_step:
         found = tokenmill.diagnose(inputs or (), on_step=on_step, **options)
     show.diagnosis_result(found, report=options["report"], as_json=as_json)
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill demo`: everything once, on what every Python installation has.
-
-
-def demo(
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Where the demo's store is written."),
-    ] = Path("demo-store"),
-    debug: opt.Debug = False,  # noqa: ARG001 (read at the process border, in main.run)
+@command(ExportRequest, panels=PANELS, store=STORE)
+def export(
+    *,
+    store: str,
+    options: Asked,
+    link_or_copy: bool,
+    merge: bool,
+    settings: list[str] | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
+    """Write a store in another project's format. The same command again resumes.
+
+    The format's index comes last, so an export that has one is complete.
+
+    \b
+    Examples:
+      tokenmill export my-store --to megatron --out megatron/ --link
+      tokenmill export my-store --to llmc --out llmc/ --file-tokens 100000000
+      tokenmill export my-store --to mds --out mds/ --seq-len 2048
+    """
+    import tokenmill
+    from tokenmill.cli import show
+    from tokenmill.cli.progress import watch_amount
+
+    with (
+        stoppable(KEPT_PARTS, command=same_command()),
+        watch_amount("exporting", "token", quiet=quiet) as tell,
+    ):
+        asked = with_settings(options, settings, link_or_copy=link_or_copy, merge=merge)
+        result = tokenmill.export(store, on_progress=tell, **asked)
+    show.export_result(result, as_json=as_json)
+
+
+def with_settings(
+    options: Asked, settings: list[str] | None, *, link_or_copy: bool = False, merge: bool = False
+) -> Asked:
+    """The options with the 'name=value' strings among them."""
+    if link_or_copy:
+        options["link"] = "if-possible"
+    for text in settings or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(
+                f"--set {text} is not of the form name=value", hint="for example: --set merge=yes"
+            )
+        options[name] = value
+    return {**options, "merge": True} if merge else options
+
+
+@command(ImportRequest, panels=PANELS, path=FOREIGN)
+def import_(
+    *, path: str, options: Asked, settings: list[str] | None, as_json: bool, quiet: bool
+) -> None:
+    """Make a store of another project's token files. The same command again resumes.
+
+    Documents are kept where the format has borders between them. Every id is checked against the
+    tokenizer, and where its end-of-text stands is found and written down. Nothing that could
+    execute, like a pickle, is ever loaded.
+
+    \b
+    Examples:
+      tokenmill import data/wiki_text_document -t tokenizer.json -o my-store
+      tokenmill import fineweb10B/ --from llmc --split-at-eos -t gpt2/ -o my-store
+    """
+    import tokenmill
+    from tokenmill.cli import show
+    from tokenmill.cli.progress import watch_amount
+
+    with (
+        stoppable(KEPT_IMPORT, command=same_command()),
+        watch_amount("importing", quiet=quiet) as tell,
+    ):
+        asked = with_settings(options, settings)
+        result = tokenmill.import_(path, on_progress=tell, **asked)
+    show.import_result(result, as_json=as_json)
+
+
+@command(ConvertRequest, panels=PANELS, path=FOREIGN)
+def convert(
+    *,
+    path: str,
+    options: Asked,
+    link_or_copy: bool,
+    merge: bool,
+    settings: list[str] | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Write token files of one format in another. The same command again resumes.
+
+    Raw token files (megatron, datatrove, olmo, nanogpt, llmc) are read where they lie; others
+    become a store first, inside the out folder, which is removed at the end.
+
+    \b
+    Examples:
+      tokenmill convert data/wiki_text_document --to mds --out mds/ --seq-len 2048
+      tokenmill convert tokens/ --from datatrove --to megatron --out megatron/ --merge
+    """
+    import tokenmill
+    from tokenmill.cli import show
+    from tokenmill.cli.progress import watch_amount
+
+    with (
+        stoppable(KEPT_PARTS, command=same_command()),
+        watch_amount("converting", "token", quiet=quiet) as tell,
+    ):
+        asked = with_settings(options, settings, link_or_copy=link_or_copy, merge=merge)
+        result = tokenmill.convert(path, on_progress=tell, **asked)
+    show.export_result(result, as_json=as_json)
+
+
+@command(DemoOptions)
+def demo(*, options: Asked) -> None:
     """See all of it work, in under a minute and without a download.
 
     Builds a store from the source files of Python's standard library, verifies it, looks inside,
@@ -388,5 +376,5 @@ def demo(
     from tokenmill.demo import demo_steps
 
     with stoppable("the demo can be started again at any time", command=same_command()):
-        for step in demo_steps(out):
+        for step in demo_steps(Path(options["out"])):
             tell(step)

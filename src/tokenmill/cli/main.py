@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from tokenmill._version import __version__
-from tokenmill.cli import commands as commands_module
-from tokenmill.cli import formats, train
+from tokenmill.cli import commands
 from tokenmill.cli.options import GroupedCommand, raise_on_sigterm
 from tokenmill.cli.output import guard_streams
 from tokenmill.engines import engine_names
@@ -72,22 +72,10 @@ app = typer.Typer(
     tokenmill COMMAND --help                                what a command takes, and examples""",
 )
 
-for _name, _command in (
-    ("build", commands_module.build),
-    ("finish", commands_module.finish),
-    ("plan", commands_module.plan),
-    ("inspect", commands_module.inspect),
-    ("layout", commands_module.layout),
-    ("verify", commands_module.verify),
-    ("train", train.train),
-    ("diagnose", commands_module.diagnose),
-    ("export", formats.export),
-    ("import", formats.import_),
-    ("convert", formats.convert),
-    ("demo", commands_module.demo),
-    ("version", version),
-):
-    app.command(_name, cls=GroupedCommand)(_command)
+COMMANDS = "build finish plan inspect layout verify train diagnose export import convert demo"
+for _name in COMMANDS.split():
+    app.command(_name, cls=GroupedCommand)(getattr(commands, _name + "_" * iskeyword(_name)))
+app.command("version", cls=GroupedCommand)(version)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
-"""The options that more than one command takes, each described once.
+"""How a command gets its arguments and flags, its help, and its end by Ctrl-C.
 
-Defaults stand in the command's signature. An option is here because a user needs it on the command
-line; whatever only a program needs stays in the library.
+A command takes the options of a class (see `tokenmill.options`), and by their names the flags that
+belong to the command line alone (`CommandFlags`).
 """
 
 from __future__ import annotations
@@ -15,82 +15,45 @@ import re
 import shlex
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
-from typer.models import ArgumentInfo
 
 from tokenmill.errors import UsageError
-from tokenmill.options import NEEDED, OUTPUT, RERUN, Flag, flags_of, help_of
+from tokenmill.interop.base import WRITTEN
+from tokenmill.options import NEEDED, OUTPUT, RERUN, flags_of, help_of, option
 from tokenmill.sources import COMPRESSIONS, FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-
 _SUFFIXES = ", ".join(form.suffixes[0] for form in FORMATS.values() if form.suffixes)
-Inputs = Annotated[
+
+
+def argument(kind: Any, metavar: str, words: str) -> Any:
+    """What is named before the flags."""
+    shown = typer.Argument(metavar=metavar, rich_help_panel=NEEDED, show_default=False, help=words)
+    return Annotated[kind, shown]
+
+
+INPUTS = argument(
     list[str],
-    typer.Argument(
-        metavar="INPUT",
-        rich_help_panel=NEEDED,
-        show_default=False,
-        help=f"Files, folders, globs or URLs: {_SUFFIXES} and source code, "
-        f"plain or as {', '.join(COMPRESSIONS)}. A folder means every file below it. Or the name "
-        "of a well-known corpus (see --list-corpora), if there is no such file here.",
-    ),
-]
-MaybeInputs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="INPUT",
-        rich_help_panel=NEEDED,
-        show_default=False,
-        help="The text of your training: any input that `tokenmill build` reads. May be left "
-        "out with --run, --stalls or --timeline.",
-    ),
-]
-StorePath = Annotated[
-    str,  # not a Path, which would make one slash of the two in a URL
-    typer.Argument(
-        metavar="STORE",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="The folder that a build wrote, or its URL.",
-    ),
-]
-ForeignPath = Annotated[
+    "INPUT",
+    f"Files, folders, globs or URLs: {_SUFFIXES} and source code, plain or as "
+    f"{', '.join(COMPRESSIONS)}. A folder means every file below it. Or the name of a well-known "
+    "corpus (see --list-corpora), if there is no such file here.",
+)
+# Not a Path, which would make one slash of the two in a URL.
+STORE = argument(str, "STORE", "The folder that a build wrote, or its URL.")
+FOREIGN = argument(
     str,
-    typer.Argument(
-        metavar="PATH",
-        show_default=False,
-        rich_help_panel=NEEDED,
-        help="A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        rich_help_panel=RERUN,
-        help="Write nothing; show units, tokens, disk, memory and time as plan does.",
-    ),
-]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        rich_help_panel=OUTPUT,
-        help="Print the result as one JSON object on stdout and nothing else there.",
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="No progress on stderr."),
-]
+    "PATH",
+    "A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
+)
 
 
 def _print_corpora(asked: bool) -> None:
@@ -103,73 +66,95 @@ def _print_corpora(asked: bool) -> None:
     raise typer.Exit
 
 
-ListCorpora = Annotated[
-    bool,
-    typer.Option(
-        "--list-corpora",
-        callback=_print_corpora,
-        is_eager=True,
-        rich_help_panel=OUTPUT,
-        help="Print the corpora that have short names, where they lie and what they hold.",
-    ),
-]
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", rich_help_panel=OUTPUT, help="On an error, show the full traceback."),
-]
+@dataclass
+class CommandFlags:
+    """Flags that are no options of a function; each command has `debug`, read in main.run."""
+
+    dry_run: bool = option(False, RERUN)
+    """Write nothing; show units, tokens, disk, memory and time as plan does."""
+    link_or_copy: bool = option(False, WRITTEN)
+    """As --link, and copies where the file system cannot link."""
+    merge: bool = option(False, WRITTEN)
+    """megatron: one .bin and .idx for each split instead of one per shard."""
+    settings: list[str] | None = option(None, WRITTEN, "NAME=VALUE", flag="--set")
+    """A setting that one format alone has; docs/formats.md lists them. May be given repeatedly."""
+    as_json: bool = option(False, OUTPUT, flag="--json")
+    """Print the result as one JSON object on stdout and nothing else there."""
+    quiet: bool = option(False, OUTPUT, short="-q")
+    """No progress on stderr."""
+    list_corpora: bool = option(False, OUTPUT, answer=_print_corpora)
+    """Print the corpora that have short names, where they lie and what they hold."""
+    debug: bool = option(False, OUTPUT)
+    """On an error, show the full traceback."""
 
 
+_ALWAYS = ("list_corpora", "debug")
 _ESCAPED = ("separator", "template")
 
 
 def command(
-    options: type, *, panels: Sequence[str] = (), without: Sequence[str] = ()
+    options: type,
+    *,
+    panels: Sequence[str] = (),
+    without: Sequence[str] = (),
+    lists_corpora: bool = False,
+    **arguments: Any,
 ) -> Callable[[Any], Any]:
-    """Give a command the flags of a class of options; it is called with `options`, their values.
+    """Give a command its arguments and the flags of a class, whose values it gets as `options`.
 
-    Each flag is one field of the class (see `tokenmill.options`). Flags are listed as the class has
-    them, or panel by panel.
+    Flags are listed as the class has them, or panel by panel.
     """
     flags = {name: flag for name, flag in flags_of(options).items() if name not in without}
     if panels:
         flags = dict(sorted(flags.items(), key=lambda each: panels.index(each[1].panel)))
 
     def decorate(function: Any) -> Any:
-        own = dict(inspect.signature(function, eval_str=True).parameters)
-        del own["options"]
-        first = [each for each in own.values() if isinstance(_declared(each), ArgumentInfo)]
-        rest = [each for each in own.values() if each not in first]
-        made = [each for name in flags for each in _parameters(options, name)]
+        own = [*inspect.signature(function).parameters.values()]
+        made = [
+            _parameter(each.name, arguments[each.name], each.default)
+            for each in own
+            if each.name in arguments
+        ]
+        made += [each for name in flags for each in _parameters(options, name)]
+        taken = {each.name for each in own} | {*_ALWAYS[not lists_corpora :]}
+        made += [
+            each
+            for name in flags_of(CommandFlags)
+            if name in taken
+            for each in _parameters(CommandFlags, name)
+        ]
 
         @functools.wraps(function)
         def run(**values: Any) -> Any:
-            asked = {name: _read(values, name, flag) for name, flag in flags.items()}
+            asked = {name: _read(values, name, flag.off) for name, flag in flags.items()}
+            for name in _ALWAYS:
+                values.pop(name, None)
             return function(options=asked, **values)
 
-        signature = inspect.Signature([*first, *made, *rest])
-        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in made}
         run.options = options  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
         return run
 
     return decorate
 
 
-def _declared(parameter: inspect.Parameter) -> object:
-    return parameter.annotation.__metadata__[0]
+def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
 
 
-def _parameters(options: type, name: str) -> list[inspect.Parameter]:
+def _parameters(options: type, name: str) -> Iterator[inspect.Parameter]:
     """What the parser is told of an option; its help comes when it is asked for."""
     flag = flags_of(options)[name]
     (declared,) = (each for each in dataclasses.fields(options) if each.name == name)
-    kind: Any = flag.kind or eval(str(declared.type), {"PathInput": str})
+    kind: Any = flag.kind or eval(str(declared.type), {"PathInput": str, "Sequence": list})
     default = declared.default
     if flag.choices:
         choices: Any = enum.StrEnum
         kind = choices(name, {each: each for each in flag.choices})
         if default is None:
-            kind = kind | None
+            kind = list[kind] | None if "Sequence" in str(declared.type) else kind | None
         elif default is not dataclasses.MISSING:
             default = kind(default)
     if default is dataclasses.MISSING:
@@ -180,31 +165,29 @@ def _parameters(options: type, name: str) -> list[inspect.Parameter]:
         metavar=flag.metavar or "|".join(flag.choices) or None,
         show_default=default is not inspect.Parameter.empty and flag.shown,
         rich_help_panel=flag.panel,
+        min=flag.least,
+        callback=flag.answer,
+        is_eager=flag.answer is not None,
     )
-    found = [_parameter(name, Annotated[kind, made], default)]
+    yield _parameter(name, Annotated[kind, made], default)
     if flag.off:
         off = typer.Option(flag.off, rich_help_panel=flag.panel, help=flag.off_help)
-        found.append(_parameter(f"no_{name}", Annotated[bool, off], False))
-    return found
+        yield _parameter(f"no_{name}", Annotated[bool, off], False)
 
 
-def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, annotation=annotation, default=default)
-
-
-def _read(values: dict[str, Any], name: str, flag: Flag) -> object:
+def _read(values: dict[str, Any], name: str, off: str | None) -> object:
     """Take the value of an option out of what was parsed."""
     value = values.pop(name)
-    if flag.off and values.pop(f"no_{name}"):
+    if off and values.pop(f"no_{name}"):
         if value is not None:
             raise UsageError(
-                f"--{name} {value} and {flag.off} exclude each other",
-                hint="leave one of them out",
+                f"--{name} {value} and {off} exclude each other", hint="leave one of them out"
             )
         return False
     if name in _ESCAPED:
         return unescape(value, f"--{name}")
+    if isinstance(value, list):
+        return [*map(str, value)] or None
     return str(value) if isinstance(value, enum.Enum) else value
 
 
@@ -242,16 +225,14 @@ def note_shadowed(inputs: list[str], *, quiet: bool) -> None:
 
 # -------------------------------------------------------------------------------------------------
 # Ctrl-C and SIGTERM: stop in order, then say what is safe and how to go on.
-#
-# SIGTERM becomes an exception of its own kind that is also a KeyboardInterrupt, so that the
-# library, which knows only KeyboardInterrupt, ends its workers for both in the same way.
 
+LAST = "Other options"
 LONGEST_COMMAND = 2000
 """A command that the shell expanded to more characters than this is not repeated in full."""
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM)."""
+    """SIGTERM, for a library that knows Ctrl-C: it ends its workers for both in the same way."""
 
 
 def raise_on_sigterm() -> None:
@@ -291,33 +272,25 @@ def same_command() -> str:
     return f"{shlex.join([*start, *arguments[:2]])} ... (the same command as before)"
 
 
-# -------------------------------------------------------------------------------------------------
-# Help with its options under headings, without rich: plain help answers twice as fast.
-
-if TYPE_CHECKING:
-    # typer carries its own copy of click since 0.2x; which one it is does not matter here.
-    Context = Any
-    HelpFormatter = Any
-
-LAST = "Other options"
-
-
 class GroupedCommand(TyperCommand):
-    """A command whose help lists options by `rich_help_panel`, in the order they appear."""
+    """A command whose help lists options by `rich_help_panel`, in the order they appear.
 
-    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+    Plain, since help without rich answers twice as fast.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
-        options = getattr(self.callback, "options", None)
-        helps = {} if options is None else help_of(options)
+        helps = help_of(CommandFlags)
+        if options := getattr(self.callback, "options", None):
+            helps = helps | help_of(options)
         param: Any
         for param in self.get_params(ctx):
-            if param.param_type_name == "option" and not param.help:
-                param.help = helps[param.name]
+            is_argument = param.param_type_name == "argument"
+            param.help = param.help or helps[param.name]
             record = param.get_help_record(ctx)
-            if record is not None and param.param_type_name == "argument":
-                # typer appends the Python type, which tells a reader nothing.
-                record = (record[0].partition(" <")[0], record[1])
             if record is not None:
+                # typer appends the Python type of an argument, which tells a reader nothing.
+                record = (record[0].partition(" <")[0], record[1]) if is_argument else record
                 heading = getattr(param, "rich_help_panel", None) or LAST
                 groups.setdefault(heading, []).append(record)
         groups[LAST] = groups.pop(LAST)
@@ -325,7 +298,7 @@ class GroupedCommand(TyperCommand):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
-    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         # typer writes {STORE}, and {INPUT}... for many.
         return [
             piece.strip("{}").replace("}...", "...") for piece in super().collect_usage_pieces(ctx)

@@ -1,7 +1,7 @@
 """What a running command shows on stderr: live on a terminal, lines now and then elsewhere.
 
 `watch` gives back the function that the library calls with each report of progress, from a thread
-of its own; a `View` says how a kind of work looks. A message (a lost worker, a unit done again) is
+of its own; a view says how a kind of work looks. A message (a lost worker, a unit done again) is
 printed once, above what is live, and stays.
 """
 
@@ -10,40 +10,59 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TextIO
 
-from tokenmill.cli.output import live_display, make_console, unguarded
+from tokenmill.cli.output import live_display, make_console
 from tokenmill.visible import visible
 from tokenmill.words import clock, compact, count, format_size, of_budget, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import TextIO
 
     from rich.console import Console, RenderableType
     from rich.text import Text
 
     from tokenmill.builder.progress import Progress, WorkerProgress
+    from tokenmill.trainer.options import TrainProgress
 
 PLAIN_SECONDS = 5.0
 """Between two lines where there is no terminal."""
+LIVE_SECONDS = 0.1
 MANY_WORKERS = 4
 """With more than these, a worker's CPU is one block of eight heights instead of a number."""
+CURVE_POINTS = 400
+"""Losses that are remembered for the curve; of more, every other one is dropped."""
 BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
-class View(Protocol):
-    """How the progress of one kind of work looks."""
+class LineView:
+    """A line that `said` makes of a report. In a log a short work says nothing, unless `each` is.
 
-    def line(self, progress: Any, *, is_due: bool) -> str | None:
-        """What to say of it in a log; `is_due` where nothing was said for a while."""
+    Every view has `line`, what to say in a log (`is_due` where nothing was said for a while), and
+    `draw`, what a terminal shows, never wider than it.
+    """
 
-    def draw(self, progress: Any, *, width: int) -> RenderableType:
-        """What a terminal shows, never wider than it."""
+    def __init__(self, said: Callable[..., str], *, each: bool = False) -> None:
+        self._said = said
+        self._each = each
+        self._first = time.monotonic() + PLAIN_SECONDS
+        self._next = 0.0
+        self._drawn: Text | None = None
+
+    def line(self, *report: Any, is_due: bool) -> str | None:
+        due = is_due and time.monotonic() >= self._first
+        return self._said(*report) if due or self._each else None
+
+    def draw(self, *report: Any, width: int) -> RenderableType:
+        if self._drawn is None or self._each or time.monotonic() >= self._next:
+            self._next = time.monotonic() + LIVE_SECONDS
+            self._drawn = one_line(visible(self._said(*report)), "")
+            self._drawn.truncate(width, overflow="ellipsis")
+        return self._drawn
 
 
 @contextlib.contextmanager
-def watch(view: View, *, quiet: bool = False) -> Iterator[Callable[[Any], None] | None]:
+def watch(view: Any, *, quiet: bool = False) -> Iterator[Callable[..., None] | None]:
     """Show progress on stderr while the block runs; None if nothing is to be shown."""
     if quiet:
         yield None
@@ -55,14 +74,19 @@ def watch(view: View, *, quiet: bool = False) -> Iterator[Callable[[Any], None] 
 
 
 @contextlib.contextmanager
-def live(view: View, console: Console) -> Iterator[Callable[[Any], None]]:
+def live(view: Any, console: Console) -> Iterator[Callable[..., None]]:
     """A drawing that is redrawn in place and removed at the end."""
     with live_display(console) as display:
+        shown: object = None
 
-        def show(progress: Any) -> None:
-            if progress.message is not None:
-                console.print(visible(progress.message), markup=False, soft_wrap=True)
-            display.update(view.draw(progress, width=console.width), refresh=True)
+        def show(*report: Any) -> None:
+            nonlocal shown
+            if (message := getattr(report[0], "message", None)) is not None:
+                console.print(visible(message), markup=False, soft_wrap=True)
+            drawn = view.draw(*report, width=console.width)
+            if drawn is not shown:
+                shown = drawn
+                display.update(drawn, refresh=True)
 
         yield show
 
@@ -70,65 +94,34 @@ def live(view: View, console: Console) -> Iterator[Callable[[Any], None]]:
 class PlainLines:
     """Every message, and a line when there is something to say or every few seconds."""
 
-    def __init__(self, view: View, stream: TextIO, *, every_seconds: float = PLAIN_SECONDS) -> None:
+    def __init__(self, view: Any, stream: TextIO, *, every_seconds: float = PLAIN_SECONDS) -> None:
         self.view = view
         self.stream = stream
         self.every_seconds = every_seconds
         self._next = 0.0
 
-    def __call__(self, progress: Any) -> None:
+    def __call__(self, *report: Any) -> None:
         now = time.monotonic()
-        line = self.view.line(progress, is_due=now >= self._next)
+        line = self.view.line(*report, is_due=now >= self._next)
         if line is not None:
             self._next = now + self.every_seconds
-        for each in (progress.message, line):
+        for each in (getattr(report[0], "message", None), line):
             # Nobody reads any more (a closed pipe): no reason to stop the work.
             with contextlib.suppress(OSError):
                 if each is not None:
                     print(visible(each), file=self.stream, flush=True)
 
 
-@contextlib.contextmanager
-def watch_line(
-    said: Callable[..., str], *, each: bool = False, quiet: bool = False
-) -> Iterator[Callable[..., None] | None]:
-    """Show on stderr what `said` makes of a report: one line, redrawn; in a log now and then.
-
-    With `each` no report is left out.
-    """
-    if quiet:
-        yield None
-        return
-    is_live = sys.stderr.isatty()
-    pause = 0.0 if each else 0.1 if is_live else PLAIN_SECONDS
-    next_at = time.monotonic() + (0 if is_live else pause)
-
-    def show(*report: Any) -> None:
-        nonlocal next_at
-        now = time.monotonic()
-        if now >= next_at:
-            next_at = now + pause
-            write(visible(said(*report)))
-
-    def write(line: str) -> None:
-        # A line that is redrawn must not wrap.
-        unguarded(sys.stderr).write(f"\r\x1b[2K{line[:78]}" if is_live else f"{line}\n")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        if is_live:
-            write("")
-
-
 def watch_amount(
-    what: str, *, shown: Callable[[int], str] = format_size, quiet: bool = False
-) -> contextlib.AbstractContextManager[Callable[[int, int], None] | None]:
-    """Show how much (bytes, unless `shown` says it) is done on stderr."""
-    return watch_line(
-        lambda done, total: f"{what} {share(done, total)} of {shown(total)}", quiet=quiet
-    )
+    what: str, noun: str | None = None, *, quiet: bool = False
+) -> contextlib.AbstractContextManager[Callable[..., None] | None]:
+    """Show how much (bytes, unless they are called otherwise) is done on stderr."""
+
+    def said(done: int, total: int) -> str:
+        amount = format_size(total) if noun is None else count(total, noun)
+        return f"{what} {share(done, total)} of {amount}"
+
+    return watch(LineView(said), quiet=quiet)
 
 
 def one_line(text: str, style: str = "dim") -> Text:
@@ -240,3 +233,79 @@ def cpu(workers: Sequence[WorkerProgress], *, blocks: bool) -> str:
     if not blocks:
         return f"{mean} ({min(shares):.0f} to {max(shares):.0f}) of {len(shares)} workers"
     return f"{mean} " + "".join(BLOCKS[min(round(p / 12.5), 8)] for p in shares)
+
+
+class TrainView:
+    """A training: its loss and its speed. In a log every evaluation and the last step are told."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._val_loss: float | None = None
+
+    def line(self, progress: TrainProgress, *, is_due: bool) -> str | None:
+        if progress.message is not None:
+            return None
+        if progress.val_loss != self._val_loss:
+            self._val_loss = progress.val_loss
+            return f"[{clock(progress.seconds)}]  evaluated: val loss {progress.val_loss:.4f}"
+        is_last = progress.step == progress.steps
+        if progress.phase != "training" or progress.loss is None or not (is_due or is_last):
+            return None
+        return "  ".join(
+            (
+                f"[{clock(progress.seconds)}]",
+                f"step {count(progress.step)}/{count(progress.steps)}",
+                f"loss {progress.loss:.4f}",
+                *figures(progress),
+                eta(progress.eta_seconds),
+            )
+        )
+
+    def draw(self, progress: TrainProgress, *, width: int) -> RenderableType:
+        if progress.loss is None:
+            return one_line(f"{progress.phase} ...")
+        if progress.phase == "training":
+            self._losses.append(progress.loss)
+            if len(self._losses) > CURVE_POINTS:
+                del self._losses[1::2]
+        val = "" if progress.val_loss is None else f"   val {progress.val_loss:.4f}"
+        rate = f"   lr {progress.learning_rate:.2e}   norm {progress.grad_norm:.2f}"
+        words = f"loss {progress.loss:.4f}{val}{rate}"
+        phase = "" if progress.phase == "training" else f"   {progress.phase} ..."
+        room = max(0, min(40, width - len(words) - len(phase) - 3))
+        top = one_line(words, "bold").append(f"   {curve(self._losses, room)}", style="cyan")
+        where = f"step {count(progress.step)}/{count(progress.steps)}"
+        return bar_above(
+            [top.append(phase), one_line("   ".join(figures(progress)))],
+            done=progress.step,
+            total=progress.steps,
+            figures=f"{where}  {eta(progress.eta_seconds)}",
+            width=width,
+        )
+
+
+def figures(progress: TrainProgress) -> list[str]:
+    """Speed, waiting and memory, as far as they are known."""
+    found = []
+    if progress.tokens_per_second is not None:
+        found.append(f"{compact(progress.tokens_per_second)} tokens/s")
+    if progress.mfu is not None:
+        found.append(f"MFU {100 * progress.mfu:.1f}%")
+    if progress.wait_p50_ms is not None and progress.wait_p99_ms is not None:
+        share = 100 * (progress.wait_share or 0.0)
+        p50, p99 = progress.wait_p50_ms, progress.wait_p99_ms
+        found.append(f"waited for data {share:.2f}% (p50 {p50:.3f} ms, p99 {p99:.3f} ms)")
+    if progress.memory_bytes:
+        found.append(f"memory {format_size(progress.memory_bytes)}")
+    return found
+
+
+def curve(values: list[float], width: int) -> str:
+    """The values as blocks of eight heights, the last ones at the right."""
+    if width < 8 or len(values) < 2:
+        return ""
+    step = max(1.0, len(values) / width)
+    points = [values[int(number * step)] for number in range(min(width, len(values)))]
+    low, high = min(points), max(points)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[1 + round(7 * (value - low) / span)] for value in points)

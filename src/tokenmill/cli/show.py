@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import textwrap
 from functools import singledispatch
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from tokenmill.demo import Step
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.inspection import DocumentView, LengthBin, Lengths, Token
+    from tokenmill.interop.export import ExportResult
+    from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import Account, LayoutReport
     from tokenmill.store.facts import Counts, SplitTotals
+    from tokenmill.trainer.options import TrainResult
 
 
 # -------------------------------------------------------------------------------------------------
@@ -747,6 +751,88 @@ def layout_epochs(report: LayoutReport) -> str:
         batch = count(report.batch_size, "row")
         lines.append(f"{account.packing}: {count(steps, 'step')} of {batch}{partial}")
     return "\n".join(lines)
+
+
+def export_result(result: ExportResult, *, as_json: bool) -> None:
+    """Print what an export made."""
+    if as_json:
+        print_json(result)
+        return
+    if result.nothing_to_do:
+        print(f"nothing to do: {visible(result.out)} is complete")
+    linked = f", {format_size(result.linked_bytes)} of it links" if result.linked_bytes else ""
+    kept = f", {count(result.parts_resumed)} kept from before" if result.parts_resumed else ""
+    speed = rate(result.bytes - result.linked_bytes, result.seconds)
+    facts(
+        [
+            ("folder", result.out),
+            ("format", result.format),
+            ("documents", count(result.documents)),
+            (
+                "tokens",
+                "\n".join(f"{visible(name)}: {count(n)}" for name, n in result.splits.items()),
+            ),
+            ("files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"),
+            ("parts", f"{count(result.parts)}{kept}"),
+            ("time", f"{duration(result.seconds)}" + (f", {speed}" if speed else "")),
+            ("notes", "\n".join(map(visible, result.notes))),
+        ]
+    )
+
+
+def import_result(result: ImportResult, *, as_json: bool) -> None:
+    """Print what an import made."""
+    if as_json:
+        print_json(result)
+        return
+    if result.nothing_to_do:
+        print(f"nothing to do: {visible(result.store)} is complete and up to date")
+    kept = f", {count(result.parts_resumed)} kept from before" if result.parts_resumed else ""
+    facts(
+        [
+            ("store", result.store),
+            ("format", result.format),
+            ("documents", count(result.documents)),
+            ("tokens", f"{count(result.tokens)} as {result.dtype}"),
+            ("splits", splits_text(result.splits)),
+            ("eos", result.eos),
+            ("parts", f"{count(result.parts)}{kept}"),
+            ("time", f"{duration(result.seconds)}, {rate(result.bytes, result.seconds)}"),
+            ("notes", "\n".join(map(visible, result.notes))),
+        ]
+    )
+    store = shlex.quote(result.store)
+    next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")
+
+
+def train_result(result: TrainResult, *, as_json: bool) -> None:
+    """The summary, once, on stdout."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        print_json(result)
+        return
+    facts(summary(result))
+
+
+def summary(result: TrainResult) -> Iterator[tuple[str, str]]:
+    """What is worth saying at the end."""
+    resumed = "" if result.resumed_from is None else f", from step {count(result.resumed_from)} on"
+    yield "trained", f"{count(result.steps, 'step')}{resumed}, {count(result.tokens)} tokens"
+    yield "parameters", count(result.parameters)
+    val = "" if result.val_loss is None else f", on val {result.val_loss:.4f}"
+    yield "loss", f"{result.loss:.4f}{val}"
+    if result.tokens_per_second is not None:
+        mfu = "" if result.mfu is None else f", {100 * result.mfu:.1f}% of the device's peak"
+        yield "speed", f"{count(round(result.tokens_per_second))} tokens/s{mfu}"
+    if result.wait_p99_ms is not None:
+        share = 100 * (result.wait_share or 0.0)
+        yield "waiting", f"{share:.2f}% of the time for data, p99 {result.wait_p99_ms:.3f} ms"
+    yield "memory", format_size(result.memory_bytes)
+    yield "time", duration(result.seconds)
+    yield "checkpoint", str(result.checkpoint)
+    for note in result.notes:
+        yield "note", note
 
 
 # -------------------------------------------------------------------------------------------------
