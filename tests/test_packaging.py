@@ -84,6 +84,18 @@ def test_every_command_has_help_and_stands_in_the_docs() -> None:
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
+def test_files_that_are_no_modules_are_installed_too() -> None:
+    folder = ROOT / "src" / "tokenmill"
+    others = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        setuptools = tomllib.load(file)["tool"]["setuptools"]
+    assert others == set(setuptools["package-data"]["tokenmill"])
+
+
 def test_make_targets_named_in_the_pages_exist() -> None:
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = {

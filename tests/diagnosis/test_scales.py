@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.diagnosis.plots import EvenScale, linear_scale, log_scale, tick_text
+from tokenmill.diagnosis.plots import Series, line_plot, linear_axis, log_axis, tick_text
 from tokenmill.words import compact, milliseconds, spoken, times
 
 numbers = st.floats(1e-6, 1e12)
@@ -13,36 +15,37 @@ numbers = st.floats(1e-6, 1e12)
 @given(low=numbers, high=numbers)
 def test_a_linear_axis_holds_its_values_and_has_a_few_round_ticks(low: float, high: float) -> None:
     low, high = min(low, high), max(low, high)
-    scale = linear_scale(low, high, start=0, end=100, most=5)
-    ticks = scale.ticks(5)
-    assert scale.low <= low * (1 + 1e-6)
-    assert scale.high >= high * (1 - 1e-6)
-    assert 2 <= len(ticks) <= 8
-    assert 0 <= scale(low) <= scale(high) <= 100
+    axis = linear_axis(low, high, 0, 100, most=5)
+    assert axis.low <= low * (1 + 1e-6)
+    assert axis.high >= high * (1 - 1e-6)
+    assert 2 <= len(axis.ticks) <= 8
+    assert 0 <= axis(low) <= axis(high) <= 100
 
 
 @given(low=numbers, high=numbers)
 def test_a_logarithmic_axis_does_too(low: float, high: float) -> None:
     low, high = min(low, high), max(low, high)
-    scale = log_scale(low, high, start=200, end=0)
-    ticks = scale.ticks()
-    assert scale.low <= low * (1 + 1e-6)
-    assert scale.high >= high * (1 - 1e-6)
-    assert 2 <= len(ticks) <= 8
-    assert ticks == sorted(ticks)
-    assert 200 >= scale(low) >= scale(high) >= 0
+    axis = log_axis(low, high, 200, 0)
+    assert axis.low <= low * (1 + 1e-6)
+    assert axis.high >= high * (1 - 1e-6)
+    assert 2 <= len(axis.ticks) <= 8
+    assert axis.ticks == sorted(axis.ticks)
+    assert 200 >= axis(low) >= axis(high) >= 0
 
 
 def test_ticks_are_numbers_that_people_like() -> None:
-    assert linear_scale(0, 93, start=0, end=1).ticks() == [0, 20, 40, 60, 80, 100]
-    assert log_scale(30, 4000, start=0, end=1).ticks() == [10, 100, 1000]
-    assert log_scale(30, 80, start=0, end=1).ticks() == [10, 20, 50, 100]
+    assert linear_axis(0, 93, 0, 1).ticks == [0, 20, 40, 60, 80, 100]
+    assert log_axis(30, 4000, 0, 1).ticks == [10, 100, 1000]
+    assert log_axis(30, 80, 0, 1).ticks == [10, 20, 50, 100]
 
 
-def test_an_axis_of_settings_has_them_evenly_apart() -> None:
-    scale = EvenScale(values=(1, 8, 64), start=0, end=100)
-    assert [scale(value) for value in scale.ticks()] == pytest.approx([5, 50, 95])
-    assert EvenScale(values=(4,), start=0, end=100)(4) == 5
+@pytest.mark.parametrize(
+    ("tried", "places"), [((1.0, 8.0, 64.0), [63.1, 217, 370.9]), ((4.0,), [63.1])]
+)
+def test_settings_are_evenly_apart(tried: tuple[float, ...], places: list[float]) -> None:
+    points = [(value, 1.0) for value in tried]
+    plot = line_plot([Series("a", points)], label="l", x_label="x", unit="y", tried=tried)
+    assert [float(x) for x in re.findall(r'cx="([\d.]+)"', plot)] == pytest.approx(places, abs=0.1)
 
 
 @pytest.mark.parametrize(
