@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.builder.stores import byte_ids, documents, make_texts, write_jsonl
+from tests.command import tokenmill as tokenmill_command
 from tests.sources.hub import Hub, serve_hub
 from tests.sources.reading import compress
 
@@ -20,6 +19,7 @@ from tokenmill import corpora
 from tokenmill.corpora import CORPORA
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 TOKEN = "hf_the_secret_token"
@@ -70,10 +70,9 @@ def run(
     environment = {**clean, "HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf-home")}
     if token is not None:
         environment["HF_TOKEN"] = token
-    command = [sys.executable, "-m", "tokenmill", "build", *arguments, "-t", "bytes"]
-    command += ["-o", "store", "--memory", "1GB", "--workers", "1"]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    options = ("-t", "bytes", "-o", "store", "--memory", "1GB", "--workers", "1")
+    return tokenmill_command(
+        "build", *arguments, *options, folder=folder, code=None, environment=environment
     )
 
 
@@ -158,8 +157,7 @@ def test_a_file_of_the_same_name_wins_and_this_is_said(hub: Hub, tmp_path: Path)
 
 
 def test_the_names_can_be_listed() -> None:
-    command = [sys.executable, "-m", "tokenmill", "build", "--list-corpora"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = tokenmill_command("build", "--list-corpora", folder=Path.cwd())
     for name, corpus in CORPORA.items():
         assert f"{name}\n  {corpus.files}\n" in done.stdout
 

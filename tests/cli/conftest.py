@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.command import tokenmill
 
 from tokenmill.engines.huggingface import train_bpe
 
@@ -45,20 +46,11 @@ class Cli:
         kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
         return {**kept, "TERM": "xterm-256color", "PYTHONFAULTHANDLER": "1"}
 
-    def __call__(self, *args: str | Path, code: int = 0, **environment: str) -> Outcome:
-        run = subprocess.run(
-            [*COMMAND, *map(str, args)],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+    def __call__(self, *args: str | Path, code: int = 0, **variables: str) -> Outcome:
+        run = tokenmill(
+            *args, folder=self.folder, code=code, environment=self.environment, **variables
         )
-        outcome = Outcome(run.returncode, run.stdout, run.stderr)
-        assert outcome.code == code, outcome
-        return outcome
+        return Outcome(run.returncode, run.stdout, run.stderr)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.command import tokenmill as tokenmill_command
 from tests.hostile.attack import LONG, attack, tried
 
 import tokenmill
@@ -40,19 +41,10 @@ NAME = NASTY + "\udc9b"
 ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def run(folder: Path, *args: str, code: int, **environment: str) -> tuple[bytes, bytes]:
+def run(folder: Path, *args: str, code: int) -> tuple[bytes, bytes]:
     """The real command; what it wrote to stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenmill", *args],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, (args, done.stdout, done.stderr)
-    return done.stdout, done.stderr
+    done = tokenmill_command(*args, folder=folder, code=code)
+    return done.stdout.encode(), done.stderr.encode()
 
 
 def assert_harmless(*outputs: bytes) -> str:
@@ -169,8 +161,14 @@ def test_a_document_keeps_its_lines_and_shows_what_would_act(folder: Path) -> No
 
 
 def test_a_terminal_that_knows_ascii_alone_is_no_reason_to_fail(folder: Path) -> None:
-    out, err = run(folder, "inspect", STORE, code=0, PYTHONIOENCODING="ascii")
-    assert assert_harmless(out, err).isascii()
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmill", "inspect", STORE],
+        cwd=folder,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert assert_harmless(done.stdout, done.stderr).isascii()
 
 
 def in_terminal(folder: Path, *command: str) -> str:

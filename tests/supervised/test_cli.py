@@ -2,28 +2,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+from tests.command import tokenmill
 from tests.supervised.shaping import chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def tokenmill(*args: str | Path, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tokenmill", *map(str, args)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == code, done
-    return done
 
 
 def test_a_build_of_chats_tells_lengths_and_what_a_limit_would_cut(
