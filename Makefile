@@ -11,8 +11,9 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-# Tests of one file stay together: what they share is made once.
-PYTEST = $(DEV)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# Tests of one file stay together: what they share is made once. Four processes on any machine,
+# because many tests wait for a process of their own; tests/conftest.py says in which order.
+PYTEST = $(DEV)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 
 TOKENIZERS_RC = tokenizers==1.0.0rc3

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 from tests import fast
+from tests.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +42,17 @@ hypothesis.settings.load_profile("tests")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the fast tests, before `-m` selects."""
+    """Mark the fast tests, before `-m` selects, and begin with the files that have none.
+
+    Processes take files in this order: those that wait for others must not be the last ones.
+    """
+    slow = dict[Path, list[bool]]()
     for item in items:
-        if fast.is_fast(item):
+        is_fast = fast.is_fast(item)
+        slow.setdefault(item.path, []).append(not is_fast)
+        if is_fast:
             item.add_marker("fast")
+    items.sort(key=lambda item: -sum(slow[item.path]) / len(slow[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,6 +81,10 @@ def training_texts() -> list[str]:
 @pytest.fixture(scope="session")
 def bpe_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) -> Path:
     """A byte-level BPE with GPT-2's split: the fast engine covers it."""
+    return once(tmp_path_factory, "bpe", lambda folder: _train_bpe(folder, training_texts))
+
+
+def _train_bpe(folder: Path, texts: list[str]) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -84,8 +96,7 @@ def bpe_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, training_texts: 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(training_texts, trainer)
-    folder = tmp_path_factory.mktemp("bpe")
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
     return folder
@@ -96,6 +107,10 @@ def unigram_tokenizer_dir(
     tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]
 ) -> Path:
     """A Unigram tokenizer.json: only its reference engine can run it."""
+    return once(tmp_path_factory, "unigram", lambda folder: _train_unigram(folder, training_texts))
+
+
+def _train_unigram(folder: Path, texts: list[str]) -> Path:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())
@@ -108,9 +123,8 @@ def unigram_tokenizer_dir(
         unk_token="<unk>",
         show_progress=False,
     )
-    lines = [line for text in training_texts for line in text.splitlines()]
+    lines = [line for text in texts for line in text.splitlines()]
     tokenizer.train_from_iterator(lines, trainer)
-    folder = tmp_path_factory.mktemp("unigram")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "special_tokens_map.json").write_text(
         json.dumps({"eos_token": {"content": "</s>"}, "bos_token": "<s>"})
@@ -123,6 +137,12 @@ def wordpiece_tokenizer_dir(
     tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]
 ) -> Path:
     """A WordPiece tokenizer.json, with a template that would add tokens if it were let."""
+    return once(
+        tmp_path_factory, "wordpiece", lambda folder: _train_wordpiece(folder, training_texts)
+    )
+
+
+def _train_wordpiece(folder: Path, texts: list[str]) -> Path:
     from tokenizers import (
         Tokenizer,
         decoders,
@@ -141,13 +161,12 @@ def wordpiece_tokenizer_dir(
     trainer = trainers.WordPieceTrainer(
         vocab_size=2000, special_tokens=special, show_progress=False
     )
-    tokenizer.train_from_iterator(training_texts, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
-    folder = tmp_path_factory.mktemp("wordpiece")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[SEP]"}))
     return folder
@@ -158,7 +177,9 @@ def sentencepiece_bpe_model(
     tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]
 ) -> Path:
     """A SentencePiece BPE model with byte fallback, as Llama 2's is: the fast engine covers it."""
-    return _train_sentencepiece(tmp_path_factory.mktemp("spm-bpe"), training_texts, "bpe")
+    return once(
+        tmp_path_factory, "spm-bpe", lambda folder: _train_spm(folder, training_texts, "bpe")
+    )
 
 
 @pytest.fixture(scope="session")
@@ -166,10 +187,12 @@ def sentencepiece_unigram_model(
     tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]
 ) -> Path:
     """A SentencePiece Unigram model with its usual normalization."""
-    return _train_sentencepiece(tmp_path_factory.mktemp("spm-uni"), training_texts, "unigram")
+    return once(
+        tmp_path_factory, "spm-uni", lambda folder: _train_spm(folder, training_texts, "unigram")
+    )
 
 
-def _train_sentencepiece(folder: Path, texts: list[str], model_type: str) -> Path:
+def _train_spm(folder: Path, texts: list[str], model_type: str) -> Path:
     import sentencepiece
 
     plain = model_type == "bpe"

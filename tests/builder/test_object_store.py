@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
+from tests.command import tokenmill as tokenmill_command
 from tests.store.s3_server import BUCKET, S3, SECRET, Refusal, remote_tree, s3_session
 
 import tokenmill
@@ -223,11 +224,9 @@ def test_secrets_are_nowhere_in_the_store_in_files_or_in_what_is_printed(
     corpus: Path, out: str, s3: S3, tmp_path: Path
 ) -> None:
     def run(*arguments: str, code: int = 0) -> str:
-        program = [sys.executable, "-m", "tokenmill", *arguments, "--debug"]
         # An empty scratch folder for each: what a command leaves there is looked at too.
-        environment = os.environ | {"TMPDIR": str(tmp_path)}
-        done = subprocess.run(program, capture_output=True, text=True, env=environment)
-        assert done.returncode == code, done.stderr
+        here, scratch = Path.cwd(), str(tmp_path)
+        done = tokenmill_command(*arguments, "--debug", folder=here, code=code, TMPDIR=scratch)
         return done.stdout + done.stderr
 
     command = ["build", str(corpus), "-t", "bytes", "-o", out, "--memory", "1GB"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.command import tokenmill
+from tests.once import once
 
 from tokenmill.engines.huggingface import train_bpe
 
@@ -80,7 +81,11 @@ def corpus(tmp_path: Path) -> Path:
 def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small byte-level BPE that knows its end token."""
     texts = list(numbered_lines(500))
-    return train_bpe(texts, vocab_size=400, folder=tmp_path_factory.mktemp("bpe"))
+    return once(
+        tmp_path_factory,
+        "bpe-cli",
+        lambda folder: train_bpe(texts, vocab_size=400, folder=folder),
+    )
 
 
 def in_terminal(cli: Cli, *args: str, columns: int, **environment: str) -> str:

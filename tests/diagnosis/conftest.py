@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.once import once
 
 import tokenmill
 
@@ -40,14 +41,20 @@ def case(
     tmp_path_factory: pytest.TempPathFactory, training_texts: list[str], bpe_tokenizer_dir: Path
 ) -> Case:
     """Every way, the sweep and the report, on real text with a real tokenizer."""
-    folder = tmp_path_factory.mktemp("diagnosis")
-    texts = paragraphs(training_texts)[:150]
+    return once(
+        tmp_path_factory,
+        "diagnosis",
+        lambda folder: diagnose(folder, paragraphs(training_texts)[:150], bpe_tokenizer_dir),
+    )
+
+
+def diagnose(folder: Path, texts: list[str], tokenizer: Path) -> Case:
     corpus, report = folder / "my corpus.jsonl", folder / "report.html"
     corpus.write_text("".join(json.dumps({"body": text}) + "\n" for text in ["", *texts]))
     steps: list[tuple[int, int, str]] = []
     found = tokenmill.diagnose(
         corpus,
-        tokenizer=bpe_tokenizer_dir,
+        tokenizer=tokenizer,
         text_field="body",
         model="small",
         seconds=SECONDS,
@@ -56,4 +63,4 @@ def case(
         report=report,
         on_step=lambda *step: steps.append(step),
     )
-    return Case(corpus, texts, bpe_tokenizer_dir, report, steps, found)
+    return Case(corpus, texts, tokenizer, report, steps, found)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 import traceback
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.command import tokenmill as tokenmill_command
 from tests.hostile.attack import LONG, attack, tried
 from tests.web import serve
 
@@ -26,6 +25,7 @@ from tokenmill.store.reader import open_files
 from tokenmill.supervised.templates import with_template
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -142,23 +142,17 @@ def test_no_command_takes_or_tells_a_password(tmp_path: Path, command: str, sche
     done = run(tmp_path, *words)
     assert done.returncode == (1 if "--debug" in words else 2), done
     said = done.stdout + done.stderr
-    assert b"do not belong in an address" in said
-    for part in (b"AKIA", b"hunter2", b"place"):
+    assert "do not belong in an address" in said
+    for part in ("AKIA", "hunter2", "place"):
         assert part not in said, done
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"], "nothing was written"
     tried("a command with a password in an address")
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "tokenmill", *words],
-        cwd=folder,
-        env={**os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    places = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    variables = {**os.environ, **places}
+    return tokenmill_command(*words, folder=folder, code=None, environment=variables)
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +196,8 @@ def test_a_signature_is_in_no_output_and_no_file(
     ]
     done = run(tmp_path, *words)
     assert done.returncode == code, done
-    assert b"hunter2" not in done.stdout + done.stderr, done
-    assert b"this is a fault" not in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr, done
+    assert "this is a fault" not in done.stderr
     for path in tmp_path.rglob("*"):
         assert "hunter2" not in path.name
         assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
