@@ -31,7 +31,7 @@ from tokenmill.builder.run import make_run
 from tokenmill.builder.worker import EngineReport, UnitReport
 from tokenmill.options import BuildOptions
 from tokenmill.runners import Job, LocalRunner, TaskReport, WorkerReady
-from tokenmill.sources import format_of
+from tokenmill.sources.base import plan_units
 from tokenmill.sources.discovery import discover
 from tokenmill.store.facts import (
     Bounds,
@@ -115,7 +115,7 @@ def receipts() -> dict[str, Any]:
     layout.create()
     count, size = 0, 0
     for file in work.plan.files:
-        for unit in format_of(file).plan(file, work.options):
+        for unit in plan_units(file, work.options):
             receipt = hollow_receipt(unit, config=config)
             for name, facts in receipt.files.items():
                 descriptor = os.open(layout.shards / name, os.O_CREAT | os.O_WRONLY)

@@ -106,6 +106,16 @@ class TokenBatch:
         return np.diff(self.offsets)
 
 
+def cut_ranges(offsets: NDArray[np.int64], most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges of documents with at most `most_bytes` each, or of one document."""
+    first, count = 0, len(offsets) - 1
+    while first < count:
+        limit = int(offsets[first]) + most_bytes
+        last = max(first + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+        yield first, last
+        first = last
+
+
 class RejectReason(enum.StrEnum):
     """Why a row was not used. The values are written into `rejects/`."""
 

@@ -15,8 +15,7 @@ from tests.sources.hub import Hub, serve_hub
 from tests.sources.reading import compress
 
 import tokenmill
-from tokenmill import corpora
-from tokenmill.corpora import CORPORA
+from tokenmill.sources.discovery import CORPORA
 
 if TYPE_CHECKING:
     import subprocess
@@ -160,15 +159,3 @@ def test_the_names_can_be_listed() -> None:
     done = tokenmill_command("build", "--list-corpora", folder=Path.cwd())
     for name, corpus in CORPORA.items():
         assert f"{name}\n  {corpus.files}\n" in done.stdout
-
-
-def test_the_field_of_a_corpus_is_taken_unless_another_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    odd = corpora.KnownCorpus(files="hf://datasets/a/b/*", text_field="content", holds="code")
-    monkeypatch.setitem(CORPORA, "odd", odd)
-    assert corpora.text_field(["odd"], asked="text") == "content"
-    assert corpora.text_field(["odd"], asked="body") == "body"
-    assert corpora.text_field(["odd", "c4"], asked="text") == "text"
-    assert corpora.text_field(["mine.jsonl"], asked="text") == "text"
-    assert corpora.resolve("mine.jsonl") == "mine.jsonl"

@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.errors import MemoryBudgetError, SourceError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import source_file
 
 TEXTS = ["first document", "zweites, größer", "", 'quote " and\ttab', "x" * 90, "last\nof them"]
@@ -161,10 +160,9 @@ def attempt(seed: Seed, data: bytes, folder: Path) -> str:
     path.write_bytes(data)
     try:
         file = source_file(str(path))
-        form = format_of(file)
         rows = 0
-        with closing(form.open(file, seed.options)) as source:
-            for unit in form.plan(file, seed.options):
+        with closing(open_source(file, seed.options)) as source:
+            for unit in plan_units(file, seed.options):
                 if not source.exists(unit):
                     break
                 for batch in source.read(unit):

@@ -23,9 +23,9 @@ from tests.sources.reading import read
 
 import tokenmill
 from tokenmill.errors import SourceError, TokenmillError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions, open_decompressed, open_native
+from tokenmill.sources.base import SourceOptions, open_decompressed, open_source, plan_units
 from tokenmill.sources.discovery import discover, source_file
+from tokenmill.sources.tables import open_native
 
 PLAIN = SourceOptions()
 CHATS = SourceOptions(fields=("messages",))
@@ -436,10 +436,10 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path: Path,
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(SourceError, match="only files are read"):
-        format_of(file).open(file, options)
+        open_source(file, options)
     if file.format in ("parquet", "arrow", "csv"):
         with pytest.raises(SourceError, match="only files are read"):
-            list(format_of(file).plan(file, options))
+            list(plan_units(file, options))
     with pytest.raises(SourceError, match="only files are read"):
         open_decompressed(file)
     with pytest.raises(SourceError, match="only files are read"):

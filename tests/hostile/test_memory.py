@@ -26,8 +26,7 @@ from tests.hostile.attack import attack, times, tried
 import tokenmill
 from tokenmill.monitor import tree_bytes
 from tokenmill.sources.base import SourceOptions
-from tokenmill.sources.jsonl import JsonlParser
-from tokenmill.sources.lines import LineBlock
+from tokenmill.sources.lines import JsonlParser, LineBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tokenmill.sources import format_of
+from tokenmill.sources.base import open_source, plan_units
 from tokenmill.sources.discovery import source_file
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def read(file: SourceFile | Path, options: SourceOptions) -> Reading:
     """Read every unit; checks what must hold for any file."""
     if isinstance(file, Path):
         file = source_file(str(file))
-    form = format_of(file)
     result = Reading()
-    with closing(form.open(file, options)) as source:
-        for unit in form.plan(file, options):
+    with closing(open_source(file, options)) as source:
+        for unit in plan_units(file, options):
             if not source.exists(unit):
                 assert result.ends[-1].is_last
                 break

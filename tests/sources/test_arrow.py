@@ -10,8 +10,7 @@ import pytest
 from tests.sources.reading import read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import source_file
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ def test_files_and_streams_are_read_in_units(tmp_path: Path, stream: bool, kind:
 def test_units_may_be_read_in_any_order(tmp_path: Path, stream: bool) -> None:
     file = source_file(str(write(tmp_path / "a.arrow", pa.array(TEXTS), stream=stream)))
     options = SourceOptions(unit_bytes=1000)
-    units = list(format_of(file).plan(file, options))
-    source = format_of(file).open(file, options)
+    units = list(plan_units(file, options))
+    source = open_source(file, options)
     texts = [
         text for u in reversed(units) for b in source.read(u) for text in reversed(b.texts.texts())
     ]
@@ -73,7 +72,7 @@ def test_a_missing_column_is_refused_while_planning(tmp_path: Path, stream: bool
     path = write(tmp_path / "a.arrow", pa.array(TEXTS), stream=stream, name="content")
     file = source_file(str(path))
     with pytest.raises(SourceError, match="its columns are: id, content"):
-        list(format_of(file).plan(file, SourceOptions()))
+        list(plan_units(file, SourceOptions()))
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.sources.reading import Reading, compress, read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import source_file
-from tokenmill.sources.jsonl import decide
+from tokenmill.sources.lines import decide
 
 KINDS = ["gz", "zst", "bz2", "xz"]
 
@@ -324,9 +323,8 @@ def test_units_of_a_stream_may_be_read_in_any_order(tmp_path: Path) -> None:
     path.write_bytes(compress(b"".join(b'{"text": "%d"}\n' % i for i in range(100)), "gz"))
     options = SourceOptions(unit_bytes=300, batch_bytes=50)
     file = source_file(str(path))
-    form = format_of(file)
-    source = form.open(file, options)
-    units = [unit for unit, _ in zip(form.plan(file, options), range(4), strict=False)]
+    source = open_source(file, options)
+    units = [unit for unit, _ in zip(plan_units(file, options), range(4), strict=False)]
     forward = [[b.texts.texts() for b in source.read(unit)] for unit in units]
     backward = [[b.texts.texts() for b in source.read(unit)] for unit in reversed(units)]
     assert forward == backward[::-1]
@@ -339,8 +337,8 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' * 1000)
     file = source_file(str(path))
-    source = format_of(file).open(file, SourceOptions(batch_bytes=100))
-    (unit,) = format_of(file).plan(file, SourceOptions())
+    source = open_source(file, SourceOptions(batch_bytes=100))
+    (unit,) = plan_units(file, SourceOptions())
     batches = source.read(unit)
     next(batches)
     with path.open("ab") as out:
@@ -348,7 +346,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     with pytest.raises(SourceError, match="changed while"):
         list(batches)
     with pytest.raises(SourceError, match="changed while"):
-        format_of(file).open(file, SourceOptions())
+        open_source(file, SourceOptions())
     source.close()
 
 

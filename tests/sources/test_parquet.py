@@ -10,8 +10,7 @@ import pytest
 from tests.sources.reading import read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, plan_units
 from tokenmill.sources.discovery import source_file
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: Any) -> None:
 def test_units_are_whole_row_groups_and_cover_the_file(tmp_path: Path) -> None:
     file = source_file(str(write(tmp_path, pa.array(TEXTS))))
     for unit_bytes in (1, 300, 1 << 30, None):
-        units = list(format_of(file).plan(file, SourceOptions(unit_bytes=unit_bytes)))
+        units = list(plan_units(file, SourceOptions(unit_bytes=unit_bytes)))
         assert units[0].start == 0
         assert units[-1].end == 10
         assert [unit.start for unit in units[1:]] == [unit.end for unit in units[:-1]]
@@ -93,13 +92,13 @@ def test_a_column_with_a_dot_in_its_name_is_found(tmp_path: Path) -> None:
 def test_a_missing_column_is_named_together_with_those_that_exist(tmp_path: Path) -> None:
     file = source_file(str(write(tmp_path, pa.array(["a"]), name="content")))
     with pytest.raises(SourceError, match="no column 'text'; its columns are: id, content"):
-        list(format_of(file).plan(file, SourceOptions()))
+        list(plan_units(file, SourceOptions()))
 
 
 def test_a_column_of_another_type_is_refused_while_planning(tmp_path: Path) -> None:
     file = source_file(str(write(tmp_path, pa.array([1]))))
     with pytest.raises(SourceError, match="of type int64, not text"):
-        list(format_of(file).plan(file, SourceOptions()))
+        list(plan_units(file, SourceOptions()))
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         path.write_bytes(data)
         file = source_file(str(path))
         with pytest.raises(SourceError, match=r"a\.parquet"):
-            list(format_of(file).plan(file, SourceOptions()))
+            list(plan_units(file, SourceOptions()))
 
 
 def test_damage_inside_a_page_is_an_error_and_not_a_short_file(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from tests.sources.reading import compress, read
 from tests.web import serve
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, open_source
 from tokenmill.sources.discovery import discover
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def test_a_remote_file_that_changes_is_noticed_by_its_etag(tmp_path: Path) -> No
         (file,) = discover([f"{server.address}/a.jsonl"], SourceOptions()).files
         (tmp_path / "a.jsonl").write_bytes(LINES.replace(b"document", b"DOCUMENT"))
         with pytest.raises(SourceError, match="changed while"):
-            format_of(file).open(file, SourceOptions())
+            open_source(file, SourceOptions())
 
 
 def test_a_missing_remote_file_is_named(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from tests.sources.reading import Reading, compress, read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceOptions, is_stream, is_unbordered
 from tokenmill.sources.discovery import discover, source_file
-from tokenmill.sources.lines import is_unbordered
 
 
 def read_text(folder: Path, data: bytes, separator: str, **options: object) -> Reading:
@@ -105,8 +103,8 @@ def test_text_after_the_last_separator_is_a_document(tmp_path: Path) -> None:
 def test_a_separator_that_overlaps_itself_is_found_from_the_front(tmp_path: Path) -> None:
     assert read_text(tmp_path, b"a\n\n\nb\n\n\n\nc", "\n\n").documents == ["a", "\nb", "", "c"]
     file = source_file(str(tmp_path / "a.txt"))
-    assert format_of(file).is_stream(file, SourceOptions(separator="\n\n"))
-    assert not format_of(file).is_stream(file, SourceOptions(separator="<|end|>"))
+    assert is_stream(file, SourceOptions(separator="\n\n"))
+    assert not is_stream(file, SourceOptions(separator="<|end|>"))
     assert [is_unbordered(s) for s in (b"\n", b"ab", b"aba", b"\r\n", b"aa")] == [
         True,
         True,

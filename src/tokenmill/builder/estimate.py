@@ -18,8 +18,7 @@ from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.options import PlanOptions, with_options
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions
+from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units
 from tokenmill.store.format import index_bytes, token_dtype
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tokenmill.builder.run import BuildRun, Work
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.records import RowBatch
-    from tokenmill.sources.base import SourceFile
 
 _SAMPLE_BYTES = 4 << 20
 _SAMPLE_FILES = 4
@@ -177,11 +175,11 @@ def _encode_some(
     most_bytes: int,
 ) -> None:
     start = time.perf_counter()
-    unit = next(iter(format_of(file).plan(file, options)), None)
+    unit = next(plan_units(file, options), None)
     if unit is None:
         return
     taken = 0
-    with closing(format_of(file).open(file, options)) as source:
+    with closing(open_source(file, options)) as source:
         for batch in source.read(unit):
             _add(sample, batch, encoder)
             taken += batch.num_bytes

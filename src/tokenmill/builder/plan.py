@@ -24,7 +24,16 @@ from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.locate import find_tokenizer, resolve_bos, resolve_eos
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
-from tokenmill.sources import format_of
+from tokenmill.sources.base import (
+    Source,
+    SourceFile,
+    SourceOptions,
+    Unit,
+    is_stream,
+    open_source,
+    plan_units,
+    text_size,
+)
 from tokenmill.store.durable import replace_file
 from tokenmill.store.facts import (
     FORMAT_VERSION,
@@ -43,7 +52,6 @@ if TYPE_CHECKING:
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.locate import TokenizerFiles
     from tokenmill.options import BuildOptions
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit
     from tokenmill.store.layout import StoreLayout
     from tokenmill.store.receipts import Claim, Manifest, Receipt
 
@@ -467,8 +475,7 @@ def plan_work(layout: StoreLayout, files: Sequence[SourceFile], *, rules: PlanRu
 def _files_to_share(files: Sequence[SourceFile], rules: PlanRules) -> int:
     """Files among which the workers are divided: streams of other parts are left out."""
     return sum(
-        not format_of(file).is_stream(file, rules.options) or rules.has(unit_prefix(file.path))
-        for file in files
+        not is_stream(file, rules.options) or rules.has(unit_prefix(file.path)) for file in files
     )
 
 
@@ -485,8 +492,7 @@ class _FilePlanner:
     _source: Source | None = None
 
     def run(self, lanes: int) -> None:
-        form = format_of(self.file)
-        if form.is_stream(self.file, self.rules.options):
+        if is_stream(self.file, self.rules.options):
             self._plan_stream(lanes)
         else:
             self._plan_units()
@@ -498,12 +504,12 @@ class _FilePlanner:
     def source(self) -> Source:
         """The open file: only a limit or a touched file needs it while planning."""
         if self._source is None:
-            self._source = format_of(self.file).open(self.file, self.rules.options)
+            self._source = open_source(self.file, self.rules.options)
         return self._source
 
     def _plan_units(self) -> None:
-        units = list(format_of(self.file).plan(self.file, self.rules.options))
-        size = estimated_text_bytes(self.file)
+        units = list(plan_units(self.file, self.rules.options))
+        size = text_size(self.file)
         for place, unit in enumerate(units):
             if self.rows_left == 0:
                 return
@@ -542,7 +548,7 @@ class _FilePlanner:
         if not is_mine or (last is not None and complete >= set(range(last + 1))):
             return
         self.plan.units_to_do = None
-        self.plan.bytes_to_do += estimated_text_bytes(self.file)
+        self.plan.bytes_to_do += text_size(self.file)
         for lane in range(lanes):
             self.plan.tasks.append(
                 Task(
@@ -557,7 +563,7 @@ class _FilePlanner:
 
     def _known_units(self) -> Iterator[Unit]:
         """Units of the stream: with a limit as many as exist, else those that the store has."""
-        units = format_of(self.file).plan(self.file, self.rules.options)
+        units = plan_units(self.file, self.rules.options)
         if self.rows_left is not None:
             return itertools.takewhile(lambda unit: self.source().exists(unit), units)
         last = self.last_units.get(unit_prefix(self.file.path), -1)
@@ -664,11 +670,6 @@ def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> 
         else:
             plan.stale.append(name)
     plan.foreign.extend(sorted(foreign))
-
-
-def estimated_text_bytes(file: SourceFile) -> int:
-    """Bytes of text to expect from a file; text compresses about four to one."""
-    return file.size * (4 if file.compression else 1)
 
 
 # -------------------------------------------------------------------------------------------------

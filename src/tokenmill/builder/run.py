@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill import corpora
 from tokenmill.builder.plan import (
     UPLOAD_BYTES,
     MemoryPlan,
@@ -55,7 +54,7 @@ from tokenmill.options import BuildOptions, as_list, with_options
 from tokenmill.runners import Job, LocalRunner, SerialRunner
 from tokenmill.runners.local import physical_cores, pinning
 from tokenmill.sources.base import MEGABYTE, SourceOptions
-from tokenmill.sources.discovery import Discovery, discover
+from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.layout import (
     StoreLayout,
@@ -540,7 +539,6 @@ def build(options: BuildOptions) -> BuildResult:
 def make_run(options: BuildOptions) -> BuildRun:
     """A run that can be carried out or estimated."""
     given = as_list(options.inputs)
-    text_field = corpora.text_field(given, asked=options.text_field)
     part, layout = options.part and parse_part(options.part), open_layout(options.out)
     if part and options.prune:
         raise UsageError(
@@ -551,9 +549,9 @@ def make_run(options: BuildOptions) -> BuildRun:
         corner = f"part-{part.number}-of-{part.of}-{secrets.token_hex(4)}"
         layout = dataclasses.replace(layout, corner=corner)
     return BuildRun(
-        inputs=[corpora.resolve(each) for each in given],
+        inputs=[corpus_files(each) for each in given],
         layout=layout,
-        options=dataclasses.replace(options, text_field=text_field),
+        options=options,
         part=part or None,
     )
 

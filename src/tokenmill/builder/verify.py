@@ -27,8 +27,7 @@ from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.options import RowShape
 from tokenmill.records import RejectReason, TextBatch, TokenBatch
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions, Unit
+from tokenmill.sources.base import SourceFile, SourceOptions, Unit, open_source
 from tokenmill.sources.discovery import source_file
 from tokenmill.store.check import CheckReport, Finding, check_store
 from tokenmill.store.reader import Store
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.sources.base import SourceFile
     from tokenmill.store.receipts import Receipt
 
 
@@ -243,7 +241,7 @@ def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, by
         wanted[store.source(document).row_in_unit].append(document)
     unit = Unit(file=file, index=receipt.unit.index, start=receipt.unit.start, end=receipt.unit.end)
     texts: dict[int, bytes] = {}
-    with closing(format_of(file).open(file, options)) as source:
+    with closing(open_source(file, options)) as source:
         for batch in source.read(unit):
             for row in sorted(wanted.keys() & set(batch.rows.tolist())):
                 place = int(np.searchsorted(batch.rows, row))

@@ -50,7 +50,15 @@ from tokenmill.engines.parity import Sample
 from tokenmill.errors import MemoryBudgetError, TokenizerError, TooManyRejectsError
 from tokenmill.files import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch
-from tokenmill.sources import format_of
+from tokenmill.sources.base import (
+    Source,
+    SourceFile,
+    SourceOptions,
+    Unit,
+    UnitEnd,
+    open_source,
+    plan_units,
+)
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.layout import TRAIN, join_layout, unit_name
 from tokenmill.store.lock import TurnLock, WorkerLock
@@ -67,7 +75,6 @@ if TYPE_CHECKING:
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.options import BuildOptions
     from tokenmill.runners import Report
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, UnitEnd
     from tokenmill.store.facts import StoreIdentity
     from tokenmill.store.layout import StoreLayout
 
@@ -669,9 +676,9 @@ class BuildWorker:
         if self._source is None or self._file != file:
             self._close_source()
             # A line or a record is held once, as part of a batch.
-            is_plain = file.traits.holds_one_batch and file.compression is None
+            is_plain = file.traits.has_records and file.compression is None
             self._guard.kept_free = 0 if is_plain else self._settings.source.room_bytes
-            self._source = format_of(file).open(file, self._settings.source)
+            self._source = open_source(file, self._settings.source)
             self._file = file
         return self._source
 
@@ -844,7 +851,7 @@ def _tokenizer_here(tokenizer: TokenizerInfo, layout: StoreLayout) -> TokenizerI
 
 def _units_of(task: Task, source: Source, options: SourceOptions) -> Iterator[Unit]:
     """The units that a task names."""
-    for unit in format_of(task.file).plan(task.file, options):
+    for unit in plan_units(task.file, options):
         if task.step is None:
             if unit.index == task.first:
                 yield unit

@@ -25,7 +25,7 @@ from typer.core import TyperCommand
 from tokenmill.errors import UsageError
 from tokenmill.interop.base import WRITTEN
 from tokenmill.options import NEEDED, OUTPUT, RERUN, flags_of, help_of, option
-from tokenmill.sources import COMPRESSIONS, FORMATS
+from tokenmill.sources.base import COMPRESSIONS, FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,10 +59,10 @@ FOREIGN = argument(
 def _print_corpora(asked: bool) -> None:
     if not asked:
         return
-    from tokenmill.corpora import CORPORA
+    from tokenmill.sources.discovery import CORPORA
 
     for name, corpus in CORPORA.items():
-        print(f"{name}\n  {corpus.files}\n  text in {corpus.text_field!r}: {corpus.holds}")
+        print(f"{name}\n  {corpus.files}\n  text in 'text': {corpus.holds}")
     raise typer.Exit
 
 
@@ -213,14 +213,15 @@ def unescape(separator: str | None, option: str = "--separator") -> str | None:
 
 def note_shadowed(inputs: list[str], *, quiet: bool) -> None:
     """Say on stderr that a file of this folder is read where a corpus has the same name."""
-    from tokenmill.corpora import CORPORA, shadowed
+    from tokenmill.sources.discovery import CORPORA, corpus_files
 
-    for name in () if quiet else shadowed(inputs):
-        print(
-            f"note: {name!r} is read from this folder; the corpus of that name is "
-            f"'{CORPORA[name].files}'",
-            file=sys.stderr,
-        )
+    for name in () if quiet else CORPORA.keys() & set(inputs):
+        if corpus_files(name) == name:
+            print(
+                f"note: {name!r} is read from this folder; the corpus of that name is "
+                f"'{CORPORA[name].files}'",
+                file=sys.stderr,
+            )
 
 
 # -------------------------------------------------------------------------------------------------

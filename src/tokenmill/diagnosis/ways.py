@@ -42,8 +42,13 @@ from tokenmill.loader.loader import Loader
 from tokenmill.monitor import tree_cpu_seconds
 from tokenmill.records import TextBatch
 from tokenmill.runners.local import end_with_parent
-from tokenmill.sources import format_of
-from tokenmill.sources.base import SourceOptions, text_size
+from tokenmill.sources.base import (
+    SourceFile,
+    SourceOptions,
+    open_source,
+    plan_units,
+    text_size,
+)
 from tokenmill.sources.discovery import discover
 from tokenmill.store.reader import Store
 
@@ -57,7 +62,6 @@ if TYPE_CHECKING:
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.loader.batch import Batch
     from tokenmill.records import RowBatch
-    from tokenmill.sources.base import SourceFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,9 +173,8 @@ def _read(file: SourceFile, options: SourceOptions, *, most_bytes: int) -> tuple
 
 
 def _batches(file: SourceFile, options: SourceOptions) -> Iterator[RowBatch]:
-    form = format_of(file)
-    with closing(form.open(file, options)) as source:
-        for unit in form.plan(file, options):
+    with closing(open_source(file, options)) as source:
+        for unit in plan_units(file, options):
             if not source.exists(unit):
                 return
             yield from source.read(unit)

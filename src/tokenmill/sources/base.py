@@ -1,13 +1,16 @@
 """What a source of text is to the rest of tokenmill: files, the units they are cut into, and rows.
 
-    discover(inputs) -> SourceFile...   names, sizes, versions; nothing is read
-    plan_units(file) -> Unit...         cut by the file and the options alone
-    open_source(file) -> Source         reads the rows of a unit in bounded batches
+    discover(inputs, options) -> SourceFile...   names, sizes, versions (`discovery`)
+    plan_units(file, options) -> Unit...         cut by the file and the options alone
+    open_source(file, options) -> Source         reads the rows of a unit in bounded batches
 
 A unit is worked on in one go and becomes one receipt. Which worker reads it, and when, never
 changes what it holds. A *stream* (a compressed file, text with a separator that cannot be found
 from the middle) has units too, but their number is known only at its end: unit k owns the rows
 that start in [k * unit_bytes, (k + 1) * unit_bytes) of the decompressed bytes.
+
+To add a format, write its `Source` and an entry of `FORMATS`. What reads a format, and Arrow with
+it, is imported only when a file of it is opened: a build with nothing left to do never loads it.
 """
 
 from __future__ import annotations
@@ -16,85 +19,123 @@ import contextlib
 import io
 import itertools
 import lzma
+from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+import xxhash
 
 from tokenmill import files
-from tokenmill import files as files_module
 from tokenmill.errors import MemoryBudgetError, SourceError
-from tokenmill.sources import FORMATS
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
     from tokenmill.records import RowBatch
-    from tokenmill.sources import InputFormat
 
 
 MEGABYTE = 1 << 20
 LARGEST_BATCH_ROWS = 1 << 16
 """What is kept for a row (its place, its length, why it is rejected) may be more than its bytes."""
+COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFormat:
+    """A format as the rest of tokenmill knows it, without importing what reads it."""
+
+    reader: str  # module within `sources`, and class of its Source
+    title: str
+    suffixes: tuple[str, ...] = ()  # those that messages name
+    more_suffixes: tuple[str, ...] = ()  # others that mean it too
+    has_fields: bool = True  # a row has fields, or is one text
+    has_records: bool = False  # of which a plain file is read with no more memory than a batch
+    rows_are_lines: bool = False
+    in_bytes: bool = False  # a unit's range counts bytes of text, of which a row takes one at least
+    compresses_itself: bool = False  # and so is not read inside gz and the like
+
+
+FORMATS = {
+    "jsonl": InputFormat(
+        reader="lines:RecordSource",
+        title="JSON Lines",
+        suffixes=(".jsonl",),
+        more_suffixes=(".ndjson", ".json"),
+        has_records=True,
+        rows_are_lines=True,
+        in_bytes=True,
+    ),
+    "parquet": InputFormat(
+        reader="tables:ParquetSource",
+        title="Parquet",
+        suffixes=(".parquet",),
+        compresses_itself=True,
+    ),
+    "arrow": InputFormat(
+        reader="tables:ArrowSource",
+        title="Arrow",
+        suffixes=(".arrow", ".feather"),
+        compresses_itself=True,
+    ),
+    "csv": InputFormat(
+        reader="csv:CsvSource", title="CSV", suffixes=(".csv", ".tsv"), in_bytes=True
+    ),
+    "text": InputFormat(
+        reader="lines:RecordSource",
+        title="text",
+        suffixes=(".txt", ".md"),
+        more_suffixes=(
+            *(".text", ".rst", ".py", ".c", ".h", ".cpp", ".java", ".js"),
+            *(".ts", ".go", ".rs", ".html", ".xml", ".yaml", ".toml"),
+        ),
+        has_fields=False,
+        has_records=True,
+        in_bytes=True,
+    ),
+    "text-group": InputFormat(reader="lines:TextGroupSource", title="text", has_fields=False),
+}
+"""Every format by the name that a store records; in the order in which messages name them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
     """How text is read. All of it is part of the configuration that a store records."""
 
+    # Column or JSON key that holds the text; dots reach into nested objects (`data.text`).
     text_field: str = "text"
-    """Column or JSON key that holds the text; dots reach into nested objects (`data.text`)."""
+    # Of a row of several: its text is then a JSON object that holds them. None for one text.
     fields: tuple[str, ...] = ()
-    """Fields of a row that has several: its text is then a JSON object that holds them. Empty
-    where a row is one text."""
-    needs_all_fields: bool = True
-    """Whether a table must have all of them, or one at least."""
-    separator: str | None = None
-    """Splits a text file into documents; None makes each text file one document."""
-    unit_bytes: int | None = None
-    """Bytes of text in a unit; None chooses by the file's size (see `unit_bytes_for`)."""
-    batch_bytes: int = 8 * MEGABYTE
-    """Input read in one go. Bounds memory; never changes the result."""
+    needs_all_fields: bool = True  # a table must have all of them, or one at least
+    separator: str | None = None  # between documents; None makes each text file one document
+    unit_bytes: int | None = None  # of text; None chooses by the file's size
+    batch_bytes: int = 8 * MEGABYTE  # read in one go; bounds memory, never changes the result
+    # What a reader may hold at once of what a file cannot be read without: a page of Parquet, a
+    # batch of Arrow, the window of a decompressor. A file that needs more is an error.
     room_bytes: int = 1 << 30
-    """What a reader may hold at once of what a file cannot be read without: a page of Parquet, a
-    batch of Arrow, the window of a decompressor. A file that needs more is an error."""
+    # A row whose text is larger is rejected. Follows from the memory budget.
     max_document_bytes: int = 64 * MEGABYTE
-    """A row whose text is larger is rejected. Follows from the memory budget."""
-
-
-def check_room(needs: int, what: str, *, path: str, room: int) -> None:
-    """Refuse what a reader would have to hold at once and has no room for."""
-    if needs > room:
-        error = MemoryBudgetError(
-            f"{path!r} has {what}, and reading it takes {format_size(needs)} of memory at once; a "
-            f"worker of this build has room for {format_size(room)}",
-            hint="allow more with --memory, or write the file again in smaller parts",
-        )
-        error.short_bytes = needs - room
-        raise error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
     """One input file (or one group of small text files) as it was found."""
 
-    path: str
-    """As the user named it, normalised, with / between folders: the file's identity."""
-    format: str
-    """A name in `sources.FORMATS`."""
-    compression: str | None
-    """gz, zst, bz2, xz or None."""
+    path: str  # as the user named it, normalised, with / between folders: the file's identity
+    format: str  # a name in FORMATS
+    compression: str | None  # gz, zst, bz2, xz or None
     size: int
-    version: str
-    """Changes when the file changes: modification time, or what a remote system gives (ETag)."""
+    version: str  # changes with the file: modification time, or what a remote system gives (ETag)
+    # Files of a text-group, in order; path, size and version of the group follow from them.
     members: tuple[SourceFile, ...] = ()
-    """Files of a text-group, in order; path, size and version of the group follow from them."""
+    # Where it is read from, if that holds more than its path does: a password, a signature. The
+    # path is written into the store and shown; this never is.
     address: str | None = field(default=None, compare=False, repr=False)
-    """Where it is read from, if that holds more than its path does: a password, a signature. The
-    path is written into the store and shown; this never is."""
-
+    # When anything about it was last changed, in ns; never written into a store.
     changed: int = field(default=0, compare=False, repr=False)
-    """When anything about it was last changed, in ns; never written into a store."""
 
     @property
     def traits(self) -> InputFormat:
@@ -112,61 +153,105 @@ class Unit:
     """A slice of a source file: bytes of text, or row groups, or a whole file."""
 
     file: SourceFile
-    index: int
-    """Position among the units of its file; with the path it is the unit's identity."""
-    start: int
-    """First byte (JSON Lines, text) or first row group / record batch (Parquet, Arrow)."""
-    end: int | None
-    """One past the last; None means to the end of the file."""
+    index: int = 0  # among the units of its file; with the path it is the unit's identity
+    start: int = 0  # first byte of text, or first row group or record batch
+    end: int | None = None  # one past the last; None means to the end of the file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitEnd:
     """What is known about a unit after its last row."""
 
-    digest: str
-    """xxh3-128 of what the unit covers, so that a touched but equal file is recognised."""
-    num_lines: int
-    """Lines passed, blank ones too, so that later units know their line numbers; or rows."""
-    is_last: bool
-    """Nothing of the file lies behind this unit."""
+    digest: str  # xxh3-128 of what it covers, so that a touched but equal file is recognised
+    num_lines: int  # passed, blank ones too, so that later units know their numbers; or rows
+    is_last: bool  # nothing of the file is after this unit
 
 
-class Source(Protocol):
-    """An open source file. Units may be read in any order; ascending order is cheap for streams."""
+class Source(ABC):
+    """An open source file. Units may be read in any order; ascending order is cheap for streams.
 
-    @property
-    def read_seconds(self) -> float:
-        """Time spent on getting bytes so far; 0 where a library reads and decodes in one go."""
+    A format says how a unit comes piece by piece (blocks of lines, columns), and what rows a piece
+    has.
+    """
+
+    read_seconds = 0.0
+    """Time spent on getting bytes so far; 0 where a library reads and decodes in one go."""
+    new_digest: Callable[[], Any] = xxhash.xxh3_128
+
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        self._file, self._options = file, options
+        self._end: UnitEnd | None = None
+        self._check_unchanged()
+
+    @staticmethod
+    def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:  # noqa: ARG004
+        """The units of a file that is not cut by bytes."""
+        yield Unit(file=file)
+
+    @abstractmethod
+    def _pieces(self, unit: Unit, digest: Any) -> Iterator[Any]:
+        """What the unit holds, piece by piece; `digest` sees all of it."""
+
+    @abstractmethod
+    def _rows(self, piece: Any, first_row: int) -> tuple[RowBatch, int]:
+        """Rows of a piece, and how many lines it has, blank ones too."""
+
+    def _count(self, piece: Any) -> int:
+        """Rows of a piece, without their text."""
+        return len(piece)
+
+    def _is_last(self, unit: Unit) -> bool:
+        return unit.end is None
+
+    def _check_unchanged(self) -> None:
+        if not self._file.members:
+            check_unchanged(self._file)
 
     def read(self, unit: Unit) -> Iterator[RowBatch]:
         """Rows of the unit in batches of about `batch_bytes`; SourceError if it cannot be read."""
+        self._end = None
+        digest = self.new_digest()
+        row = lines = 0
+        for piece in self._pieces(unit, digest):
+            batch, count = self._rows(piece, row)
+            row, lines = row + batch.num_rows, lines + count
+            yield batch
+        is_last = self._is_last(unit)
+        self._check_unchanged()
+        self._end = UnitEnd(digest=digest.hexdigest(), num_lines=lines, is_last=is_last)
 
     def end(self) -> UnitEnd:
         """Facts about the unit read last; valid after its iterator is exhausted."""
+        assert self._end is not None, "end() before the unit's rows were all read"
+        return self._end
 
-    def exists(self, unit: Unit) -> bool:
+    def exists(self, unit: Unit) -> bool:  # noqa: ARG002
         """For streams: whether the stream reaches the unit. Always true elsewhere."""
+        return True
 
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, without building text where the format allows it."""
+        return sum(self._count(piece) for piece in self._pieces(unit, self.new_digest()))
 
     def digest(self, unit: Unit) -> str:
         """The unit's digest alone, as fast as the bytes can be read."""
+        digest = self.new_digest()
+        deque(self._pieces(unit, digest), maxlen=0)
+        return str(digest.hexdigest())
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """Close the file, where one is open between readings."""
 
 
-class SourceFormat(Protocol):
-    """One file format: how it is cut and opened. Registered in `sources.FORMATS`."""
+def _reader(file: SourceFile) -> type[Source]:
+    module, _, name = file.traits.reader.partition(":")
+    reader: type[Source] = getattr(import_module(f"tokenmill.sources.{module}"), name)
+    return reader
 
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:
-        """Whether the number of units is known only at the end of the file."""
 
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        """The units of the file; of a stream without end, for `Source.exists` to end it."""
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source: ...
+def open_source(file: SourceFile, options: SourceOptions) -> Source:
+    """The file, ready to be read."""
+    return _reader(file)(file, options)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -188,21 +273,37 @@ def unit_bytes_for(size: int) -> int:
 
 def text_size(file: SourceFile) -> int:
     """Bytes of text in the file, estimated from its size where it is compressed."""
-    return file.size if file.compression is None else file.size * TEXT_PER_COMPRESSED_BYTE
+    return file.size * (1 if file.compression is None else TEXT_PER_COMPRESSED_BYTE)
 
 
-def unit_bytes_of(file: SourceFile, options: SourceOptions) -> int:
-    """Bytes of text in a unit of this file."""
-    return options.unit_bytes or unit_bytes_for(text_size(file))
+def separator_of(file: SourceFile, options: SourceOptions) -> bytes:
+    """What ends the records of a file that has them."""
+    assert file.format == "jsonl" or options.separator, "text without one comes in text-group files"
+    return b"\n" if file.format == "jsonl" else (options.separator or "").encode()
 
 
-def byte_units(file: SourceFile, options: SourceOptions, *, stream: bool) -> Iterator[Unit]:
-    """Units by byte range; without end for a stream, whose length is not known."""
-    step = unit_bytes_of(file, options)
+def is_unbordered(separator: bytes) -> bool:
+    """Whether occurrences never overlap, so that they can be found from the middle of a file."""
+    return not any(separator.startswith(separator[i:]) for i in range(1, len(separator)))
+
+
+def is_stream(file: SourceFile, options: SourceOptions) -> bool:
+    """Whether the number of units is known only at the end of the file."""
+    return file.traits.has_records and (
+        file.compression is not None or not is_unbordered(separator_of(file, options))
+    )
+
+
+def plan_units(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+    """The units of the file; of a stream without end, for `Source.exists` to end it."""
+    if not file.traits.has_records:
+        yield from [Unit(file=file)] if file.members else _reader(file).plan(file, options)
+        return
+    step = options.unit_bytes or unit_bytes_for(text_size(file))
     count = max(1, -(-file.size // step))
-    for index in itertools.count() if stream else range(count):
-        last = not stream and index == count - 1
-        end = None if last else (index + 1) * step
+    endless = is_stream(file, options)
+    for index in itertools.count() if endless else range(count):
+        end = None if not endless and index == count - 1 else (index + 1) * step
         yield Unit(file=file, index=index, start=index * step, end=end)
 
 
@@ -218,53 +319,52 @@ def check_unchanged(file: SourceFile) -> None:
         )
 
 
+def check_room(needs: int, what: str, *, path: str, room: int) -> None:
+    """Refuse what a reader would have to hold at once and has no room for."""
+    if needs > room:
+        error = MemoryBudgetError(
+            f"{path!r} has {what}, and reading it takes {format_size(needs)} of memory at once; a "
+            f"worker of this build has room for {format_size(room)}",
+            hint="allow more with --memory, or write the file again in smaller parts",
+        )
+        error.short_bytes = needs - room
+        raise error
+
+
 # -------------------------------------------------------------------------------------------------
 # Compressed files as one stream of bytes, all members, frames and streams of them.
 #
-# Sits between `paths` and the block reader. A file that ends too early or goes wrong in the middle
-# is an OSError, never a silent end: Python's own `bz2` and `lzma` file objects take a damaged
-# second stream for trailing garbage and drop it, so they are not used.
-#
-# Discovery looks into files through this module, so it imports Arrow only when it needs it.
+# A file that ends too early or goes wrong in the middle is an OSError, never a silent end: Python's
+# own `bz2` and `lzma` file objects take a damaged second stream for trailing garbage and drop it,
+# so they are not used.
 
 _ARROW_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2"}
 _CHUNK_BYTES = 1 << 18
 _LZMA2 = 0x21
-_XZ_BYTES = 1 << 20
-"""What a decoder of xz holds beside its dictionary."""
+_XZ_BYTES = 1 << 20  # what a decoder of xz holds beside its dictionary
 _ZSTD_HEAD_BYTES = 18
 
 
-class ByteReader(Protocol):
-    """What the readers need of a file: the next bytes, into a buffer of theirs."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
-
-    def read(self, size: int = -1, /) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-def open_decompressed(file: SourceFile, *, room: int | None = None) -> ByteReader:
+def open_decompressed(file: SourceFile, *, room: int | None = None) -> io.BufferedIOBase:
     """Open a file for reading its text bytes from the front, within `room` bytes of memory."""
-    raw = files_module.open_binary(file.location)
-    if file.compression is None:
-        return cast("ByteReader", raw)
-    if file.size == 0:
+    raw: Any = files.open_binary(file.location)
+    if file.compression is not None and file.size == 0:
         raw.close()
-        raise files_module.unreadable(
+        raise files.unreadable(
             file.path, OSError(f"an empty file is not a complete {file.compression} file")
         )
     if file.compression == "xz":
-        return cast("ByteReader", _XzReader(raw, path=file.path, room=room))
-    if file.compression == "zst" and room is not None:
-        window = _zstd_window(raw.read(_ZSTD_HEAD_BYTES))
-        raw.seek(0)
-        check_room(window, f"a zstd window of {format_size(window)}", path=file.path, room=room)
-    import pyarrow as pa
+        raw = _XzReader(raw, path=file.path, room=room)
+    elif file.compression is not None:
+        if file.compression == "zst" and room is not None:
+            window = _zstd_window(raw.read(_ZSTD_HEAD_BYTES))
+            raw.seek(0)
+            check_room(window, f"a zstd window of {format_size(window)}", path=file.path, room=room)
+        import pyarrow as pa
 
-    codec = _ARROW_CODECS[file.compression]
-    return cast("ByteReader", pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec))
+        codec = _ARROW_CODECS[file.compression]
+        raw = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+    return cast("io.BufferedIOBase", raw)
 
 
 class _XzReader(io.RawIOBase):
@@ -362,17 +462,3 @@ def _zstd_window(head: bytes) -> int:
     size = 1 << (flags >> 6)
     at = 5 + (0, 1, 2, 4)[flags & 3]
     return int.from_bytes(head[at : at + size], "little") + (256 if size == 2 else 0)
-
-
-def open_native(path: str) -> Any:
-    """Open an uncompressed file for Arrow's own readers."""
-    import pyarrow as pa
-
-    found = files_module.open_binary(path)
-    if files_module.is_remote(path):
-        return pa.PythonFile(found, mode="r")
-    found.close()  # it is a file: Arrow would wait for a pipe
-    try:
-        return pa.OSFile(path)
-    except OSError as error:
-        raise files_module.unreadable(path, error) from error

@@ -1,32 +1,30 @@
 """An Arrow column of text as rows: views of its buffers, and rejects for rows without usable text.
 
-All formats that Arrow reads end here. A column that calls itself a string need not be valid UTF-8
+All formats end here, with texts or with rows of several fields, which become JSON. A column that
+calls itself a string need not be valid UTF-8
 (neither the JSON reader nor Parquet files promise it), so it is checked, at several GB/s.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
 from tokenmill.files import RemoteError, shown
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
-from tokenmill.sources.base import LARGEST_BATCH_ROWS, UnitEnd, check_unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from tokenmill.sources.base import SourceFile, SourceOptions, Unit
+    from tokenmill.sources.base import SourceOptions
 
 
 TEXT_TYPES = (
@@ -41,56 +39,55 @@ def is_text(kind: Any) -> bool:
     """Whether a column of this Arrow type can hold text."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    is_view = kind in (
-        getattr(pa, "string_view", pa.string)(),
-        getattr(pa, "binary_view", pa.binary)(),
-    )
+    is_view = kind in (pa.string_view(), pa.binary_view())
     return is_view or pa.types.is_null(kind) or any(check(kind) for check in TEXT_TYPES)
 
 
-def field_path(schema: Any, field: str, *, path: str) -> tuple[str, ...]:
-    """Names that lead to the text column; a column literally named "a.b" goes before b inside a."""
-    if field in schema.names:
-        names: tuple[str, ...] = (field,)
-        refuse_doubles(names, schema.names, path=path)
-        kind = schema.field(field).type
-    else:
-        names = tuple(field.split("."))
-        kind = _nested_type(schema, names, path=path)
-    if kind is None:
-        raise SourceError(
-            f"{path!r} has no column {field!r}; its columns are: {', '.join(_leaves(schema))}",
-            hint="name the one that holds the text with: --text-field NAME",
-        )
-    if not is_text(kind):
-        raise SourceError(
-            f"column {field!r} of {path!r} is of type {kind}, not text; "
-            f"its columns are: {', '.join(_leaves(schema))}",
-            hint="name the one that holds the text with: --text-field NAME",
-        )
-    return names
+def find_columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
+    """Columns of all fields, or the names that lead to the one of the text; SourceError if none.
 
-
-def refuse_doubles(columns: Iterable[str], names: Sequence[str], *, path: str) -> None:
-    """Raise where a table has two columns of a name that is needed."""
-    for column in columns:
-        if (count := names.count(column)) > 1:
+    A column literally named "a.b" goes before b inside a.
+    """
+    names = schema.names
+    if options.fields:
+        columns = {
+            field: field if field in names else field.split(".")[0] for field in options.fields
+        }
+        missing = [field for field, column in columns.items() if column not in names]
+        found = tuple(dict.fromkeys(column for column in columns.values() if column in names))
+        if (missing and options.needs_all_fields) or not found:
+            lacking = ", ".join(map(repr, missing))
             raise SourceError(
-                f"{path!r} has {count} columns {column!r}, and nothing says which of them is meant",
-                hint="write the file again with a name for each column, or leave it out",
+                f"{path!r} has no column {lacking}; its columns are: {', '.join(names)}",
+                hint="name the columns that it has, in --template or with the options of the "
+                "format",
             )
-
-
-def _nested_type(schema: Any, names: tuple[str, ...], *, path: str) -> Any:
-    fields = list(schema)
-    kind = None
-    for name in names:
-        refuse_doubles((name,), [each.name for each in fields], path=path)
+        for column in found:
+            _refuse_doubles(column, names, path=path)
+        return found
+    field = options.text_field
+    found = (field,) if field in names else tuple(field.split("."))
+    fields, kind = list(schema), None
+    for name in found:
+        _refuse_doubles(name, [each.name for each in fields], path=path)
         kind = next((each.type for each in fields if each.name == name), None)
-        if kind is None:
-            return None
-        fields = list(kind) if pa.types.is_struct(kind) else []
-    return kind
+        fields = list(kind) if kind is not None and pa.types.is_struct(kind) else []
+    if kind is None or not is_text(kind):
+        has = f"{path!r} has no column {field!r}"
+        is_other = f"column {field!r} of {path!r} is of type {kind}, not text"
+        raise SourceError(
+            f"{has if kind is None else is_other}; its columns are: {', '.join(_leaves(schema))}",
+            hint="name the one that holds the text with: --text-field NAME",
+        )
+    return found
+
+
+def _refuse_doubles(column: str, names: Sequence[str], *, path: str) -> None:
+    if (count := names.count(column)) > 1:
+        raise SourceError(
+            f"{path!r} has {count} columns {column!r}, and nothing says which of them is meant",
+            hint="write the file again with a name for each column, or leave it out",
+        )
 
 
 def _leaves(fields: Any, prefix: str = "") -> list[str]:
@@ -160,11 +157,8 @@ def flat(array: Any) -> Any:
     array = checked(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return array if _has_offsets(array.type) else array.cast(pa.large_binary())
-
-
-def _has_offsets(kind: Any) -> bool:
-    return any(check(kind) for check in TEXT_TYPES)
+    has_offsets = any(check(array.type) for check in TEXT_TYPES)
+    return array if has_offsets else array.cast(pa.large_binary())
 
 
 def text_batch(array: Any) -> TextBatch:
@@ -265,35 +259,6 @@ def too_large(size: int, limit: int) -> str:
     return f"{size:,} bytes; the limit is {limit:,}"
 
 
-class ColumnDigest:
-    """Digest of a text column: the same however the rows are batched."""
-
-    def __init__(self) -> None:
-        self._lengths = xxhash.xxh3_128()
-        self._data = xxhash.xxh3_128()
-
-    def update(self, array: Any) -> None:
-        """Take in the next rows, a flat array."""
-        batch = text_batch(array)
-        lengths = batch.lengths
-        if array.null_count:
-            lengths = np.where(
-                array.is_null().to_numpy(zero_copy_only=False), -1 - lengths, lengths
-            )
-        self._lengths.update(np.ascontiguousarray(lengths).data)
-        if len(batch):
-            self._data.update(batch.data[batch.offsets[0] : batch.offsets[-1]].data)
-
-    def hexdigest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._data.digest())
-
-
-# -------------------------------------------------------------------------------------------------
-# Reading units of a file that holds a text column: what Parquet and Arrow files share.
-#
-# The digest of such a unit covers the text column alone, as decoded: a file that was written again
-# with other compression or other columns keeps its digest, one whose text changed does not.
-
 UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, RecursionError)
 """What Arrow raises for a file that is not what its name says, or has a name that is no UTF-8, or a
 value (a date, say) that Python has none for."""
@@ -305,139 +270,11 @@ def damaged(path: str, error: Exception) -> Exception:
         return MemoryError(*error.args)
     if isinstance(error, RemoteError):
         return files_module.unreadable(path, error)
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return SourceError(
-        f"{shown(path)!r} cannot be read as what its name says: {_reason(error)}",
+        f"{shown(path)!r} cannot be read as what its name says: {reason}",
         hint="copy or write the file again, or leave it out, then run the same command again",
     )
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-class ColumnSource(ABC):
-    """An open file with a text column."""
-
-    read_seconds = 0.0
-
-    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
-        self._file = file
-        self._options = options
-        self._end: UnitEnd | None = None
-        check_unchanged(file)
-
-    @abstractmethod
-    def _arrays(self, unit: Unit) -> Iterator[Any]:
-        """The unit's text column, piece by piece."""
-
-    @abstractmethod
-    def _is_last(self, unit: Unit) -> bool: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the file."""
-
-    def _let_go(self) -> None:  # noqa: B027
-        """The rows so far are no longer needed: give back memory that they lie in."""
-
-    def read(self, unit: Unit) -> Iterator[RowBatch]:
-        """Rows of the unit in batches."""
-        self._end = None
-        digest = ColumnDigest()
-        row = 0
-        for array in self._flat_arrays(unit):
-            digest.update(array)
-            yield rows_of(
-                array,
-                first_row=row,
-                num_bytes=text_batch(array).num_bytes,
-                max_document_bytes=self._options.max_document_bytes,
-            )
-            row += len(array)
-        check_unchanged(self._file)
-        last = self._is_last(unit)
-        self._end = UnitEnd(digest=digest.hexdigest(), num_lines=row, is_last=last)
-
-    def end(self) -> UnitEnd:
-        """Facts about the unit read last."""
-        assert self._end is not None, "end() before the unit's rows were all read"
-        return self._end
-
-    def exists(self, unit: Unit) -> bool:  # noqa: ARG002
-        """Always: the units were counted when the file was planned."""
-        return True
-
-    def count_rows(self, unit: Unit) -> int:
-        """Rows in the unit."""
-        return sum(len(array) for array in self._flat_arrays(unit))
-
-    def digest(self, unit: Unit) -> str:
-        """The unit's digest alone."""
-        digest = ColumnDigest()
-        for array in self._flat_arrays(unit):
-            digest.update(array)
-        return digest.hexdigest()
-
-    def _flat_arrays(self, unit: Unit) -> Iterator[Any]:
-        held: list[Any] = []
-        rows = size = 0
-        try:
-            parts = (
-                piece
-                for array in self._arrays(unit)
-                for part in _undecoded(array, self._options.batch_bytes)
-                for piece in _pieces(flat(part), self._options.batch_bytes)
-            )
-            for part in parts:
-                held.append(part)
-                rows, size = rows + len(held[-1]), size + text_batch(held[-1]).num_bytes
-                # A reader gives few rows at a time where it does not know how long they are.
-                if 2 * size >= self._options.batch_bytes or 2 * rows >= LARGEST_BATCH_ROWS:
-                    yield _joined(held)
-                    self._let_go()
-                    rows = size = 0
-            if held:
-                yield _joined(held)
-        except (*UNREADABLE, StopIteration) as error:
-            raise damaged(self._file.path, error) from error
-
-
-def _undecoded(array: Any, most_bytes: int) -> Iterator[Any]:
-    """The array, in slices of about `most_bytes` of text where each value stands there once."""
-    if not pa.types.is_dictionary(array.type):
-        yield array
-        return
-    lengths = pc.binary_length(flat(array.dictionary)).take(array.indices).fill_null(0)
-    ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
-    low = 0
-    while low < len(array):
-        bound = most_bytes + (int(ends[low - 1]) if low else 0)
-        high = max(low + 1, int(np.searchsorted(ends, bound, side="right")))
-        yield array.slice(low, high - low)
-        low = high
-    if not len(array):
-        yield array
-
-
-def _joined(arrays: list[Any]) -> Any:
-    """The arrays as one, and the list without them."""
-    array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-    arrays.clear()
-    return array
-
-
-def _pieces(array: Any, batch_bytes: int) -> Iterator[Any]:
-    """Slices of about `batch_bytes`; most arrays are one."""
-    batch = text_batch(array)
-    if batch.num_bytes <= 2 * batch_bytes:
-        yield array
-        return
-    low = 0
-    while low < len(array):
-        bound = batch.offsets[low] + batch_bytes
-        high = max(low + 1, int(np.searchsorted(batch.offsets, bound, side="right")) - 1)
-        yield array.slice(low, high - low)
-        low = high
 
 
 # -------------------------------------------------------------------------------------------------
@@ -448,23 +285,6 @@ def _pieces(array: Any, batch_bytes: int) -> Iterator[Any]:
 # every message of a chat has.
 
 _ALWAYS = frozenset(("role", "content"))
-
-
-def columns_for(names: Sequence[str], options: SourceOptions, *, path: str) -> tuple[str, ...]:
-    """Columns of a table that hold the fields; SourceError where they are not there."""
-    found: list[str] = []
-    missing: list[str] = []
-    for field in options.fields:
-        column = field if field in names else field.split(".")[0]
-        (found if column in names else missing).append(column if column in names else field)
-    if (missing and options.needs_all_fields) or not found:
-        lacking = ", ".join(map(repr, missing))
-        raise SourceError(
-            f"{path!r} has no column {lacking}; its columns are: {', '.join(names)}",
-            hint="name the columns that it has, in --template or with the options of the format",
-        )
-    refuse_doubles(found, names, path=path)
-    return tuple(dict.fromkeys(found))
 
 
 def json_rows(batch: Any, columns: Sequence[str]) -> Any:

@@ -16,22 +16,13 @@ import pyarrow.csv as pv
 import xxhash
 
 from tokenmill.errors import SourceError
-from tokenmill.records import Reject, RejectReason
-from tokenmill.sources.base import Unit, UnitEnd, check_unchanged, open_decompressed
-from tokenmill.sources.columns import (
-    columns_for,
-    damaged,
-    is_utf8,
-    json_rows,
-    refuse_doubles,
-    rows_of,
-)
+from tokenmill.records import Reject, RejectReason, RowBatch
+from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, open_decompressed
+from tokenmill.sources.columns import damaged, find_columns, is_utf8, json_rows, rows_of
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterator
-
-    from tokenmill.records import RowBatch
-    from tokenmill.sources.base import ByteReader, Source, SourceFile, SourceOptions
 
 _SMALLEST_BLOCK_BYTES = 1 << 16
 _HEADER_ROWS = 1
@@ -46,110 +37,73 @@ _HIDDEN = {0xDC00 + byte: chr(_FIRST_BYTE + byte) for byte in range(0x80, 0x100)
 _SHOWN = {_FIRST_BYTE + byte: 0xDC00 + byte for byte in range(0x80, 0x100)}
 
 
-class CsvFormat:
-    """CSV and TSV, plain or compressed."""
+class CsvSource(Source):
+    """A CSV file; opened anew for each reading."""
 
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return False
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+    @staticmethod
+    def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """The whole file, once its header is known to have the column."""
         if file.size:
             _columns(file, options)
-        yield Unit(file=file, index=0, start=0, end=None)
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        return CsvSource(file, options)
-
-
-class CsvSource:
-    """A CSV file; opened anew for each reading."""
-
-    read_seconds = 0.0
-
-    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
-        check_unchanged(file)
-        self._file = file
-        self._options = options
-        self._end: UnitEnd | None = None
-
-    def read(self, unit: Unit) -> Iterator[RowBatch]:  # noqa: ARG002
-        """Rows of the file in batches."""
-        self._end = None
-        row = 0
-        digest = xxhash.xxh3_128_hexdigest(b"")
-        if self._file.size:
-            room = self._options.room_bytes
-            with _HashingReader(open_decompressed(self._file, room=room)) as reader:
-                for batch in self._batches(reader):
-                    row += batch.num_rows
-                    yield batch
-                digest = reader.hexdigest()
-        check_unchanged(self._file)
-        self._end = UnitEnd(digest=digest, num_lines=row, is_last=True)
-
-    def end(self) -> UnitEnd:
-        """Facts about the file, once read."""
-        assert self._end is not None, "end() before the unit's rows were all read"
-        return self._end
-
-    def exists(self, unit: Unit) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def count_rows(self, unit: Unit) -> int:
-        """Rows in the file."""
-        return sum(batch.num_rows for batch in self.read(unit))
+        yield Unit(file=file)
 
     def digest(self, unit: Unit) -> str:  # noqa: ARG002
-        """The file's digest alone."""
+        digest = self.new_digest()
+        if self._file.size:
+            with _HashingReader(open_decompressed(self._file), digest) as reader:
+                reader.read_rest()
+        return str(digest.hexdigest())
+
+    def _count(self, piece: Any) -> int:
+        return len(piece[0])
+
+    def _pieces(
+        self,
+        unit: Unit,  # noqa: ARG002
+        digest: Any,
+    ) -> Iterator[tuple[Any, dict[int, Reject], int, bool]]:
+        """Texts, null where a row is malformed; those rows; bytes read; whether all is UTF-8."""
         if not self._file.size:
-            return xxhash.xxh3_128_hexdigest(b"")
-        with _HashingReader(open_decompressed(self._file)) as reader:
-            return reader.hexdigest()
-
-    def close(self) -> None:
-        """Files are open only while they are read."""
-
-    def _batches(self, reader: _HashingReader) -> Iterator[RowBatch]:
-        malformed: deque[Reject] = deque()
-        row = done = 0
-        try:
-            columns: tuple[str, ...] = (self._options.text_field,)
-            if self._options.fields:
-                # Only the header tells which of them are there.
-                columns = _columns(self._file, self._options)
-            for batch in _open_csv(
+            return
+        raw = open_decompressed(self._file, room=self._options.room_bytes)
+        with _HashingReader(raw, digest) as reader:
+            malformed: deque[Reject] = deque()
+            row = done = 0
+            fields = self._options.fields
+            # Of several fields, only the header tells which are there.
+            columns = _columns(self._file, self._options) if fields else (self._options.text_field,)
+            batches = _open_csv(
                 reader, self._file, self._options, columns=columns, malformed=malformed
-            ):
-                if reader.has_hidden:
-                    batch = pa.record_batch([*map(_shown, batch.columns)], names=columns)
-                texts = json_rows(batch, columns) if self._options.fields else batch.column(0)
-                array, rejects = _with_gaps(texts, malformed, first_row=row)
-                yield self._rows(array, rejects, reader, first_row=row, done=done)
+            )
+            while batches is not None:
+                array = pa.array([], pa.large_binary())
+                try:
+                    batch = batches.read_next_batch()
+                    if reader.has_hidden:
+                        batch = pa.record_batch([*map(_shown, batch.columns)], names=columns)
+                    array = json_rows(batch, columns) if fields else batch.column(0)
+                except StopIteration:
+                    batches = None
+                except (pa.ArrowException, OSError) as error:
+                    raise _unreadable_rows(self._file.path, error) from error
+                array, rejects = _with_gaps(array, malformed, first_row=row)
+                yield array, rejects, reader.size - done, not reader.has_hidden
                 row, done = row + len(array), reader.size
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable_rows(self._file.path, error) from error
-        array, rejects = _with_gaps(pa.array([], pa.large_binary()), malformed, first_row=row)
-        yield self._rows(array, rejects, reader, first_row=row, done=done)
+            reader.read_rest()
 
     def _rows(
-        self,
-        array: Any,
-        rejects: dict[int, Reject],
-        reader: _HashingReader,
-        *,
-        first_row: int,
-        done: int,
-    ) -> RowBatch:
-        return rows_of(
+        self, piece: tuple[Any, dict[int, Reject], int, bool], first_row: int
+    ) -> tuple[RowBatch, int]:
+        array, rejects, num_bytes, is_valid = piece
+        batch = rows_of(
             array,
             first_row=first_row,
-            num_bytes=reader.size - done,
+            num_bytes=num_bytes,
             max_document_bytes=self._options.max_document_bytes,
             rejects=rejects,
-            is_valid=not reader.has_hidden,
+            is_valid=is_valid,
         )
+        return batch, batch.num_rows
 
 
 def _open_csv(
@@ -191,18 +145,9 @@ def _open_csv(
 
 def _columns(file: SourceFile, options: SourceOptions) -> tuple[str, ...]:
     """The columns to read, once the header is known to have them."""
-    with _HashingReader(open_decompressed(file)) as reader:
-        names = _open_csv(reader, file, options, columns=None).schema.names
-    if options.fields:
-        return columns_for(names, options, path=file.path)
-    refuse_doubles((options.text_field,), names, path=file.path)
-    if options.text_field not in names:
-        raise SourceError(
-            f"{file.path!r} has no column {options.text_field!r}; its columns are: "
-            f"{', '.join(names)}",
-            hint="name the one that holds the text with: --text-field NAME",
-        )
-    return (options.text_field,)
+    with _HashingReader(open_decompressed(file), xxhash.xxh3_64()) as reader:
+        schema = _open_csv(reader, file, options, columns=None).schema
+    return find_columns(schema, options, path=file.path)
 
 
 def _with_gaps(
@@ -268,13 +213,12 @@ def _whole_characters(data: bytes) -> int:
 
 
 class _HashingReader:
-    """Passes bytes on to Arrow as UTF-8, and keeps their digest and count."""
+    """Passes bytes on to Arrow as UTF-8, digests and counts them."""
 
     closed = False
 
-    def __init__(self, reader: ByteReader) -> None:
-        self._reader = reader
-        self._hasher = xxhash.xxh3_128()
+    def __init__(self, reader: io.BufferedIOBase, digest: Any) -> None:
+        self._reader, self._digest = reader, digest
         self.size = 0
         self.has_hidden = False
         self._begun = b""  # of a character that the next bytes end
@@ -305,12 +249,11 @@ class _HashingReader:
 
     def _next(self, size: int) -> bytes:
         data = self._reader.read(size)
-        self._hasher.update(data)
+        self._digest.update(data)
         self.size += len(data)
         return data
 
-    def hexdigest(self) -> str:
-        """Digest of the whole file; what Arrow did not ask for is read now."""
+    def read_rest(self) -> None:
+        """Read what Arrow did not ask for: the digest is of the whole file."""
         while self._next(_SMALLEST_BLOCK_BYTES):
             pass
-        return self._hasher.hexdigest()

@@ -1,6 +1,6 @@
 """From what the user names to files with a format: by suffix, or by a look inside.
 
-A file that the user names must be usable, or it is an error. A file that merely lies in a folder is
+A file that the user names must be usable, or it is an error. A file that merely is in a folder is
 left out if it is not text, and reported as skipped. No file counts twice, whatever its names.
 """
 
@@ -8,30 +8,73 @@ from __future__ import annotations
 
 import codecs
 import json
+import operator
 import shlex
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
-from tokenmill.files import shown
-from tokenmill.sources import COMPRESSIONS, FORMATS
+from tokenmill.files import FileStat, Match, PathInput, shown
 from tokenmill.sources.base import (
+    COMPRESSIONS,
+    FORMATS,
     SMALLEST_UNIT_BYTES,
     SourceFile,
+    SourceOptions,
     open_decompressed,
     text_size,
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tokenmill.files import FileStat, Match
-    from tokenmill.sources.base import SourceOptions
+
+# -------------------------------------------------------------------------------------------------
+# Well-known corpora by their short names: the files of the training split on the hub.
+#
+# A file or folder of that name in the working folder wins: what a command reads must not change
+# when a name is added here.
+
+
+class KnownCorpus(NamedTuple):
+    files: str
+    holds: str
+
+
+CORPORA = {
+    "fineweb-edu": KnownCorpus(
+        "hf://datasets/HuggingFaceFW/fineweb-edu/data/*/*.parquet",
+        "web pages of educational value; smaller samples are under sample/10BT, 100BT, 350BT",
+    ),
+    "slimpajama": KnownCorpus(
+        "hf://datasets/cerebras/SlimPajama-627B/train/*/*.jsonl.zst",
+        "web, code, books, papers and more, deduplicated; 59,166 files with the other splits",
+    ),
+    "wikitext-103": KnownCorpus(
+        "hf://datasets/Salesforce/wikitext/wikitext-103-raw-v1/train-*.parquet",
+        "Wikipedia articles, cut into lines: a row is one line, and many are empty",
+    ),
+    "openwebtext": KnownCorpus(
+        "hf://datasets/Skylion007/openwebtext/plain_text/train-*.parquet",
+        "web pages that were linked to on Reddit",
+    ),
+    "c4": KnownCorpus(
+        "hf://datasets/allenai/c4/en/c4-train.*.json.gz",
+        "cleaned English pages of Common Crawl; other variants lie beside en/",
+    ),
+}
+"""All have their text in the field `text`."""
+
+
+def corpus_files(name: PathInput) -> PathInput:
+    """The files that an input means if it is the name of a corpus; else the input."""
+    corpus = CORPORA.get(name) if isinstance(name, str) else None
+    return name if corpus is None or Path(str(name)).exists() else corpus.files
 
 
 # -------------------------------------------------------------------------------------------------
@@ -60,7 +103,8 @@ def group_texts(files: Sequence[SourceFile], options: SourceOptions) -> Iterator
             name, held, size = _AFTER + held[-1].path, [], 0
         held.append(file)
         size += text_size(file)
-        if size >= limit or _ends_group(file.path):
+        key = file.path.encode(errors="surrogateescape")
+        if size >= limit or xxhash.xxh3_64_intdigest(key) % _FILES_PER_GROUP == 0:
             yield make_group(name, held)
             name, held, size = _AFTER + file.path, [], 0
     if held:
@@ -81,11 +125,6 @@ def make_group(path: str, members: Sequence[SourceFile]) -> SourceFile:
     )
 
 
-def _ends_group(path: str) -> bool:
-    key = path.encode(errors="surrogateescape")
-    return xxhash.xxh3_64_intdigest(key) % _FILES_PER_GROUP == 0
-
-
 _BY_SUFFIX = {
     suffix: name
     for name, form in FORMATS.items()
@@ -104,7 +143,7 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that lies in an input folder and is not read."""
+    """A file that is in an input folder and is not read."""
 
     path: str
     reason: str
@@ -114,12 +153,11 @@ class Skipped:
 class Discovery:
     """What the inputs stand for."""
 
-    files: tuple[SourceFile, ...]
-    """Sorted by path; groups of text files stand for their members."""
+    files: tuple[SourceFile, ...]  # sorted by path; groups of text files stand for their members
     skipped: tuple[Skipped, ...]
 
 
-def discover(inputs: Sequence[str | os.PathLike[str]], options: SourceOptions) -> Discovery:
+def discover(inputs: Sequence[PathInput], options: SourceOptions) -> Discovery:
     """Find the files of the inputs."""
     found: list[SourceFile] = []
     skipped: list[Skipped] = []
@@ -130,28 +168,35 @@ def discover(inputs: Sequence[str | os.PathLike[str]], options: SourceOptions) -
             found.append(result)
         else:
             skipped.append(result)
-    _refuse_twins(found)
-    found = list(_without_caches(found, skipped))
-    if not found:
-        raise _nothing_usable(inputs, skipped)
-    return Discovery(files=tuple(_grouped(found, options)), skipped=tuple(skipped))
-
-
-def _refuse_twins(files: Sequence[SourceFile]) -> None:
-    """Units are named after paths, which do not hold what stands behind the `?` of an address."""
-    known: set[str] = set()
-    for file in files:
-        if file.path in known:
+    # Units are named after paths, which do not hold what is after the `?` of an address.
+    for twin, count in Counter(map(_path, found)).most_common(1):
+        if count > 1:
             raise SourceError(
-                f"two inputs are {file.path!r} but for what is behind its '?', which may be a key "
-                "and so is no part of a file's name",
+                f"two inputs are {twin!r} but for what is after its '?', which may be a key and so "
+                "is no part of a file's name",
                 hint="build them one by one, or from copies that have names of their own",
             )
-        known.add(file.path)
+    found = list(_without_caches(found, skipped))
+    if not found:
+        examples = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped[:3]) or "none"
+        named = ", ".join(repr(shown(str(each))) for each in inputs)
+        raise SourceError(
+            f"no usable text in {named or 'an empty list of inputs'}; files passed over: "
+            f"{examples}",
+            hint=f"name files with one of these endings: {_KNOWN}",
+        )
+    if options.separator is None:
+        texts = sorted((file for file in found if file.format == "text"), key=_path)
+        others = [file for file in found if file.format != "text"]
+        found = [*others, *group_texts(texts, options)]
+    return Discovery(files=tuple(sorted(found, key=_path)), skipped=tuple(skipped))
+
+
+_path = operator.attrgetter("path")
 
 
 def source_file(path: str, *, members: Sequence[str] = ()) -> SourceFile:
-    """A file, or a group of files, that is known from an earlier discovery, as it lies now."""
+    """A file, or a group of files, that is known from an earlier discovery, as it is now."""
     if members:
         return make_group(path, [source_file(member) for member in members])
     return _source_file(path, files_module.stat(path))
@@ -172,16 +217,8 @@ def _source_file(path: str, facts: FileStat) -> SourceFile:
     )
 
 
-def _grouped(files: Sequence[SourceFile], options: SourceOptions) -> list[SourceFile]:
-    if options.separator is not None:
-        return sorted(files, key=lambda file: file.path)
-    texts = sorted((file for file in files if file.format == "text"), key=lambda file: file.path)
-    others = [file for file in files if file.format != "text"]
-    return sorted([*others, *group_texts(texts, options)], key=lambda file: file.path)
-
-
 def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceError]]:
-    """Each file once, sorted by path; an error for what lies in a folder and is no file."""
+    """Each file once, sorted by path; an error for what is in a folder and is no file."""
     named: dict[str, Match] = {}
     for match in matches:
         if match.named or match.path not in named:
@@ -208,7 +245,8 @@ def _examine(
     path = shown(match.path) if files_module.is_remote(match.path) else match.path
     if isinstance(facts, SourceError):
         is_gone = isinstance(facts.__cause__, FileNotFoundError)
-        return Skipped(path, "cannot be found: a broken link" if is_gone else _why(facts))
+        why = getattr(facts.__cause__, "strerror", None) or facts.__cause__
+        return Skipped(path, "cannot be found: a broken link" if is_gone else str(why))
     form, compression = _by_name(path)
     if PurePosixPath(path).name in _DATASET_FILES and not match.named:
         return Skipped(path, _DESCRIPTION)
@@ -228,12 +266,12 @@ def _examine(
         looked_at.add(kind)
         return file
     if match.named:
-        raise SourceError(f"{path!r} cannot be used: {problem}", hint=_hint(file))
+        hint = f"name a file with one of these endings: {_KNOWN}"
+        if file.format == "jsonl":
+            out = shlex.quote(f"{_stem(file.path)}l")
+            hint = f"write it as JSON Lines with: jq -c '.[]' {shlex.quote(file.path)} > {out}"
+        raise SourceError(f"{path!r} cannot be used: {problem}", hint=hint)
     return Skipped(path, problem)
-
-
-def _why(error: SourceError) -> str:
-    return str(getattr(error.__cause__, "strerror", None) or error.__cause__)
 
 
 def _problem(file: SourceFile, *, known: bool) -> str | None:
@@ -241,7 +279,15 @@ def _problem(file: SourceFile, *, known: bool) -> str | None:
     is_json = PurePosixPath(_stem(file.path)).suffix.lower() == ".json"
     if known and not is_json:
         return None
-    head = _head(file)
+    head = b""
+    if file.size:
+        reader = open_decompressed(file)
+        try:
+            head = reader.read(_SNIFF_BYTES)
+        except (OSError, EOFError) as error:
+            raise files_module.unreadable(file.path, error) from error
+        finally:
+            reader.close()
     if is_json and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
         return "it is one JSON array, not JSON Lines (an object on each line)"
     if b"\0" in head:
@@ -251,25 +297,6 @@ def _problem(file: SourceFile, *, known: bool) -> str | None:
     except UnicodeDecodeError:
         return "not UTF-8 text"
     return None
-
-
-def _head(file: SourceFile) -> bytes:
-    if file.size == 0:
-        return b""
-    reader = open_decompressed(file)
-    try:
-        return reader.read(_SNIFF_BYTES)
-    except (OSError, EOFError) as error:
-        raise files_module.unreadable(file.path, error) from error
-    finally:
-        reader.close()
-
-
-def _hint(file: SourceFile) -> str:
-    if file.format == "jsonl":
-        out = shlex.quote(f"{_stem(file.path)}l")
-        return f"write it as JSON Lines with: jq -c '.[]' {shlex.quote(file.path)} > {out}"
-    return f"name a file with one of these endings: {_KNOWN}"
 
 
 def _by_name(path: str) -> tuple[str | None, str | None]:
@@ -306,14 +333,3 @@ def _listed_files(path: str) -> frozenset[str] | None:
             return frozenset(str(each["filename"]) for each in index["_data_files"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
-
-
-def _nothing_usable(
-    inputs: Sequence[str | os.PathLike[str]], skipped: Sequence[Skipped]
-) -> SourceError:
-    examples = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped[:3]) or "none"
-    names = ", ".join(repr(shown(str(each))) for each in inputs)
-    return SourceError(
-        f"no usable text in {names or 'an empty list of inputs'}; files passed over: {examples}",
-        hint=f"name files with one of these endings: {_KNOWN}",
-    )

@@ -1,57 +1,68 @@
-"""Cuts bytes into blocks of whole records: lines of JSON, pieces of text between separators.
+"""Files that are sequences of records: JSON Lines, and text, in documents or in whole files.
 
-Sits under `jsonl` and `text`. A record belongs to the range in which its first byte lies, so every
+A block is some whole records; a record belongs to the range in which its first byte is, so every
 record has exactly one owner wherever the cuts fall. A record longer than the limit is passed over
-without being held, and reported with its true size.
+without being held, and reported with its true size. The data of a block is a view of a buffer that
+the next block overwrites: use it or copy it first.
 
-The data of a block is a view of a buffer that the next block overwrites: use it or copy it first.
+JSON Lines go through Arrow's parser a block at a time. Arrow reads a block as JSON values with
+white space between them, which JSON Lines does not mean: two objects on one line, or one object on
+two, would pass. They cannot if every line begins with "{" and ends with "}" (nowhere in valid JSON
+does "{" follow "}", so no value crosses a line) and there are as many values as lines. Lines of
+another shape never reach Arrow, which also crashes on a block that begins with null.
+
+A block that does not parse is halved until few lines are left, which Python decides one by one. It
+takes what Arrow takes, except for lines that are nested deeply, and Arrow is asked about those. So
+a line gets the same answer whatever block it is in, and bad lines cost little more than good ones.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
 import xxhash
 
 from tokenmill import files
-from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
-from tokenmill.sources.base import (
-    LARGEST_BATCH_ROWS,
-    Unit,
-    UnitEnd,
-    byte_units,
-    check_unchanged,
-    open_decompressed,
-)
-from tokenmill.sources.columns import too_large
+from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, field_of, kind_of
+from tokenmill.sources import base
+from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit
+from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large, utf8_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions
+    from numpy.typing import NDArray
 
-
+BOM = b"\xef\xbb\xbf"
 # Arrow's JSON parser counts the bytes of a block in 32 bits.
 LARGEST_RECORD_BYTES = 1 << 30
 _READ_PAST_END = 1 << 16
+
+
+def record_limit(options: SourceOptions) -> int:
+    """Bytes of the largest record that is read."""
+    return min(options.max_document_bytes, LARGEST_RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class LineBlock:
     """Whole records with their separators; or, without data, one record that is too large."""
 
-    offset: int
-    """Place of the first byte in the file."""
+    offset: int  # of the first byte in the file
     num_bytes: int
     buffer: bytearray = field(default_factory=bytearray)
     low: int = 0
     high: int = 0
-    oversize: int = 0
-    """Bytes of the record that was passed over, without its separator."""
+    oversize: int = 0  # bytes of the record that was passed over, without its separator
 
     @property
     def data(self) -> memoryview:
@@ -59,56 +70,78 @@ class LineBlock:
         return memoryview(self.buffer)[self.low : self.high]
 
 
-def is_unbordered(separator: bytes) -> bool:
-    """Whether occurrences never overlap, so that they can be found from the middle of a file."""
-    return not any(separator.startswith(separator[i:]) for i in range(1, len(separator)))
+class RecordSource(Source):
+    """An open file of records: forward always, backward by seeking or opening again."""
 
-
-class LineReader:
-    """Reads one file in blocks; forward always, backward by seeking or opening again."""
-
-    def __init__(self, file: SourceFile, options: SourceOptions, *, separator: bytes) -> None:
-        self._file = file
-        self._separator = separator
-        self._unbordered = is_unbordered(separator)
-        self.is_stream = file.compression is not None or not self._unbordered
+    def __init__(self, file: SourceFile, options: SourceOptions) -> None:
+        super().__init__(file, options)
+        self._parser = (JsonlParser if file.format == "jsonl" else TextParser)(options)
+        self._separator = base.separator_of(file, options)
+        self._unbordered = base.is_unbordered(self._separator)
+        self._is_stream = base.is_stream(file, options)
         self._target = max(1, options.batch_bytes)
-        self._limit = record_limit(options) + len(separator)
-        self._most_records = min(LARGEST_BATCH_ROWS, max(1 << 12, self._target // 128))
+        self._limit = record_limit(options) + len(self._separator)
+        self._most_records = min(base.LARGEST_BATCH_ROWS, max(1 << 12, self._target // 128))
         self._buffer = bytearray(self._target)
-        self._room = options.room_bytes
         self._raw: Any = None
-        self.read_seconds = 0.0
+        # What is in the buffer, and where its first byte is in the file.
+        self._base, self._low, self._high, self._at_end = 0, 0, 0, False
         self._floor: float = 0  # no record begins between here and the current position
         self._rewind()
 
+    def exists(self, unit: Unit) -> bool:
+        if unit.index == 0 or not self._is_stream:
+            return True
+        self._seek(unit.start)
+        return self._has_more()
+
     def close(self) -> None:
-        """Close the file."""
         if self._raw is not None:
             self._raw.close()
 
-    def seek(self, start: int) -> None:
+    def _is_last(self, unit: Unit) -> bool:
+        return unit.end is None or (self._is_stream and not self._has_more())
+
+    def _rows(self, piece: LineBlock, first_row: int) -> tuple[RowBatch, int]:
+        if not piece.oversize:
+            return self._parser.rows(piece, first_row=first_row)
+        size, limit = piece.oversize, record_limit(self._options)
+        reject = Reject(
+            first_row, RejectReason.TOO_LARGE, too_large(size, limit), piece.offset, size=size
+        )
+        none = TextBatch.from_texts([]), np.empty(0, np.int64)
+        return RowBatch(
+            *none, (reject,), num_rows=1, num_bytes=piece.num_bytes, largest_row_bytes=0
+        ), 1
+
+    def _count(self, piece: LineBlock) -> int:
+        return 1 if piece.oversize else self._parser.count(piece)
+
+    def _pieces(self, unit: Unit, digest: Any) -> Iterator[LineBlock]:
+        self._seek(unit.start)
+        return self._blocks(unit.end, digest)
+
+    def _seek(self, start: int) -> None:
         """Go to the first record that begins at or after `start`."""
         if start < self._floor:
             self._rewind()
         if self._position >= start:
             return
-        if self.is_stream:
-            for _ in self.blocks(start):
-                pass
+        if self._is_stream:
+            deque(self._blocks(start, xxhash.xxh3_64()), maxlen=0)
         else:
-            self._restart(max(0, start - len(self._separator)))
-            self._pass_over()
+            self._rewind(max(0, start - len(self._separator)))
+            self._pass_over(xxhash.xxh3_64())
         self._floor = start
 
-    def has_more(self) -> bool:
-        """Whether a byte lies behind the current position."""
+    def _has_more(self) -> bool:
+        """Whether a byte is after the current position."""
         while self._low == self._high and not self._at_end:
             self._fill(1)
         return self._low < self._high
 
-    def blocks(self, end: int | None, *, hasher: Any = None) -> Iterator[LineBlock]:
-        """Records from here on that begin before `end`; `hasher` sees all their bytes."""
+    def _blocks(self, end: int | None, digest: Any) -> Iterator[LineBlock]:
+        """Records from here on that begin before `end`; `digest` sees all their bytes."""
         want = self._first_read(end)
         while end is None or self._position < end:
             self._fill(want)
@@ -120,7 +153,17 @@ class LineReader:
             if cut == self._low and want < self._limit:
                 want = min(2 * want, self._limit)
                 continue
-            block = self._take(cut, hasher) if cut > self._low else self._take_oversize(hasher)
+            offset = self._position
+            if cut > self._low:
+                size = cut - self._low
+                block = LineBlock(offset, size, buffer=self._buffer, low=self._low, high=cut)
+                digest.update(block.data)
+                self._low = cut
+            else:
+                is_ended = self._pass_over(digest)
+                passed = self._position - offset
+                size = passed - len(self._separator) if is_ended else passed
+                block = LineBlock(offset, passed, oversize=size)
             self._floor = self._position
             yield block
             want = self._first_read(end)
@@ -130,20 +173,15 @@ class LineReader:
     def _position(self) -> int:
         return self._base + self._low
 
-    def _rewind(self) -> None:
-        """Start over from the first byte."""
-        self._floor = 0
-        if self._raw is not None and not self.is_stream:
-            self._restart(0)
-            return
-        self.close()
-        self._raw = open_decompressed(self._file, room=self._room)
-        self._base = self._low = self._high = 0
-        self._at_end = False
-
-    def _restart(self, position: int) -> None:
-        self._raw.seek(position)
+    def _rewind(self, position: int = 0) -> None:
+        """Go to a byte of the file; in a stream, to the first one."""
+        if self._raw is not None and not self._is_stream:
+            self._raw.seek(position)
+        else:
+            self.close()
+            self._raw = base.open_decompressed(self._file, room=self._options.room_bytes)
         self._base, self._low, self._high, self._at_end = position, 0, 0, False
+        self._floor = position
 
     def _first_read(self, end: int | None) -> int:
         """Bytes to read for the next block: little more than what is left of the range."""
@@ -155,36 +193,35 @@ class LineReader:
         """Read until `want` bytes are there or the file ends."""
         if self._high - self._low >= want or self._at_end:
             return
-        self._make_room(want)
-        while self._high < want and not self._at_end:
-            self._high += self._read(memoryview(self._buffer)[self._high : want])
-
-    def _make_room(self, want: int) -> None:
         kept = self._buffer[self._low : self._high]
         if len(self._buffer) != max(want, self._target):
             self._buffer = bytearray(max(want, self._target))
         self._buffer[: len(kept)] = kept
         self._base += self._low
         self._low, self._high = 0, len(kept)
-
-    def _read(self, room: memoryview) -> int:
-        start = time.perf_counter()
-        try:
-            count = int(self._raw.readinto(room) or 0)
-        except (OSError, EOFError) as error:
-            raise files.unreadable(self._file.path, error) from error
-        self.read_seconds += time.perf_counter() - start
-        if count == 0:
-            self._at_end = True
-        return count
+        while self._high < want and not self._at_end:
+            start = time.perf_counter()
+            try:
+                count = self._raw.readinto(memoryview(self._buffer)[self._high : want]) or 0
+            except (OSError, EOFError) as error:
+                raise files.unreadable(self._file.path, error) from error
+            self.read_seconds += time.perf_counter() - start
+            self._high += count
+            self._at_end = count == 0
 
     def _cut(self, end: int | None) -> int:
         """One past the last whole record in the buffer that begins before `end`."""
-        if not self._unbordered:
-            return self._cut_from_front(end)
         size = len(self._separator)
+        if not self._unbordered:
+            cut = self._low
+            for _ in range(self._most_records):
+                found = self._buffer.find(self._separator, cut, self._high)
+                if found < 0 or (end is not None and self._base + cut >= end):
+                    break
+                cut = found + size
+            return cut
         if end is not None and self._base + self._high > end:
-            # The first separator that ends at or behind `end` closes the last record of the range.
+            # The first separator that ends at or after `end` closes the last record of the range.
             first = max(self._low, end - self._base - size)
             if (found := self._buffer.find(self._separator, first, self._high)) >= 0:
                 return self._few(found + size)
@@ -192,7 +229,7 @@ class LineReader:
         return self._few(found + size) if found >= 0 else self._low
 
     def _few(self, cut: int) -> int:
-        """A cut in front of this one, if so many records are not taken at once."""
+        """This cut, or one before it where so many records are not taken at once."""
         while (count := self._buffer.count(self._separator, self._low, cut)) > self._most_records:
             bound = self._low + max(1, (cut - self._low) * self._most_records // count)
             found = self._buffer.rfind(self._separator, self._low, bound)
@@ -201,33 +238,7 @@ class LineReader:
             cut = found + len(self._separator)
         return cut
 
-    def _cut_from_front(self, end: int | None) -> int:
-        cut = self._low
-        for _ in range(self._most_records):
-            if end is not None and self._base + cut >= end:
-                break
-            found = self._buffer.find(self._separator, cut, self._high)
-            if found < 0:
-                break
-            cut = found + len(self._separator)
-        return cut
-
-    def _take(self, cut: int, hasher: Any) -> LineBlock:
-        size = cut - self._low
-        block = LineBlock(self._position, size, buffer=self._buffer, low=self._low, high=cut)
-        if hasher is not None:
-            hasher.update(block.data)
-        self._low = cut
-        return block
-
-    def _take_oversize(self, hasher: Any) -> LineBlock:
-        offset = self._position
-        ended = self._pass_over(hasher)
-        passed = self._position - offset
-        size = passed - len(self._separator) if ended else passed
-        return LineBlock(offset, passed, oversize=size)
-
-    def _pass_over(self, hasher: Any = None) -> bool:
+    def _pass_over(self, digest: Any) -> bool:
         """Drop bytes through the next separator; False if the file ends without one."""
         size = len(self._separator)
         while True:
@@ -236,173 +247,430 @@ class LineReader:
             # A separator may begin in the last bytes of the buffer and end in the next ones.
             keep = 0 if self._at_end else size - 1
             cut = found + size if found >= 0 else max(self._low, self._high - keep)
-            if hasher is not None:
-                hasher.update(memoryview(self._buffer)[self._low : cut])
+            digest.update(memoryview(self._buffer)[self._low : cut])
             self._low = cut
             if found >= 0 or self._at_end:
                 return found >= 0
 
 
-def record_limit(options: SourceOptions) -> int:
-    """Bytes of the largest record that is read."""
-    return min(options.max_document_bytes, LARGEST_RECORD_BYTES)
-
-
 # -------------------------------------------------------------------------------------------------
-# Reading units of a file that is a sequence of records: what JSON Lines and separated text share.
+# One JSON line, decided by Python's json module: its text, or the exact reason why it has none.
 #
-# Joins the block reader (which bytes belong to a unit) with a parser (what rows those bytes hold),
-# keeps the row numbers, the digest and the counts.
+# The block parser asks here only about lines that Arrow refused or found no text in.
+# What Arrow refuses but Python takes is accepted with Python's meaning: the last of duplicate keys
+# wins, numbers out of range and lone surrogates in other fields do not matter.
+
+WHITESPACE = b" \t\r"
+NESTED_TOO_DEEPLY = "nested too deeply"
+_DETAIL_CHARACTERS = 60
+
+# Numbers are never text; as strings they would be, and int() refuses those of many digits.
+_DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 
 
-class RecordParser(Protocol):
-    """Turns a block of whole records into rows."""
+def decide(line: bytes, field: str) -> bytes | tuple[RejectReason, str]:
+    """UTF-8 of the text of a line that is not blank, or why there is none."""
+    if why := utf8_error(line):
+        return RejectReason.INVALID_UTF8, why.replace("of the text", "of the line")
+    try:
+        row = _DECODER.decode(line.decode())
+    except json.JSONDecodeError as error:
+        return RejectReason.INVALID_JSON, f"{error.msg} at character {error.pos} of the line"
+    except RecursionError:
+        return RejectReason.INVALID_JSON, NESTED_TOO_DEEPLY
+    if not isinstance(row, dict):
+        return RejectReason.NOT_AN_OBJECT, f"the line holds {kind_of(row)}"
+    try:
+        value = field_of(row, field)
+    except KeyError:
+        shown = ascii(", ".join(row))[1:-1][:_DETAIL_CHARACTERS] or "none"
+        return RejectReason.MISSING_FIELD, f"no field {field!r}; there are: {shown}"
+    if value is None:
+        return RejectReason.NULL_TEXT, f"field {field!r} is null"
+    if not isinstance(value, str):
+        return RejectReason.NOT_A_STRING, f"field {field!r} is {kind_of(value)}"
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        return RejectReason.LONE_SURROGATE, f"\\u{code:04x} at character {error.start} of the text"
 
-    separator: bytes
+
+_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_SPACE = 32
+_LONG_LINE_BYTES = 512
+_FEW_LINES = 256
+_MEMO_LINES = 1 << 12
+_MEMO_LINE_BYTES = 64
+
+
+class JsonlParser:
+    """Rows of blocks of lines."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._field = options.text_field
+        self._whole = bool(options.fields)
+        self._limit = record_limit(options)
+        self._memo: dict[bytes, bytes | tuple[RejectReason, str]] = {}
+        self._options = pj.ParseOptions(
+            explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
+        )
 
     def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
-        """Rows of the block, and how many records (lines) it has, blank ones too."""
+        """Rows of the block and its number of lines."""
+        lines = _Lines(block, limit=self._limit)
+        rejects: dict[int, Reject] = {}
+        if self._whole:
+            return self._whole_lines(lines, block, first_row), lines.total
+        self._reject(lines, np.flatnonzero(lines.odd), first_row, rejects)
+        plain = lines.take_out_odd()
+        array = self._parse(lines, plain, first_row, rejects) if len(plain) else _EMPTY
+        if len(plain) < len(lines.odd):
+            slots = np.cumsum(~lines.odd) - 1
+            array = array.take(pa.array(slots, mask=lines.odd))
+        if array.null_count > len(rejects):
+            nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            known = np.fromiter(rejects, np.int64, len(rejects))
+            self._reject(lines, np.setdiff1d(nulls, known), first_row, rejects)
+        return self._batch(array, lines, block, first_row, rejects), lines.total
+
+    def _whole_lines(self, lines: _Lines, block: LineBlock, first_row: int) -> RowBatch:
+        """Rows that are their lines, to be parsed by whoever needs several fields of them."""
+        starts, ends = lines.starts, lines.ends
+        if not lines.odd.any() and len(starts):
+            # Each line with its end, which is white space.
+            return RowBatch(
+                TextBatch(np.frombuffer(bytes(lines.data), np.uint8), np.append(starts, ends[-1])),
+                np.arange(first_row, first_row + len(starts), dtype=np.int64),
+                (),
+                num_rows=len(starts),
+                num_bytes=block.num_bytes,
+                largest_row_bytes=int((ends - starts).max()),
+                places=starts + lines.offset,
+            )
+        rejects: dict[int, Reject] = {}
+        self._reject(lines, np.flatnonzero(lines.sizes > self._limit), first_row, rejects)
+        texts = [None if at in rejects else lines.at(at) for at in range(len(starts))]
+        return self._batch(pa.array(texts, pa.large_binary()), lines, block, first_row, rejects)
+
+    def _batch(
+        self,
+        array: Any,
+        lines: _Lines,
+        block: LineBlock,
+        first_row: int,
+        rejects: dict[int, Reject],
+    ) -> RowBatch:
+        return rows_of(
+            array,
+            first_row=first_row,
+            num_bytes=block.num_bytes,
+            max_document_bytes=self._limit,
+            rejects=rejects,
+            offsets=lines.starts + lines.offset,
+            sizes=lines.ends - lines.starts,
+        )
 
     def count(self, block: LineBlock) -> int:
-        """Rows of the block, without their text."""
+        """Lines of the block that are not blank."""
+        return len(_Lines(block, limit=self._limit).starts)
+
+    def _parse(
+        self,
+        lines: _Lines,
+        plain: NDArray[np.int64],
+        first_row: int,
+        rejects: dict[int, Reject],
+    ) -> Any:
+        """Text of these lines, null where a line has none; nothing else stands between them."""
+        table = self._table(lines.data[lines.starts[plain[0]] : lines.ends[plain[-1]]])
+        if table is not None and table.num_rows == len(plain):
+            return _text_column(table, self._field)
+        if len(plain) <= _FEW_LINES:
+            texts = self._texts(lines, plain, first_row, rejects)
+            return pa.array(texts, pa.large_binary()).view(pa.large_string())
+        halves = np.array_split(plain, 2)
+        return pa.concat_arrays([self._parse(lines, half, first_row, rejects) for half in halves])
+
+    def _table(self, data: memoryview) -> Any:
+        """The values in the bytes as Arrow reads them; None where it refuses them."""
+        read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            source = pa.BufferReader(pa.py_buffer(data))
+            return pj.read_json(source, parse_options=self._options, read_options=read)
+        except MemoryError:
+            raise
+        except pa.ArrowException:
+            return None
+
+    def _texts(
+        self,
+        lines: _Lines,
+        plain: NDArray[np.int64],
+        first_row: int,
+        rejects: dict[int, Reject],
+    ) -> list[bytes | None]:
+        """Text of each line by itself, or None with the reject noted."""
+        texts: list[bytes | None] = []
+        refused: list[int] = []
+        for index, start, end in lines.places(plain):
+            found = self._decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+            if isinstance(found, bytes):
+                texts.append(found)
+                continue
+            table = None
+            if found[1] == NESTED_TOO_DEEPLY:  # which Arrow does not mind
+                table = self._table(lines.data[start:end])
+            if table is not None and table.num_rows == 1:
+                column = _text_column(table, self._field)
+                texts.append(None if column.null_count else text_batch(column).bytes_at(0))
+            else:
+                texts.append(None)
+                refused.append(index)
+        self._reject(lines, np.array(refused, np.int64), first_row, rejects)
+        return texts
+
+    def _decided(self, line: bytes) -> bytes | tuple[RejectReason, str]:
+        """What Python says of a line; of a short one that came before, what it said then."""
+        if len(line) > _MEMO_LINE_BYTES:
+            return decide(line, self._field)
+        if (found := self._memo.get(line)) is None:
+            if len(self._memo) >= _MEMO_LINES:
+                self._memo.clear()
+            found = self._memo[line] = decide(line, self._field)
+        return found
+
+    def _reject(
+        self,
+        lines: _Lines,
+        indices: NDArray[np.int64],
+        first_row: int,
+        rejects: dict[int, Reject],
+    ) -> None:
+        """Note why these lines, which have no text, are rejected."""
+        for index, start, end in lines.places(indices):
+            row, offset = first_row + index, lines.offset + start
+            if (
+                end - start + len(BOM) > self._limit
+                and (size := int(lines.sizes[index])) > self._limit
+            ):
+                detail = too_large(size, self._limit)
+                rejects[index] = Reject(row, RejectReason.TOO_LARGE, detail, offset, size)
+                continue
+            found = self._decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+            assert not isinstance(found, bytes), "a line that has text was to be rejected"
+            rejects[index] = Reject(row, found[0], found[1], offset)
 
 
-class RecordSource:
-    """An open file of records."""
+_EMPTY = pa.array([], pa.large_string())
 
-    def __init__(self, file: SourceFile, options: SourceOptions, *, parser: RecordParser) -> None:
-        self._file = file
-        self._parser = parser
-        self._limit = record_limit(options)
-        check_unchanged(file)
-        self._blocks = LineReader(file, options, separator=parser.separator)
-        self._end: UnitEnd | None = None
 
-    def read(self, unit: Unit) -> Iterator[RowBatch]:
-        """Rows of the unit in batches."""
-        self._end = None
-        hasher = xxhash.xxh3_128()
-        row = lines = 0
-        self._blocks.seek(unit.start)
-        for block in self._blocks.blocks(unit.end, hasher=hasher):
-            batch, records = self._rows(block, first_row=row)
-            row += batch.num_rows
-            lines += records
-            yield batch
-        is_last = unit.end is None or (self._blocks.is_stream and not self._blocks.has_more())
-        check_unchanged(self._file)
-        self._end = UnitEnd(digest=hasher.hexdigest(), num_lines=lines, is_last=is_last)
+class _Lines:
+    """Where the lines of a block that are not blank begin and end."""
 
-    def end(self) -> UnitEnd:
-        """Facts about the unit read last."""
-        assert self._end is not None, "end() before the unit's rows were all read"
-        return self._end
+    def __init__(self, block: LineBlock, *, limit: int) -> None:
+        self.data = block.data
+        self.offset = block.offset
+        view = np.frombuffer(self.data, np.uint8)
+        self.ends = _line_ends(block)
+        self.starts = np.zeros(len(self.ends), np.int64)
+        self.starts[1:] = self.ends[:-1] + 1
+        self.total = len(self.ends)
+        # Before the mark is taken off: the block reader counts it too when it measures a record.
+        self.sizes = self.ends - self.starts
+        if block.offset == 0 and bytes(self.data[: len(BOM)]) == BOM:
+            self.starts[0] = len(BOM)
+        self.odd = ~_looks_like_object(view, self.starts, self.ends) | (self.sizes > limit)
+        if self.odd.any():
+            self._look_closer(limit)
+        if not is_utf8(self.data):
+            # Arrow looks at the bytes of the text alone, and not at those of names or other fields.
+            self.odd |= [not is_utf8(self.at(index)) for index in range(len(self.odd))]
 
-    @property
-    def read_seconds(self) -> float:
-        """Time spent on getting bytes, decompressed where they were compressed."""
-        return self._blocks.read_seconds
+    def at(self, index: int) -> bytes:
+        """The line, without its end."""
+        return bytes(self.data[self.starts[index] : self.ends[index]]).strip(WHITESPACE)
 
-    def exists(self, unit: Unit) -> bool:
-        """Whether the file reaches the unit."""
-        if unit.index == 0 or not self._blocks.is_stream:
-            return True
-        self._blocks.seek(unit.start)
-        return self._blocks.has_more()
+    def places(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Number, start and end of each line; far faster than to look each of them up."""
+        starts, ends = self.starts[indices].tolist(), self.ends[indices].tolist()
+        return zip(indices.tolist(), starts, ends, strict=True)
 
-    def count_rows(self, unit: Unit) -> int:
-        """Rows in the unit."""
-        self._blocks.seek(unit.start)
-        return sum(
-            1 if block.oversize else self._parser.count(block)
-            for block in self._blocks.blocks(unit.end)
-        )
+    def take_out_odd(self) -> NDArray[np.int64]:
+        """The lines that are left once those that are odd were made white space, in place."""
+        if self.odd.any():
+            edges = np.zeros(len(self.data) + 1, np.int8)
+            edges[self.starts[self.odd]] = 1
+            edges[self.ends[self.odd]] = -1
+            inside = np.cumsum(edges[:-1], dtype=np.int8).view(bool)
+            np.frombuffer(self.data, np.uint8)[inside] = _SPACE
+        return np.flatnonzero(~self.odd)
 
-    def digest(self, unit: Unit) -> str:
-        """The unit's digest alone."""
-        hasher = xxhash.xxh3_128()
-        self._blocks.seek(unit.start)
-        for _ in self._blocks.blocks(unit.end, hasher=hasher):
-            pass
-        return hasher.hexdigest()
+    def _look_closer(self, limit: int) -> None:
+        """Drop blank lines; a line with white space around its object is an ordinary one."""
+        blank = self.sizes == 0
+        for index, start, end in self.places(np.flatnonzero(self.odd & ~blank)):
+            line = bytes(self.data[start:end]).strip(WHITESPACE)
+            if not line:
+                blank[index] = True
+            elif line.startswith(b"{") and line.endswith(b"}"):
+                self.odd[index] = self.sizes[index] > limit
+        # A blank line over the limit is a row all the same: a larger one is passed over unseen.
+        kept = ~blank | (self.sizes > limit)
+        self.starts, self.ends = self.starts[kept], self.ends[kept]
+        self.sizes, self.odd = self.sizes[kept], self.odd[kept]
 
-    def close(self) -> None:
-        """Close the file."""
-        self._blocks.close()
 
-    def _rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
-        if not block.oversize:
-            return self._parser.rows(block, first_row=first_row)
-        detail = too_large(block.oversize, self._limit)
-        reject = Reject(
-            first_row, RejectReason.TOO_LARGE, detail, block.offset, size=block.oversize
-        )
-        rows = np.empty(0, np.int64)
-        texts = TextBatch.from_texts([])
-        batch = RowBatch(
-            texts,
-            rows,
-            (reject,),
-            num_rows=1,
-            num_bytes=block.num_bytes,
-            largest_row_bytes=0,
-        )
-        return batch, 1
+def _looks_like_object(
+    view: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    # An empty line begins with its own end, so it fails whatever neighbour the indices touch.
+    last = view[ends - 1]
+    closed = (last == _CLOSE) | ((last == _RETURN) & (view[np.maximum(ends - 2, 0)] == _CLOSE))
+    return np.asarray((view[np.minimum(starts, len(view) - 1)] == _OPEN) & closed)
+
+
+def _line_ends(block: LineBlock) -> NDArray[np.int64]:
+    """Where the lines of the block end; the end of the block closes the last."""
+    few: list[int] = []
+    many = np.empty(0, np.int64)
+    position = block.low
+    # One find per line is faster than numpy while lines are long; short ones are left to numpy.
+    for _ in range(block.num_bytes // _LONG_LINE_BYTES + 1):
+        found = block.buffer.find(b"\n", position, block.high)
+        if found < 0:
+            break
+        few.append(found - block.low)
+        position = found + 1
+    else:
+        passed = position - block.low
+        many = np.flatnonzero(np.frombuffer(block.data, np.uint8)[passed:] == _NEWLINE) + passed
+    is_open = block.buffer[block.high - 1] != _NEWLINE
+    last = [block.num_bytes] if is_open else []
+    return np.concatenate([np.array(few, np.int64), many, np.array(last, np.int64)])
+
+
+def _schema(field: str) -> Any:
+    names = field.split(".")
+    nested = pa.field(names[-1], pa.large_string())
+    for name in reversed(names[:-1]):
+        nested = pa.field(name, pa.struct([nested]))
+    literal = [pa.field(field, pa.large_string())] if len(names) > 1 else []
+    return pa.schema([*literal, nested])
+
+
+def _single(column: Any) -> Any:
+    # combine_chunks() would copy even a single chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _text_column(table: Any, field: str) -> Any:
+    literal = _single(table.column(0))
+    if table.num_columns == 1:
+        return literal
+    nested = pc.struct_field(_single(table.column(1)), field.split(".")[1:])
+    return nested if literal.null_count == len(literal) else pc.coalesce(literal, nested)
 
 
 # -------------------------------------------------------------------------------------------------
-# The formats whose units are ranges of bytes or groups of files: how they are cut, and opened.
+# Text: documents between separators, or whole files.
 #
-# Cutting needs nothing but sizes, so the parsers (and Arrow with them) are imported when a file is
-# opened: a build with nothing left to do never loads them.
+# Files that are one document each come in groups (see `discovery`), because a unit per small file
+# would cost more than its text. A separator that cannot overlap itself is found from anywhere, so
+# such files are cut by byte range; any other separator is looked for from the front, as a stream.
 
 
-class JsonlFormat:
-    """JSON Lines, plain or compressed."""
+class TextParser:
+    """Rows of blocks of separated text."""
 
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return _is_record_stream(file, b"\n")
+    def __init__(self, options: SourceOptions) -> None:
+        self._separator = (options.separator or "").encode()
+        self._limit = record_limit(options)
 
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        return byte_units(file, options, stream=self.is_stream(file, options))
+    def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
+        """Rows of the block; each is a record."""
+        pieces = self._split(block)
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        starts = np.zeros(len(pieces), np.int64)
+        np.cumsum(lengths[:-1] + len(self._separator), out=starts[1:])
+        if block.offset == 0 and len(pieces[0]) <= self._limit:
+            pieces[0] = pieces[0].removeprefix(BOM)
+        batch = rows_of(
+            pa.array(pieces, pa.large_binary()),
+            first_row=first_row,
+            num_bytes=block.num_bytes,
+            max_document_bytes=self._limit,
+            offsets=starts + block.offset,
+            sizes=lengths,
+        )
+        return batch, len(pieces)
 
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        from tokenmill.sources.jsonl import JsonlParser
+    def count(self, block: LineBlock) -> int:
+        """Records of the block."""
+        return len(self._split(block))
 
-        return RecordSource(file, options, parser=JsonlParser(options))
-
-
-class TextFormat:
-    """Text files that a separator splits into documents."""
-
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:
-        assert options.separator, "text without a separator comes in text-group files"
-        return _is_record_stream(file, options.separator.encode())
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        return byte_units(file, options, stream=self.is_stream(file, options))
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        from tokenmill.sources.text import TextParser
-
-        return RecordSource(file, options, parser=TextParser(options))
-
-
-class TextGroupFormat:
-    """Files that are one document each, in groups."""
-
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return False
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:  # noqa: ARG002
-        yield Unit(file=file, index=0, start=0, end=None)
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        from tokenmill.sources.text import TextGroupSource
-
-        return TextGroupSource(file, options)
+    def _split(self, block: LineBlock) -> list[bytes]:
+        pieces = bytes(block.data).split(self._separator)
+        return pieces if pieces[-1] else pieces[:-1]
 
 
-def _is_record_stream(file: SourceFile, separator: bytes) -> bool:
-    """Whether the records can only be found from the front of the file."""
-    return file.compression is not None or not is_unbordered(separator)
+class TextGroupSource(Source):
+    """A group of text files; the only unit is all of them."""
+
+    def count_rows(self, unit: Unit) -> int:  # noqa: ARG002
+        return len(self._file.members)
+
+    def _pieces(self, unit: Unit, digest: Any) -> Iterator[list[tuple[int, bytes | None]]]:  # noqa: ARG002
+        """Size and text of files, a batch of them at a time; no text above the limit."""
+        piece: list[tuple[int, bytes | None]] = []
+        for member in self._file.members:
+            # The path counts too: it is written into rejects and tells where a document came from.
+            digest.update(member.path.encode(errors="surrogateescape") + b"\0")
+            piece.append(self._read_file(member, digest))
+            if sum(size for size, _ in piece) >= self._options.batch_bytes:
+                yield piece
+                piece = []
+        if piece:
+            yield piece
+
+    def _rows(self, piece: list[tuple[int, bytes | None]], first_row: int) -> tuple[RowBatch, int]:
+        texts: dict[int, bytes] = {}
+        rejects: list[Reject] = []
+        limit = self._options.max_document_bytes
+        for row, (size, content) in enumerate(piece, first_row):
+            path = self._file.members[row].path
+            if content is None:
+                detail = too_large(size, limit)
+                rejects.append(Reject(row, RejectReason.TOO_LARGE, detail, size=size, path=path))
+            elif why := utf8_error(content):
+                rejects.append(Reject(row, RejectReason.INVALID_UTF8, why, path=path))
+            else:
+                texts[row] = content.removeprefix(BOM)
+        batch = RowBatch(
+            TextBatch.from_texts(texts.values()),
+            np.array([*texts], np.int64),
+            tuple(rejects),
+            num_rows=len(piece),
+            num_bytes=sum(size for size, _ in piece),
+            largest_row_bytes=max((size for size, text in piece if text is not None), default=0),
+        )
+        return batch, len(piece)
+
+    def _read_file(self, member: SourceFile, digest: Any) -> tuple[int, bytes | None]:
+        own, chunks, size = xxhash.xxh3_128(), list[bytes](), 0
+        step = min(member.size + 1, MEGABYTE) if member.compression is None else MEGABYTE
+        reader = base.open_decompressed(member, room=self._options.room_bytes)
+        try:
+            while chunk := reader.read(step):
+                size += len(chunk)
+                own.update(chunk)
+                chunks.append(chunk)
+                if size > self._options.max_document_bytes:
+                    chunks.clear()
+        except (OSError, EOFError) as error:
+            raise files.unreadable(member.path, error) from error
+        finally:
+            reader.close()
+        base.check_unchanged(member)
+        digest.update(own.digest())
+        return size, b"".join(chunks) if size <= self._options.max_document_bytes else None

@@ -1,7 +1,7 @@
-"""Parquet: units are runs of row groups, and only the columns that are needed are read.
+"""Parquet and Arrow files: units are runs of row groups or record batches.
 
-Planning reads the footer, so a missing column or one of another type is found before the build
-starts.
+Only the columns that are needed are read. Planning reads the footer, so a missing column or one of
+another type is found before the build starts.
 """
 
 from __future__ import annotations
@@ -10,61 +10,153 @@ import io
 import mmap
 import struct
 import sys
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
-from tokenmill.sources.base import (
-    LARGEST_BATCH_ROWS,
-    MEGABYTE,
-    Unit,
-    check_room,
-    open_native,
-    unit_bytes_for,
-    unit_bytes_of,
-)
+from tokenmill.records import RowBatch, cut_ranges
+from tokenmill.sources import base
+from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, check_room
 from tokenmill.sources.columns import (
     UNREADABLE,
-    ColumnSource,
     column_at,
-    columns_for,
     damaged,
-    field_path,
+    find_columns,
+    flat,
     json_rows,
+    rows_of,
+    text_batch,
 )
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokenmill.sources.base import Source, SourceFile, SourceOptions
+
+class ColumnDigest:
+    """Digest of a text column: the same however the rows are batched."""
+
+    def __init__(self) -> None:
+        self._lengths = xxhash.xxh3_128()
+        self._data = xxhash.xxh3_128()
+
+    def update(self, array: Any) -> None:
+        """Take in the next rows, a flat array."""
+        batch = text_batch(array)
+        lengths = batch.lengths
+        if array.null_count:
+            lengths = np.where(
+                array.is_null().to_numpy(zero_copy_only=False), -1 - lengths, lengths
+            )
+        self._lengths.update(np.ascontiguousarray(lengths).data)
+        if len(batch):
+            self._data.update(batch.data[batch.offsets[0] : batch.offsets[-1]].data)
+
+    def hexdigest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._data.digest())
 
 
-class ParquetFormat:
-    """Parquet files."""
+class ColumnSource(Source):
+    """An open file with a text column, or columns of several fields.
 
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return False
+    The digest of a unit covers the text alone, as decoded: a file that was written again with other
+    compression or other columns keeps its digest, one whose text changed does not.
+    """
 
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        """Runs of row groups whose text is about `unit_bytes` in all."""
-        with _open(file.location) as parquet:
-            _, sizes = _facts(parquet, file, options)
-        target = options.unit_bytes or unit_bytes_for(sum(sizes))
-        start = held = index = 0
-        for group, size in enumerate(sizes):
-            held += size
-            if held >= target or group == len(sizes) - 1:
-                yield Unit(file=file, index=index, start=start, end=group + 1)
-                start, held, index = group + 1, 0, index + 1
-        if not sizes:
-            yield Unit(file=file, index=0, start=0, end=0)
+    new_digest = ColumnDigest
+    _columns: tuple[str, ...]
+    _num_parts: int  # row groups or record batches of the file
 
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        return ParquetSource(file, options)
+    @abstractmethod
+    def _batches(self, unit: Unit) -> Iterator[Any]:
+        """The unit's record batches, with the columns at least."""
+
+    def _let_go(self) -> None:
+        """The rows so far are no longer needed: give back memory that they are in."""
+
+    def _is_last(self, unit: Unit) -> bool:
+        return unit.end is None or unit.end >= self._num_parts
+
+    def _rows(self, piece: Any, first_row: int) -> tuple[RowBatch, int]:
+        batch = rows_of(
+            piece,
+            first_row=first_row,
+            num_bytes=text_batch(piece).num_bytes,
+            max_document_bytes=self._options.max_document_bytes,
+        )
+        return batch, len(piece)
+
+    def _pieces(self, unit: Unit, digest: ColumnDigest) -> Iterator[Any]:
+        held: list[Any] = []
+        rows = size = 0
+        try:
+            for part in self._flat_arrays(unit):
+                held.append(part)
+                rows, size = rows + len(part), size + text_batch(part).num_bytes
+                # A reader gives few rows at a time where it does not know how long they are.
+                if 2 * size >= self._options.batch_bytes or 2 * rows >= base.LARGEST_BATCH_ROWS:
+                    del part
+                    yield _joined(held, digest)
+                    self._let_go()
+                    rows = size = 0
+            if held:
+                yield _joined(held, digest)
+        except (*UNREADABLE, StopIteration) as error:
+            raise damaged(self._file.path, error) from error
+
+    def _flat_arrays(self, unit: Unit) -> Iterator[Any]:
+        """The text in arrays of about `batch_bytes`; most come as one."""
+        most = self._options.batch_bytes
+        for batch in self._batches(unit):
+            fields = self._options.fields
+            array = (json_rows if fields else column_at)(batch, self._columns)
+            for part in _undecoded(array, most):
+                whole = flat(part)
+                texts = text_batch(whole)
+                if texts.num_bytes <= 2 * most:
+                    yield whole
+                    continue
+                for low, high in cut_ranges(texts.offsets, most):
+                    yield whole.slice(low, high - low)
+
+
+def _undecoded(array: Any, most_bytes: int) -> Iterator[Any]:
+    """The array, in slices of about `most_bytes` of text where each value is there once."""
+    if not pa.types.is_dictionary(array.type):
+        yield array
+        return
+    lengths = pc.binary_length(flat(array.dictionary)).take(array.indices).fill_null(0)
+    offsets = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
+    for low, high in cut_ranges(offsets, most_bytes):
+        yield array.slice(low, high - low)
+
+
+def _joined(arrays: list[Any], digest: ColumnDigest) -> Any:
+    """The arrays as one, digested, and the list without them."""
+    array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+    arrays.clear()
+    digest.update(array)
+    return array
+
+
+def open_native(path: str) -> Any:
+    """Open an uncompressed file for Arrow's own readers."""
+    found = files_module.open_binary(path)
+    if files_module.is_remote(path):
+        return pa.PythonFile(found, mode="r")
+    found.close()  # it is a file: Arrow would wait for a pipe
+    try:
+        return pa.OSFile(path)
+    except OSError as error:
+        raise files_module.unreadable(path, error) from error
 
 
 class ParquetSource(ColumnSource):
@@ -73,31 +165,41 @@ class ParquetSource(ColumnSource):
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         super().__init__(file, options)
         self._parquet = _open(file.location)
-        self._names, self._sizes = _facts(self._parquet, file, options)
-        self._columns = self._names if options.fields else (".".join(self._names),)
+        self._columns, self._paths, self._sizes = _facts(self._parquet, file, options)
+        self._num_parts = len(self._sizes)
+
+    @staticmethod
+    def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        """Runs of row groups whose text is about `unit_bytes` in all."""
+        with _open(file.location) as parquet:
+            *_, sizes = _facts(parquet, file, options)
+        target = options.unit_bytes or base.unit_bytes_for(sum(sizes))
+        start = held = index = 0
+        for group, size in enumerate(sizes):
+            held += size
+            if held >= target or group == len(sizes) - 1:
+                yield Unit(file=file, index=index, start=start, end=group + 1)
+                start, held, index = group + 1, 0, index + 1
+        if not sizes:
+            yield Unit(file=file, end=0)
 
     def count_rows(self, unit: Unit) -> int:
         """Rows in the unit, as the footer says."""
         return sum(self._parquet.metadata.row_group(i).num_rows for i in self._groups(unit))
 
     def close(self) -> None:
-        """Close the file."""
         self._parquet.close()
 
-    def _arrays(self, unit: Unit) -> Iterator[Any]:
+    def _batches(self, unit: Unit) -> Iterator[Any]:
         # One row group at a time: the length of rows may differ much between them.
         for group in self._groups(unit):
             rows = self._parquet.metadata.row_group(group).num_rows
             size = self._rows_at_once(group)
-            batches = self._parquet.iter_batches(
-                size, row_groups=[group], columns=list(self._columns), use_threads=False
-            )
-            for batch in batches:
+            for batch in self._parquet.iter_batches(
+                size, row_groups=[group], columns=list(self._paths), use_threads=False
+            ):
                 rows -= batch.num_rows
-                if self._options.fields:
-                    yield json_rows(batch, self._columns)
-                else:
-                    yield column_at(batch, self._names)
+                yield batch
             if rows:
                 raise pa.ArrowInvalid(f"row group {group} lacks {rows:,} of the rows in its footer")
 
@@ -105,8 +207,8 @@ class ParquetSource(ColumnSource):
         """Rows whose decoded text is bounded, as the headers of the pages say."""
         metadata, room = self._parquet.metadata.row_group(group), self._options.room_bytes
         rows, target = max(1, metadata.num_rows), self._options.batch_bytes // 2
-        most = min(max(1, target * rows // max(1, self._sizes[group])), LARGEST_BATCH_ROWS)
-        for index in columns_below(self._parquet.metadata, self._columns):
+        most = min(max(1, target * rows // max(1, self._sizes[group])), base.LARGEST_BATCH_ROWS)
+        for index in columns_below(self._parquet.metadata, self._paths):
             chunk = metadata.column(index)
             is_small = 3 * chunk.total_uncompressed_size <= room
             if is_small and not chunk.has_dictionary_page:
@@ -129,11 +231,8 @@ class ParquetSource(ColumnSource):
                         break
         return max(1, int(most))
 
-    def _is_last(self, unit: Unit) -> bool:
-        return unit.end is None or unit.end >= len(self._sizes)
-
     def _groups(self, unit: Unit) -> range:
-        return range(unit.start, len(self._sizes) if unit.end is None else unit.end)
+        return range(unit.start, self._num_parts if unit.end is None else unit.end)
 
 
 def _open(path: str) -> Any:
@@ -150,17 +249,13 @@ def _open(path: str) -> Any:
 
 def _facts(
     parquet: Any, file: SourceFile, options: SourceOptions
-) -> tuple[tuple[str, ...], list[int]]:
-    """Names of the columns of all fields, or those that lead to the text; and bytes per group."""
+) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
+    """What `find_columns` says, the paths of those columns, and their bytes in each row group."""
     try:
-        schema = parquet.schema_arrow
-        if options.fields:
-            names = columns = columns_for(schema.names, options, path=file.path)
-        else:
-            names = field_path(schema, options.text_field, path=file.path)
-            columns = (".".join(names),)
-        check_chunks(parquet.metadata, columns, size=file.size)
-        return names, _text_sizes(parquet.metadata, columns)
+        names = find_columns(parquet.schema_arrow, options, path=file.path)
+        paths = names if options.fields else (".".join(names),)
+        check_chunks(parquet.metadata, paths, size=file.size)
+        return names, paths, _text_sizes(parquet.metadata, paths)
     except UNREADABLE as error:
         raise damaged(file.path, error) from error
 
@@ -321,27 +416,6 @@ _FILE_MAGIC = b"ARROW1"
 _OLD_FEATHER_MAGIC = b"FEA1"
 
 
-class ArrowFormat:
-    """Arrow IPC files and streams."""
-
-    def is_stream(self, file: SourceFile, options: SourceOptions) -> bool:  # noqa: ARG002
-        return False
-
-    def plan(self, file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
-        """Runs of equally many record batches, about `unit_bytes` each."""
-        try:
-            schema, count = _arrow_facts(file.location)
-            _check_columns(schema, options, path=file.path)
-        except UNREADABLE as error:
-            raise damaged(file.path, error) from error
-        step = max(1, count * unit_bytes_of(file, options) // max(1, file.size))
-        for index, start in enumerate(range(0, max(1, count), step)):
-            yield Unit(file=file, index=index, start=start, end=min(start + step, count))
-
-    def open(self, file: SourceFile, options: SourceOptions) -> Source:
-        return ArrowSource(file, options)
-
-
 class ArrowSource(ColumnSource):
     """An open Arrow file or stream; a stream is read on, or from the front again."""
 
@@ -351,14 +425,26 @@ class ArrowSource(ColumnSource):
         try:
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
-            self._columns = _check_columns(self._reader.schema, options, path=file.path)
+            self._columns = find_columns(self._reader.schema, options, path=file.path)
             self._needs = _batch_bytes(file.location, is_mapped=self._map is not None)
-            self._count = self._reader.num_record_batches if self._is_file else len(self._needs)
+            self._num_parts = self._reader.num_record_batches if self._is_file else len(self._needs)
         except UNREADABLE as error:
             raise damaged(file.path, error) from error
 
+    @staticmethod
+    def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
+        """Runs of equally many record batches, about `unit_bytes` each."""
+        try:
+            schema, count = _arrow_facts(file.location)
+            find_columns(schema, options, path=file.path)
+        except UNREADABLE as error:
+            raise damaged(file.path, error) from error
+        target = options.unit_bytes or base.unit_bytes_for(base.text_size(file))
+        step = max(1, count * target // max(1, file.size))
+        for index, start in enumerate(range(0, max(1, count), step)):
+            yield Unit(file=file, index=index, start=start, end=min(start + step, count))
+
     def close(self) -> None:
-        """Close the file."""
         self._native.close()
 
     def _let_go(self) -> None:
@@ -371,42 +457,23 @@ class ArrowSource(ColumnSource):
         self._reader = ipc(self._native)
         self._next = 0
 
-    def _arrays(self, unit: Unit) -> Iterator[Any]:
+    def _batches(self, unit: Unit) -> Iterator[Any]:
         if not self._is_file and unit.start < self._next:
             self._restart()
         index = unit.start if self._is_file else self._next
-        while index < (self._count if unit.end is None else unit.end):
-            batch = self._batch(index)
+        while index < (self._num_parts if unit.end is None else unit.end):
+            if index < len(self._needs):
+                needs = self._needs[index]
+                what = f"a record batch (number {index}) of {format_size(needs)}"
+                check_room(needs, what, path=self._file.path, room=self._options.room_bytes)
+            if self._is_file:
+                batch = self._reader.get_batch(index)
+            else:
+                batch = self._reader.read_next_batch()
+                self._next += 1
             index += 1
             if index > unit.start:
-                if self._options.fields:
-                    yield json_rows(batch, self._columns)
-                else:
-                    yield column_at(batch, self._columns)
-
-    def _batch(self, index: int) -> Any:
-        if index < len(self._needs):
-            needs = self._needs[index]
-            check_room(
-                needs,
-                f"a record batch (number {index}) of {format_size(needs)}",
-                path=self._file.path,
-                room=self._options.room_bytes,
-            )
-        if self._is_file:
-            return self._reader.get_batch(index)
-        self._next += 1
-        return self._reader.read_next_batch()
-
-    def _is_last(self, unit: Unit) -> bool:
-        return unit.end is None or unit.end >= self._count
-
-
-def _check_columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
-    """Names of the columns of all fields, or those that lead to the one of the text."""
-    if options.fields:
-        return columns_for(schema.names, options, path=path)
-    return field_path(schema, options.text_field, path=path)
+                yield batch
 
 
 def _arrow_facts(path: str) -> tuple[Any, int]:

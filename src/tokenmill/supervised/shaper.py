@@ -19,7 +19,7 @@ from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.huggingface import HuggingFaceEngine
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
-from tokenmill.sources import FORMATS
+from tokenmill.sources.base import FORMATS, SourceFile
 from tokenmill.supervised.chat import ChatMaker, special_tokens_of
 from tokenmill.supervised.pieces import RowPieces, RowText, TextBoundaries
 from tokenmill.supervised.rows import FieldTemplate, RowError, parse_row, parse_template, text_of
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tokenmill.engines.base import Engine, TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.options import RowShape
-    from tokenmill.sources.base import SourceFile
 
 
 # -------------------------------------------------------------------------------------------------
