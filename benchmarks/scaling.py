@@ -30,7 +30,7 @@ from tokenmill.builder.progress import Monitor
 from tokenmill.builder.run import make_run
 from tokenmill.builder.worker import EngineReport, UnitReport
 from tokenmill.options import BuildOptions
-from tokenmill.runners import Job, LocalRunner, TaskReport, WorkerReady
+from tokenmill.runners.local import LocalRunner, TaskReport, WorkerReady
 from tokenmill.sources.base import plan_units
 from tokenmill.sources.discovery import discover
 from tokenmill.store.facts import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tokenmill.builder.run import BuildRun
-    from tokenmill.runners import Report
+    from tokenmill.runners.local import Report
     from tokenmill.sources.base import Unit
 
 FOLDER = WORK / "scaling"
@@ -218,8 +218,10 @@ def commit() -> dict[str, Any]:
 def dispatch() -> dict[str, Any]:
     """Hand out tasks that do nothing to two worker processes."""
     runner, times = LocalRunner(2), []
-    job = Job(function="benchmarks.scaling:start_idler", payload=None)
-    runner.run(job, range(DISPATCHED), on_event=lambda _: times.append(time.perf_counter()))
+    # By the name that a worker finds it under: here it may be one of __main__.
+    from benchmarks.scaling import Idler as Findable
+
+    runner.run(Findable, range(DISPATCHED), on_event=lambda _: times.append(time.perf_counter()))
     return {"units": DISPATCHED, "seconds": times[-1] - times[1]}
 
 
@@ -232,11 +234,6 @@ class Idler:
         report(UnitReport(unit="x" * 60, pid=1, counts=COUNTS, engine=ENGINE, stage_seconds={}))
 
     def close(self) -> None: ...
-
-
-def start_idler(_: object) -> Idler:
-    """What the runner calls in each worker process."""
-    return Idler()
 
 
 def _units() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
+from tests.runners.jobs import Worker
 from tests.store.s3_server import BUCKET, Refusal, remote_tree, s3_session
 
 import tokenmill
 from tokenmill.errors import BuildError, TooManyRejectsError
-from tokenmill.runners import Job, TaskDone, TaskReport, WorkerLost, WorkerUsage
+from tokenmill.runners.local import TaskDone, TaskReport, WorkerLost, WorkerUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tokenmill.builder.progress import BuildResult, Progress
-    from tokenmill.runners import Event
+    from tokenmill.runners.local import Event
     from tokenmill.runners.ray import RayCluster
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -226,9 +228,8 @@ def run(
 ) -> None:
     from tokenmill.runners.ray import RayRunner
 
-    job = Job(function="tests.runners.jobs:make", payload="hello")
     runner = RayRunner(session, num_workers=2, copy_seconds=1.0)
-    runner.run(job, tasks, on_event=on_event)
+    runner.run(functools.partial(Worker, "hello"), tasks, on_event=on_event)
 
 
 def test_tasks_that_hang_are_copied_and_those_that_kill_every_worker_are_an_error(

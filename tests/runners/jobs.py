@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenmill.runners import Report
+    from tokenmill.runners.local import Report
 
 
 class Worker:
     """Does what each task says: ('square', 3), ('die once', path), ('fail', text)..."""
 
-    def __init__(self, payload: Any) -> None:
+    def __init__(self, payload: Any = None) -> None:
         self.payload = payload
         self.pool = ThreadPoolExecutor(1)
 
@@ -61,7 +61,3 @@ class Worker:
 
     def close(self) -> None:
         self.pool.shutdown(wait=True)
-
-
-def make(payload: Any) -> Worker:
-    return Worker(payload)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -8,11 +9,11 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.runners.jobs import Worker
 
 from tokenmill.errors import BuildError
-from tokenmill.runners import (
+from tokenmill.runners.local import (
     Event,
-    Job,
     LocalRunner,
     SerialRunner,
     TaskDone,
@@ -22,12 +23,12 @@ from tokenmill.runners import (
 )
 
 ROOT = str(Path(__file__).parents[2])
-JOB = Job(function="tests.runners.jobs:make", payload="hello")
+START = functools.partial(Worker, "hello")
 
 
 def run(runner: LocalRunner | SerialRunner, tasks: list[tuple[str, Any]]) -> list[Event]:
     events: list[Event] = []
-    runner.run(JOB, tasks, on_event=events.append)
+    runner.run(START, tasks, on_event=events.append)
     return events
 
 
@@ -71,7 +72,7 @@ def test_a_task_that_kills_every_worker_is_an_error() -> None:
 def test_a_worker_that_ends_itself_in_native_code_is_an_error_at_once() -> None:
     lost: list[Event] = []
     with pytest.raises(BuildError, match="a worker ended itself") as caught:
-        LocalRunner(1).run(JOB, [("abort", None), ("square", 1)], on_event=lost.append)
+        LocalRunner(1).run(START, [("abort", None), ("square", 1)], on_event=lost.append)
     assert "--memory" in (caught.value.hint or "")
     assert not any(isinstance(event, WorkerLost) for event in lost)
 
@@ -104,10 +105,10 @@ def test_a_script_needs_no_main_guard_and_no_importable_main(tmp_path: Path) -> 
             import sys
             sys.path.remove({str(tmp_path)!r})
             sys.path.append({ROOT!r})
-            from tokenmill.runners import Job, LocalRunner, TaskDone
+            from tests.runners.jobs import Worker
+            from tokenmill.runners.local import LocalRunner, TaskDone
             done = []
-            job = Job(function="tests.runners.jobs:make", payload=None)
-            LocalRunner(2).run(job, [("square", 4)],
+            LocalRunner(2).run(Worker, [("square", 4)],
                                on_event=lambda e: isinstance(e, TaskDone) and done.append(e.result))
             print(done)
             """
@@ -129,12 +130,12 @@ def test_workers_end_when_the_driver_is_killed(is_stopped: bool, tmp_path: Path)
             f"""
             import sys
             sys.path.append({ROOT!r})
-            from tokenmill.runners import Job, LocalRunner, WorkerReady
+            from tests.runners.jobs import Worker
+            from tokenmill.runners.local import LocalRunner, WorkerReady
             def say(event):
                 if isinstance(event, WorkerReady):
                     print(event.pid, flush=True)
-            job = Job(function="tests.runners.jobs:make", payload=None)
-            LocalRunner(2).run(job, [("sleep", 60)] * 2, on_event=say)
+            LocalRunner(2).run(Worker, [("sleep", 60)] * 2, on_event=say)
             """
         )
     )

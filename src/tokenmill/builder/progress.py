@@ -27,7 +27,15 @@ from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.errors import UsageError
 from tokenmill.monitor import record, rss_bytes
 from tokenmill.records import RejectReason
-from tokenmill.runners import PlaceState, TaskDone, TaskReport, WorkerLost, WorkerReady, WorkerUsage
+from tokenmill.runners.local import (
+    Event,
+    PlaceState,
+    TaskDone,
+    TaskReport,
+    WorkerLost,
+    WorkerReady,
+    WorkerUsage,
+)
 from tokenmill.store.facts import Counts, bytes_per_token
 from tokenmill.store.reader import Store
 
@@ -38,7 +46,6 @@ if TYPE_CHECKING:
     from tokenmill.builder.run import BuildRun
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
-    from tokenmill.runners import Event
     from tokenmill.sources.discovery import Discovery
     from tokenmill.store.durable import Json
     from tokenmill.store.facts import EngineEntry, SplitTotals

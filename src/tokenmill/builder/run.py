@@ -9,6 +9,7 @@ manifest, written last from the receipts, makes the store complete.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import secrets
 import shlex
@@ -46,13 +47,12 @@ from tokenmill.builder.progress import (
     run_record,
     run_recorded,
 )
-from tokenmill.builder.worker import WorkerSettings
+from tokenmill.builder.worker import BuildWorker, WorkerSettings
 from tokenmill.engines.locate import CHAT_TEMPLATE
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
 from tokenmill.files import shown
 from tokenmill.options import BuildOptions, as_list, with_options
-from tokenmill.runners import Job, LocalRunner, SerialRunner
-from tokenmill.runners.local import physical_cores, pinning
+from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
 from tokenmill.sources.base import MEGABYTE, SourceOptions
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store.facts import bytes_per_token
@@ -86,8 +86,7 @@ if TYPE_CHECKING:
     from tokenmill.builder.progress import BuildResult, Progress, RowLengths
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
-    from tokenmill.runners import Runner
-    from tokenmill.runners.ray import RayCluster
+    from tokenmill.runners.ray import RayCluster, RayRunner
     from tokenmill.store.durable import Json
 
 
@@ -218,7 +217,7 @@ class BuildRun:
         cluster = self.cluster() if self.options.runner == "ray" else None
         most = 1 if self.options.serial else asked or physical_cores()
         if cluster is not None:
-            most = cluster.node_cpus()
+            most = max([1, *cluster.node_cpus()])
         plan = divide_budget(
             self.options.memory_bytes or default_budget(),
             tokenizer_bytes=sum(facts.bytes for facts in files.values()),
@@ -424,14 +423,14 @@ class BuildRun:
             tokenizer=describe_kept(self.layout, work.request),
             memory=memory,
         )
-        job = Job(function="tokenmill.builder.worker:start_worker", payload=settings)
         try:
-            self._runner(memory).run(job, work.plan.tasks, on_event=monitor.on_event)
+            start = functools.partial(BuildWorker, settings)
+            self._runner(memory).run(start, work.plan.tasks, on_event=monitor.on_event)
         finally:
             # The workers are gone; what one that was killed had begun is of no use to anyone.
             shutil.rmtree(self.layout.tmp, ignore_errors=True)
 
-    def _runner(self, memory: MemoryPlan) -> Runner:
+    def _runner(self, memory: MemoryPlan) -> SerialRunner | LocalRunner | RayRunner:
         if self.options.serial:
             return SerialRunner()
         if self.options.runner == "ray":

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.options import BuildOptions
-    from tokenmill.runners import Report
+    from tokenmill.runners.local import Report
     from tokenmill.store.facts import StoreIdentity
     from tokenmill.store.layout import StoreLayout
 
@@ -591,11 +591,6 @@ def _enough_rejects(rejected: int, used: int) -> str:
 # The worker: loads the engine once, then turns one task after the other into units.
 
 _REPORT_SECONDS = 0.2
-
-
-def start_worker(settings: WorkerSettings) -> BuildWorker:
-    """What the runner calls in each worker process."""
-    return BuildWorker(settings)
 
 
 class BuildWorker:

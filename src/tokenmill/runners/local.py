@@ -1,9 +1,15 @@
-"""A pool of worker processes on this machine.
+"""Where tasks run, and what is heard of them: this process, or a pool of processes here.
 
-Each worker is a fresh interpreter (`runners/local.py`) with a thread here that reads its messages
-into one queue. A worker that dies (killed for memory, crashed in native code) is replaced and its
-task is given out again; a task that loses `max_attempts` workers is an error, since it would kill
-every worker in turn.
+Runners know nothing of text or tokens. They are given a callable without arguments that makes a
+`Worker` in each process (a class with its arguments, by `functools.partial`). It, the tasks, their
+results and reports are pickled, so they are small values, never data.
+
+    runner.run(start, tasks, on_event)    returns when all tasks are done, raises when one failed
+
+Each worker of the pool is a fresh interpreter with a thread here that reads its messages into one
+queue. A worker that dies (killed for memory, crashed in native code) is replaced and its task is
+given out again; a task that loses `max_attempts` workers is an error, since it would kill every
+worker in turn.
 """
 
 from __future__ import annotations
@@ -16,18 +22,17 @@ import os
 import pickle
 import queue
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import psutil
 
@@ -35,24 +40,14 @@ from tokenmill.errors import BuildError
 from tokenmill.visible import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-
-# -------------------------------------------------------------------------------------------------
-# Where tasks run, and what is heard of them. Runners know nothing of text or tokens.
-#
-# A `Job` names a function, as 'package.module:function', that each worker calls once with the
-# payload; it returns a `Worker`. Tasks, results and reports are pickled, so they are small values,
-# never data.
-#
-#   | runner.run(job, tasks, on_event)    returns when all tasks are done, raises when one failed
+    from collections.abc import Mapping, Sequence
 
 Report = Callable[[Any], None]
 """Sends a small value from a working task to the driver."""
 
 
 class Worker(Protocol):
-    """What a job's function returns: it works on one task after the other."""
+    """Works on one task after the other."""
 
     def ready(self) -> Any:
         """A value for the driver, sent once when the worker can start."""
@@ -67,37 +62,25 @@ class Worker(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    function: str
-    """'package.module:function', importable in any process."""
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(NamedTuple):
     worker: int
     pid: int
     value: Any
-    host: str | None = None
-    """Where the process is, if it may be on another machine."""
+    host: str | None = None  # where the process is, if it may be on another machine
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReport:
+class TaskReport(NamedTuple):
     worker: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone:
+class TaskDone(NamedTuple):
     worker: int
     task: Any
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(NamedTuple):
     """A worker died; its task runs again on a fresh one."""
 
     worker: int
@@ -105,8 +88,7 @@ class WorkerLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUsage:
+class WorkerUsage(NamedTuple):
     """What a worker that cannot be looked at from here says of itself."""
 
     worker: int
@@ -114,59 +96,15 @@ class WorkerUsage:
     cpu_percent: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceState:
+class PlaceState(NamedTuple):
     """Where the tasks run, in words: the nodes of a cluster as they are now."""
 
     words: str
 
 
+Start = Callable[[], Worker]
 Event = WorkerReady | TaskReport | TaskDone | WorkerLost | WorkerUsage | PlaceState
 OnEvent = Callable[[Event], None]
-
-
-class Runner(Protocol):
-    num_workers: int
-
-    def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
-        """Carry out every task; raise the first error after stopping the rest."""
-
-
-def resolve(function: str) -> Callable[[Any], Worker]:
-    """The function that 'package.module:function' names."""
-    import importlib
-
-    module, _, name = function.partition(":")
-    found: Callable[[Any], Worker] = getattr(importlib.import_module(module), name)
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
-# Pickled messages on a pipe: 8 bytes of length, then the pickle.
-#
-# Both ends are this package in the same environment; nothing else ever writes to these pipes.
-
-_LENGTH = struct.Struct("<Q")
-
-
-def write_frame(pipe: IO[bytes], value: Any) -> None:
-    """Send one value; the caller holds the lock if several threads write."""
-    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    pipe.write(_LENGTH.pack(len(body)) + body)
-    pipe.flush()
-
-
-def read_frame(pipe: IO[bytes]) -> Any:
-    """Receive one value; raises EOFError when the other end is gone, even inside a frame."""
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (size,) = _LENGTH.unpack(head)
-    body = pipe.read(size)
-    if len(body) < size:
-        raise EOFError
-    return pickle.loads(body)
-
 
 # Not `-m`: that would put the working folder first on the path, where a user's own `tokenizers/` or
 # `random.py` would be imported instead. The child sees what this process sees.
@@ -174,6 +112,8 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tokenmill.runners.local import run_child; run_child()"
 )
+# A pipe that ended, even inside a message.
+_ENDED = (EOFError, OSError, pickle.UnpicklingError)
 
 
 @dataclass(eq=False, slots=True)
@@ -182,46 +122,19 @@ class _Process:
 
     number: int
     popen: subprocess.Popen[bytes]
+    # Given to it and not done: the one it works on, and one that it may still be committing.
     tasks: dict[int, Any] = field(default_factory=dict)
-    """Given to it and not done: the one it works on, and one that it may still be committing."""
 
     def send(self, message: Any) -> None:
         assert self.popen.stdin is not None
         # An error here means that it died just now; its reader thread is about to say so.
         with contextlib.suppress(OSError):
-            write_frame(self.popen.stdin, message)
+            self.popen.stdin.write(pickle.dumps(message))
+            self.popen.stdin.flush()
 
     def assign(self, entry: tuple[int, Any]) -> None:
         self.tasks[entry[0]] = entry[1]
         self.send(entry)
-
-    def exit_reason(self) -> str:
-        code = self.popen.wait()
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-@dataclass(slots=True)
-class _Backlog:
-    """Tasks not given out yet: those that lost a worker first, then the rest in order."""
-
-    tasks: Iterator[tuple[int, Any]]
-    max_attempts: int
-    returned: deque[tuple[int, Any]] = field(default_factory=deque)
-    attempts: dict[int, int] = field(default_factory=dict)
-
-    def next(self) -> tuple[int, Any] | None:
-        return self.returned.popleft() if self.returned else next(self.tasks, None)
-
-    def give_back(self, number: int, task: Any, reason: str) -> None:
-        count = self.attempts[number] = self.attempts.get(number, 0) + 1
-        if count >= self.max_attempts:
-            raise BuildError(
-                f"{count} workers died one after the other on the same task ({task}), the last one "
-                f"{reason}; going on would only lose more of them",
-                hint="look for a memory limit of the machine or container (signal 9 usually means "
-                "that), lower --workers or --memory, and run the same command again",
-            )
-        self.returned.append((number, task))
 
 
 class LocalRunner:
@@ -242,20 +155,60 @@ class LocalRunner:
         self._inbox: queue.SimpleQueue[tuple[_Process, str, Any]] = queue.SimpleQueue()
         self._processes: list[_Process] = []
 
-    def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
+    def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
-        backlog = _Backlog(iter(enumerate(tasks)), self._max_attempts)
+        rest = iter(enumerate(tasks))
+        returned: deque[tuple[int, Any]] = deque()  # tasks that lost their worker come first
+        attempts: Counter[int] = Counter()
+
+        def next_task() -> tuple[int, Any] | None:
+            return returned.popleft() if returned else next(rest, None)
+
         try:
             for number in range(self.num_workers):
-                if (entry := backlog.next()) is None:
+                if (entry := next_task()) is None:
                     break
-                self._start(job, number, entry)
+                self._start(start, number, entry)
             while self._processes:
-                self._handle(job, backlog, *self._inbox.get(), on_event=on_event)
+                process, kind, value = self._inbox.get()
+                match kind:
+                    case "ready":
+                        on_event(WorkerReady(process.number, process.popen.pid, value))
+                    case "report":
+                        on_event(TaskReport(process.number, value))
+                    case "done":
+                        task, result = value
+                        on_event(TaskDone(process.number, process.tasks.pop(task), result))
+                    case "free":
+                        if (entry := next_task()) is not None:
+                            process.assign(entry)
+                        else:
+                            process.send(None)
+                    case "error":
+                        error, trace = value
+                        error.add_note(f"in worker {process.number}:\n{trace}")
+                        raise error
+                    case "gone":
+                        self._processes.remove(process)
+                        reason = _exit_reason(process)
+                        for number, task in process.tasks.items():
+                            on_event(WorkerLost(process.number, task, reason))
+                            attempts[number] += 1
+                            if attempts[number] >= self._max_attempts:
+                                raise _lost_too_often(self._max_attempts, task, reason)
+                            returned.append((number, task))
+                        # Also after a normal end: another worker may have been lost since this one
+                        # was let go.
+                        if (entry := next_task()) is not None:
+                            self._start(start, process.number, entry)
         finally:
-            self._stop()
+            for process in self._processes:
+                process.popen.kill()
+            for process in self._processes:
+                process.popen.wait()
+            self._processes.clear()
 
-    def _start(self, job: Job, number: int, entry: tuple[int, Any]) -> None:
+    def _start(self, start: Start, number: int, entry: tuple[int, Any]) -> None:
         popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
@@ -267,75 +220,43 @@ class LocalRunner:
         process = _Process(number, popen)
         self._processes.append(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
-        process.send(job)
+        process.send(start)
         process.assign(entry)
 
     def _listen(self, process: _Process) -> None:
         assert process.popen.stdout is not None
-        try:
+        with contextlib.suppress(*_ENDED):
             while True:
-                kind, value = read_frame(process.popen.stdout)
-                self._inbox.put((process, kind, value))
-        except (EOFError, OSError):
-            self._inbox.put((process, "gone", None))
+                self._inbox.put((process, *pickle.load(process.popen.stdout)))
+        self._inbox.put((process, "gone", None))
 
-    def _handle(
-        self,
-        job: Job,
-        backlog: _Backlog,
-        process: _Process,
-        kind: str,
-        value: Any,
-        *,
-        on_event: OnEvent,
-    ) -> None:
-        match kind:
-            case "ready":
-                on_event(WorkerReady(process.number, process.popen.pid, value))
-            case "report":
-                on_event(TaskReport(process.number, value))
-            case "done":
-                number, result = value
-                on_event(TaskDone(process.number, process.tasks.pop(number), result))
-            case "free":
-                if (entry := backlog.next()) is not None:
-                    process.assign(entry)
-                else:
-                    process.send(None)
-            case "error":
-                error, trace = value
-                error.add_note(f"in worker {process.number}:\n{trace}")
-                raise error
-            case "gone":
-                self._lose(job, backlog, process, on_event=on_event)
 
-    def _lose(self, job: Job, backlog: _Backlog, process: _Process, *, on_event: OnEvent) -> None:
-        self._processes.remove(process)
-        reason = process.exit_reason()
-        for number, task in process.tasks.items():
-            if process.popen.returncode == -signal.SIGABRT:
-                raise BuildError(
-                    f"a worker ended itself ({reason}) while it worked on {task}; native code does "
-                    "so when it gets no more memory, and it would do so again",
-                    hint="allow more with a larger --memory or fewer --workers, or leave the file "
-                    "out; what the worker said last stands above",
-                )
-            on_event(WorkerLost(process.number, task, reason))
-            backlog.give_back(number, task, reason)
-        # Also after a normal end: another worker may have been lost since this one was let go.
-        if (entry := backlog.next()) is not None:
-            self._start(job, process.number, entry)
+def _exit_reason(process: _Process) -> str:
+    """How a process ended; BuildError where it would end so again."""
+    code = process.popen.wait()
+    reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGABRT and process.tasks:
+        task = next(iter(process.tasks.values()))
+        raise BuildError(
+            f"a worker ended itself ({reason}) while it worked on {task}; "
+            "native code does so when it gets no more memory, and it would do so again",
+            hint="allow more with a larger --memory or fewer --workers, or leave the file "
+            "out; what the worker said last stands above",
+        )
+    return reason
 
-    def _stop(self) -> None:
-        for process in self._processes:
-            process.popen.kill()
-        for process in self._processes:
-            process.popen.wait()
-        self._processes.clear()
+
+def _lost_too_often(count: int, task: Any, reason: str) -> BuildError:
+    return BuildError(
+        f"{count} workers died one after the other on the same task ({task}), the last one "
+        f"{reason}; going on would only lose more of them",
+        hint="look for a memory limit of the machine or container (signal 9 usually means "
+        "that), lower --workers or --memory, and run the same command again",
+    )
 
 
 # -------------------------------------------------------------------------------------------------
-# The worker side of the local runner: what a worker process runs.
+# What a worker process runs.
 #
 # A fresh interpreter started by name, not by `multiprocessing`: a user's script needs no `if
 # __name__ == "__main__"` guard, and nothing of the parent (threads, locks, thread pools) is
@@ -346,51 +267,6 @@ class LocalRunner:
 # that reads standard input ends the process when that closes, however the driver died.
 
 _PR_SET_PDEATHSIG = 1
-
-
-def _receive(pipe: IO[bytes], inbox: queue.SimpleQueue[Any]) -> None:
-    try:
-        while True:
-            inbox.put(read_frame(pipe))
-    except (EOFError, OSError):
-        os._exit(0)
-
-
-def _serve(job: Job, inbox: queue.SimpleQueue[Any], outbox: IO[bytes]) -> None:
-    lock = threading.Lock()
-
-    def send(kind: str, value: Any) -> None:
-        with lock:
-            write_frame(outbox, (kind, value))
-
-    def fail(error: BaseException) -> None:
-        trace = "".join(traceback.format_exception(error))
-        try:
-            send("error", (error, trace))
-        except Exception:  # an error that cannot be pickled still has its words
-            send("error", (RuntimeError(f"{type(error).__name__}: {error}"), trace))
-
-    def settle(number: int, future: Future[Any]) -> None:
-        error = future.exception()
-        if error is None:
-            send("done", (number, future.result()))
-        else:
-            fail(error)
-
-    try:
-        worker = resolve(job.function)(job.payload)
-        send("ready", worker.ready())
-        while (message := inbox.get()) is not None:
-            number, task = message
-            outcome = worker.work(task, lambda value: send("report", value))
-            if isinstance(outcome, Future):
-                outcome.add_done_callback(functools.partial(settle, number))
-            else:
-                send("done", (number, outcome))
-            send("free", None)
-        worker.close()
-    except BaseException as error:  # the border of the process: everything is told to the driver
-        fail(error)
 
 
 def end_with_parent() -> None:
@@ -410,26 +286,66 @@ def run_child() -> None:
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
-    job: Job = read_frame(sys.stdin.buffer)
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox), daemon=True).start()
-    _serve(job, inbox, outbox)
+    _serve(sys.stdin.buffer, outbox)
     # Not sys.exit: joining would wait for library threads, and the reader still blocks on its pipe.
     os._exit(0)
 
 
-# -------------------------------------------------------------------------------------------------
-# Runs the tasks in this process, one after the other: for debuggers, profilers and tests.
+def _serve(pipe: IO[bytes], outbox: IO[bytes]) -> None:
+    lock = threading.Lock()
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def receive() -> None:
+        with contextlib.suppress(*_ENDED):
+            while True:
+                inbox.put(pickle.load(pipe))
+        os._exit(0)
+
+    def send(kind: str, value: Any) -> None:
+        body = pickle.dumps((kind, value))
+        with lock:
+            outbox.write(body)
+            outbox.flush()
+
+    def fail(error: BaseException) -> None:
+        trace = "".join(traceback.format_exception(error))
+        try:
+            send("error", (error, trace))
+        except Exception:  # an error that cannot be pickled still has its words
+            send("error", (RuntimeError(f"{type(error).__name__}: {error}"), trace))
+
+    def settle(number: int, future: Future[Any]) -> None:
+        if (error := future.exception()) is None:
+            send("done", (number, future.result()))
+        else:
+            fail(error)
+
+    try:
+        start: Start = pickle.load(pipe)
+        threading.Thread(target=receive, daemon=True).start()
+        worker = start()
+        send("ready", worker.ready())
+        while (message := inbox.get()) is not None:
+            number, task = message
+            outcome = worker.work(task, lambda value: send("report", value))
+            if isinstance(outcome, Future):
+                outcome.add_done_callback(functools.partial(settle, number))
+            else:
+                send("done", (number, outcome))
+            send("free", None)
+        worker.close()
+    except BaseException as error:  # the border of the process: everything is told to the driver
+        fail(error)
 
 
 class SerialRunner:
-    """One worker, this process."""
+    """One worker, this process: for debuggers, profilers and tests."""
 
     num_workers = 1
 
-    def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
+    def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task in order."""
-        with closing(resolve(job.function)(job.payload)) as worker:
+        with closing(start()) as worker:
             on_event(WorkerReady(0, os.getpid(), worker.ready()))
             for task in tasks:
                 result = worker.work(task, lambda value: on_event(TaskReport(0, value)))

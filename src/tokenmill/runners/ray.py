@@ -1,6 +1,6 @@
 """Tasks on a Ray cluster: the one at an address, or one on this machine.
 
-    batches of tasks  ->  Ray tasks, no more in flight than twice what can run  ->  outcomes
+    batches of tasks  ->  Ray tasks, no more in flight than twice what can run  ->  their last word
                           reports on the way  ->  mailbox (an actor)  ->  events
 
 Where a task runs, when it waits, and that it runs again elsewhere when its worker or its node is
@@ -21,198 +21,23 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from tokenmill.errors import BuildError, MissingExtraError
 from tokenmill.runners.local import (
-    Job,
     OnEvent,
     PlaceState,
+    Start,
     TaskDone,
     TaskReport,
+    Worker,
     WorkerLost,
     WorkerReady,
     WorkerUsage,
-    resolve,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tokenmill.runners.local import Worker
-
-
-# -------------------------------------------------------------------------------------------------
-# The worker side of the Ray runner: what a process of a Ray cluster runs.
-#
-# Ray keeps a process for the next task of the same job, so the worker (its engine, its locks) is
-# made once and kept. Nothing tells such a process that a build is over: a worker that had no task
-# for a moment is closed, and made again if there is another one after all.
-#
-# This module does not import Ray; it is given the driver's mailbox and calls it.
-
-IDLE_SECONDS = 3.0
-"""Shorter than a build waits for the workers of the one before it."""
-SEND_SECONDS = 1.0
-"""Between two messages of a worker: a thousand of them must not keep one driver busy."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """A process of the cluster."""
-
-    host: str
-    pid: int
-    ready: Any
-    """What the worker said when it could start."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.host, self.pid
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    """Reports of one attempt at a batch, from the first that was not sent yet."""
-
-    batch: int
-    attempt: str
-    worker: Identity
-    first: int
-    reports: list[Any]
-    memory_bytes: int
-    cpu_percent: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """A batch that is done, with all its reports: messages may be lost, this is not."""
-
-    attempt: str
-    worker: Identity
-    reports: list[Any]
-    results: list[Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkOrder:
-    """What all batches of a run have in common."""
-
-    session: str
-    job: Job
-    folder: str
-    """Where the driver works: names of files may be relative to it."""
-
-
-def work_batch(order: WorkOrder, mailbox: Any, batch: int, tasks: Sequence[Any]) -> Outcome:
-    """Carry out some tasks in this process; done when all of them are committed."""
-    with _busy:
-        identity, worker = _kept.get(order)
-        try:
-            return _work(identity, worker, mailbox, batch, tasks)
-        except BaseException:
-            _kept.forget()  # whatever it was, the next task begins afresh
-            raise
-        finally:
-            _kept.close_when_idle()
-
-
-def _work(
-    identity: Identity, worker: Worker, mailbox: Any, batch: int, tasks: Sequence[Any]
-) -> Outcome:
-    log = _Log(identity, mailbox, batch)
-    log.send()
-    outcomes = [worker.work(task, log.add) for task in tasks]
-    results = [each.result() if isinstance(each, Future) else each for each in outcomes]
-    return Outcome(attempt=log.attempt, worker=identity, reports=log.reports, results=results)
-
-
-@dataclass(slots=True)
-class _Log:
-    """The reports of an attempt; now and then they are sent on, for those who watch."""
-
-    worker: Identity
-    mailbox: Any
-    batch: int
-    attempt: str = field(default_factory=lambda: secrets.token_hex(8))
-    reports: list[Any] = field(default_factory=list)
-    _sent: int = 0
-    _last: float = 0.0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, report: Any) -> None:
-        with self._lock:  # a unit that is being committed reports from a thread of its own
-            self.reports.append(report)
-            if time.monotonic() - self._last >= SEND_SECONDS:
-                self.send()
-
-    def send(self) -> None:
-        first, self._sent, self._last = self._sent, len(self.reports), time.monotonic()
-        self.mailbox.put.remote(
-            Message(
-                batch=self.batch,
-                attempt=self.attempt,
-                worker=self.worker,
-                first=first,
-                reports=self.reports[first:],
-                memory_bytes=int(_process.memory_info().rss),
-                cpu_percent=_process.cpu_percent(None),
-            )
-        )
-
-
-@dataclass(slots=True)
-class _Kept:
-    """The worker that this process keeps from one batch to the next."""
-
-    session: str = ""
-    identity: Identity | None = None
-    worker: Worker | None = None
-    timer: threading.Timer | None = None
-
-    def get(self, order: WorkOrder) -> tuple[Identity, Worker]:
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.worker is None or self.identity is None or self.session != order.session:
-            self.forget()
-            # A node without that folder may still see everything, if all names are URLs.
-            with contextlib.suppress(OSError):
-                os.chdir(order.folder)
-            self.worker = resolve(order.job.function)(order.job.payload)
-            self.identity = Identity(
-                host=socket.gethostname(), pid=os.getpid(), ready=self.worker.ready()
-            )
-            self.session = order.session
-        return self.identity, self.worker
-
-    def forget(self) -> None:
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.close()
-
-    def close_when_idle(self) -> None:
-        self.timer = threading.Timer(IDLE_SECONDS, _close_idle)
-        self.timer.daemon = True
-        self.timer.start()
-
-
-def _close_idle() -> None:
-    # A batch that has begun meanwhile has the lock, and has cancelled the timer.
-    if _busy.acquire(blocking=False):
-        try:
-            _kept.forget()
-        finally:
-            _busy.release()
-
-
-_busy = threading.Lock()
-_kept = _Kept()
-_process = psutil.Process()
-
 
 try:
     import ray
@@ -221,7 +46,13 @@ try:
 except ImportError as error:
     raise MissingExtraError("ray", extra="ray", purpose="building on a Ray cluster") from error
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
+IDLE_SECONDS = 3.0
+"""Shorter than a build waits for the workers of the one before it."""
+SEND_SECONDS = 1.0
+"""Between two messages of a worker: a thousand of them must not keep one driver busy."""
 MAX_RETRIES = 3
 """How often Ray starts a task again whose worker or node was lost."""
 MAX_BATCH = 8
@@ -236,8 +67,115 @@ STOP_SECONDS = 20.0
 CONNECT_SECONDS = 10.0
 
 
+class Message(NamedTuple):
+    """What an attempt at a batch says: reports that were not sent yet; at its end all of them."""
+
+    batch: int
+    attempt: str
+    host: str
+    pid: int
+    ready: Any  # what the worker said when it could start
+    first: int  # of the reports, among all of the attempt
+    reports: list[Any]
+    memory_bytes: int
+    cpu_percent: float
+    results: Sequence[Any] = ()  # of its tasks, at its end: messages may be lost, this one is not
+
+
+# -------------------------------------------------------------------------------------------------
+# What a process of a Ray cluster runs.
+#
+# Ray keeps a process for the next task of the same job, so the worker (its engine, its locks) is
+# made once and kept. Nothing tells such a process that a build is over: a worker that had no task
+# for a moment is closed, and made again if there is another one after all.
+
+_busy = threading.Lock()
+_process = psutil.Process()
+_kept: tuple[str, Worker, Any] | None = None
+"""Of which run, the worker, and what it said when it could start."""
+_timer: threading.Timer | None = None
+
+
+def work_batch(
+    order: tuple[str, Start, str], mailbox: Any, batch: int, tasks: Sequence[Any]
+) -> Message:
+    """Carry out some tasks in this process; done when all of them are committed.
+
+    The order is that of a run: its name, what makes a worker, and the folder of the driver.
+    """
+    global _timer
+    attempt, reports, lock = secrets.token_hex(8), list[Any](), threading.Lock()
+    sent, last = 0, 0.0
+
+    def message(first: int, results: list[Any]) -> Message:
+        memory, percent = int(_process.memory_info().rss), _process.cpu_percent(None)
+        said = (batch, attempt, socket.gethostname(), os.getpid(), ready, first, reports[first:])
+        return Message(*said, memory, percent, results)
+
+    def send() -> None:
+        nonlocal sent, last
+        mailbox.put.remote(message(sent, []))
+        sent, last = len(reports), time.monotonic()
+
+    def report(value: Any) -> None:
+        with lock:  # a unit that is being committed reports from a thread of its own
+            reports.append(value)
+            if time.monotonic() - last >= SEND_SECONDS:
+                send()
+
+    with _busy:
+        if _timer is not None:
+            _timer.cancel()
+        worker, ready = _worker(*order)
+        try:
+            send()
+            outcomes = [worker.work(task, report) for task in tasks]
+            results = [each.result() if isinstance(each, Future) else each for each in outcomes]
+            return message(0, results)
+        except BaseException:
+            _forget()  # whatever it was, the next task begins afresh
+            raise
+        finally:
+            _timer = threading.Timer(IDLE_SECONDS, _close_idle)
+            _timer.daemon = True
+            _timer.start()
+
+
+def _worker(run: str, start: Start, folder: str) -> tuple[Worker, Any]:
+    """The worker that this process keeps from one batch of a run to the next."""
+    global _kept
+    if _kept is None or _kept[0] != run:
+        _forget()
+        # A node without that folder may still see everything, if all names are URLs.
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        worker = start()
+        _kept = run, worker, worker.ready()
+    return _kept[1:]
+
+
+def _forget() -> None:
+    global _kept
+    kept, _kept = _kept, None
+    if kept is not None:
+        kept[1].close()
+
+
+def _close_idle() -> None:
+    # A batch that has begun meanwhile has the lock, and has cancelled the timer.
+    if _busy.acquire(blocking=False):
+        try:
+            _forget()
+        finally:
+            _busy.release()
+
+
+# -------------------------------------------------------------------------------------------------
+# The driver's side.
+
+
 class RayCluster:
-    """A connection to a cluster; as a context manager it ends one that it made."""
+    """A connection to a cluster; closing it ends one that it made."""
 
     def __init__(self, address: str | None, *, local_cpus: int) -> None:
         self._owned = not ray.is_initialized()
@@ -249,7 +187,10 @@ class RayCluster:
         else:
             options["address"] = address
         try:
-            _require_listener(address)
+            # Where nobody listens at HOST:PORT, Ray itself would try for minutes.
+            host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+            if host and port.isdigit():
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             ray.init(**options)
         except (ray_errors.RayError, RuntimeError, ValueError, OSError) as error:
             raise BuildError(
@@ -259,35 +200,19 @@ class RayCluster:
                 "machine alone",
             ) from error
 
-    def node_cpus(self) -> int:
-        """CPUs of the largest node; at least 1."""
-        return max((int(node["Resources"].get("CPU", 0)) for node in _alive()), default=1) or 1
+    def node_cpus(self) -> list[int]:
+        """CPUs of each node that is alive."""
+        nodes = (node for node in ray.nodes() if node["Alive"])
+        return [int(node["Resources"].get("CPU", 0)) for node in nodes]
 
     def slots(self, cpus: int) -> int:
         """Tasks of so many CPUs that the cluster has room for; at least 1."""
-        return max(1, sum(int(node["Resources"].get("CPU", 0)) // cpus for node in _alive()))
+        return max(1, sum(each // cpus for each in self.node_cpus()))
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
         if self._owned:
             ray.shutdown()
-
-    def __enter__(self) -> RayCluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _require_listener(address: str | None) -> None:
-    """OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-
-
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
 
 
 class Mailbox:
@@ -304,8 +229,16 @@ class Mailbox:
         return messages
 
 
+class _Flight(NamedTuple):
+    """A batch that was given to Ray."""
+
+    number: int
+    tasks: Sequence[Any]
+    since: float
+
+
 class RayRunner:
-    """Tasks on a Ray cluster."""
+    """Tasks on a Ray cluster: one run, what is in flight, and what was heard."""
 
     def __init__(
         self,
@@ -323,227 +256,162 @@ class RayRunner:
         self._cpus = cpus_per_task
         self._environment = dict(environment or {})
         self._copy_seconds = COPY_SECONDS if copy_seconds is None else copy_seconds
+        self._on_event: OnEvent = lambda _: None
+        self._backlog: deque[tuple[int, Sequence[Any]]] = deque()
+        self._flights: dict[Any, _Flight] = {}
+        self._done: set[int] = set()
+        self._copied: set[int] = set()
+        self._seconds: list[float] = []
+        self._workers: dict[tuple[str, int], int] = {}
+        self._attempts: dict[int, set[str]] = {}
+        self._delivered: dict[str, int] = {}
+        self._slots = 1
+        self._looked_at = self._heard_at = 0.0
+        self._nodes = self._place = ""
 
-    def run(self, job: Job, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
+    def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
-        backlog = list(tasks)
-        size = len(backlog) // (self.num_workers * BATCHES_PER_SLOT)
-        size = min(max(size, 1), MAX_BATCH)
-        batches = deque(backlog[i : i + size] for i in range(0, len(backlog), size))
-        run = _Run(
-            cluster=self._cluster,
-            remote=ray.remote(work_batch).options(
-                num_cpus=self._cpus,
-                max_retries=MAX_RETRIES,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": self._environment},
-            ),
-            order=ray.put(WorkOrder(session=secrets.token_hex(8), job=job, folder=str(Path.cwd()))),
-            mailbox=_start_mailbox(),
-            cpus=self._cpus,
-            max_workers=self._max_workers,
-            backlog=deque(enumerate(batches)),
-            on_event=on_event,
-            copy_seconds=self._copy_seconds,
+        self._on_event = on_event
+        todo = list(tasks)
+        size = min(max(len(todo) // (self.num_workers * BATCHES_PER_SLOT), 1), MAX_BATCH)
+        self._backlog.extend(enumerate(todo[i : i + size] for i in range(0, len(todo), size)))
+        # On the driver's node, so that it is lost with the driver alone.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        box = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
+        remote = ray.remote(work_batch).options(
+            num_cpus=self._cpus,
+            max_retries=MAX_RETRIES,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": self._environment},
         )
+        order = ray.put((secrets.token_hex(8), start, str(Path.cwd())))
+        mailbox = box.remote()
+
+        def launch(number: int, batch: Sequence[Any]) -> None:
+            reference = remote.remote(order, mailbox, number, batch)
+            self._flights[reference] = _Flight(number, batch, time.monotonic())
+
         try:
-            run.until_done()
+            while self._backlog or self._flights:
+                self._look_at_cluster()
+                # Twice what can run: Ray always has a task to place, and an autoscaler sees the
+                # demand.
+                most = 2 * self._slots if self._max_workers is None else self._max_workers
+                while self._backlog and len(self._flights) < most:
+                    launch(*self._backlog.popleft())
+                ray.wait([*self._flights], num_returns=1, timeout=POLL_SECONDS)
+                self._listen(mailbox)
+                # All that is done by now, so that a thousand workers do not wait for a turn each.
+                for reference in ray.wait(
+                    [*self._flights], num_returns=len(self._flights), timeout=0
+                )[0]:
+                    self._land(reference)
+                for flight in self._stragglers():
+                    self._copied.add(flight.number)
+                    launch(flight.number, flight.tasks)
         finally:
-            run.stop()
-
-
-@dataclass(eq=False, slots=True)
-class _Flight:
-    """A batch that was given to Ray."""
-
-    number: int
-    tasks: Sequence[Any]
-    since: float
-
-
-@dataclass(kw_only=True, slots=True)
-class _Run:
-    """One run: what is in flight, and what was heard."""
-
-    cluster: RayCluster
-    remote: Any
-    order: Any
-    cpus: int
-    max_workers: int | None
-    backlog: deque[tuple[int, Sequence[Any]]]
-    on_event: OnEvent
-    mailbox: Any
-    flights: dict[Any, _Flight] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
-    copied: set[int] = field(default_factory=set)
-    copy_seconds: float = COPY_SECONDS
-    seconds: list[float] = field(default_factory=list)
-    workers: dict[tuple[str, int], int] = field(default_factory=dict)
-    attempts: dict[int, set[str]] = field(default_factory=dict)
-    delivered: dict[str, int] = field(default_factory=dict)
-    _slots: int = 1
-    _looked_at: float = 0.0
-    _heard_at: float = 0.0
-    _nodes: str = ""
-    _place: str = ""
-
-    def until_done(self) -> None:
-        while self.backlog or self.flights:
-            self._look_at_cluster()
-            self._submit()
-            ray.wait([*self.flights], num_returns=1, timeout=POLL_SECONDS)
-            self._listen()
-            for reference in self._landed():
-                self._land(reference)
-            if not self.backlog:
-                self._copy_stragglers()
-
-    def _landed(self) -> list[Any]:
-        """All that is done by now, so that a thousand workers do not wait for a turn each."""
-        references = [*self.flights]
-        return list(ray.wait(references, num_returns=len(references), timeout=0)[0])
-
-    def stop(self) -> None:
-        """End what still runs, and wait for it: nothing may write when the build goes on."""
-        for reference in self.flights:
-            ray.cancel(reference, force=True)
-        if self.flights:
-            ray.wait([*self.flights], num_returns=len(self.flights), timeout=STOP_SECONDS)
-        ray.kill(self.mailbox)
-
-    def _submit(self) -> None:
-        # Twice what can run: Ray always has a task to place, and an autoscaler sees the demand.
-        most = 2 * self._slots if self.max_workers is None else self.max_workers
-        while self.backlog and len(self.flights) < most:
-            self._start(_Flight(*self.backlog.popleft(), since=time.monotonic()))
-
-    def _start(self, flight: _Flight) -> None:
-        reference = self.remote.remote(self.order, self.mailbox, flight.number, flight.tasks)
-        self.flights[reference] = flight
+            # End what still runs, and wait for it: nothing may write when the build goes on.
+            for reference in self._flights:
+                ray.cancel(reference, force=True)
+            if self._flights:
+                flights = [*self._flights]
+                ray.wait(flights, num_returns=len(flights), timeout=STOP_SECONDS)
+            ray.kill(mailbox)
 
     def _land(self, reference: Any) -> None:
-        flight = self.flights.pop(reference)
-        if flight.number in self.done:
+        flight = self._flights.pop(reference)
+        if flight.number in self._done:
             return  # another copy was first
-        outcome = self._outcome(reference, flight)
-        if outcome is None:
-            return
-        self.done.add(flight.number)
-        self._drop_copies(flight.number)
-        self.seconds.append(time.monotonic() - flight.since)
-        worker = self._greet(outcome.worker)
-        self._note_attempt(flight, outcome.attempt, worker)
-        self.attempts.pop(flight.number, None)
-        for report in outcome.reports[self.delivered.pop(outcome.attempt, 0) :]:
-            self.on_event(TaskReport(worker, report))
-        for task, result in zip(flight.tasks, outcome.results, strict=True):
-            self.on_event(TaskDone(worker, task, result))
-
-    def _drop_copies(self, number: int) -> None:
-        """End the other copy of a batch that is done; `stop` would wait for it in vain."""
-        for reference, flight in self.flights.items():
-            if flight.number == number:
-                ray.cancel(reference, force=True)
-
-    def _outcome(self, reference: Any, flight: _Flight) -> Outcome | None:
-        """What came of a batch; None where another copy of it is still at work."""
+        copies = [other for other, each in self._flights.items() if each.number == flight.number]
         try:
-            outcome: Outcome = ray.get(reference)
+            message: Message = ray.get(reference)
         except ray_errors.RayTaskError as error:
             if isinstance(error.cause, Exception):
                 error.cause.add_note(f"on the Ray cluster:\n{error}")
                 raise error.cause from None
             raise
         except ray_errors.RayError as error:
-            if any(other.number == flight.number for other in self.flights.values()):
-                return None
+            if copies:
+                return  # still at work
             raise _lost_too_often(flight.tasks[0], _first_line(error)) from error
-        return outcome
+        for other in copies:  # to wait for them at the end would be in vain
+            ray.cancel(other, force=True)
+        self._seconds.append(time.monotonic() - flight.since)
+        worker = self._hear(message, flight)
+        self._done.add(flight.number)
+        self._attempts.pop(flight.number, None)
+        self._delivered.pop(message.attempt, None)
+        for task, result in zip(flight.tasks, message.results, strict=True):
+            self._on_event(TaskDone(worker, task, result))
 
-    def _listen(self) -> None:
+    def _listen(self, mailbox: Any) -> None:
         """Pass on what workers said since the last time; silence is no error."""
         if time.monotonic() - self._heard_at < POLL_SECONDS:
             return
         self._heard_at = time.monotonic()
-        try:
-            messages: list[Message] = ray.get(self.mailbox.take.remote(), timeout=STOP_SECONDS)
-        except ray_errors.RayError:
-            return
+        messages: list[Message] = []
+        with contextlib.suppress(ray_errors.RayError):
+            messages = ray.get(mailbox.take.remote(), timeout=STOP_SECONDS)
+        by_number = {flight.number: flight for flight in self._flights.values()}
         for message in messages:
-            self._hear(message)
+            self._hear(message, by_number.get(message.batch))
 
-    def _hear(self, message: Message) -> None:
-        worker = self._greet(message.worker)
-        self.on_event(WorkerUsage(worker, message.memory_bytes, message.cpu_percent))
-        if message.batch in self.done:
-            return
-        flight = next(
-            (each for each in self.flights.values() if each.number == message.batch), None
-        )
+    def _hear(self, message: Message, flight: _Flight | None) -> int:
+        """Pass on what a worker said, and return its number."""
+        key = message.host, message.pid
+        if key not in self._workers:
+            self._workers[key] = len(self._workers)
+            ready = WorkerReady(self._workers[key], message.pid, message.ready, host=message.host)
+            self._on_event(ready)
+        worker = self._workers[key]
+        self._on_event(WorkerUsage(worker, message.memory_bytes, message.cpu_percent))
+        if message.batch in self._done:
+            return worker
         if flight is not None:
-            self._note_attempt(flight, message.attempt, worker)
-        sent = self.delivered.get(message.attempt, 0)
+            # A batch that begins more often than it was given out has lost its worker.
+            attempts = self._attempts.setdefault(flight.number, set())
+            lost = len(attempts) - (flight.number in self._copied)
+            if message.attempt not in attempts and lost > 0:
+                why = "its process or its node is gone"
+                self._on_event(WorkerLost(worker, flight.tasks[0], why))
+                if lost > MAX_RETRIES:
+                    raise _lost_too_often(flight.tasks[0], "killed each time")
+            attempts.add(message.attempt)
+        sent = self._delivered.get(message.attempt, 0)
         if message.first <= sent:
             for report in message.reports[sent - message.first :]:
-                self.on_event(TaskReport(worker, report))
-            self.delivered[message.attempt] = message.first + len(message.reports)
-
-    def _note_attempt(self, flight: _Flight, attempt: str, worker: int) -> None:
-        """A batch that begins more often than it was given out has lost its worker."""
-        attempts = self.attempts.setdefault(flight.number, set())
-        if attempt in attempts:
-            return
-        attempts.add(attempt)
-        lost = len(attempts) - 1 - (flight.number in self.copied)
-        if lost < 1:
-            return
-        self.on_event(WorkerLost(worker, flight.tasks[0], "its process or its node is gone"))
-        if lost > MAX_RETRIES:
-            raise _lost_too_often(flight.tasks[0], "killed each time")
-
-    def _greet(self, identity: Identity) -> int:
-        if identity.key not in self.workers:
-            number = self.workers[identity.key] = len(self.workers)
-            self.on_event(WorkerReady(number, identity.pid, identity.ready, host=identity.host))
-        return self.workers[identity.key]
+                self._on_event(TaskReport(worker, report))
+            self._delivered[message.attempt] = message.first + len(message.reports)
+        return worker
 
     def _look_at_cluster(self) -> None:
         now = time.monotonic()
         if now - self._looked_at >= CLUSTER_SECONDS:
             self._looked_at = now
-            nodes = _alive()
-            self._slots = self.cluster.slots(self.cpus)
-            cpus = sum(int(node["Resources"].get("CPU", 0)) for node in nodes)
-            plural = "" if len(nodes) == 1 else "s"
-            self._nodes = f"{len(nodes)} node{plural}, {cpus} CPUs"
+            cpus = self._cluster.node_cpus()
+            self._slots = self._cluster.slots(self._cpus)
+            self._nodes = f"{len(cpus)} node{'' if len(cpus) == 1 else 's'}, {sum(cpus)} CPUs"
         # What was given to Ray and has not spoken yet still waits for its turn.
-        begun = sum(flight.number in self.attempts for flight in self.flights.values())
+        begun = sum(flight.number in self._attempts for flight in self._flights.values())
         if (place := f"{self._nodes}, {begun} at work") != self._place:
             self._place = place
-            self.on_event(PlaceState(place))
+            self._on_event(PlaceState(place))
 
-    def _copy_stragglers(self) -> None:
-        """Once nothing is left to hand out, give slow batches to a second worker."""
-        if len(self.flights) >= self._slots or not self.seconds:
-            return
-        limit = max(self.copy_seconds, COPY_FACTOR * statistics.median(self.seconds))
+    def _stragglers(self) -> list[_Flight]:
+        """Slow batches, once nothing is left to hand out: a second worker gets them too."""
+        if self._backlog or len(self._flights) >= self._slots or not self._seconds:
+            return []
+        limit = max(self._copy_seconds, COPY_FACTOR * statistics.median(self._seconds))
         now = time.monotonic()
-        for flight in [*self.flights.values()]:
-            if flight.number not in self.copied and now - flight.since > limit:
-                self.copied.add(flight.number)
-                self._start(_Flight(flight.number, flight.tasks, since=now))
+        return [
+            flight
+            for flight in self._flights.values()
+            if flight.number not in self._copied and now - flight.since > limit
+        ]
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _start_mailbox() -> Any:
-    """Where the driver is, so that it is lost with the driver alone."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here}
-    return ray.remote(Mailbox).options(**options).remote()
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _lost_too_often(task: Any, reason: object) -> BuildError:
