@@ -19,7 +19,7 @@ import tokenmill
 from tokenmill.errors import TokenizerError, TooManyRejectsError, UsageError
 from tokenmill.supervised import sandbox
 from tokenmill.supervised.rows import Conversation, RowError
-from tokenmill.supervised.templates import ChatTemplate
+from tokenmill.supervised.sandbox import ChatTemplate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ from tests.supervised.shaping import Press, chat
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
 from tokenmill.options import RowShape
 from tokenmill.supervised.rows import Conversation
-from tokenmill.supervised.templates import ChatTemplate, doubtful_header
+from tokenmill.supervised.sandbox import ChatTemplate
+from tokenmill.supervised.templates import doubtful_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,6 +310,7 @@ def test_a_tokenizer_without_a_template_is_refused_with_the_way_out(
 def test_without_jinja_one_sentence_says_what_to_install(
     family_dir: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "tokenmill.supervised.sandbox", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtraError, match=r"tokenmill\[chat\]"):
         Press(family_dir("chatml"))

@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 from tokenmill.options import BuildOptions
 from tokenmill.records import TextBatch
 from tokenmill.sources.base import SourceOptions
-from tokenmill.supervised.rows import parse_template
+from tokenmill.supervised.shaper import parse_template
 
 if TYPE_CHECKING:
     from pathlib import Path

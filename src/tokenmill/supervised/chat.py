@@ -2,7 +2,7 @@
 
 What counts is what the assistant said, its end token included. A template that marks it with
 generation blocks is taken at its word. For the others the conversation is rendered up to each
-answer with the header of an answer behind it, and again up to the end of that answer: what lies
+answer, with the header of an answer after it, and again up to the end of that answer: what is
 between is the answer. That holds only if both texts are beginnings of the whole, which is checked.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.engines.base import TokenizerKind
@@ -20,16 +19,17 @@ from tokenmill.records import RejectReason
 from tokenmill.supervised.pieces import STRETCH, SWALLOWED, PieceCut, RowText
 from tokenmill.supervised.provenance import Provenance
 from tokenmill.supervised.rows import Conversation, RowError, read_conversation
+from tokenmill.supervised.templates import DEFAULT, WITH_TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.supervised.pieces import Range
-    from tokenmill.supervised.templates import ChatTemplate, ChatTemplates, MessagePlaces
+    from tokenmill.supervised.sandbox import ChatTemplate
 
 
-ALL, ASSISTANT, LAST = "all", "assistant", "last"
+ALL, LAST = "all", "last"
 
 
 class ChatMaker:
@@ -37,19 +37,18 @@ class ChatMaker:
 
     def __init__(
         self,
-        templates: ChatTemplates,
+        templates: Mapping[str, ChatTemplate],
         specials: ChatSpecials,
         *,
         train_on: str,
         messages_field: str | None,
     ) -> None:
-        self._templates = templates
         self._specials = specials
         self._train_on = train_on
         self._field = messages_field
-        self._provenance = {
-            name: Provenance(template, specials.tokens)
-            for name, template in templates.by_name.items()
+        self._templates = {
+            name: (template, Provenance(template, specials.tokens))
+            for name, template in templates.items()
         }
 
     def __call__(self, row: dict[str, Any]) -> RowText:
@@ -58,35 +57,26 @@ class ChatMaker:
         turns = conversation.assistant_turns
         if not turns:
             raise RowError(RejectReason.NO_ASSISTANT_TURN, "no message has the role assistant")
-        name = self._templates.name_for(conversation)
-        template = self._templates.by_name[name]
-        tracked = template.has_generation and self._train_on != ALL
-        if tracked:
-            rendering = template.render_tracked(conversation)
-            text, generated = rendering.text, rendering.generated
+        has_tools = conversation.tools is not None and WITH_TOOLS in self._templates
+        template, provenance = self._templates[WITH_TOOLS if has_tools else DEFAULT]
+        generated = None
+        if template.has_generation and self._train_on != ALL:
+            text, generated = template.render_tracked(conversation)
         else:
-            text, generated = template.render(conversation), []
-        checked = self._provenance[name].without_doubt(conversation, text)
-        cut = self._specials.cut(text, checked)
+            text = template.render(conversation)
+        cut = self._specials.cut(text, provenance.without_doubt(conversation, text))
         if self._train_on == ALL:
             ranges = [(0, len(text))]
-        elif tracked:
-            ranges = self._generated(template, conversation, generated)
+        elif generated is None:
+            ranges = self._answers(template, conversation, text, self._specials.places(cut))
+        elif self._train_on == LAST and len(generated) == len(turns):
+            ranges = generated[-1:]
+        elif self._train_on == LAST and len(generated) > 1:
+            before = template.render_tracked(_head(conversation, turns[-1]))[1]
+            ranges = generated[len(before) :]
         else:
-            places = self._specials.places(cut)
-            ranges = self._answers(template, conversation, text, places)
+            ranges = generated
         return RowText(text, ranges, cut)
-
-    def _generated(
-        self, template: ChatTemplate, conversation: Conversation, generated: list[Range]
-    ) -> list[Range]:
-        if self._train_on != LAST or len(generated) < 2:
-            return generated
-        turns = conversation.assistant_turns
-        if len(generated) == len(turns):
-            return generated[-1:]
-        before = _head(conversation, turns[-1])
-        return generated[len(template.render_tracked(before).generated) :]
 
     def _answers(
         self, template: ChatTemplate, conversation: Conversation, text: str, specials: list[Range]
@@ -96,70 +86,52 @@ class ChatMaker:
         turns = turns[-1:] if self._train_on == LAST else turns
         # For one answer it would save nothing.
         borders = template.borders(conversation, text) if len(turns) > 1 else None
+
+        def place(count: int, *, prompt: bool) -> int:
+            """Where so many messages end in the text of the whole."""
+            known = borders.places[count] if borders is not None and count else None
+            if borders is not None and known is not None:
+                tail = borders.tails[prompt]
+                if text.startswith(tail, known):
+                    return known + len(tail)
+            else:
+                beginning = template.render(_head(conversation, count), prompt=prompt)
+                if text.startswith(beginning):
+                    return len(beginning)
+            what = (
+                f"the template writes message {count if prompt else count - 1} in another way once "
+                "more is said, as if it dropped reasoning: its answer is not found; use --train-on "
+                "last"
+            )
+            if self._train_on == LAST:
+                what = (
+                    "what comes before the last answer is written in another way once it is there, "
+                    "so it cannot be found; use a template with generation blocks"
+                )
+            raise RowError(RejectReason.NOT_A_PREFIX, what)
+
         ranges = []
         for turn in turns:
-            head = conversation, turn
-            start = self._place(template, head, text, prompt=True, borders=borders)
+            start = place(turn, prompt=True)
             if not template.has_prompt and text.startswith(template.answer_header, start):
                 start += len(template.answer_header)
-            if turn + 1 == len(conversation.messages):
-                end = len(text)
-            else:
-                head = conversation, turn + 1
-                end = self._place(template, head, text, prompt=False, borders=borders)
+            is_last = turn + 1 == len(conversation.messages)
+            end = len(text) if is_last else place(turn + 1, prompt=False)
             if start < end:
-                ranges.append((start, _without_tail(text, start, end, specials)))
+                # Without the white space that follows its end token.
+                last = bisect.bisect_right(specials, end, key=lambda one: one[1]) - 1
+                if last >= 0 and specials[last][0] >= start:
+                    own_end = specials[last][1]
+                    end = end if text[own_end:end].strip() else own_end
+                ranges.append((start, end))
         return ranges
 
-    def _place(
-        self,
-        template: ChatTemplate,
-        head: tuple[Conversation, int],
-        text: str,
-        *,
-        prompt: bool,
-        borders: MessagePlaces | None,
-    ) -> int:
-        """Where the first messages of the conversation end in the text of the whole."""
-        conversation, count = head
-        turn = count if prompt else count - 1
-        known = borders.places[count] if borders is not None and count else None
-        if borders is not None and known is not None:
-            tail = borders.tails[prompt]
-            if text.startswith(tail, known):
-                return known + len(tail)
-        else:
-            beginning = template.render(_head(conversation, count), prompt=prompt)
-            if text.startswith(beginning):
-                return len(beginning)
-        if self._train_on == LAST:
-            what = (
-                "what comes before the last answer is written in another way once it is there, so "
-                "it cannot be found; use a template with generation blocks"
-            )
-        else:
-            what = (
-                f"the template writes message {turn} in another way once more is said, as if it "
-                "dropped reasoning: its answer is not found; use --train-on last"
-            )
-        raise RowError(RejectReason.NOT_A_PREFIX, what)
+
+def _head(conversation: Conversation, count: int) -> Conversation:
+    return Conversation(conversation.messages[:count], conversation.tools, conversation.variables)
 
 
-def _head(conversation: Conversation, turns: int) -> Conversation:
-    return Conversation(conversation.messages[:turns], conversation.tools, conversation.variables)
-
-
-def _without_tail(text: str, start: int, end: int, specials: list[Range]) -> int:
-    """The end of an answer, without the white space that follows its end token."""
-    last = bisect.bisect_right(specials, end, key=lambda place: place[1]) - 1
-    if last < 0 or specials[last][0] < start:
-        return end
-    own_end = specials[last][1]
-    return end if text[own_end:end].strip() else own_end
-
-
-# -------------------------------------------------------------------------------------------------
-# The special tokens of a tokenizer as a chat needs them: where they stand, and what they swallow.
+# The special tokens of a tokenizer as a chat needs them: where they are, and what they swallow.
 #
 # `tokenizers` looks for added tokens from the left and takes the longest one at each place, before
 # anything else is done with a text; some of them take the white space beside them too. The text
@@ -172,8 +144,7 @@ _LEFT = re.compile(f"[{_SPACE}]*\\Z")
 _RIGHT = re.compile(f"[{_SPACE}]*")
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialToken:
+class SpecialToken(NamedTuple):
     """A special token's id, and whether it takes the white space beside it."""
 
     id: int
@@ -199,30 +170,33 @@ class ChatSpecials:
     ) -> None:
         """`others` are added tokens that are not special, and may be in the way of one that is."""
         self.tokens = dict(tokens)
-        others = {} if others is None else others
-        self._pattern = re.compile(f"({_any_of(sorted({*tokens, *others})) or '(?!)'})")
-        self._split = self._pattern.split
-        self._strips = any(token.lstrip or token.rstrip for token in self.tokens.values())
+        added = self.tokens | dict(others or {})
+        self._pattern = re.compile(f"({_any_of(sorted(added)) or '(?!)'})")
         self._special_ids = {token.id for token in self.tokens.values()}
-        plain = self.tokens | dict(others)
-        self._ids = {name: token.id for name, token in plain.items()}
-        self._is_plain = not any(token.lstrip or token.rstrip for token in plain.values())
+        self._ids = {name: token.id for name, token in added.items()}
+        self._is_plain = not any(token.lstrip or token.rstrip for token in added.values())
 
     def cut(self, text: str, checked: str) -> PieceCut:
         """The text in pieces; `checked` is as long and has only the tokens that are meant."""
-        if not self._is_plain:
-            return self._cut_one_by_one(text, checked)
-        # Added tokens that are not special are themselves wherever they stand.
-        strings = self._split(checked)
-        kinds = [STRETCH] * len(strings)
-        ids = self._ids
-        kinds[1::2] = [ids[name] for name in strings[1::2]]
-        if text is not checked:
-            strings = _slices(text, strings)
-        return PieceCut(strings, kinds)
+        if self._is_plain:
+            # Added tokens that are not special are themselves wherever they are.
+            strings = self._pattern.split(checked)
+            kinds = [STRETCH] * len(strings)
+            kinds[1::2] = [self._ids[name] for name in strings[1::2]]
+            if text is checked:
+                return PieceCut(strings, kinds)
+            bounds = [0, *itertools.accumulate(map(len, strings))]
+        else:
+            bounds, kinds = [0], []
+            for one in self.find(checked):
+                bounds += (one.start, one.own_start, one.own_end, one.end)
+                kinds += (STRETCH, SWALLOWED, one.id, SWALLOWED)
+            bounds.append(len(text))
+            kinds.append(STRETCH)
+        return PieceCut([text[a:b] for a, b in itertools.pairwise(bounds)], kinds)
 
-    def places(self, cut: PieceCut) -> list[tuple[int, int]]:
-        """Where the special tokens of a text stand, and no other added ones."""
+    def places(self, cut: PieceCut) -> list[Range]:
+        """Where the special tokens of a text are, and no other added ones."""
         found, start, special = [], 0, self._special_ids
         for string, kind in zip(cut.strings, cut.kinds, strict=True):
             end = start + len(string)
@@ -231,52 +205,23 @@ class ChatSpecials:
             start = end
         return found
 
-    def _cut_one_by_one(self, text: str, checked: str) -> PieceCut:
-        bounds: list[int] = [0]
-        kinds: list[int] = []
-        for one in self.find(checked):
-            bounds += (one.start, one.own_start, one.own_end, one.end)
-            kinds += (STRETCH, SWALLOWED, one.id, SWALLOWED)
-        bounds.append(len(text))
-        strings = [text[a:b] for a, b in itertools.pairwise(bounds)]
-        return PieceCut(strings, [*kinds, STRETCH])
-
     def find(self, text: str) -> list[Found]:
         """The special tokens of the text, from left to right."""
         found: list[Found] = []
-        tokens = self.tokens
         for match in self._pattern.finditer(text):
-            token = tokens.get(match[0])
+            token = self.tokens.get(match[0])
             if token is None:
                 continue
             start, end = match.span()
-            if self._strips:
-                start, end = self._widened(text, start, end, token, found)
-                if start >= end:
-                    continue
-            found.append(Found(start, end, token.id, *match.span()))
+            floor = found[-1].end if found else 0
+            if token.lstrip and (space := _LEFT.search(text, floor, start)):
+                start = space.start()
+            if token.rstrip and (space := _RIGHT.match(text, end)):
+                end = space.end()
+            start = max(start, floor)
+            if start < end:
+                found.append(Found(start, end, token.id, *match.span()))
         return found
-
-    def _widened(
-        self, text: str, start: int, end: int, token: SpecialToken, found: list[Found]
-    ) -> tuple[int, int]:
-        floor = found[-1].end if found else 0
-        if token.lstrip:
-            space = _LEFT.search(text, floor, start)
-            start = space.start() if space else start
-        if token.rstrip:
-            space = _RIGHT.match(text, end)
-            end = space.end() if space else end
-        return max(start, floor), end
-
-
-def _slices(text: str, like: list[str]) -> list[str]:
-    """The text in pieces as long as others."""
-    slices, start = [], 0
-    for other in like:
-        slices.append(text[start : start + len(other)])
-        start += len(other)
-    return slices
 
 
 def _any_of(names: list[str]) -> str:
@@ -299,34 +244,22 @@ def special_tokens_of(info: TokenizerInfo) -> ChatSpecials:
     """The special tokens of a tokenizer; refused where a text cannot be cut at them."""
     if info.kind is not TokenizerKind.HUGGINGFACE:
         return ChatSpecials({name: SpecialToken(id_) for name, id_ in info.special_tokens.items()})
-    added = info.added_tokens
-    for token in added:
-        if token.get("special"):
-            _check(token, has_normalizer=info.has_normalizer)
     special: dict[str, SpecialToken] = {}
     others: dict[str, SpecialToken] = {}
-    for token in added:
-        strips = bool(token.get("lstrip")), bool(token.get("rstrip"))
-        if token.get("special"):
-            special[token["content"]] = SpecialToken(int(token["id"]), *strips)
-        elif not token.get("normalized"):
-            # One that is only found as a word by itself is left to the engine, as one that strips.
-            strips = (True, True) if token.get("single_word") else strips
-            others[token["content"]] = SpecialToken(int(token["id"]), *strips)
-    for known in (special, others):
-        known.pop("", None)
+    for token in info.added_tokens:
+        content, is_word = token["content"], bool(token.get("single_word"))
+        refused = "is matched as a single word only" if is_word else None
+        if not is_word and token.get("normalized") and info.has_normalizer:
+            refused = "is looked for in normalized text"
+        if token.get("special") and refused:
+            raise TokenizerError(
+                f"the special token {content!r} of this tokenizer {refused}; a chat is cut at its "
+                "special tokens before it is normalized",
+                hint='set "normalized" and "single_word" to false for it in tokenizer.json',
+            )
+        # One that is only found as a word by itself is left to the engine, as one that strips.
+        strips = [is_word or bool(token.get(side)) for side in ("lstrip", "rstrip")]
+        if content and (token.get("special") or not token.get("normalized")):
+            known = special if token.get("special") else others
+            known[content] = SpecialToken(int(token["id"]), *strips)
     return ChatSpecials(special, others)
-
-
-def _check(token: Mapping[str, Any], *, has_normalizer: bool) -> None:
-    refused = None
-    if token.get("single_word"):
-        refused = "is matched as a single word only"
-    elif token.get("normalized") and has_normalizer:
-        refused = "is looked for in normalized text"
-    if refused:
-        raise TokenizerError(
-            f"the special token {token['content']!r} of this tokenizer {refused}; a chat is cut at "
-            "its special tokens before it is normalized",
-            hint='set "normalized" and "single_word" to false for it in tokenizer.json',
-        )

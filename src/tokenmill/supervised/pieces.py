@@ -1,25 +1,24 @@
 """A batch of rows as pieces: stretches of plain text to encode, and special tokens between them.
 
-    rows -> Pieces.add ... -> stretches (a TextBatch) -> an engine -> ids -> put_together
+    rows -> RowPieces.add ... -> stretches (a TextBatch) -> an engine -> ids -> put_together
 
 All stretches of a batch are encoded by one call, and nothing but lists grows while rows come in:
 what is found out about each piece is found out for all of them at once. What counts for the loss
 is given in characters of a row's text; most pieces count wholly or not at all, and for the others
-`borders` finds the token.
+`TextBoundaries` finds the token.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tokenmill.records import TextBatch, TokenBatch
+from tokenmill.records import TextBatch, TokenBatch, lazy
 from tokenmill.supervised.rows import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -28,71 +27,57 @@ if TYPE_CHECKING:
 
 
 Range = tuple[int, int]
+# What a piece is if it is no special token: text, or white space that a token beside it takes.
 STRETCH, SWALLOWED = -1, -2
-"""What a piece is if it is no special token: text, or white space that a token beside it takes."""
 
 
 class PieceCut(NamedTuple):
     """A row's text, cut at its special tokens."""
 
-    strings: list[str]
-    """Back to back they are the text."""
-    kinds: list[int]
-    """Of each: the id of a special token, STRETCH or SWALLOWED."""
+    strings: list[str]  # back to back they are the text
+    kinds: list[int]  # of each: the id of a special token, STRETCH or SWALLOWED
 
 
 class RowText(NamedTuple):
     """What a row became: its text, in pieces, and what of it counts."""
 
     text: str
-    ranges: Sequence[Range] = ()
-    """Characters that count for the loss, ascending."""
-    cut: PieceCut | None = None
-    """None where there is no special token in it."""
-    before: int | None = None
-    """A token in front of the text; it does not count."""
-    after: int | None = None
-    """A token behind the text; it counts if anything does."""
+    ranges: Sequence[Range] = ()  # characters that count for the loss, ascending
+    cut: PieceCut | None = None  # None where there is no special token in it
+    before: int | None = None  # a token in front of the text; it does not count
+    after: int | None = None  # a token after the text; it counts if anything does
 
 
 class _Layout(NamedTuple):
     """Pieces of all rows that have a token, as columns."""
 
-    ids: NDArray[np.int64]
-    """Special token's id, or STRETCH."""
-    counts: NDArray[np.bool_]
-    """Whether all of it counts."""
-    partial: NDArray[np.int64]
-    """Stretches of which a part counts."""
+    ids: NDArray[np.int64]  # special token's id, or STRETCH
+    counts: NDArray[np.bool_]  # whether all of it counts
+    partial: NDArray[np.int64]  # stretches of which a part counts
     strings: list[str]
-    starts: NDArray[np.int64]
-    """Where they begin in the text of all rows."""
-    opens: NDArray[np.bool_]
-    """Whether it stands at the beginning of its row's text."""
-    row_ends: NDArray[np.int64]
-    """Of each row: pieces so far."""
+    starts: NDArray[np.int64]  # where they begin in the text of all rows
+    opens: NDArray[np.bool_]  # whether it is the beginning of its row's text
+    row_ends: NDArray[np.int64]  # of each row: pieces so far
 
 
-@dataclass(slots=True)
 class RowPieces:
-    """The rows of a batch, taken apart."""
+    """The rows of a batch, taken apart.
 
-    touching_counts: bool
-    """Whether a token counts that only touches what counts, or one that begins in it."""
-    _strings: list[str] = field(default_factory=list)
-    _kinds: list[int] = field(default_factory=list)
-    _row_ends: list[int] = field(default_factory=list)
-    """Of each row: pieces so far."""
-    _row_starts: list[int] = field(default_factory=list)
-    """Of each row: characters so far."""
-    _lows: list[int] = field(default_factory=list)
-    _highs: list[int] = field(default_factory=list)
-    """Characters that count, of all rows together."""
-    _length: int = 0
-    _layout: _Layout | None = None
+    `touching_counts` says whether a token counts that only touches what counts, or one that begins
+    in it.
+    """
 
-    def __len__(self) -> int:
-        return len(self._row_ends)
+    def __init__(self, *, touching_counts: bool) -> None:
+        self._touching = touching_counts
+        self._strings: list[str] = []
+        self._kinds: list[int] = []
+        # Of each row: pieces so far, and characters before it.
+        self._row_ends: list[int] = []
+        self._row_starts: list[int] = []
+        # Characters that count, of all rows together.
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+        self._length = 0
 
     def add(self, row: RowText) -> None:
         """Take in a row; nothing is kept of one that cannot be encoded."""
@@ -126,15 +111,13 @@ class RowPieces:
 
     def stretches(self) -> TextBatch:
         """What is to be encoded, in order."""
-        layout = self._laid_out()
-        is_text = (layout.ids == STRETCH).tolist()
-        pairs = zip(layout.strings, is_text, strict=True)
+        is_text = (self._layout.ids == STRETCH).tolist()
+        pairs = zip(self._layout.strings, is_text, strict=True)
         return TextBatch.from_texts([string.encode() for string, wanted in pairs if wanted])
 
     def opening(self) -> NDArray[np.bool_]:
         """Of each stretch: whether its row begins with it."""
-        layout = self._laid_out()
-        opens: NDArray[np.bool_] = layout.opens[layout.ids == STRETCH]
+        opens: NDArray[np.bool_] = self._layout.opens[self._layout.ids == STRETCH]
         return opens
 
     def put_together(
@@ -147,7 +130,7 @@ class RowPieces:
 
         `inner_borders` are for stretches that do not open their row.
         """
-        layout = self._laid_out()
+        layout = self._layout
         is_special = layout.ids != STRETCH
         lengths = np.ones(len(layout.ids), np.int64)
         lengths[~is_special] = tokens.lengths
@@ -159,138 +142,99 @@ class RowPieces:
         ids[from_text] = tokens.ids
         ids[~from_text] = layout.ids[is_special]
         mask = np.repeat(layout.counts.astype(np.uint8), lengths)
-        for piece, start, end in self._partial_ranges(layout):
+        firsts = np.searchsorted(self._highs, layout.starts[layout.partial], side="right")
+        for piece, number in zip(layout.partial.tolist(), firsts.tolist(), strict=True):
+            text, start = layout.strings[piece], int(layout.starts[piece])
             low, high = int(ends[piece]), int(ends[piece + 1])
             finder = borders if layout.opens[piece] else inner_borders
             assert finder is not None, "a part counts of a row that has no mask"
-            first, last = finder.tokens_in(
-                layout.strings[piece], ids[low:high], start, end, touching=self.touching_counts
-            )
-            mask[low + first : low + last] = 1
+            while number < len(self._lows) and self._lows[number] < start + len(text):
+                begin, end = self._lows[number] - start, self._highs[number] - start
+                first, last = finder.tokens_in(
+                    text,
+                    ids[low:high],
+                    max(begin, 0),
+                    min(end, len(text)),
+                    touching=self._touching,
+                )
+                mask[low + first : low + last] = 1
+                number += 1
         return TokenBatch(ids, np.concatenate(([0], ends[layout.row_ends]))), mask
 
-    def _laid_out(self) -> _Layout:
-        """The pieces as columns; worked out once, when all rows are there."""
-        if self._layout is None:
-            self._layout = self._lay_out()
-        return self._layout
-
-    def _lay_out(self) -> _Layout:
+    @lazy
+    def _layout(self) -> _Layout:
+        """The pieces as columns; asked for when all rows are there."""
         kinds = np.array(self._kinds, np.int64)
         lengths = np.fromiter(map(len, self._strings), np.int64, count=len(self._strings))
         ends = np.cumsum(lengths)
         starts = ends - lengths
-        kept = (kinds >= 0) | ((kinds == STRETCH) & (lengths > 0))
+        is_stretch = kinds == STRETCH
+        kept = (kinds >= 0) | (is_stretch & (lengths > 0))
         per_row = np.diff(np.array(self._row_ends, np.int64), prepend=0)
         opens = starts == np.repeat(np.array(self._row_starts, np.int64), per_row)
-        touched, whole = self._counted(starts, ends)
-        is_stretch = kinds == STRETCH
-        partial = (touched & ~whole & is_stretch)[kept]
+        # Of each piece: whether a range has a character of it, and whether one has all.
+        touched = whole = np.zeros(len(starts), bool)
+        if self._lows:
+            lows, highs = np.array(self._lows, np.int64), np.array(self._highs, np.int64)
+            first = np.minimum(np.searchsorted(highs, starts, side="right"), len(highs) - 1)
+            low, high = lows[first], highs[first]
+            touched, whole = (low < ends) & (high > starts), (low <= starts) & (high >= ends)
+        pairs = zip(self._strings, kept.tolist(), strict=True)
         return _Layout(
             ids=kinds[kept],
             counts=np.where(is_stretch, whole, touched)[kept],
-            partial=np.flatnonzero(partial),
-            strings=[
-                string for string, keep in zip(self._strings, kept.tolist(), strict=True) if keep
-            ],
+            partial=np.flatnonzero((touched & ~whole & is_stretch)[kept]),
+            strings=[string for string, keep in pairs if keep],
             starts=starts[kept],
             opens=opens[kept],
             row_ends=np.concatenate(([0], np.cumsum(kept)))[self._row_ends],
         )
 
-    def _counted(
-        self, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of each piece: whether a range has a character of it, and whether one has all."""
-        if not self._lows:
-            none = np.zeros(len(starts), bool)
-            return none, none
-        lows, highs = np.array(self._lows, np.int64), np.array(self._highs, np.int64)
-        first = np.minimum(np.searchsorted(highs, starts, side="right"), len(highs) - 1)
-        low, high = lows[first], highs[first]
-        return (low < ends) & (high > starts), (low <= starts) & (high >= ends)
 
-    def _partial_ranges(self, layout: _Layout) -> Iterator[tuple[int, int, int]]:
-        """Of each stretch that counts in part: its place, and the characters that count."""
-        if not len(layout.partial):
-            return
-        highs = np.array(self._highs, np.int64)
-        starts = layout.starts[layout.partial]
-        firsts = np.searchsorted(highs, starts, side="right").tolist()
-        for piece, start, first in zip(
-            layout.partial.tolist(), starts.tolist(), firsts, strict=True
-        ):
-            length = len(layout.strings[piece])
-            while first < len(self._lows) and self._lows[first] < start + length:
-                low, high = self._lows[first] - start, self._highs[first] - start
-                yield piece, max(low, 0), min(high, length)
-                first += 1
-
-
-# -------------------------------------------------------------------------------------------------
-# Which tokens of a text stand for a range of its characters.
+# Which tokens of a text are for a range of its characters.
 #
 # Fast engines give ids and no offsets. But tokens are bytes back to back: as long as the bytes of
 # the first tokens are the first bytes of the text, the sum of their lengths is a place in it, and
-# only the tokens in front of a border need a look. Where they are not (the tokenizer normalizes,
+# only the tokens in front of a boundary need a look. Where they are not (the tokenizer normalizes,
 # or has a token for the unknown) the reference engine is asked for its offsets.
 
 _LONG_TOKEN = 64
 _MOST_HEADERS = 1024
 
 
-class _HasOffsets(Protocol):
-    def offsets(self, text: str) -> list[tuple[int, int]]: ...
-
-
 class _Located(NamedTuple):
-    """The first tokens of a text, up to one that ends behind a place, in bytes or characters."""
+    """The first tokens of a text, up to one that ends after a place, in bytes or characters."""
 
-    spans: list[tuple[int, int]]
+    spans: list[Range]
     place: int
     content: bytes | str
 
     def holding(self) -> int:
-        """The first token that ends behind the place."""
-        return next(
-            (i for i, (_, end) in enumerate(self.spans) if end > self.place), len(self.spans)
-        )
+        """The first token that ends after the place."""
+        ends = (i for i, (_, end) in enumerate(self.spans) if end > self.place)
+        return next(ends, len(self.spans))
 
     def beginning(self) -> int:
-        """The first token that begins at the place or behind it."""
-        return next(
-            (i for i, (start, _) in enumerate(self.spans) if start >= self.place), len(self.spans)
-        )
-
-    @property
-    def is_border(self) -> bool:
-        """Whether tokens end at the place, in bytes."""
-        token = self.holding()
-        is_inside = token < len(self.spans) and self.spans[token][0] == self.place
-        return is_inside and isinstance(self.content, bytes)
-
-    def opens_with_spaces(self, token: int) -> bool:
-        """Whether the token crosses the place with nothing but spaces in front of it."""
-        start, end = self.spans[token]
-        before = self.content[max(start, 0) : self.place]
-        return end > self.place and all(each in (ord(" "), " ") for each in before)
+        """The first token that begins at the place or after it."""
+        starts = (i for i, (start, _) in enumerate(self.spans) if start >= self.place)
+        return next(starts, len(self.spans))
 
 
 class TextBoundaries:
     """Finds tokens by characters."""
 
     def __init__(self, engine: CheckedEngine | Engine, reference: Engine) -> None:
-        self._reference = reference
+        self._reference: Any = reference
         self._engine = engine
         self._bytes: dict[int, bytes] = {}
+        # Ids of texts in front of a boundary: headers of answers are always the same.
         self._headers: dict[str, list[int]] = {}
-        """Ids of texts that stood in front of a border: headers of answers are always the same."""
         self._prefixed = self._added_before("a"), self._added_before(" a")
 
     def tokens_in(
         self, text: str, ids: NDArray[np.uint32], start: int, end: int, *, touching: bool
-    ) -> tuple[int, int]:
-        """The tokens [first, last) that stand for text[start:end].
+    ) -> Range:
+        """The tokens [first, last) of text[start:end].
 
         With `touching`, every token that has a character of it. Else those that begin in it, and
         one that crosses its start with spaces alone: the space before a word is part of its token.
@@ -302,36 +246,37 @@ class TextBoundaries:
     def _first(self, text: str, ids: NDArray[np.uint32], start: int, *, touching: bool) -> int:
         header = text[:start]
         known = self._headers.get(header)
-        if known is not None and self._begins_with(ids, known):
-            return len(known)
+        if known is not None:
+            # Does the text begin with the known ids, and have a byte after them?
+            some = ids[: len(known) + 1].tolist()
+            if some[:-1] == known and self._bytes.get(some[-1]):
+                return len(known)
         located = self._locate(text, ids, start)
-        if located.is_border and len(header) <= _LONG_TOKEN and len(self._headers) < _MOST_HEADERS:
-            self._headers[header] = ids[: located.holding()].tolist()
+        spans, place, content = located
+        token = located.holding()
+        ends_here = isinstance(content, bytes) and token < len(spans) and spans[token][0] == place
+        if ends_here and len(header) <= _LONG_TOKEN and len(self._headers) < _MOST_HEADERS:
+            self._headers[header] = ids[:token].tolist()
         if touching:
-            return located.holding()
+            return token
         first = located.beginning()
-        return first - 1 if first and located.opens_with_spaces(first - 1) else first
-
-    def _begins_with(self, ids: NDArray[np.uint32], known: list[int]) -> bool:
-        """Whether the text of these ids begins with some known ones, and has a byte behind them."""
-        some = ids[: len(known) + 1].tolist()
-        return some[:-1] == known and bool(self._bytes.get(some[-1]))
+        if first and spans[first - 1][1] > place:
+            before = content[max(spans[first - 1][0], 0) : place]
+            first -= all(each in (ord(" "), " ") for each in before)
+        return first
 
     def _locate(self, text: str, ids: NDArray[np.uint32], place: int) -> _Located:
         target = len(text[:place].encode())
         # A token has a byte at least, and few have more than so many.
-        some = text[: place + _LONG_TOKEN]
-        data = some.encode()
-        spans = self._spans(data, ids[: len(data) + 1].tolist(), target)
-        if spans is None and len(some) < len(text):
-            data = text.encode()
-            spans = self._spans(data, ids.tolist(), target)
-        if spans is not None:
-            return _Located(spans, target, data)
-        return _Located(cast("_HasOffsets", self._reference).offsets(text), place, text)
+        for some in (text[: place + _LONG_TOKEN], text):
+            data = some.encode()
+            spans = self._spans(data, ids[: len(data) + 1].tolist(), target)
+            if spans is not None:
+                return _Located(spans, target, data)
+        return _Located(self._reference.offsets(text), place, text)
 
-    def _spans(self, data: bytes, ids: list[int], target: int) -> list[tuple[int, int]] | None:
-        """Bytes of the first tokens, until one ends behind the target; None if they differ."""
+    def _spans(self, data: bytes, ids: list[int], target: int) -> list[Range] | None:
+        """Bytes of the first tokens, until one ends after the target; None if they differ."""
         shift = self._prefixed[data.startswith(b" ")]
         position = -shift
         spans, pieces, known = [], [], self._bytes

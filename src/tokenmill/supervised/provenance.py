@@ -27,7 +27,7 @@ from tokenmill.supervised.rows import Conversation, RowError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from tokenmill.supervised.templates import ChatTemplate
+    from tokenmill.supervised.sandbox import ChatTemplate
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0xFFFFD
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -38,10 +38,8 @@ KNOWN_WORDS = frozenset(
         *("array", "null", "image", "video", "audio"),
     )
 )
+# Below these the names are the dataset's own, not the template's.
 _FREE_KEYS = frozenset(("arguments", "properties"))
-"""Below these the names are the dataset's own, not the template's."""
-
-
 _Doubles = list[tuple[str, str]]
 
 
@@ -50,16 +48,13 @@ class Provenance:
 
     def __init__(self, template: ChatTemplate, specials: Collection[str]) -> None:
         self._template = template
-        constants = {*template.constants(), *_strings(list(template.variables.values()))}
-        self.composes = any(_risky_characters(one, constants) == set(one) for one in specials)
-        """Whether letters matter, and so the names that a dataset gives to things."""
-        self._risky = {
-            character
-            for special in specials
-            for character in _risky_characters(special, constants)
-            if not character.isspace()
-        }
-        self._sought = _sought_strings(template.literals(), specials, self._risky)
+        constants = {*template.constants, *_strings(list(template.variables.values()))}
+        risky = {one: _risky_characters(one, constants) for one in specials}
+        # Whether letters matter, and so the names that a dataset gives to things.
+        self.composes = any(characters == set(one) for one, characters in risky.items())
+        self._risky = {each for characters in risky.values() for each in characters}
+        self._risky = {each for each in self._risky if not each.isspace()}
+        self._sought = _sought_strings(template.literals, specials, self._risky)
         letters = re.escape("".join(sorted(self._risky)))
         self._usual = [
             (character, chr(_FIRST_PRIVATE + number))
@@ -74,7 +69,7 @@ class Provenance:
             return text
         table = self._doubles(conversation, text)
         disguised = Conversation(
-            [self._disguise_message(message, table) for message in conversation.messages],
+            [self._disguise(each, table, kept="role") for each in conversation.messages],
             None if conversation.tools is None else self._disguise(conversation.tools, table),
             self._disguise(conversation.variables, table),
         )
@@ -124,33 +119,23 @@ class Provenance:
                 RejectReason.SPECIAL_TOKEN, "the row uses up the private characters of Unicode"
             ) from None
 
-    def _disguise_message(self, message: dict[str, Any], table: _Doubles) -> dict[str, Any]:
-        rest = {key: value for key, value in message.items() if key != "role"}
-        # The role keeps its place: a template may walk through a message's items.
-        disguised = self._disguise(rest, table)
-        order = list(disguised)
-        place = list(message).index("role")
-        items = [(key, disguised[key]) for key in order]
-        return dict([*items[:place], ("role", message["role"]), *items[place:]])
-
-    def _disguise(self, value: Any, table: _Doubles, *, free: bool = False) -> Any:
+    def _disguise(
+        self, value: Any, table: _Doubles, *, free: bool = False, kept: str | None = None
+    ) -> Any:
+        """The value with doubles; `kept` is the name of a member that stays as it is."""
         if isinstance(value, str):
             return value if value in KNOWN_WORDS else self._double(value, table)
         if isinstance(value, list):
             return [self._disguise(entry, table) for entry in value]
-        if isinstance(value, dict):
-            return {
-                self._disguise_key(key, table, free=free): self._disguise(
-                    entry, table, free=key in _FREE_KEYS
-                )
-                for key, entry in value.items()
-            }
-        return value
-
-    def _disguise_key(self, key: str, table: _Doubles, *, free: bool) -> str:
-        if _IDENTIFIER.match(key) and not (free and self.composes):
-            return key
-        return self._double(key, table)
+        if not isinstance(value, dict):
+            return value
+        names = free and self.composes
+        return {
+            (key if _IDENTIFIER.match(key) and not names else self._double(key, table)): (
+                entry if key == kept else self._disguise(entry, table, free=key in _FREE_KEYS)
+            )
+            for key, entry in value.items()
+        }
 
     def _double(self, text: str, table: _Doubles) -> str:
         if self._sought is None:

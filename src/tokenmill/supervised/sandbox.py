@@ -11,61 +11,73 @@ them, so that a row is rejected on every machine or on none:
 What a size will be is worked out before it is made, for everything that can make more than it is
 given: operators, methods, filters. A list or an object counts with all that is in it, so that one
 that holds another twice is twice as large, and what has no end to it can never be made.
+
+A template sees what transformers gives it, with one exception: today's date, since a store may not
+depend on the day it was made. `strftime_now` exists only where a date is given, and tells that one.
+This is the home of Jinja, and is imported where a template is to run.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import operator
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill.errors import BuildError, MissingExtraError
-from tokenmill.supervised.rows import nesting
+import jinja2
+import jinja2.ext
+from jinja2 import nodes, pass_context
+from jinja2.runtime import LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from tokenmill.errors import BuildError, TokenizerError, UsageError
+from tokenmill.records import RejectReason
+from tokenmill.supervised.rows import Conversation, RowError, nesting
+from tokenmill.supervised.templates import GENERATION, PROMPT
 
 if TYPE_CHECKING:
     import datetime
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from tokenmill.supervised.rows import Conversation
-
+# What a template may make, run and nest for any conversation, and more of it for each character
+# of the one at hand.
 SIZES, STEPS, DEPTH = 16 << 20, 16 << 20, 60
-"""What a template may make, run and nest for any conversation ..."""
 SIZES_PER_CHARACTER, STEPS_PER_CHARACTER = 32, 64
-"""... and more of it for each character of this one."""
-SECONDS = 600
-"""A rendering that takes longer in spite of all limits ends its unit."""
-STEPS_AT_ONCE = 1 << 18
-"""After so many the clock is looked at."""
-MOST_AT_ONCE = 4
-"""Values that are put together before it is counted what that makes."""
-TRACKED = "tokenmill_tracker"
-_ENTRY = 8
-"""What an entry of a list counts."""
+# A rendering that takes longer in spite of all limits ends its unit; after so many steps the clock
+# is looked at.
+SECONDS, STEPS_AT_ONCE = 600, 1 << 18
+PARTS_AT_ONCE = 1 << 16
+MOST_AT_ONCE = 5  # values that are put together before it is counted what that makes
+MOST_CHARACTERS = 1 << 20
+_BLOCKS, _MESSAGES = "generation blocks", "messages"
+_TWO_ANSWERS = ("\ue000", "\ue001")
+_ENTRY = 8  # what an entry of a list counts
 _WIDEST = 9999
-_WIDTHS = {"center", "ljust", "rjust", "zfill"}
-_SPLITS = {"split", "rsplit", "splitlines", "partition", "rpartition"}
+_DICT_METHODS = frozenset(dir(dict))
+# Methods that no chat needs, and whose results are not easily told in advance.
 _UNSAFE = {"encode", "translate", "maketrans", "to_bytes", "from_bytes", "fromkeys"}
-"""Methods that no chat needs, and whose results are not easily told in advance."""
+# Filters for web pages and debugging, and one that would give another store every time.
 _ABSENT = {"forceescape", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"}
-"""Filters for web pages and debugging, and one that would give another store every time."""
+# Methods and filters that can make more than they are given: `Sandbox._before` has a rule for each.
+_RULED = {"list", "sort", "unique", "map", "batch", "slice", "center", "ljust", "rjust", "zfill"}
+_RULED |= {"split", "rsplit", "splitlines", "partition", "rpartition", "expandtabs", "indent"}
+_RULED |= {"tojson", "replace", "join", "format", "round", "sum"}
+# Filters that give what is there already.
 _TAKING = {"default", "d", "first", "last", "attr", "min", "max"}
-"""Filters that give what is there already."""
-_RULED = {"list", "sort", "unique", "map", "batch", "slice", "center", "indent", "tojson"}
-_RULED |= {"replace", "join", "format", "round", "truncate", "sum"}
-"""Filters of which it is worked out in advance how much they make."""
 _COMPARING = {"in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<="}
 _COMPARING |= {"gt", ">", "greaterthan", "ge", ">=", "lower", "upper"}
-_LOOP = " loop"
-"""A filter whose name no expression can have."""
 
 
 class TemplateLimit(Exception):  # noqa: N818 (Jinja's filters catch errors of most other kinds)
     """A template goes beyond a limit; its text says which."""
 
 
-def weight(value: object, *, most: int) -> int:
+def weight(value: object, *, most: int = 1 << 60) -> int:
     """Characters and entries of a value with all that is in it, counted until they are too many."""
     total, left = 0, [value]
     while left and total <= most:
@@ -81,401 +93,331 @@ def weight(value: object, *, most: int) -> int:
     return total
 
 
-def environment(date: datetime.date | None) -> Any:
+class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja as transformers sets it up, and its limits."""
-    jinja2 = import_jinja()
-    made = _sandbox()(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_generation_extension(), jinja2.ext.loopcontrols],
-    )
-    setattr(made, TRACKED, None)
 
-    def raise_exception(message: object) -> None:
-        raise jinja2.TemplateError(str(message))
+    intercepted_binops = frozenset(("*", "**", "%"))
 
-    def strftime_now(pattern: str) -> str:
-        if len(pattern) > _WIDEST or re.search(r"%[-_0^#+]*[1-9]", pattern):
-            raise TemplateLimit("a date is written with a width")
-        assert date is not None
-        return date.strftime(pattern)
+    def __init__(self, date: datetime.date | None) -> None:
+        extensions = [_GenerationBlocks, jinja2.ext.loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        self.macro_cost = 1  # nodes of the largest macro
+        self.begin(None)
 
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["namespace"] = _namespace()
-    del made.globals["lipsum"]  # text by chance
-    if date is not None:
-        made.globals["strftime_now"] = strftime_now
-    made.filters = {
-        **{name: made.limited(name, f) for name, f in made.filters.items() if name not in _ABSENT},
-        # With a context it is not worked out while compiling.
-        _LOOP: jinja2.pass_context(lambda _, *said: made.begin_loop(*said)),
-    }
-    made.tests = {
-        name: made.limited_test(test) if name in _COMPARING else test
-        for name, test in made.tests.items()
-    }
-    return made
+        def raise_exception(message: object) -> None:
+            raise jinja2.TemplateError(str(message))
 
+        def strftime_now(pattern: str) -> str:
+            if len(pattern) > _WIDEST or re.search(r"%[-_0^#+]*[1-9]", pattern):
+                raise TemplateLimit("a date is written with a width")
+            assert date is not None
+            return date.strftime(pattern)
 
-@functools.cache
-def _sandbox() -> Any:
-    jinja2 = import_jinja()
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+        self.globals |= {"raise_exception": raise_exception, "namespace": _Namespace}
+        del self.globals["lipsum"]  # text by chance
+        if date is not None:
+            self.globals["strftime_now"] = strftime_now
+        self.filters["tojson"] = _tojson
+        filters = {name: f for name, f in self.filters.items() if name not in _ABSENT}
+        self.filters = {name: self._limited(name, function) for name, function in filters.items()}
+        # What `_Counting` writes into a template; no expression can have such a name.
+        for method in (self.built, self.part, self.compared, self.made, self.loop):
+            self.filters[f" {method.__name__}"] = method
+        for name in _COMPARING:
+            self.tests[name] = self._limited_test(self.tests[name])
 
-    macro, loop = jinja2.runtime.Macro, jinja2.runtime.LoopContext
-    dict_methods, note = frozenset(dir(dict)), _generation_extension()._note
+    def begin(self, row: Conversation | None, *, tracked: str | None = None) -> list[str]:
+        """Count anew, for the rendering of a row; returns the list for what it writes."""
+        self._row, self._depth, self._deadline = row, 0, 0.0
+        self._sizes, self._steps = SIZES, STEPS
+        self._next_look = STEPS - STEPS_AT_ONCE
+        self.tracked = tracked
+        self.notes: list[tuple[int, str]] = []
+        self.looped: Any = []
+        self._parts: list[str] = []
+        self._noted_parts = self._noted_length = 0
+        return self._parts
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("+", "*", "**", "%"))
-        code_generator_class = _code_generator()
+    def note(self, said: str = "") -> None:
+        """Note how many characters were written before this."""
+        self._noted_length += sum(map(len, self._parts[self._noted_parts :]))
+        self._noted_parts = len(self._parts)
+        self.notes.append((self._noted_length, said))
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.macro_cost = 1
-            """Nodes of the largest macro."""
-            self.is_forward = False
-            """Whether what is written of a message follows from it and those before alone."""
-            self.on_message: Any = None
-            """Called before each message, with the rest of them, and behind the last."""
-            self.begin(None)
+    def make(self, size: int) -> None:
+        """Count what is about to be made."""
+        self._sizes -= size
+        if self._sizes < 0:
+            self._look()
 
-        def begin(self, row: Conversation | None) -> None:
-            """Count anew, for the rendering of a row."""
-            self._row, self._depth, self._deadline = row, 0, 0.0
-            self._sizes = SIZES
-            self._steps, self._more_steps = STEPS_AT_ONCE, STEPS - STEPS_AT_ONCE
+    def step(self, cost: int) -> None:
+        """Count what is about to be run."""
+        self._steps -= cost
+        if self._steps < self._next_look:
+            self._look()
 
-        def make(self, size: int) -> None:
-            """Count what is about to be made."""
-            self._sizes -= size
-            if self._sizes < 0:
-                self._grant()
+    def _look(self) -> None:
+        """Look whether a limit is reached; the size of the row itself is counted if one is."""
+        if self._row is not None and (self._sizes < 0 or self._steps < 0):
+            row, self._row = self._row, None
+            size = weight([row.messages, row.tools, row.variables])
+            self._sizes += SIZES_PER_CHARACTER * size
+            self._steps += STEPS_PER_CHARACTER * size
+        if self._sizes < 0:
+            raise TemplateLimit(
+                f"the template makes more than {SIZES:,} characters and {SIZES_PER_CHARACTER} for"
+                " each of the row"
+            )
+        if self._steps < 0:
+            raise TemplateLimit(
+                f"the template takes more than {STEPS:,} steps and {STEPS_PER_CHARACTER} for"
+                " each character of the row"
+            )
+        self._next_look = max(self._steps - STEPS_AT_ONCE, 0)
+        now = time.monotonic()
+        self._deadline = self._deadline or now + SECONDS
+        if now > self._deadline:
+            raise BuildError(
+                f"a chat template took more than {SECONDS} seconds for one row; whether it ends at"
+                " all cannot be known",
+                hint="look for loops within loops in it, or give another one: --chat-template",
+            )
 
-        def step(self, nodes: int) -> None:
-            """Count what is about to be run."""
-            self._steps -= nodes
-            if self._steps < 0:
-                self._look_at_the_clock()
-                self._grant()
+    # What `_Counting` has a template call. With a context it is not worked out while compiling.
 
-        def _look_at_the_clock(self) -> None:
-            now = time.monotonic()
-            self._deadline = self._deadline or now + SECONDS
-            if now > self._deadline:
-                raise BuildError(
-                    f"a chat template took more than {SECONDS} seconds for one row; whether it"
-                    " ends at all cannot be known",
-                    hint="look for loops within loops in it, or give another one: --chat-template",
-                )
+    @pass_context
+    def built(self, _context: Any, value: Any) -> Any:
+        """A list or an object that the template has put together."""
+        self.make(weight(value, most=max(self._sizes, 0) or 1 << 60))
+        return value
 
-        def _grant(self) -> None:
-            """Add what is left, and what the row's own size allows: few rows need it."""
-            if self._row is not None and (self._sizes < 0 or self._steps + self._more_steps < 0):
-                row, self._row = self._row, None
-                size = weight([row.messages, row.tools, row.variables], most=1 << 60)
-                self._sizes += SIZES_PER_CHARACTER * size
-                self._more_steps += STEPS_PER_CHARACTER * size
-            if self._sizes < 0:
-                raise TemplateLimit(
-                    f"the template makes more than {SIZES:,} characters and"
-                    f" {SIZES_PER_CHARACTER} for each of the row"
-                )
-            if self._steps + self._more_steps < 0:
-                raise TemplateLimit(
-                    f"the template takes more than {STEPS:,} steps and {STEPS_PER_CHARACTER} for"
-                    " each character of the row"
-                )
-            if self._steps < 0:
-                taken = min(STEPS_AT_ONCE - self._steps, self._more_steps)
-                self._steps += taken
-                self._more_steps -= taken
+    @pass_context
+    def part(self, _context: Any, value: Any) -> Any:
+        """A slice."""
+        self.make(len(value) * (1 if isinstance(value, str) else _ENTRY))
+        return value
 
-        # What the generated code calls.
+    @pass_context
+    def compared(self, _context: Any, value: Any) -> Any:
+        """What something is compared with, or looked for in."""
+        if isinstance(value, str):
+            self.step(len(value) >> 4)
+        elif isinstance(value, list | tuple):
+            self.step(weight(value))
+        return value
 
-        def built(self, value: Any) -> Any:
-            """A list or an object that the template has put together, or a part of a value."""
-            self.make(weight(value, most=max(self._sizes, 0) or 1 << 60))
-            return value
+    @pass_context
+    def made(self, _context: Any, value: Any) -> Any:
+        """What was put together of a few values, or came from a method or a filter."""
+        if isinstance(value, str):
+            self.make(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.built(None, value)
+        return value
 
-        def part(self, value: Any) -> Any:
-            """A slice."""
-            self.make(len(value) * (1 if isinstance(value, str) else _ENTRY))
-            return value
+    @pass_context
+    def loop(self, _context: Any, values: Any, cost: int, is_main: bool = False) -> Any:
+        """What a loop goes through; where it is that of the messages, each may be noted."""
+        if type(cost) is not int or cost < 1:  # the filter map takes names as strings
+            raise TemplateLimit("a loop costs something")
+        if hasattr(values, "__len__"):
+            self.step(len(values) * cost + 1)
+            return self._noted(values) if is_main and self.tracked == _MESSAGES else values
+        # The loop itself will say so where it is nothing to go through.
+        return _Counted(values, self, cost) if hasattr(values, "__next__") else values
 
-        def compared(self, value: Any) -> Any:
-            """What something is compared with, or looked for in."""
-            if isinstance(value, str):
+    def _noted(self, values: Any) -> Iterator[Any]:
+        self.looped = values
+        for value in values:
+            self.note()
+            yield value
+        self.note()
+
+    # What Jinja calls.
+
+    def concat(self, parts: Any) -> str:
+        """What a block or a macro wrote."""
+        self.make(sum(map(len, parts)))
+        return "".join(parts)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # A dict's members come after its attributes; for most names it has none such.
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_METHODS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _UNSAFE and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        times, what = (left, right) if isinstance(left, int) else (right, left)
+        are_numbers = isinstance(what, int) and isinstance(times, int)
+        if operator == "*":
+            if are_numbers:
+                self._check_digits(what.bit_length() + times.bit_length())
+            elif isinstance(what, str | list | tuple) and isinstance(times, int):
+                self.make(max(times, 0) * weight(what))
+        elif operator == "**" and are_numbers:
+            self._check_digits(left.bit_length() * abs(right))
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left, "%", right)
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        @functools.wraps(value)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            self._check_format(value.__self__, "{", (args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return limited
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._depth >= DEPTH:
+            raise TemplateLimit(f"the template recurses more than {DEPTH} deep")
+        self._depth += 1
+        if isinstance(obj, Macro) or getattr(obj, "__func__", None) is _GenerationBlocks._note:
+            # The template's own: as safe as the template, and what it makes was counted.
+            self.step(self.macro_cost)
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            made = obj(*args, **kwargs)
+            self._depth -= 1
+            return made
+        self.step(4)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            self.step(len(owner) >> 4)
+            if obj.__name__ in _RULED:
+                args = self._before(obj.__name__, (owner, *args), kwargs, values=1)[1:]
+        elif isinstance(obj, LoopContext):
+            args = (self.loop(context, args[0], self.macro_cost), *args[1:])
+        made = super().call(context, obj, *args, **kwargs)
+        self._depth -= 1
+        # What an object holds was there before.
+        return made if isinstance(owner, dict) else self.made(None, made)
+
+    # How much there will be.
+
+    def _limited(self, name: str, function: Any) -> Any:
+        """A filter that counts."""
+        own = int(hasattr(function, "jinja_pass_arg"))
+
+        @functools.wraps(function)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            value = args[own]
+            if isinstance(value, str | list | tuple | dict):
                 self.step(len(value) >> 4)
-            elif isinstance(value, list | tuple):
-                self.step(weight(value, most=1 << 60))
-            return value
-
-        def added(self, value: Any) -> Any:
-            """What was put together of a few values."""
-            if type(value) is str:
-                self._sizes -= len(value)
-                if self._sizes < 0:
-                    self._grant()
-                return value
-            return self._after(value)
-
-        def joined(self, values: Any) -> str:
-            """What stands between tildes, where it is much."""
-            texts = list(map(str, values))
-            self.make(sum(map(len, texts)))
-            return "".join(texts)
-
-        def concat(self, parts: Any) -> str:
-            """What a block or a macro wrote."""
-            self.make(sum(map(len, parts)))
-            return "".join(parts)
-
-        def begin_loop(self, values: Any, cost: int, is_main: bool = False) -> Any:
-            """What a loop goes through; where it is that of the messages, each may be noted."""
-            if type(cost) is not int or cost < 1:  # the filter map takes names as strings
-                raise TemplateLimit("a loop costs something")
-            if hasattr(values, "__len__"):
-                self.step(len(values) * cost + 1)
-                return values if not is_main or self.on_message is None else self._noted(values)
-            # The loop itself will say so where it is nothing to go through.
-            return _Counted(values, self, cost) if hasattr(values, "__next__") else values
-
-        def _noted(self, values: Any) -> Iterator[Any]:
-            for value in values:
-                self.on_message(values)
-                yield value
-            self.on_message(values)
-
-        # What Jinja calls.
-
-        def getattr(self, obj: Any, attribute: str) -> Any:
-            # A dict's members come after its attributes; for most names it has none such.
-            if type(obj) is dict and attribute in obj and attribute not in dict_methods:
-                return obj[attribute]
-            return super().getattr(obj, attribute)
-
-        def _parse(self, source: str, name: Any, filename: Any) -> Any:
-            tree = super()._parse(source, name, filename)
-            nodes = jinja2.nodes
-            main = _main_loop(tree)
-            self.is_forward = main is not None
-            for each in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-                cost = sum(1 for _ in each.find_all(nodes.Node))
-                if isinstance(each, nodes.For):
-                    said = [nodes.Const(cost), nodes.Const(each is main)]
-                    each.iter = nodes.Filter(each.iter, _LOOP, said, [], None, None)
-                    each.iter.set_environment(self)
-                else:
-                    self.macro_cost = max(self.macro_cost, cost)
-            return tree
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "+":
-                if type(left) is str and type(right) is str:
-                    self.make(len(left) + len(right))
-                    return left + right
-                if isinstance(left, str) and isinstance(right, str):
-                    self.make(len(left) + len(right))
-                elif isinstance(left, list | tuple):
-                    self.built((left, right))
-            elif operator == "*":
-                times, what = (left, right) if isinstance(left, int) else (right, left)
-                if isinstance(what, str | list | tuple) and isinstance(times, int):
-                    self.make(max(times, 0) * weight(what, most=1 << 60))
-                elif isinstance(what, int) and isinstance(times, int):
-                    self._check_digits(what.bit_length() + times.bit_length())
-            elif operator == "**":
-                if isinstance(left, int) and isinstance(right, int):
-                    self._check_digits(left.bit_length() * abs(right))
-            elif isinstance(left, str):
-                self._check_format(left, "%", right)
-            return super().call_binop(context, operator, left, right)
-
-        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            return attr not in _UNSAFE and super().is_safe_attribute(obj, attr, value)
-
-        def wrap_str_format(self, value: Any) -> Any:
-            wrapped = super().wrap_str_format(value)
-            if wrapped is None:
-                return None
-
-            @functools.wraps(value)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                self._check_format(value.__self__, "{", (args, kwargs))
-                return wrapped(*args, **kwargs)
-
-            return limited
-
-        def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-            if __self._depth >= DEPTH:
-                raise TemplateLimit(f"the template recurses more than {DEPTH} deep")
-            kind = type(__obj)
-            __self._depth += 1
-            if kind is macro or getattr(__obj, "__func__", None) is note:
-                # The template's own: as safe as the template, and what it makes was counted.
-                __self.step(__self.macro_cost)
-                kwargs.pop("_loop_vars", None)
-                kwargs.pop("_block_vars", None)
-                made = __obj(*args, **kwargs)
-                __self._depth -= 1
+            if name in _RULED:
+                args = (*args[:own], *self._before(name, args[own:], kwargs, values=0))
+            made = function(*args, **kwargs)
+            if name in _TAKING:
                 return made
-            __self.step(4)
-            owner = getattr(__obj, "__self__", None)
-            if isinstance(owner, str):
-                args = __self._before_method(owner, __obj.__name__, args, kwargs)
-            elif kind is loop:
-                args = (__self.begin_loop(args[0], __self.macro_cost), *args[1:])
-            made = super().call(__context, __obj, *args, **kwargs)
-            __self._depth -= 1
-            # What an object holds was there before.
-            return made if isinstance(owner, dict) else __self._after(made)
+            if hasattr(made, "__next__"):
+                # What comes one by one may come from what comes one by one, and so on.
+                return _Counted(made, self, 1, nested=getattr(value, "nested", 0))
+            return self.made(None, made)
 
-        def limited(self, name: str, function: Any) -> Any:
-            """A filter that counts."""
-            own = int(hasattr(function, "jinja_pass_arg"))
-            has_rule = name in _RULED
+        return limited
 
-            @functools.wraps(function)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                value = args[own]
-                if isinstance(value, str | list | tuple | dict):
-                    self.step(len(value) >> 4)
-                if has_rule:
-                    args = (*args[:own], *self._before_filter(name, args[own:], kwargs))
-                made = function(*args, **kwargs)
-                if name in _TAKING:
-                    return made
-                if hasattr(made, "__next__"):
-                    # What comes one by one may come from what comes one by one, and so on.
-                    return _Counted(made, self, 1, nested=getattr(value, "nested", 0))
-                return self._after(made)
+    def _limited_test(self, function: Any) -> Any:
+        """A test that counts."""
 
-            return limited
+        @functools.wraps(function)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            for value in args:
+                self.compared(None, value)
+            return function(*args, **kwargs)
 
-        def limited_test(self, function: Any) -> Any:
-            """A test that counts."""
+        return limited
 
-            @functools.wraps(function)
-            def limited(*args: Any, **kwargs: Any) -> Any:
-                for value in args:
-                    self.compared(value)
-                return function(*args, **kwargs)
+    def _before(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, values: int
+    ) -> tuple[Any, ...]:
+        """Count what a method or a filter adds to what it is given; returns what to give it.
 
-            return limited
-
-        # How much there will be.
-
-        def _before_method(
-            self, text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[Any, ...]:
-            self.step(len(text) >> 4)
-            if name in _SPLITS:
-                self.make(4 * len(text))
-            elif name in _WIDTHS:
-                self._make_wide(text, args, kwargs, often=1)
-            elif name == "expandtabs":
-                self._make_wide(text, args or (8,), kwargs, often=text.count("\t"))
-            elif name == "replace":
-                self._make_replaced(text, *args[:2])
-            elif name == "join" and args:
-                return (self._make_joined(text, args[0]), *args[1:])
-            return args
-
-        def _before_filter(
-            self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[Any, ...]:
-            value, rest = args[0], args[1:]
-            if name in ("list", "sort", "unique", "map", "batch", "slice") and hasattr(
-                value, "__len__"
-            ):
-                self.make(_ENTRY * len(value))
-            if name in ("center", "batch", "slice"):
-                self._make_wide("", rest, kwargs, often=_ENTRY)
-            elif name == "indent":
+        `values` is the place of what `join` puts together: a method has it behind the separator.
+        """
+        value, rest = args[0], (*args[1:], *kwargs.values())
+        match name:
+            case "split" | "rsplit" | "splitlines" | "partition" | "rpartition":
+                self.make(4 * len(value))
+            case "list" | "sort" | "unique" | "map" | "batch" | "slice":
+                self.make(_ENTRY * len(value) if hasattr(value, "__len__") else 0)
+                if name in ("batch", "slice"):
+                    self.make(_ENTRY * _widest(rest))
+            case "center" | "ljust" | "rjust" | "zfill":
+                self.make(_widest(rest))
+            case "expandtabs":
+                self.make(_widest(rest or (8,)) * value.count("\t"))
+            case "indent":
                 if not isinstance(value, str):  # Jinja would add a line to a list, in its place
                     raise TemplateLimit("the filter indent is for texts")
-                self._make_wide("", rest or (4,), kwargs, often=value.count("\n") + 2)
-            elif name == "tojson":
-                size = weight(value, most=1 << 60)
-                width = sum(_width(each) for each in (*rest, *kwargs.values()))
+                self.make(_widest(rest or (4,)) * (value.count("\n") + 2))
+            case "tojson":
+                size, width = weight(value), sum(map(_width, rest))
                 self.make(size + size // _ENTRY * width * (nesting(value) if width else 0))
-            elif name == "replace":
-                old, new = (*rest, kwargs.get("old"), kwargs.get("new"))[:2]
-                self._make_replaced(str(value), old, new)
-            elif name == "join":
-                between = rest[0] if rest else kwargs.get("d", "")
-                return (self._make_joined(str(between), value), *rest)
-            elif name == "format":
-                self._check_format(str(value), "%", (rest, kwargs))
-            elif name in ("round", "truncate"):
-                self._make_wide("", rest, kwargs, often=1)
-                if name == "round":
-                    self._check_digits(4 * max(map(_width, (0, *rest, *kwargs.values()))))
-            elif name == "sum" and not all(
-                isinstance(each, int | float | str | None) for each in (*rest, *kwargs.values())
-            ):
-                raise TemplateLimit("the filter sum adds up numbers alone")
-            return args
+            case "replace":
+                old, new = (*args[1:], kwargs.get("old"), kwargs.get("new"))[:2]
+                more = len(str(new)) - len(str(old))
+                self.make(max(more, 0) * str(value).count(str(old)))
+            case "join":
+                separator = str((*args, kwargs.get("d", ""))[1 - values])
+                args = (*args[:values], _listed(args[values]), *args[values + 1 :])
+                self.make(weight(args[values]) + len(separator) * len(args[values]))
+            case "format":
+                self._check_format(str(value), "%", rest)
+            case "round":
+                self._check_digits(4 * _widest(rest))
+            case "sum":
+                if not all(isinstance(each, int | float | str | None) for each in rest):
+                    raise TemplateLimit("the filter sum adds up numbers alone")
+        return args
 
-        def _after(self, made: Any) -> Any:
-            if isinstance(made, str):
-                self.make(len(made))
-            elif isinstance(made, list | tuple | dict):
-                self.built(made)
-            return made
+    def _check_digits(self, bits: int) -> None:
+        if bits > 4 * _WIDEST:
+            raise TemplateLimit(f"the template makes a number of more than {_WIDEST:,} digits")
 
-        def _make_wide(
-            self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, often: int
-        ) -> None:
-            widest = max(map(_width, (0, *args, *kwargs.values())))
-            if widest > SIZES:
-                raise TemplateLimit(f"the template makes something {widest:,} wide")
-            self.make(len(text) + widest * often)
-
-        def _make_replaced(self, text: str, old: Any = None, new: Any = None) -> None:
-            more = len(str(new)) - len(str(old))
-            self.make(len(text) + max(more, 0) * text.count(str(old)))
-
-        def _make_joined(self, between: str, values: Any) -> Any:
-            if not isinstance(values, list | tuple | dict | str):
-                values = list(values)
-            self.make(weight(values, most=1 << 60) + len(between) * len(values))
-            return values
-
-        def _check_digits(self, bits: int) -> None:
-            if bits > 4 * _WIDEST:
-                raise TemplateLimit(f"the template makes a number of more than {_WIDEST:,} digits")
-
-        def _check_format(self, text: str, mark: str, values: Any) -> None:
-            """A string that says itself how wide its fields are."""
-            if mark == "%":
-                fields = re.findall(r"%(?:\([^)]*\))?([-+ #0-9.*]*)", text)
-                is_unknown = any("*" in one for one in fields)
-            else:
-                plain = text.replace("{{", "").replace("}}", "")
-                fields = re.findall(r"\{[^{}]*\}", plain)
-                is_unknown = re.search(r"\{[^{}]*\{", plain) is not None
-            widths = [len(number) for one in fields for number in re.findall(r"\d+", one)]
-            if is_unknown or any(width > len(str(_WIDEST)) for width in widths):
-                raise TemplateLimit(f"a field of a format is more than {_WIDEST:,} wide")
-            one = weight(values, most=1 << 60) + (_WIDEST if widths else 0)
-            self.make(len(text) + len(fields) * one)
-
-    return Sandbox
+    def _check_format(self, text: str, mark: str, values: Any) -> None:
+        """A string that says itself how wide its fields are."""
+        if mark == "%":
+            fields = re.findall(r"%(?:\([^)]*\))?([-+ #0-9.*]*)", text)
+            is_unknown = any("*" in one for one in fields)
+        else:
+            plain = text.replace("{{", "").replace("}}", "")
+            fields = re.findall(r"\{[^{}]*\}", plain)
+            is_unknown = re.search(r"\{[^{}]*\{", plain) is not None
+        widths = [len(number) for one in fields for number in re.findall(r"\d+", one)]
+        if is_unknown or any(width > len(str(_WIDEST)) for width in widths):
+            raise TemplateLimit(f"a field of a format is more than {_WIDEST:,} wide")
+        one = weight(values) + (_WIDEST if widths else 0)
+        self.make(len(text) + len(fields) * one)
 
 
 def _width(value: object) -> int:
-    """How much wider a number, or a text or two that stand in its place, can make something."""
+    """How much wider a number, or a text or two that are in its place, can make something."""
     if isinstance(value, tuple):
         return sum(map(_width, value))
     return abs(value) if isinstance(value, int) else len(value) if isinstance(value, str) else 0
 
 
+def _widest(values: tuple[Any, ...]) -> int:
+    return max(map(_width, values), default=0)
+
+
+def _listed(values: Any) -> Any:
+    return values if isinstance(values, list | tuple | dict | str) else list(values)
+
+
 class _Counted:
     """Values that a filter gives one by one, each of which is a step."""
 
-    def __init__(self, values: Iterator[Any], sandbox: Any, cost: int, *, nested: int = 0) -> None:
+    def __init__(
+        self, values: Iterator[Any], sandbox: Sandbox, cost: int, *, nested: int = 0
+    ) -> None:
         self._values, self._sandbox, self._cost = values, sandbox, cost
         self.nested = nested + 1
         if self.nested > DEPTH:
@@ -489,165 +431,28 @@ class _Counted:
         return next(self._values)
 
 
-@functools.cache
-def _code_generator() -> Any:
-    """Jinja's compiler, with calls of the sandbox where values are made without it."""
-    jinja2 = import_jinja()
-    from jinja2.compiler import CodeGenerator, operators, optimizeconst
-
-    nodes = jinja2.nodes
-
-    class Generator(CodeGenerator):
-        def _within(self, name: str, visit: Any, node: Any, frame: Any) -> None:
-            self.write(f"environment.{name}(")
-            visit(node, frame)
-            self.write(")")
-
-        def visit_List(self, node: Any, frame: Any) -> None:  # noqa: N802
-            self._within("built", super().visit_List, node, frame)
-
-        def visit_Dict(self, node: Any, frame: Any) -> None:  # noqa: N802
-            self._within("built", super().visit_Dict, node, frame)
-
-        def visit_Tuple(self, node: Any, frame: Any) -> None:  # noqa: N802
-            if node.ctx == "load":
-                self._within("built", super().visit_Tuple, node, frame)
-            else:
-                super().visit_Tuple(node, frame)
-
-        def visit_Getitem(self, node: Any, frame: Any) -> None:  # noqa: N802
-            if isinstance(node.arg, nodes.Slice):
-                self._within("part", super().visit_Getitem, node, frame)
-            else:
-                super().visit_Getitem(node, frame)
-
-        def visit_Operand(self, node: Any, frame: Any) -> None:  # noqa: N802
-            if isinstance(node.expr, nodes.Const):
-                super().visit_Operand(node, frame)
-            else:
-                self.write(f" {operators[node.op]} ")
-                self._within("compared", self.visit, node.expr, frame)
-
-        @optimizeconst
-        def visit_Add(self, node: Any, frame: Any) -> None:  # noqa: N802
-            terms = _terms(node)
-            if _unknown(terms) > MOST_AT_ONCE:
-                super().visit_Add(node, frame)
-                return
-            self.write("environment.added((")
-            for number, each in enumerate(terms):
-                self.write(" + " if number else "")
-                self.visit(each, frame)
-            self.write("))")
-
-        @optimizeconst
-        def visit_Concat(self, node: Any, frame: Any) -> None:  # noqa: N802
-            if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
-                self.fail("a chat template has no autoescape", node.lineno)
-            is_short = _unknown(node.nodes) <= MOST_AT_ONCE
-            self.write("environment.added(str_join((" if is_short else "environment.joined((")
-            for each in node.nodes:
-                self.visit(each, frame)
-                self.write(", ")
-            self.write(")))" if is_short else "))")
-
-    def _terms(node: Any) -> list[Any]:
-        """The terms of a sum, from left to right."""
-        terms: list[Any] = []
-        while isinstance(node, nodes.Add):
-            terms.append(node.right)
-            node = node.left
-        return [node, *reversed(terms)]
-
-    def _unknown(terms: list[Any]) -> int:
-        return sum(not isinstance(each, nodes.Const) for each in terms)
-
-    return Generator
+class _Namespace(Namespace):
+    def __repr__(self) -> str:
+        # Two that hold each other twice would be a text without end.
+        raise TemplateLimit("a namespace is no text")
 
 
-def _main_loop(tree: Any) -> Any:
-    """The loop over the messages, if all before and in it is the same for a part of them.
+class _GenerationBlocks(jinja2.ext.Extension):
+    """The tag that encloses what an assistant says, as transformers defines it."""
 
-    That is so if nothing there but the loop itself sees how many messages there are, or any behind
-    the one at hand, or whether an answer is asked for; and if what stands behind the loop sees
-    nothing but what is the same for all conversations, so that it always writes the same. None
-    where that is not plain to see.
-    """
-    nodes = import_jinja().nodes
-    names, mains = {"messages"}, [n for n in tree.body if isinstance(n, nodes.For)]
-    odd = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Break)
-    if len(mains) != 1 or any(True for _ in tree.find_all(odd)):
-        return None
-    main = mains[0]
-    place = tree.body.index(main)
-    allowed, is_renamed = {id(main.iter)}, False
-    for node in _statements(tree.body[:place]):
-        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
-            value = node.node
-            if isinstance(value, nodes.Getitem) and _is_rest(value.arg):
-                value = value.node
-            if isinstance(value, nodes.Name) and value.name in names:
-                names.add(node.target.name)
-                allowed |= {id(value), id(node.target)}
-                is_renamed = is_renamed or node.target.name == "messages"
-    for each in (one for node in tree.body[:place] for one in node.find_all(nodes.Getitem)):
-        is_first = isinstance(each.arg, nodes.Const) and each.arg.value == 0 and not is_renamed
-        if is_first and isinstance(each.node, nodes.Name) and each.node.name == "messages":
-            allowed.add(id(each.node))  # a part that is not empty has the first one
-    for each in main.find_all(nodes.Getattr):
-        is_loop = isinstance(each.node, nodes.Name) and each.node.name == "loop"
-        if is_loop and each.attr in ("index", "index0", "first"):
-            allowed.add(id(each.node))
-    is_plain = isinstance(main.iter, nodes.Name) and main.iter.name in names
-    if not is_plain or main.test is not None or main.else_ or main.recursive:
-        return None
-    before = [*_names(tree.body[:place]), *_names([main])]
-    for name in before:
-        hidden = name.name in names or name.name in ("add_generation_prompt", "loop", "self")
-        if hidden and id(name) not in allowed:
-            return None
-    made = {name.name for name in before if getattr(name, "ctx", "store") != "load"}
-    made |= {macro.name for macro in tree.find_all(nodes.Macro)}
-    behind = {name.name for name in _names(tree.body[place + 1 :])}
-    return None if behind & (made | names | {"loop", "self"}) else main
+    tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
+    environment: Sandbox
 
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
 
-def _statements(parts: list[Any]) -> Iterator[Any]:
-    """Those that are run at the top, in conditions too."""
-    for part in parts:
-        yield part
-        if isinstance(part, import_jinja().nodes.If):
-            yield from _statements([*part.body, *part.elif_, *part.else_])
-
-
-def _is_rest(node: Any) -> bool:
-    """Whether it is a slice such as [1:]."""
-    nodes = import_jinja().nodes
-    if not isinstance(node, nodes.Slice) or node.stop is not None or node.step is not None:
-        return False
-    return (
-        isinstance(node.start, nodes.Const)
-        and type(node.start.value) is int
-        and (node.start.value >= 0)
-    )
-
-
-def _names(parts: list[Any]) -> Iterator[Any]:
-    nodes = import_jinja().nodes
-    for part in parts:
-        if isinstance(part, nodes.Name):
-            yield part
-        yield from part.find_all((nodes.Name, nodes.NSRef))
-
-
-@functools.cache
-def _namespace() -> Any:
-    class Namespace(import_jinja().runtime.Namespace):  # type: ignore[misc]
-        def __repr__(self) -> str:
-            # Two that hold each other twice would be a text without end.
-            raise TemplateLimit("a namespace is no text")
-
-    return Namespace
+    def _note(self, caller: Any) -> Any:
+        said = caller()
+        if self.environment.tracked == _BLOCKS:
+            self.environment.note(str(said))
+        return said
 
 
 def _tojson(
@@ -663,40 +468,286 @@ def _tojson(
     )
 
 
-@functools.cache
-def _generation_extension() -> Any:
-    """The tag that encloses what an assistant says, as transformers defines it."""
-    jinja2 = import_jinja()
-    from jinja2.ext import Extension
+class _Counting(NodeTransformer):
+    """Has a template call the sandbox where it would make or go through values without it."""
 
-    class GenerationBlocks(Extension):
-        tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
+    def __init__(self, main: nodes.For | None) -> None:
+        self._main = main
 
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_note")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+    def _told(self, name: str, first: Any, *more: Any) -> nodes.Filter:
+        return nodes.Filter(first, f" {name}", list(more), [], None, None)
 
-        def _note(self, caller: Any) -> Any:
-            said = caller()
-            tracker = getattr(self.environment, TRACKED)
-            if tracker is not None:
-                tracker.note(str(said))
-            return said
+    def visit_List(self, node: Any) -> Any:  # noqa: N802
+        node = self.generic_visit(node)
+        return node if getattr(node, "ctx", "load") != "load" else self._told("built", node)
 
-    return GenerationBlocks
+    visit_Dict = visit_Tuple = visit_List  # noqa: N815
+
+    def visit_Getitem(self, node: Any) -> Any:  # noqa: N802
+        node = self.generic_visit(node)
+        return self._told("part", node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Operand(self, node: Any) -> Any:  # noqa: N802
+        node = self.generic_visit(node)
+        if not isinstance(node.expr, nodes.Const):
+            node.expr = self._told("compared", node.expr)
+        return node
+
+    # Of a few values it is counted afterwards what they make.
+
+    def visit_Add(self, node: Any) -> Any:  # noqa: N802
+        terms = []
+        while isinstance(node, nodes.Add):
+            terms.append(self.visit(node.right))
+            node = node.left
+        total = self.visit(node)
+        for number, term in enumerate(reversed(terms), start=1):
+            total = nodes.Add(total, term)
+            if number % MOST_AT_ONCE == 0 or number == len(terms):
+                total = self._told("made", total)
+        return total
+
+    def visit_Concat(self, node: Any) -> Any:  # noqa: N802
+        terms = list(map(self.visit, node.nodes))
+        while sum(not isinstance(each, nodes.Const) for each in terms) > MOST_AT_ONCE:
+            groups = [terms[i : i + MOST_AT_ONCE] for i in range(0, len(terms), MOST_AT_ONCE)]
+            terms = [self._told("made", nodes.Concat(group)) for group in groups]
+        return self._told("made", nodes.Concat(terms))
+
+    def visit_For(self, node: Any) -> Any:  # noqa: N802
+        cost = nodes.Const(_size(node))
+        node = self.generic_visit(node)
+        node.iter = self._told("loop", node.iter, cost, nodes.Const(node is self._main))
+        return node
 
 
-def import_jinja() -> Any:
-    """Jinja, which only chats need."""
-    try:
-        import jinja2
-        import jinja2.ext
-        import jinja2.nodes
-        import jinja2.runtime
-    except ImportError as error:
-        raise MissingExtraError(
-            "jinja2", extra="chat", purpose="rendering chats with a chat template"
-        ) from error
-    return jinja2
+def _size(node: nodes.Node) -> int:
+    return sum(1 for _ in node.find_all(nodes.Node))
+
+
+def _main_loop(tree: nodes.Template) -> nodes.For | None:
+    """The loop over the messages, if all before and in it is the same for a part of them.
+
+    That is so if nothing there but the loop itself sees how many messages there are, or any after
+    the one at hand, or whether an answer is asked for; and if what follows the loop sees nothing
+    but what is the same for all conversations, so that it always writes the same. None where that
+    is not plain to see.
+    """
+    names, mains = {"messages"}, [each for each in tree.body if isinstance(each, nodes.For)]
+    odd = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Break)
+    if len(mains) != 1 or any(True for _ in tree.find_all(odd)):
+        return None
+    main = mains[0]
+    place = tree.body.index(main)
+    before, after = tree.body[:place], tree.body[place + 1 :]
+    allowed, is_renamed = {id(main.iter)}, False
+    for node in _statements(before):
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            value = node.node
+            if isinstance(value, nodes.Getitem) and _is_rest(value.arg):
+                value = value.node
+            if isinstance(value, nodes.Name) and value.name in names:
+                names.add(node.target.name)
+                allowed |= {id(value), id(node.target)}
+                is_renamed = is_renamed or node.target.name == "messages"
+    for item in (one for node in before for one in node.find_all(nodes.Getitem)):
+        is_first = isinstance(item.arg, nodes.Const) and item.arg.value == 0 and not is_renamed
+        if is_first and isinstance(item.node, nodes.Name) and item.node.name == "messages":
+            allowed.add(id(item.node))  # a part that is not empty has the first one
+    for member in main.find_all(nodes.Getattr):
+        is_loop = isinstance(member.node, nodes.Name) and member.node.name == "loop"
+        if is_loop and member.attr in ("index", "index0", "first"):
+            allowed.add(id(member.node))
+    is_plain = isinstance(main.iter, nodes.Name) and main.iter.name in names
+    if not is_plain or main.test is not None or main.else_ or main.recursive:
+        return None
+    seen = _names([*before, main])
+    hidden = names | {PROMPT, "loop", "self"}
+    if any(name.name in hidden and id(name) not in allowed for name in seen):
+        return None
+    made = {name.name for name in seen if getattr(name, "ctx", "store") != "load"}
+    made |= {macro.name for macro in tree.find_all(nodes.Macro)} | names | {"loop", "self"}
+    return None if made & {name.name for name in _names(after)} else main
+
+
+def _statements(parts: list[nodes.Node]) -> Iterator[nodes.Node]:
+    """Those that are run at the top, in conditions too."""
+    for part in parts:
+        yield part
+        if isinstance(part, nodes.If):
+            yield from _statements([*part.body, *part.elif_, *part.else_])
+
+
+def _is_rest(node: nodes.Node) -> bool:
+    """Whether it is a slice such as [1:]."""
+    if not isinstance(node, nodes.Slice) or node.stop is not None or node.step is not None:
+        return False
+    start = node.start.value if isinstance(node.start, nodes.Const) else None
+    return type(start) is int and start >= 0
+
+
+def _names(parts: list[nodes.Node]) -> list[Any]:
+    kinds = (nodes.Name, nodes.NSRef)
+    return [
+        one
+        for part in parts
+        for one in (*([part] if isinstance(part, nodes.Name) else []), *part.find_all(kinds))
+    ]
+
+
+class MessagePlaces(NamedTuple):
+    """Where the messages of a conversation begin, and what is written after the last one."""
+
+    # One more than there are messages: the end of the last. None for those before the loop.
+    places: list[int | None]
+    # Without the header of an answer to come, and with it.
+    tails: tuple[str, str]
+
+
+class ChatTemplate:
+    """A compiled template with the strings that it is given besides the conversation."""
+
+    def __init__(
+        self, source: str, *, variables: Mapping[str, Any], date: datetime.date | None = None
+    ) -> None:
+        self.source = source
+        self.variables = dict(variables)
+        self.has_generation = GENERATION.search(source) is not None
+        self.has_prompt = PROMPT in source  # whether it can write the header of an answer alone
+        asks = re.search(r"strftime_now\s+is\s+(not\s+)?defined", source)
+        if "strftime_now" in source and date is None and not asks:
+            raise UsageError(
+                "the chat template writes today's date, so the same command would make another "
+                "store every day",
+                hint="say which day it shall write: --chat-date 2024-07-26",
+            )
+        if len(source) > MOST_CHARACTERS:
+            raise _refused(f"has {len(source):,} characters, more than {MOST_CHARACTERS:,}")
+        self._sandbox = Sandbox(date)
+        try:
+            tree = self._sandbox.parse(source)
+            # Strings of its expressions: what it writes, and what it looks for.
+            constants = [node.value for node in tree.find_all(nodes.Const)]
+            self.literals = [each for each in constants if isinstance(each, str)]
+            # Every string that the template itself can write, but for its variables.
+            texts = [node.data for node in tree.find_all(nodes.TemplateData)]
+            self.constants = [*texts, *self.literals]
+            macros = tree.find_all((nodes.Macro, nodes.CallBlock))
+            self._sandbox.macro_cost = max(map(_size, macros), default=1)
+            main = _main_loop(tree)
+            # Whether what is written of a message follows from it and those before alone.
+            self._is_forward = main is not None
+            tree = _Counting(main).visit(tree).set_environment(self._sandbox)
+            self._template = self._sandbox.from_string(tree)
+            # A chain of dicts otherwise, which is copied entry by entry for every conversation.
+            self._template.globals = dict(self._template.globals)
+        except jinja2.TemplateSyntaxError as error:
+            raise _refused(f"is no valid Jinja: {error.message} (line {error.lineno})") from error
+        except Exception as error:  # what Jinja and Python say to code that is too large or deep
+            what = f"{type(error).__name__}: {error}"[:200]
+            raise _refused(f"is nested too deep, or too large ({what})") from error
+
+    def render(self, conversation: Conversation, *, prompt: bool = False) -> str:
+        """The conversation's text; `prompt` adds the header of an answer to come."""
+        return self._run(conversation, prompt=prompt)
+
+    def render_tracked(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation's text with the places of its generation blocks."""
+        text = self._run(conversation, tracked=_BLOCKS)
+        generated = [(start, start + len(said)) for start, said in self._sandbox.notes if said]
+        if not all(text.startswith(said, start) for start, said in self._sandbox.notes):
+            raise RowError(
+                RejectReason.TEMPLATE_ERROR,
+                "a generation block stands inside a macro or a variable, so its place in the text "
+                "is not known",
+            )
+        return text, generated
+
+    def borders(self, conversation: Conversation, text: str) -> MessagePlaces | None:
+        """Where each message begins in the text of the whole, by one rendering for all of them.
+
+        That is where a rendering up to it would end, but for what is written after all messages.
+        None for templates of which that is not known: those that look ahead.
+        """
+        if not self._is_forward:
+            return None
+        asked = self._run(conversation, prompt=True, tracked=_MESSAGES)
+        places, values = [place for place, _ in self._sandbox.notes], self._sandbox.looped
+        skipped = len(conversation.messages) - len(values)
+        if len(places) != len(values) + 1 or skipped < 0:
+            return None
+        # Whatever the loop is over, it must be these very messages, from one of them on.
+        if not all(map(operator.is_, values, conversation.messages[skipped:])):
+            return None
+        if not text.startswith(asked[: places[-1]]):
+            return None
+        return MessagePlaces([None] * skipped + places, (text[places[-1] :], asked[places[-1] :]))
+
+    @functools.cached_property
+    def answer_header(self) -> str:
+        """What an answer begins with whatever it says; an empty string where that is nothing.
+
+        For templates that have no other way to tell: it is what two answers have in common.
+        """
+        question = {"role": "user", "content": "?"}
+        talks = [[question, {"role": "assistant", "content": one}] for one in _TWO_ANSWERS]
+        try:
+            before, one, other = (
+                self.render(Conversation(talk, None)) for talk in ([question], *talks)
+            )
+        except RowError:
+            return ""
+        pairs = enumerate(zip(one, other, strict=False))
+        header = one[len(before) : next((place for place, (a, b) in pairs if a != b), len(one))]
+        return header if one.startswith(before) and header.strip() else ""
+
+    def _run(
+        self, conversation: Conversation, *, prompt: bool = False, tracked: str | None = None
+    ) -> str:
+        sandbox, seen = self._sandbox, 0
+        parts = sandbox.begin(conversation, tracked=tracked)
+        values = {
+            **self.variables,
+            **conversation.variables,
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "documents": None,
+            PROMPT: prompt,
+        }
+        try:
+            written = self._template.root_render_func(self._template.new_context(values))
+            while True:
+                parts.extend(itertools.islice(written, PARTS_AT_ONCE))
+                sandbox.make(sum(map(len, parts[seen:] if seen else parts)))
+                if len(parts) < seen + PARTS_AT_ONCE:
+                    return "".join(parts)
+                seen = len(parts)
+        except TemplateLimit as error:
+            raise RowError(RejectReason.TEMPLATE_ERROR, str(error)) from error
+        except RecursionError as error:
+            raise RowError(RejectReason.TEMPLATE_ERROR, "the template recurses too deep") from error
+        except BuildError:
+            raise
+        except MemoryError as error:
+            # Another machine has more, and would make another store.
+            raise BuildError(
+                "there is not enough memory to run the chat template on a row",
+                hint="use fewer --workers, or a machine with more memory",
+            ) from error
+        except Exception as error:  # whatever the template's own code can raise
+            what = f"{type(error).__name__}: {str(error) or 'no reason given'}"
+            # OpenAI's form has nulls beside calls of tools.
+            for place, message in enumerate(conversation.messages):
+                if message.get("content") is None:
+                    what += (
+                        f"; message {place} has no content (null), which the template may not "
+                        "expect: put an empty string there"
+                    )
+                    break
+            raise RowError(RejectReason.TEMPLATE_ERROR, what) from error
+
+
+def _refused(why: str) -> TokenizerError:
+    return TokenizerError(
+        f"the chat template {why}", hint="correct it, or give another one: --chat-template FILE"
+    )

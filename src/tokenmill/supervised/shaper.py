@@ -22,7 +22,7 @@ from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
 from tokenmill.sources.base import FORMATS, SourceFile
 from tokenmill.supervised.chat import ChatMaker, special_tokens_of
 from tokenmill.supervised.pieces import RowPieces, RowText, TextBoundaries
-from tokenmill.supervised.rows import FieldTemplate, RowError, parse_row, parse_template, text_of
+from tokenmill.supervised.rows import RowError, parse_row, text_of
 from tokenmill.supervised.templates import load_templates
 
 if TYPE_CHECKING:
@@ -35,76 +35,101 @@ if TYPE_CHECKING:
     from tokenmill.options import RowShape
 
 
-# -------------------------------------------------------------------------------------------------
-# Texts of several fields, and prompts with completions.
+# Small templates: `{title}\n\n{body}` makes one text of several fields. A name in braces is a field
+# (dots reach into nested objects), a double brace is a brace, and all else means itself. There is
+# nothing more to it on purpose: no conversions, no formats.
 #
 # Prompt and completion are one text and are encoded as one, so that there is no seam between them
 # that the tokenizer would not make. A token that has characters of both belongs to the prompt: the
 # model is given it, and is not asked for it. Spaces are the exception: most tokenizers make the
-# space before a word a part of its token, and behind "Answer: " no first word would ever be
-# learned.
+# space before a word a part of its token, and after "Answer: " no first word would ever be learned.
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+FieldTemplate = tuple[tuple[bool, str], ...]  # (True, field) or (False, text)
 
 
-class FieldMaker:
-    """Fills a template with the fields of a row: a text, or a prompt and its completion."""
-
-    def __init__(
-        self,
-        template: FieldTemplate,
-        *,
-        completion_field: str | None = None,
-        bos: int | None = None,
-        eos: int | None = None,
-    ) -> None:
-        self._template = template
-        # Everything from the completion on is what the model is to say.
-        self._prompt_pieces = (
-            None if completion_field is None else template.pieces.index((True, completion_field))
+def parse_template(template: str) -> FieldTemplate:
+    """Take a template apart; UsageError where a brace has no partner or names nothing."""
+    pieces: list[tuple[bool, str]] = []
+    why = None
+    for match in _PART.finditer(template):
+        text = match[0]
+        if match[1] is not None:
+            pieces.append((True, match[1].strip()))
+        elif text in ("{", "}"):
+            why = why or f"{text!r} at character {match.start()} has no partner"
+        else:
+            pieces.append((False, text[0] if text in ("{{", "}}") else text))
+    if (True, "") in pieces:
+        why = why or "a pair of braces names no field"
+    if not any(is_field for is_field, _ in pieces):
+        why = why or "it names no field, so every row would become the same text"
+    if why:
+        raise UsageError(
+            f"the template {template!r} cannot be used: {why}",
+            hint="write fields in braces, such as '{title}\\n\\n{body}'; "
+            "a brace itself is {{ or }}",
         )
-        self._bos, self._eos = bos, eos
+    return tuple(pieces)
 
-    def __call__(self, row: dict[str, Any]) -> RowText:
-        """The text of a row; its completion counts."""
-        pieces = self._template.pieces
-        parts = [text_of(row, text) if is_field else text for is_field, text in pieces]
+
+def field_template(shape: RowShape) -> FieldTemplate:
+    """The template of a shape; without one, the prompt and then the completion."""
+    if shape.template is None:
+        return (True, shape.prompt_field), (True, shape.completion_field)
+    template = parse_template(shape.template)
+    completion = (True, shape.completion_field)
+    if shape.format == "prompt-completion" and completion not in template:
+        named = [text for is_field, text in template if is_field]
+        raise UsageError(
+            f"the template {shape.template!r} does not name the field "
+            f"{shape.completion_field!r}, with which the completion begins",
+            hint=f"name it with --completion-field, such as: --completion-field {named[-1]}",
+        )
+    return template
+
+
+def field_maker(
+    shape: RowShape, *, bos: int | None, eos: int | None
+) -> Callable[[dict[str, Any]], RowText]:
+    """Makes the text of a row: a template filled with its fields, of which a completion counts."""
+    template = field_template(shape)
+    # Everything from the completion on is what the model is to say.
+    has_completion = shape.format == "prompt-completion"
+    first = template.index((True, shape.completion_field)) if has_completion else 0
+
+    def make(row: dict[str, Any]) -> RowText:
+        parts = [text_of(row, text) if is_field else text for is_field, text in template]
         text = "".join(parts)
-        if not text or self._prompt_pieces is None:
+        if not text or not has_completion:
             return RowText(text)
-        boundary = sum(map(len, parts[: self._prompt_pieces]))
+        boundary = sum(map(len, parts[:first]))
         if boundary == len(text):
             # The end token alone could be learned; an answer that is missing is far more likely.
             raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
-        return RowText(text, [(boundary, len(text))], before=self._bos, after=self._eos)
+        return RowText(text, [(boundary, len(text))], before=bos, after=eos)
 
-
-# -------------------------------------------------------------------------------------------------
-# An engine for text that does not open its row, where that makes a difference.
-#
-# Some tokenizers put a space in front of a text, but only where it is the beginning of everything
-# (`Metaspace` with the scheme `first`). A chat is cut at its special tokens, so all stretches but
-# the first must be encoded by the same tokenizer without that space.
+    return make
 
 
 def load_inner(info: TokenizerInfo) -> Engine | None:
-    """The engine for later stretches; None where the tokenizer treats all of them alike."""
+    """An engine for text that does not open its row, where that makes a difference.
+
+    Some tokenizers put a space in front of a text, but only where it is the beginning of everything
+    (`Metaspace` with the scheme `first`). A chat is cut at its special tokens, so all texts but the
+    first must be encoded by the same tokenizer without that space.
+    """
     if not info.spaces_beginnings:
         return None
     path = info.files["tokenizer.json"]
     content = json.loads(path.read_text(encoding="utf-8-sig"))
-    _silence(content["pre_tokenizer"])
+    steps = [content["pre_tokenizer"]]
+    while steps:
+        step = steps.pop()
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+        steps += step.get("pretokenizers") or []
     return HuggingFaceEngine(path, special_tokens=SpecialTokens.TEXT, content=json.dumps(content))
-
-
-def _silence(step: dict[str, Any]) -> None:
-    """Take the space away."""
-    if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
-        step["prepend_scheme"] = "never"
-    for member in step.get("pretokenizers") or []:
-        _silence(member)
-
-
-if TYPE_CHECKING:
-    Encode = Callable[[TextBatch], TokenBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +137,9 @@ class Shaped:
     """Rows of a batch, ready to be encoded."""
 
     pieces: RowPieces
-    stretches: TextBatch
-    """Of all pieces, those that are to be encoded."""
+    stretches: TextBatch  # of all pieces, those that are to be encoded
     rows: NDArray[np.int64]
-    texts: list[str]
-    """The text that each row became: what its split follows from."""
+    texts: list[str]  # what each row became, from which its split follows
     rejects: tuple[Reject, ...]
 
 
@@ -140,7 +163,9 @@ class Shaper:
         )
         self._inner: Engine | None = None
         self._make: Callable[[dict[str, Any]], RowText]
-        if shape.format == "chat":
+        if shape.format != "chat":
+            self._make = field_maker(shape, bos=bos, eos=eos)
+        else:
             self._make = ChatMaker(
                 load_templates(engine.info, date=shape.chat_date, kwargs=shape.template_kwargs),
                 special_tokens_of(engine.info),
@@ -148,13 +173,7 @@ class Shaper:
                 messages_field=shape.messages_field,
             )
             self._inner = load_inner(engine.info)
-        elif shape.format == "prompt-completion":
-            self._make = FieldMaker(
-                field_template(shape), completion_field=shape.completion_field, bos=bos, eos=eos
-            )
-        else:
-            self._make = FieldMaker(field_template(shape))
-        # Nobody asks what counts of texts without a mask.
+        # Texts without a mask have no boundaries to find.
         self._borders = TextBoundaries(engine, engine.reference) if shape.has_mask else None
         self._inner_borders = self._borders
         if self._inner is not None:
@@ -193,7 +212,7 @@ class Shaper:
         rows = np.array(kept, np.int64)
         return Shaped(pieces, pieces.stretches(), rows, made, tuple(rejects))
 
-    def encode(self, shaped: Shaped, encode: Encode) -> TokenBatch:
+    def encode(self, shaped: Shaped, encode: Callable[[TextBatch], TokenBatch]) -> TokenBatch:
         """Ids of all stretches of the rows."""
         stretches = shaped.stretches
         if not len(stretches):
@@ -210,32 +229,14 @@ class Shaper:
         return TokenBatch(joined.ids, joined.offsets, mask if self._shape.has_mask else None)
 
 
-def field_template(shape: RowShape) -> FieldTemplate:
-    """The template of a shape; without one, the prompt and behind it the completion."""
-    if shape.template is not None:
-        template = parse_template(shape.template)
-        if shape.format == "prompt-completion" and shape.completion_field not in template.fields:
-            raise UsageError(
-                f"the template {shape.template!r} does not name the field "
-                f"{shape.completion_field!r}, with which the completion begins",
-                hint="name it with --completion-field, such as: --completion-field "
-                f"{template.fields[-1]}",
-            )
-        return template
-    return FieldTemplate(((True, shape.prompt_field), (True, shape.completion_field)))
-
-
-# -------------------------------------------------------------------------------------------------
-# What a shape of rows asks of the sources: which fields, and files that have fields at all.
-
-
 def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
     """The fields to read, and whether all of them must be there; none for one text per row."""
     if shape is None or not shape.has_fields:
         return (), True
     if shape.format == "chat":
         return shape.chat_fields, False
-    return field_template(shape).fields, True
+    named = [text for is_field, text in field_template(shape) if is_field]
+    return tuple(dict.fromkeys(named)), True
 
 
 def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> None:
