@@ -25,6 +25,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
 from tokenmill.errors import MissingExtraError, SourceError, UsageError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
 
 _Answer = TypeVar("_Answer")
@@ -854,6 +854,16 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     text = os.fspath(path)
     refuse_secrets(text)
     return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
+
+
+def local_path(path: PathInput) -> Path | None:
+    """Where a local file or folder is; None for what is read through fsspec."""
+    text = os.fspath(path)
+    if ":/" in text:
+        if is_remote(text):
+            return None
+        text = normalise(text)
+    return Path(text)
 
 
 def normalise(path: str | os.PathLike[str]) -> str:

@@ -18,8 +18,7 @@ from tests.builder.stores import make_texts, tree, write_jsonl
 import tokenmill
 from tokenmill.builder.plan import BuildPart, parse_part, part_of
 from tokenmill.errors import BuildError, StoreError, StoreLockedError, UsageError
-from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import PartLock, StoreLock
+from tokenmill.store.layout import StoreLayout, StoreLock
 from tokenmill.store.receipts import read_runs
 
 if TYPE_CHECKING:
@@ -176,10 +175,10 @@ def test_files_that_are_gone_are_dropped_by_finish_only_if_asked(whole: dict[str
 def test_a_build_and_parts_keep_each_other_out_and_parts_do_not(tmp_path: Path) -> None:
     layout = StoreLayout(tmp_path)
     refused = pytest.raises(StoreLockedError, match="parts of a build are at work")
-    with PartLock(layout), PartLock(layout), refused:
+    with StoreLock(layout, parts=True), StoreLock(layout, parts=True), refused:
         StoreLock(layout).acquire()
     with StoreLock(layout), pytest.raises(StoreLockedError, match="is building into"):
-        PartLock(layout).acquire()
+        StoreLock(layout, parts=True).acquire()
 
 
 def test_inputs_with_a_key_are_named_again_and_never_kept(whole: dict[str, bytes]) -> None:

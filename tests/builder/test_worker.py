@@ -19,8 +19,7 @@ from tokenmill.records import TokenBatch
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.discovery import discover
 from tokenmill.store.format import read_index
-from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import StoreLock
+from tokenmill.store.layout import StoreLayout, StoreLock
 from tokenmill.store.receipts import read_receipt
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tests.trainer.runs import counting_store, losses
 
 import tokenmill
 from tokenmill.errors import TokenmillError, TrainingError, UsageError
-from tokenmill.store.durable import checksum_of, seal
+from tokenmill.store.layout import checksum_of, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

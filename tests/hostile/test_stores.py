@@ -30,8 +30,8 @@ from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.loader.loader import Loader
 from tokenmill.store import stream
 from tokenmill.store.check import check_store
-from tokenmill.store.durable import checksum_of
 from tokenmill.store.facts import facts_of
+from tokenmill.store.layout import checksum_of
 from tokenmill.store.reader import Store
 from tokenmill.store.stream import MappedTokens
 from tokenmill.torch import DeviceFeeder

@@ -17,7 +17,7 @@ from tests.store.samples import SampleStore, SampleUnit
 from tokenmill.errors import StoreError
 from tokenmill.loader.packing import BestFitLayout
 from tokenmill.store.check import Finding, check_store
-from tokenmill.store.durable import checksum_of, seal, unseal
+from tokenmill.store.layout import checksum_of, seal, unseal
 from tokenmill.store.plans import (
     HEADER_BYTES,
     PLAN_VERSION,

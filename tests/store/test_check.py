@@ -11,8 +11,8 @@ import pytest
 
 from tokenmill.errors import StoreError
 from tokenmill.store.check import Finding, check_store
-from tokenmill.store.durable import seal
 from tokenmill.store.facts import facts_of
+from tokenmill.store.layout import seal
 from tokenmill.store.receipts import ManifestAssembler, append_run, read_receipt, write_manifest
 
 from .samples import GOLDEN, SampleStore, SampleUnit, unit_facts

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tokenmill.errors import StoreError, StoreLockedError
-from tokenmill.store import lock
+from tokenmill.store import layout as store_layout
 from tokenmill.store.check import check_store
-from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import PartLock, StoreLock, TurnLock, WorkerLock
+from tokenmill.store.layout import StoreLayout, StoreLock, TurnLock, WorkerLock
 
 from .samples import SampleStore, SampleUnit
 
@@ -29,7 +28,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import StoreLock, TurnLock, WorkerLock
+from tokenmill.store.layout import StoreLock, TurnLock, WorkerLock
 layout = StoreLayout(Path(sys.argv[1]))
 kinds = {"build": StoreLock, "turn": TurnLock}
 lock = kinds[sys.argv[2]](layout) if sys.argv[2] in kinds else WorkerLock(layout, token=sys.argv[2])
@@ -72,7 +71,9 @@ def line(process: subprocess.Popen[str]) -> str:
 @pytest.fixture
 def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
     polls = Polls()
-    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=polls.sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(
+        store_layout, "time", SimpleNamespace(sleep=polls.sleep, monotonic=time.monotonic)
+    )
     return polls
 
 
@@ -176,11 +177,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-@pytest.mark.parametrize("lock", [StoreLock, PartLock])
-def test_a_folder_that_cannot_be_made_is_told(
-    lock: type[StoreLock | PartLock], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_folder_that_cannot_be_made_is_told(parts: bool, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"the folder '.*file/store' cannot be made: ") as caught:
-        lock(StoreLayout(tmp_path / "file" / "store")).acquire()
+        StoreLock(StoreLayout(tmp_path / "file" / "store"), parts=parts).acquire()
     assert "--out" in (caught.value.hint or "")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import seal
 from tokenmill.store.facts import Counts, FormatVersionError, SplitTotals, TokenizerFacts, facts_of
+from tokenmill.store.layout import seal
 from tokenmill.store.receipts import (
     Manifest,
     ManifestAssembler,

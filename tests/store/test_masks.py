@@ -19,10 +19,9 @@ from tokenmill import files as files_module
 from tokenmill.errors import StoreError
 from tokenmill.store import stream as stream_module
 from tokenmill.store.check import check_store
-from tokenmill.store.durable import seal
 from tokenmill.store.facts import facts_of
 from tokenmill.store.format import counted_by_document
-from tokenmill.store.layout import StoreLayout
+from tokenmill.store.layout import StoreLayout, seal
 from tokenmill.store.reader import Store
 from tokenmill.store.receipts import (
     Manifest,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import Json, seal, seal_line, unseal
+from tokenmill.store.layout import Json, seal, seal_line, unseal
 
 PATH = Path("some/file.json")
 MEMBERS: dict[str, Json] = {

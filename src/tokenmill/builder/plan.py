@@ -34,7 +34,6 @@ from tokenmill.sources.base import (
     plan_units,
     text_size,
 )
-from tokenmill.store.durable import replace_file
 from tokenmill.store.facts import (
     FORMAT_VERSION,
     BoundaryToken,
@@ -42,7 +41,7 @@ from tokenmill.store.facts import (
     TokenizerFacts,
     facts_of,
 )
-from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
+from tokenmill.store.layout import RECEIPT_FILE, replace_file, unit_name, unit_prefix
 from tokenmill.store.receipts import find_receipt, read_manifest, read_receipt
 from tokenmill.words import format_size
 

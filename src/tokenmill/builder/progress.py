@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
     from tokenmill.sources.discovery import Discovery
-    from tokenmill.store.durable import Json
     from tokenmill.store.facts import EngineEntry, SplitTotals
+    from tokenmill.store.layout import Json
     from tokenmill.store.receipts import Manifest
 
 

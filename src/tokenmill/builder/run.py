@@ -58,12 +58,12 @@ from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.layout import (
     StoreLayout,
+    StoreLock,
     open_layout,
     refuse_other_folder,
     unit_name,
     unit_prefix,
 )
-from tokenmill.store.lock import PartLock, StoreLock
 from tokenmill.store.receipts import (
     PartRecord,
     append_runs,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
     from tokenmill.runners.ray import RayCluster, RayRunner
-    from tokenmill.store.durable import Json
+    from tokenmill.store.layout import Json
 
 
 _MOST_SHOWN = 8
@@ -154,8 +154,7 @@ class BuildRun:
         discovery = self.discover()
         refuse_other_folder(self.layout.root)
         self.connect()
-        lock = StoreLock(self.layout) if self.part is None else PartLock(self.layout)
-        with lock:
+        with StoreLock(self.layout, parts=self.part is not None) as lock:
             work = self.prepare(discovery)
             self.refuse(work)
             if (held := self._finished(work)) is not None:

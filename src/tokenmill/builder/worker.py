@@ -60,8 +60,7 @@ from tokenmill.sources.base import (
     plan_units,
 )
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
-from tokenmill.store.layout import TRAIN, join_layout, unit_name
-from tokenmill.store.lock import TurnLock, WorkerLock
+from tokenmill.store.layout import TRAIN, TurnLock, WorkerLock, join_layout, unit_name
 from tokenmill.store.write import UnitWriter
 from tokenmill.words import format_size
 

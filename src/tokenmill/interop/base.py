@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from tokenmill.files import PathInput
     from tokenmill.interop.export import PartFiles
-    from tokenmill.store.durable import Json
+    from tokenmill.store.layout import Json
     from tokenmill.store.reader import Store
 
 

@@ -23,8 +23,7 @@ from tokenmill.interop.imports import make_import, name_tokenizer, unknown_token
 from tokenmill.interop.in_place import open_in_place
 from tokenmill.interop.raw import RawFormat
 from tokenmill.options import with_settings
-from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import StoreLock
+from tokenmill.store.layout import StoreLayout, StoreLock
 from tokenmill.store.reader import Store
 
 WIDE = (1 << 31) - 1

@@ -39,9 +39,15 @@ from tokenmill.interop.records import rows_note
 from tokenmill.loader.packing import find_packing
 from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
-from tokenmill.store.durable import replace_file, seal, sync_folder, unseal, write_error
-from tokenmill.store.layout import StoreLayout
-from tokenmill.store.lock import StoreLock
+from tokenmill.store.layout import (
+    StoreLayout,
+    StoreLock,
+    replace_file,
+    seal,
+    sync_folder,
+    unseal,
+    write_error,
+)
 from tokenmill.store.reader import Store
 from tokenmill.store.receipts import read_manifest
 from tokenmill.store.write import AHEAD_BYTES, WRITE_BYTES, begin_writing
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
 
     from tokenmill.files import PathInput
     from tokenmill.interop.base import ConvertRequest, ExportOptions, ExportTask, Format
-    from tokenmill.store.durable import Json
+    from tokenmill.store.layout import Json
 
     OnBytes = Callable[[int], None]
 

@@ -38,7 +38,6 @@ from tokenmill.interop.base import (
 from tokenmill.interop.export import TaskProgress, run_tasks, title_of
 from tokenmill.loader.packing import LAYOUTS
 from tokenmill.options import with_settings
-from tokenmill.store.durable import replace_file
 from tokenmill.store.facts import (
     FORMAT_VERSION,
     BoundaryToken,
@@ -58,8 +57,7 @@ from tokenmill.store.format import (
     token_dtype,
     view_tokens,
 )
-from tokenmill.store.layout import RECEIPT_FILE, SPLIT_NAME, StoreLayout
-from tokenmill.store.lock import StoreLock
+from tokenmill.store.layout import RECEIPT_FILE, SPLIT_NAME, StoreLayout, StoreLock, replace_file
 from tokenmill.store.reader import MappedShard, Store
 from tokenmill.store.receipts import (
     append_run,
@@ -83,8 +81,8 @@ if TYPE_CHECKING:
         ImportOptions,
     )
     from tokenmill.interop.export import OnProgress, Report
-    from tokenmill.store.durable import Json
     from tokenmill.store.facts import SplitTotals
+    from tokenmill.store.layout import Json
     from tokenmill.store.receipts import Manifest, Receipt
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
     from tokenmill.interop.export import PartFiles
     from tokenmill.interop.records import Records
-    from tokenmill.store.durable import Json
+    from tokenmill.store.layout import Json
     from tokenmill.store.reader import Store
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.store.durable import checksum_of
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
+from tokenmill.store.layout import checksum_of
 from tokenmill.store.plans import (
     MAX_ITEM_TOKENS,
     MAX_STREAM_TOKENS,

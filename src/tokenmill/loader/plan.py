@@ -24,8 +24,8 @@ from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import order
 from tokenmill.loader.mixture import row_parts, rows_of_batch
 from tokenmill.loader.order import MixtureSchedule
-from tokenmill.store.durable import checksum_of
 from tokenmill.store.facts import brief
+from tokenmill.store.layout import checksum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 import xxhash
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.files import Failure, RemoteError, StoppedError, join, read_versions, shown
-from tokenmill.store.durable import checksum_of
+from tokenmill.files import RemoteError, StoppedError, join, read_versions, shown
+from tokenmill.store.layout import checksum_of, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -357,15 +357,6 @@ def changed(url: str, name: str) -> StoreError:
         f"{join(shown(url), name)!r} is not the file that this store had when it was opened, or"
         " it is damaged; two versions of a store must not be mixed",
         hint="open the store again; if that fails too, copy it to the server again",
-    )
-
-
-def store_error(error: RemoteError) -> StoreError:
-    """The StoreError for a file of a store that a server did not give us."""
-    lost = error.failure is Failure.MISSING
-    return StoreError(
-        f"{error.url!r} cannot be read: {error.reason}",
-        hint="copy the store to the server again, with all its files" if lost else error.hint,
     )
 
 

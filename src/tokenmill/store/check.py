@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import unseal
 from tokenmill.store.facts import FileFacts, FormatVersionError, facts_of, unlisted_rejects
 from tokenmill.store.format import (
     BLOCK_DOCUMENTS,
@@ -26,7 +25,7 @@ from tokenmill.store.format import (
     map_file,
     read_index,
 )
-from tokenmill.store.layout import shard_name, visit_layout
+from tokenmill.store.layout import shard_name, unseal, visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.reader import content_fingerprint, expected_files, find_problems
 from tokenmill.store.receipts import (

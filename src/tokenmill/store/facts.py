@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, T
 import msgspec
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import checksum_of
 from tokenmill.store.format import index_bytes, token_dtype
-from tokenmill.store.layout import UNIT_PREFIX, is_plain_name, unit_name
+from tokenmill.store.layout import UNIT_PREFIX, checksum_of, is_plain_name, unit_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from tokenmill.store.durable import Json
     from tokenmill.store.format import TokenDtype
+    from tokenmill.store.layout import Json
 
 
 FORMAT_VERSION = 1

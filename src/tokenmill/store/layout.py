@@ -1,124 +1,42 @@
-"""Where everything lies in a store's folder, and how units and shards are named.
+"""The folder of a store: the names in it, files that survive a crash, locks, and its mirror.
 
 A unit's name comes from its file's path and its index in that file, never from its place in a plan:
 files added later leave the old names, and so the old shards, as they are.
+
+A file is written under a temporary name, synced and renamed, and its folder is synced: a rename is
+atomic, but it is on the disk only after that; a crash may undo it although later files survived.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import functools
 import json
 import os
 import re
+import secrets
 import shutil
+import socket
 import tempfile
 import time
 import unicodedata
 import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Self, TypeAlias
 
 import xxhash
 
-from tokenmill import files as files_module
+from tokenmill import files
 from tokenmill.errors import BuildError, StoreError, StoreLockedError, UsageError
 from tokenmill.files import Failure, RemoteError
-from tokenmill.store.blocks import store_error
-from tokenmill.store.durable import RESUME_HINT, sync_folder
-from tokenmill.store.lock import StoreLock
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-
-# -------------------------------------------------------------------------------------------------
-# Where the store is that a build's folder stands for: in the folder itself, or behind a URL.
-#
-#   | StoreLayout.upstream: Itself (here)  |  Mirror (mirror.py)
-#
-# Everything that plans, commits and assembles works on a folder. What it changes there it also
-# tells the upstream, in the same order, so the rules of `commit` hold for both.
-
-
-class Upstream(Protocol):
-    """A store that a local folder is worked on for; paths are those of the folder."""
-
-    @property
-    def url(self) -> str | None:
-        """The address, with all that is in it; None where the folder is the store."""
-
-    def shown(self, path: Path) -> str:
-        """What a path of the folder is called in messages."""
-
-    def begin(self) -> None:
-        """Bring what a build must know of the store; StoreError where it cannot be had."""
-
-    def bring(self, paths: Sequence[Path]) -> None:
-        """Bring files that are in the store and not in the folder."""
-
-    def borrow(self, paths: Sequence[Path]) -> AbstractContextManager[None]:
-        """Have files of any size in the folder for a while, as far as the store has them."""
-
-    def size(self, path: str) -> int | None:
-        """Bytes of a file of the store; None if it is not there."""
-
-    def put(self, path: Path) -> None:
-        """Make a file of the folder a file of the store."""
-
-    def take(self, staged: Path, path: Path) -> None:
-        """Make a staged file, which goes from its place, the file `path` of the store."""
-
-    def remove(self, paths: Sequence[Path]) -> None:
-        """Take files away from the store; those that are not there are no error."""
-
-    def elsewhere(self, paths: Sequence[Path]) -> list[Path]:
-        """Those of the paths that the store has and a look into the folder would not show."""
-
-    def close(self) -> None:
-        """Give back what the folder needed of this machine."""
-
-
-class Itself:
-    """The folder is the store: whatever was done in it is done."""
-
-    url = None
-
-    def shown(self, path: Path) -> str:
-        return str(path)
-
-    def begin(self) -> None: ...
-
-    def bring(self, paths: Sequence[Path]) -> None: ...
-
-    def borrow(self, paths: Sequence[Path]) -> AbstractContextManager[None]:  # noqa: ARG002
-        return contextlib.nullcontext()
-
-    def size(self, path: str) -> int | None:
-        try:
-            return os.stat(path).st_size  # noqa: PTH116 (a path object costs more than the call)
-        except OSError:
-            return None
-
-    def put(self, path: Path) -> None: ...
-
-    def take(self, staged: Path, path: Path) -> None:
-        staged.replace(path)
-
-    def remove(self, paths: Sequence[Path]) -> None: ...
-
-    def elsewhere(self, paths: Sequence[Path]) -> list[Path]:  # noqa: ARG002
-        return []
-
-    def close(self) -> None: ...
-
-
-ITSELF = Itself()
-
-
+RESUME_HINT = "run the same command again: it resumes after the last finished unit"
 TRAIN = "train"
 SLUG_CHARACTERS = 40
 COMPRESSION_SUFFIX = re.compile(r"\.(gz|zst|bz2|xz)$", re.IGNORECASE)
@@ -134,15 +52,79 @@ REJECTS_FILE = re.compile(rf"(?P<unit>{_UNIT})\.jsonl")
 _UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')
 
 
+class Upstream:
+    """The store that a local folder is worked on for; this one is the folder itself.
+
+    Everything that plans, commits and assembles works on a folder. What it changes there it also
+    tells the upstream, in the same order, so the rules of `write` hold for both.
+    """
+
+    url: str | None = None  # with all that is in it; None where the folder is the store
+
+    def shown(self, path: Path) -> str:
+        """What a path of the folder is called in messages."""
+        return str(path)
+
+    def begin(self) -> None:
+        """Download what a build must know of the store; StoreError where it cannot be had."""
+
+    def bring(self, paths: Sequence[Path]) -> None:
+        """Download files that are in the store and not in the folder."""
+
+    def borrow(self, paths: Sequence[Path]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Have files of any size in the folder until the context ends, if the store has them."""
+        return contextlib.nullcontext()
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file of the store; None if it is not there."""
+        try:
+            return os.stat(path).st_size  # noqa: PTH116 (a path object costs more than the call)
+        except OSError:
+            return None
+
+    def put(self, path: Path) -> None:
+        """Make a file of the folder a file of the store."""
+
+    def take(self, staged: Path, path: Path) -> None:
+        """Make a staged file, which goes from its place, the file `path` of the store."""
+        staged.replace(path)
+
+    def remove(self, paths: Sequence[Path]) -> None:
+        """Take files away from the store; those that are not there are no error."""
+
+    def close(self) -> None:
+        """Give back what the folder needed of this machine."""
+
+
+class _Below:
+    """The path of a name in a store's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layout: StoreLayout, owner: object) -> Path:
+        return layout.root / self.name
+
+
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
     """The paths of a store."""
 
     root: Path
+    # Folder in tmp/ that is this writer's alone; parts that work at once have one each.
     corner: str = ""
-    """Folder in tmp/ that is this writer's alone; parts that work at once have one each."""
-    upstream: Upstream = field(default=ITSELF, compare=False, repr=False)
-    """Where the store is, if the folder only mirrors one behind a URL."""
+    upstream: Upstream = field(default=Upstream(), compare=False, repr=False)
+
+    manifest = _Below("tokenmill.json")
+    runs = _Below("runs.jsonl")
+    tokenizer = _Below("tokenizer")
+    shards = _Below("shards")
+    rejects = _Below("rejects")
+    layouts = _Below("layouts")
+    parts = _Below("parts")  # what the parts of a build say of themselves, until it is finished
+    lock = _Below(".lock")
+    worker_lock = _Below(".lock-workers")
+    turn_lock = _Below(".lock-large")
 
     @property
     def name(self) -> str:
@@ -150,54 +132,13 @@ class StoreLayout:
         return self.upstream.shown(self.root)
 
     @property
-    def manifest(self) -> Path:
-        return self.root / "tokenmill.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "tokenizer"
-
-    @property
-    def shards(self) -> Path:
-        return self.root / "shards"
-
-    @property
-    def rejects(self) -> Path:
-        return self.root / "rejects"
-
-    @property
-    def layouts(self) -> Path:
-        return self.root / "layouts"
-
-    @property
     def tmp(self) -> Path:
         return self.root / "tmp" / self.corner
-
-    @property
-    def parts(self) -> Path:
-        """What the parts of a build say of themselves, until it is finished."""
-        return self.root / "parts"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / ".lock"
-
-    @property
-    def worker_lock(self) -> Path:
-        return self.root / ".lock-workers"
-
-    @property
-    def turn_lock(self) -> Path:
-        return self.root / ".lock-large"
 
     @property
     def locks(self) -> tuple[Path, ...]:
         """Files that are locked, not read: no part of what a store holds."""
         return self.lock, self.worker_lock, self.turn_lock
-
-    @property
-    def runs(self) -> Path:
-        return self.root / "runs.jsonl"
 
     def receipt(self, unit: str) -> Path:
         return self.shards / f"{unit}.json"
@@ -218,16 +159,13 @@ class StoreLayout:
 
         Of shards and rejects only if `to_write`: who reads looks at all that the manifest names.
         """
-        names = {each.name for each in (self.manifest, self.runs, *self.locks)}
         folders = [self.tokenizer, self.layouts, self.parts, self.shards, self.rejects]
-        names |= {"tmp", *(folder.name for folder in folders)}
-        looked_at = folders if to_write else folders[:3]
-        for folder, known in ((self.root, names), *((each, None) for each in looked_at)):
+        known = {path.name for path in (self.manifest, self.runs, *self.locks, *folders)} | {"tmp"}
+        for folder in (self.root, *(folders if to_write else folders[:3])):
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                links = [
-                    e for e in entries if e.is_symlink() and (known is None or e.name in known)
-                ]
-                for link in sorted(links, key=lambda each: each.name):
+                for link in sorted((e for e in entries if e.is_symlink()), key=lambda e: e.name):
+                    if folder == self.root and link.name not in known:
+                        continue
                     if not is_inside(link.path, root=self.root):
                         raise StoreError(
                             f"{link.path!r} is a link that leaves the store; what it leads to is "
@@ -237,11 +175,10 @@ class StoreLayout:
 
     def create(self) -> None:
         """Make the folders that every build needs."""
-        if self.shards.is_dir() and self.rejects.is_dir():
-            return
-        self.shards.mkdir(parents=True, exist_ok=True)
-        self.rejects.mkdir(exist_ok=True)
-        sync_folder(self.root)
+        if not (self.shards.is_dir() and self.rejects.is_dir()):
+            self.shards.mkdir(parents=True, exist_ok=True)
+            self.rejects.mkdir(exist_ok=True)
+            sync_folder(self.root)
 
     def remove_empty_tmp(self) -> None:
         """Remove tmp/ where nothing is left in it: a finished store has none."""
@@ -252,7 +189,7 @@ class StoreLayout:
 
 
 def is_inside(path: str, *, root: Path) -> bool:
-    """Whether a path, links followed, lies in a folder."""
+    """Whether a path, links followed, is in a folder."""
     # Not Path.resolve(), which raises on links that lead to each other.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
@@ -260,22 +197,18 @@ def is_inside(path: str, *, root: Path) -> bool:
 @functools.lru_cache(1024)
 def unit_prefix(path: str) -> str:
     """What the names of a file's units begin with: its own name, and a hash of its whole path."""
+    name = COMPRESSION_SUFFIX.sub("", path.rstrip("/").rpartition("/")[2])
+    stem = name.rpartition(".")[0] or name
+    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+    slug = re.sub(r"[^A-Za-z0-9_]+", "-", plain).strip("-")[:SLUG_CHARACTERS].rstrip("-")
     # Paths may hold lone surrogates (bytes that are no UTF-8), which strict encoding would refuse.
     digest = xxhash.xxh3_64_hexdigest(path.encode("utf-8", "surrogatepass"))
-    return f"{_slug(path)}-{digest}"
+    return f"{slug or 'file'}-{digest}"
 
 
 def unit_name(path: str, *, index: int) -> str:
     """The name of a unit: its file's prefix and its position in the file."""
     return f"{unit_prefix(path)}-{index:05d}"
-
-
-def _slug(path: str) -> str:
-    name = COMPRESSION_SUFFIX.sub("", path.rstrip("/").rpartition("/")[2])
-    stem = name.rpartition(".")[0] or name
-    plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-    slug = re.sub(r"[^A-Za-z0-9_]+", "-", plain).strip("-")[:SLUG_CHARACTERS].rstrip("-")
-    return slug or "file"
 
 
 def shard_name(unit: str, *, split: str) -> str:
@@ -289,81 +222,334 @@ def is_plain_name(name: str) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------
-# Where a build works: in the store's folder, or in one that mirrors a store behind a URL.
-#
-# A local build never imports the mirror, nor anything of the network.
-
-_MARKS = {"shards", "tokenmill.json", "tokenizer", "parts", ".lock"}
-"""A build that began has left at least one of these."""
+# Files that survive a crash.
 
 
-def open_layout(out: str | os.PathLike[str]) -> StoreLayout:
-    """The folder in which a build into a path or URL works."""
-    text = os.fspath(out)
-    if ":/" in text:
-        from tokenmill import files
-
-        if files.is_remote(text):
-            return open_mirror(text)
-        text = files.normalise(text)
-    return StoreLayout(Path(text))
+def sync_folder(path: Path) -> None:
+    """Make renames and removals in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def visit_layout(path: str | os.PathLike[str]) -> StoreLayout:
-    """The folder of a finished store; of one behind a URL, what is borrowed of it."""
-    text = os.fspath(path)
-    if ":/" in text:
-        from tokenmill import files
-
-        if files.is_remote(text):
-            return open_mirror(text, to_write=False)
-        text = files.normalise(text)
-    return StoreLayout(Path(text).absolute())
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and wait until it is on the disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def join_layout(root: str, *, url: str | None, token: str, corner: str = "") -> StoreLayout:
-    """The same folder for a worker of that build."""
-    if url is None:
-        return StoreLayout(Path(root), corner=corner)
-
-    return dataclasses.replace(join_mirror(Path(root), url, token=token), corner=corner)
-
-
-def refuse_other_folder(root: Path) -> None:
-    """UsageError or StoreError for what is no place for a store."""
-    if root.is_dir():
-        refuse_other_things({entry.name for entry in root.iterdir()}, shown=str(root))
-    elif root.exists():
-        raise UsageError(
-            f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
-        )
+def replace_file(layout: StoreLayout, path: Path, data: bytes) -> None:
+    """Put `data` at `path` so that a crash leaves the old file or the new one, whole."""
+    staged = layout.tmp / f"{path.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        layout.tmp.mkdir(parents=True, exist_ok=True)
+        write_synced(staged, data)
+        staged.replace(path)
+        sync_folder(path.parent)
+        layout.upstream.put(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise write_error(error, path=path) from error
 
 
-def refuse_other_things(names: Collection[str], *, shown: str) -> None:
-    """StoreError for a folder with other things in it: a build would mix with them."""
-    if names and _MARKS.isdisjoint(names):
-        raise StoreError(
-            f"the folder {shown!r} holds other things ({min(names)!r}, ...) and no "
-            "store; a build would mix with them",
-            hint="choose a new or empty folder with --out",
-        )
+def write_error(error: OSError, *, path: Path) -> BuildError:
+    """The BuildError for a write that failed: what, where, and how much space is left."""
+    space = ""
+    for folder in path.parents:
+        with contextlib.suppress(OSError):
+            space = f", {shutil.disk_usage(folder).free / 1e6:,.1f} MB free there"
+            break
+    remedy = "make space, then " if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+    return BuildError(
+        f"cannot write {str(path)!r}: {error.strerror or error}{space}; finished units are kept",
+        hint=remedy + RESUME_HINT,
+    )
 
 
 # -------------------------------------------------------------------------------------------------
-# A build into a store behind a URL: it works in a local folder that mirrors the small files.
+# Sealed JSON: an object, one member to a line, whose last member `"checksum":"0123..."` seals it.
 #
-#   | the folder    manifest, receipts, tokenizer, log: what plans and decides;
-#   |               units while they are made, and until they are sent
-#   | the store     gets every change at once and in the same order: files, then their receipt
+# The checksum is xxh3-128 of the file's bytes from its first up to, not including, the quote that
+# opens `"checksum"`. Bytes are hashed as they are, not as they parse: a changed blank breaks the
+# seal too, and another program can check it without a canonical form.
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+_TAIL = re.compile(rb'"checksum":"([0-9a-f]{32})"\}\n')
+_TAIL_BYTES = len(b'"checksum":""}\n') + 32
+
+
+def checksum_of(data: bytes | memoryview) -> str:
+    """The checksum used throughout a store: xxh3-128 as 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def seal(members: Mapping[str, Json | Iterator[Json]]) -> bytes:
+    """A sealed file: one member to a line, and the items of a list of objects or lists too.
+
+    A list may be an iterator: of a million items, no more than one is then held beside the text.
+    """
+    body = bytearray(b"{\n")
+    for name, value in members.items():
+        body += _dumps(name) + b":"
+        if isinstance(value, Iterator) or (
+            isinstance(value, (list, tuple)) and value and isinstance(value[0], (dict, list))
+        ):
+            opening = b"[\n"
+            for item in value:
+                body += opening + _dumps(item)
+                opening = b",\n"
+            body += b"[]" if opening == b"[\n" else b"\n]"
+        else:
+            body += _dumps(value)
+        body += b",\n"
+    return _with_tail(body)
+
+
+def seal_line(members: Mapping[str, Json]) -> bytes:
+    """A sealed object on one line, for logs."""
+    items = (_dumps(name) + b":" + _dumps(value) + b"," for name, value in members.items())
+    return _with_tail(bytearray(b"{" + b"".join(items)))
+
+
+def _with_tail(body: bytearray) -> bytes:
+    return bytes(body + f'"checksum":"{xxhash.xxh3_128_hexdigest(body)}"}}\n'.encode("ascii"))
+
+
+def _dumps(value: Json) -> bytes:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+def unseal(data: bytes, *, path: Path | str) -> dict[str, Json]:
+    """The members without the checksum; StoreError if any bit differs from what was sealed."""
+    members: object = None
+    tail, found = _TAIL.fullmatch(data[-_TAIL_BYTES:]), checksum_of(memoryview(data)[:-_TAIL_BYTES])
+    problem = "is not a JSON object"
+    if tail is None:
+        problem = "does not end with its checksum: it is cut off, or was edited"
+    elif (sealed := tail[1].decode()) != found:
+        problem = f"was changed: its checksum is {found}, not the {sealed} it says"
+    else:
+        try:
+            members = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            problem = f"is not JSON: {error}"
+    if not isinstance(members, dict):
+        raise StoreError(
+            f"{str(path)!r} {problem}; nothing it says can be trusted",
+            hint="restore the file, or run the build again with the same command",
+        )
+    del members["checksum"]
+    return members
+
+
+# -------------------------------------------------------------------------------------------------
+# Two locks keep two builds from writing into one store.
+#
+# `StoreLock` is the build's own, exclusive. Parts of one build work at the same time: they share
+# that lock, so that parts and whole builds keep each other out, and parts do not. `WorkerLock` is
+# held, shared, by every process that writes units: a build that was killed may leave workers, and
+# the next build waits until they are gone. All are locks of the operating system on files that
+# stay: they vanish with their process, however it ends, and a leftover file means nothing.
+
+WORKER_WAIT_SECONDS = 10.0
+POLL_SECONDS = 0.02
+PARTS_TOKEN = "parts"  # names all parts of a build: a part may take over what another one left
+_HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+
+
+class FileLock:
+    """A lock of the operating system on a file, which ends with the process that holds it."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        try:
+            self._take()
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self) -> None:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Give the lock back; harmless where it is not held."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class TurnLock(FileLock):
+    """A turn that one process of a build has at a time, waited for as long as it takes.
+
+    Workers take turns at documents so large that memory has room for one of them.
+    """
+
+    def _take(self) -> None:
+        path = self._layout.turn_lock
+        self._file = _open_lock(path)
+        _lock_within(self._file, path, shared=False, seconds=float("inf"))
+
+
+class StoreLock(FileLock):
+    """The right to build into a store, or, shared by all `parts`, to build a part of it.
+
+    StoreLockedError where another build has it. `token` names this build to its workers.
+    """
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        *,
+        parts: bool = False,
+        worker_wait_seconds: float = WORKER_WAIT_SECONDS,
+    ) -> None:
+        super().__init__(layout)
+        self._parts = parts
+        self._worker_wait_seconds = worker_wait_seconds
+        self.token = PARTS_TOKEN if parts else secrets.token_hex(8)
+
+    def _take(self) -> None:
+        """Take the lock; a whole build waits until no worker of an earlier one is left."""
+        layout = self._layout
+        try:
+            layout.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the folder {str(layout.root)!r} cannot be made: {error.strerror or error}",
+                hint="give another --out, in a folder that you may write to",
+            ) from error
+        layout.require_inside(to_write=True)
+        self._file = _open_lock(layout.lock)
+        if not _try_lock(self._file, layout.lock, shared=self._parts):
+            raise _locked(layout)
+        # Every part writes the same bytes, so none disturbs another.
+        who = {} if self._parts else {"pid": os.getpid(), "host": socket.gethostname()}
+        holder = json.dumps({**who, "token": self.token}).encode()
+        os.pwrite(self._file, holder, 0)
+        os.ftruncate(self._file, len(holder))
+        if not self._parts:
+            workers = _open_lock(layout.worker_lock)
+            try:
+                seconds = self._worker_wait_seconds
+                _lock_within(workers, layout.worker_lock, shared=False, seconds=seconds)
+            finally:
+                os.close(workers)
+
+
+class WorkerLock(FileLock):
+    """Says that a process writes units for the build that has the given token.
+
+    A worker that starts late, after its build was killed and another one began, is refused: the new
+    build has already looked for workers and would not wait for this one.
+    """
+
+    def __init__(self, layout: StoreLayout, *, token: str) -> None:
+        super().__init__(layout)
+        self._token = token
+
+    def _take(self) -> None:
+        path = self._layout.worker_lock
+        self._file = _open_lock(path)
+        _lock_within(self._file, path, shared=True, seconds=WORKER_WAIT_SECONDS)
+        if _holder(self._layout).get("token") != self._token:
+            raise StoreLockedError(
+                f"the build that started this worker no longer has {str(self._layout.root)!r}"
+            )
+
+
+def _open_lock(path: Path) -> int:
+    # The file is written to: through a link that would be another file.
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise _unlockable(path, error) from error
+
+
+def _try_lock(file: int, path: Path, *, shared: bool) -> bool:
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD_BY_ANOTHER:
+            return False
+        raise _unlockable(path, error) from error
+    return True
+
+
+def _lock_within(file: int, path: Path, *, shared: bool, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not _try_lock(file, path, shared=shared):
+        if time.monotonic() > deadline:
+            raise StoreLockedError(
+                f"processes of an earlier build still write into {str(path.parent)!r} after"
+                f" {seconds:g} s",
+                hint="wait until they have ended, or end them, then run the same command again",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _unlockable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{str(path)!r} cannot be locked: {error.strerror or error}",
+        hint="give a folder on a file system that you may write to and that has file locks",
+    )
+
+
+def _holder(layout: StoreLayout) -> dict[str, object]:
+    """What the build that has the lock says of itself."""
+    with contextlib.suppress(OSError, ValueError):
+        holder = json.loads(layout.lock.read_bytes())
+        if isinstance(holder, dict):
+            return holder
+    return {}
+
+
+def _locked(layout: StoreLayout) -> StoreLockedError:
+    holder = _holder(layout)
+    if holder.get("token") == PARTS_TOKEN:
+        return StoreLockedError(
+            f"parts of a build are at work in {str(layout.root)!r}; what they have not committed "
+            "would be lost",
+            hint="wait until they have ended, then run the same command again",
+        )
+    who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
+    return StoreLockedError(
+        f"{who} is building into {str(layout.root)!r}; two builds at once would undo each other",
+        hint="wait until it has ended, or give another folder with --out",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Where a build works: in the store's folder, or in one that mirrors a store at a URL.
+#
+#     the folder    manifest, receipts, tokenizer, log: what plans and decides;
+#                   units while they are made, and until they are sent
+#     the store     gets every change at once and in the same order: files, then their receipt
 #
 # An object store has no rename and no locks, and needs neither. An object is seen when it is
 # whole, and the receipt, a small object that is sent last, commits. Two builds of one command at
 # once send equal bytes under equal names. So a build removes nothing there that no receipt claims:
 # it may be what another one has just sent, and the unit's next builder sends the same over it.
 #
-# The folder lies where temporary files lie (`TMPDIR`). It holds no more than two units of each
+# The folder is where temporary files are (`TMPDIR`). It holds no more than two units of each
 # worker, and goes with the build; one that a killed build left is removed by the next one.
 
+_MARKS = {"shards", "tokenmill.json", "tokenizer", "parts", ".lock"}
+"""A build that began has left at least one of these."""
 _READ_ONLY = {
     "http": "copy the store to the server after the build",
     "https": "copy the store to the server after the build",
@@ -374,48 +560,115 @@ _ABANDONED_SECONDS = 60
 """A build takes its lock a moment after it made its folder."""
 
 
-class Mirror:
-    """The store behind a URL that a local folder mirrors."""
+def open_layout(out: str | os.PathLike[str]) -> StoreLayout:
+    """The folder in which a build into a path or URL works."""
+    root = files.local_path(out)
+    if root is not None:
+        return StoreLayout(root)
+    url = os.fspath(out)
+    scheme = url.partition("://")[0].lower()
+    if scheme in _READ_ONLY:
+        raise UsageError(
+            f"a build cannot write to {files.shown(url)!r}: {scheme}:// is for reading",
+            hint=f"use a local folder or an object store such as s3://; {_READ_ONLY[scheme]}",
+        )
+    return _open_mirror(url)
+
+
+def visit_layout(path: str | os.PathLike[str]) -> StoreLayout:
+    """The folder of a finished store; of one at a URL, what is borrowed of it."""
+    root = files.local_path(path)
+    return _open_mirror(os.fspath(path)) if root is None else StoreLayout(root.absolute())
+
+
+def join_layout(root: str, *, url: str | None, token: str, corner: str = "") -> StoreLayout:
+    """The folder of a build for one of its workers; on another machine, a mirror of its own."""
+    layout = StoreLayout(Path(root), corner=corner)
+    if url is None:
+        return layout
+    if layout.root.is_dir():
+        return dataclasses.replace(layout, upstream=Mirror(layout.root, url, owned=False))
+    layout = dataclasses.replace(_open_mirror(url), corner=corner)
+    layout.lock.write_text(json.dumps({"token": token}))
+    return layout
+
+
+def _open_mirror(url: str) -> StoreLayout:
+    prefix = f"tokenmill-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}-"
+    # Folders of builds into the same store that were killed on this machine go first.
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError, StoreError):
+            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+                with StoreLock(StoreLayout(folder), worker_wait_seconds=0):
+                    shutil.rmtree(folder, ignore_errors=True)
+    root = Path(tempfile.mkdtemp(prefix=prefix))
+    return StoreLayout(root, upstream=Mirror(root, url, owned=True))
+
+
+def refuse_other_folder(root: Path) -> None:
+    """UsageError or StoreError for what is no place for a store."""
+    if root.is_dir():
+        _refuse_other_things({entry.name for entry in root.iterdir()}, shown=str(root))
+    elif root.exists():
+        raise UsageError(
+            f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
+        )
+
+
+def _refuse_other_things(names: Collection[str], *, shown: str) -> None:
+    """StoreError for a folder with other things in it: a build would mix with them."""
+    if names and _MARKS.isdisjoint(names):
+        raise StoreError(
+            f"the folder {shown!r} holds other things ({min(names)!r}, ...) and no "
+            "store; a build would mix with them",
+            hint="choose a new or empty folder with --out",
+        )
+
+
+def remove_folder(path: Path, process: int) -> None:
+    if os.getpid() == process:  # a fork must not remove what its parent still uses
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Mirror(Upstream):
+    """The store at a URL that a local folder mirrors."""
 
     def __init__(self, root: Path, url: str, *, owned: bool) -> None:
         self.root = root
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         self._sizes: dict[str, dict[str, int | None]] = {}
-        self._remove_folder = weakref.finalize(self, _drop_folder, root, os.getpid())
+        self._remove_folder = weakref.finalize(self, remove_folder, root, os.getpid())
         if not owned:
             self._remove_folder.detach()
 
     def shown(self, path: Path) -> str:
         name = path.relative_to(self.root).as_posix()
-        url = files_module.shown(self.url)
-        return url if name == "." else files_module.join(url, name)
+        url = files.shown(self.url)
+        return url if name == "." else files.join(url, name)
 
     def begin(self) -> None:
-        """List the store once, and bring its manifest, receipts, tokenizer and log."""
+        """List the store once, and download its manifest, receipts, tokenizer and log."""
         layout = StoreLayout(self.root)
         try:
-            found = self._list(".")
-            refuse_other_things(found, shown=files_module.shown(self.url))
+            found = self._sizes["."] = files.list_folder(self.url) or {}
+            _refuse_other_things(found, shown=files.shown(self.url))
             wanted = [path for path in (layout.manifest, layout.runs) if path.name in found]
             for folder in (layout.tokenizer, layout.parts, layout.shards, layout.rejects):
-                names = self._list(folder.name) if folder.name in found else ()
-                wanted += [folder / name for name in names if _is_small(folder, layout, name)]
+                if folder.name in found:
+                    names = files.list_folder(files.join(self.url, folder.name)) or {}
+                    self._sizes[folder.name] = names
+                    is_small = folder in (layout.tokenizer, layout.parts)
+                    wanted += [folder / n for n in names if is_small or RECEIPT_FILE.fullmatch(n)]
             self.bring(wanted)
         except RemoteError as error:
             raise store_error(error) from None
-
-    def _list(self, folder: str) -> dict[str, int | None]:
-        url = self.url if folder == "." else files_module.join(self.url, folder)
-        found = files_module.list_folder(url) or {}
-        self._sizes[folder] = found
-        return found
 
     def bring(self, paths: Sequence[Path]) -> None:
         missing = [path for path in paths if not path.exists()]
         for first in range(0, len(missing), _BATCH_FILES):
             batch = missing[first : first + _BATCH_FILES]
             try:
-                answers = files_module.read_many([self._address(path) for path in batch])
+                answers = files.read_many([self._address(path) for path in batch])
             except RemoteError as error:
                 raise store_error(error) from None
             for path, data in zip(batch, answers, strict=True):
@@ -427,20 +680,17 @@ class Mirror:
     def borrow(self, paths: Sequence[Path]) -> Iterator[None]:
         try:
             for path in paths:
-                self._download(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    files.download(self._address(path), path)
+                except RemoteError as error:
+                    path.unlink(missing_ok=True)
+                    if error.failure is not Failure.MISSING:
+                        raise store_error(error) from None
             yield
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
-
-    def _download(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            files_module.download(self._address(path), path)
-        except RemoteError as error:
-            path.unlink(missing_ok=True)
-            if error.failure is not Failure.MISSING:
-                raise store_error(error) from None
 
     def size(self, path: str) -> int | None:
         folder, name = path.rsplit("/", 2)[1:]
@@ -448,27 +698,24 @@ class Mirror:
 
     def put(self, path: Path) -> None:
         with self._told(path):
-            files_module.upload(path, self._address(path))
+            files.upload(path, self._address(path))
 
     def take(self, staged: Path, path: Path) -> None:
-        # From where it lies: in the folder, another worker of this unit might have it under hand.
+        # From where it is: in the folder, another worker of this unit might have it under hand.
         with self._told(path):
-            files_module.upload(staged, self._address(path))
+            files.upload(staged, self._address(path))
         staged.unlink()
 
     def remove(self, paths: Sequence[Path]) -> None:
         if paths:
             with self._told(paths[0]):
-                files_module.remove([self._address(path) for path in paths])
-
-    def elsewhere(self, paths: Sequence[Path]) -> list[Path]:
-        return [path for path in paths if self.size(path.as_posix()) is not None]
+                files.remove([self._address(path) for path in paths])
 
     def close(self) -> None:
         self._remove_folder()
 
     def _address(self, path: Path) -> str:
-        return files_module.join(self.url, path.relative_to(self.root).as_posix())
+        return files.join(self.url, path.relative_to(self.root).as_posix())
 
     @contextlib.contextmanager
     def _told(self, path: Path) -> Iterator[None]:
@@ -482,48 +729,10 @@ class Mirror:
             ) from None
 
 
-def open_mirror(url: str, *, to_write: bool = True) -> StoreLayout:
-    """A new folder for a build into the store behind a URL, or for a look at it."""
-    if to_write:
-        _refuse_read_only(url)
-    prefix = f"tokenmill-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}-"
-    _remove_abandoned(prefix)
-    root = Path(tempfile.mkdtemp(prefix=prefix))
-    return StoreLayout(root, upstream=Mirror(root, url, owned=True))
-
-
-def join_mirror(root: Path, url: str, *, token: str) -> StoreLayout:
-    """The folder of a build for one of its workers; on another machine, one of its own."""
-    if root.is_dir():
-        return StoreLayout(root, upstream=Mirror(root, url, owned=False))
-    layout = open_mirror(url)
-    layout.lock.write_text(json.dumps({"token": token}))
-    return layout
-
-
-def _is_small(folder: Path, layout: StoreLayout, name: str) -> bool:
-    """Whether a build reads the file; of units, those are the receipts."""
-    return folder in (layout.tokenizer, layout.parts) or bool(RECEIPT_FILE.fullmatch(name))
-
-
-def _refuse_read_only(url: str) -> None:
-    scheme = url.partition("://")[0].lower()
-    if scheme in _READ_ONLY:
-        raise UsageError(
-            f"a build cannot write to {files_module.shown(url)!r}: {scheme}:// is for reading",
-            hint=f"use a local folder or an object store such as s3://; {_READ_ONLY[scheme]}",
-        )
-
-
-def _remove_abandoned(prefix: str) -> None:
-    """Remove folders of builds into the same store that were killed on this machine."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError, StoreError, StoreLockedError):
-            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
-                with StoreLock(StoreLayout(folder), worker_wait_seconds=0):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _drop_folder(root: Path, process: int) -> None:
-    if os.getpid() == process:  # a fork must not remove what its parent still uses
-        shutil.rmtree(root, ignore_errors=True)
+def store_error(error: RemoteError) -> StoreError:
+    """The StoreError for a file of a store that a server did not give us."""
+    lost = error.failure is Failure.MISSING
+    return StoreError(
+        f"{error.url!r} cannot be read: {error.reason}",
+        hint="copy the store to the server again, with all its files" if lost else error.hint,
+    )

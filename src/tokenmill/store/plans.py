@@ -22,10 +22,9 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import seal, sync_folder, unseal
 from tokenmill.store.facts import Checksum, Count, Fact, read_fact
 from tokenmill.store.format import map_file, map_of
-from tokenmill.store.layout import StoreLayout
+from tokenmill.store.layout import StoreLayout, seal, sync_folder, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

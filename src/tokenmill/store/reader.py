@@ -18,14 +18,13 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, SupportsIndex
 
 import numpy as np
 
 from tokenmill.errors import StoreError
+from tokenmill.files import local_path
 from tokenmill.records import lazy
-from tokenmill.store.durable import checksum_of
 from tokenmill.store.facts import UNCOUNTED, Count, Fact, read_fact, unlisted_rejects
 from tokenmill.store.format import (
     MASK_DTYPE,
@@ -38,11 +37,12 @@ from tokenmill.store.format import (
     view_tokens,
     view_values,
 )
-from tokenmill.store.layout import StoreLayout, is_inside, shard_name
+from tokenmill.store.layout import StoreLayout, checksum_of, is_inside, shard_name
 from tokenmill.store.receipts import read_manifest, read_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -282,16 +282,13 @@ def open_files(
     path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
 ) -> StoreFiles:
     """The files of the store at a path or URL; a local one needs no cache."""
-    text = os.fspath(path)
-    if ":/" in text:
-        # Imported here: a local store needs none of it.
-        from tokenmill import files as files_module
-        from tokenmill.store.remote import RemoteFiles
+    root = local_path(path)
+    if root is not None:
+        return LocalFiles(root.absolute())
+    # Imported here: a local store needs none of it.
+    from tokenmill.store.remote import RemoteFiles
 
-        if files_module.is_remote(text):
-            return RemoteFiles(text, cache=cache, cache_bytes=cache_bytes)
-        text = files_module.normalise(text)
-    return LocalFiles(Path(text).absolute())
+    return RemoteFiles(os.fspath(path), cache=cache, cache_bytes=cache_bytes)
 
 
 MAX_MAPPED_SHARDS = 8192

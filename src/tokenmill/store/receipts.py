@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import StoreError
-from tokenmill.store.durable import Json, replace_file, seal, seal_line, unseal
 from tokenmill.store.facts import (
     COLUMNS,
     COUNTS,
@@ -51,7 +50,17 @@ from tokenmill.store.facts import (
     version_of,
 )
 from tokenmill.store.format import check_runs, split_counts
-from tokenmill.store.layout import SPLIT_NAME, StoreLayout, shard_name, unit_prefix
+from tokenmill.store.layout import (
+    SPLIT_NAME,
+    Json,
+    StoreLayout,
+    replace_file,
+    seal,
+    seal_line,
+    shard_name,
+    unit_prefix,
+    unseal,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

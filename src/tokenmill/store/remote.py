@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import tempfile
 import threading
 import weakref
@@ -36,9 +35,7 @@ from tokenmill.store.blocks import (
     CacheReader,
     RecentlyUsed,
     changed,
-    store_error,
 )
-from tokenmill.store.durable import checksum_of
 from tokenmill.store.format import (
     HEADER,
     MASK_DTYPE,
@@ -47,7 +44,7 @@ from tokenmill.store.format import (
     parse_index,
     view_values,
 )
-from tokenmill.store.layout import shard_name
+from tokenmill.store.layout import checksum_of, remove_folder, shard_name, store_error
 from tokenmill.store.reader import expected_sizes, incomplete, size_problem
 from tokenmill.store.receipts import Manifest, Receipt
 
@@ -540,9 +537,4 @@ class _PrivateFolder:
     def __init__(self) -> None:
         self.process = os.getpid()
         self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-        self.remove = weakref.finalize(self, _remove, self.path, self.process)
-
-
-def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # a fork must not remove what its parent still uses
-        shutil.rmtree(path, ignore_errors=True)
+        self.remove = weakref.finalize(self, remove_folder, self.path, self.process)

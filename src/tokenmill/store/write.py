@@ -24,7 +24,6 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import BuildError, StoreError
-from tokenmill.store.durable import sync_folder, write_error, write_synced
 from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts, ShardFiles
 from tokenmill.store.format import (
     MAX_DOCUMENT_TOKENS,
@@ -40,6 +39,9 @@ from tokenmill.store.layout import (
     SPLIT_NAME,
     TRAIN,
     shard_name,
+    sync_folder,
+    write_error,
+    write_synced,
 )
 from tokenmill.store.receipts import Receipt, find_receipt, read_receipt
 
@@ -186,7 +188,9 @@ def sweep(layout: StoreLayout, claims: Mapping[str, Claim]) -> list[Path]:
         orphans: list[Path] = []
         if retired:
             remove_manifest(layout)
-            orphans += layout.upstream.elsewhere(_files_of_all(layout, retired))
+            if layout.upstream.url is not None:  # a look into the folder would not show them
+                files = [path for receipt in retired for path in _files_of(layout, receipt.stem)]
+                orphans += [p for p in files if layout.size(p.parent.name, p.name) is not None]
             _remove(layout, retired)
         orphans += _unclaimed(layout.shards, SHARD_FILE, is_claimed)
         orphans += _unclaimed(layout.rejects, REJECTS_FILE, has_rejects)
@@ -204,10 +208,6 @@ def _unclaimed(
     with os.scandir(folder) as entries:
         found = ((entry.name, pattern.fullmatch(entry.name)) for entry in entries)
         return sorted(folder / name for name, match in found if match and not is_claimed(match))
-
-
-def _files_of_all(layout: StoreLayout, receipts: list[Path]) -> list[Path]:
-    return [path for receipt in receipts for path in _files_of(layout, receipt.stem)]
 
 
 def _remove(layout: StoreLayout, paths: list[Path]) -> None:

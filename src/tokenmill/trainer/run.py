@@ -33,8 +33,8 @@ from torch import distributed
 from tokenmill.errors import MissingExtraError, StoreError, TrainingError, UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.stalls import StallMeter
-from tokenmill.store.durable import seal, sync_folder, unseal, write_synced
 from tokenmill.store.facts import Checksum, Count, Fact, FileFacts, read_fact
+from tokenmill.store.layout import seal, sync_folder, unseal, write_synced
 from tokenmill.torch import DeviceFeeder
 from tokenmill.trainer.loop import (
     Collector,
