@@ -44,9 +44,10 @@ from tokenmill.store.facts import (
     StoreIdentity,
     TokenizerFacts,
     UnitFacts,
+    assemble_manifest,
+    write_manifest,
 )
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipts import assemble_manifest, write_manifest
 from tokenmill.store.write import UnitWriter
 from tokenmill.torch import DeviceFeeder
 

@@ -22,6 +22,8 @@ from tokenmill.store.facts import (
     Counts,
     EngineFacts,
     FileFacts,
+    ManifestAssembler,
+    Receipt,
     ShardFacts,
     ShardFiles,
     SourceFacts,
@@ -29,10 +31,10 @@ from tokenmill.store.facts import (
     TokenizerFacts,
     UnitFacts,
     facts_of,
+    write_manifest,
 )
 from tokenmill.store.format import index_blocks
 from tokenmill.store.layout import TRAIN, StoreLayout
-from tokenmill.store.receipts import ManifestAssembler, Receipt, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

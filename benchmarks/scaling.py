@@ -38,14 +38,15 @@ from tokenmill.store.facts import (
     Counts,
     EngineFacts,
     FileFacts,
+    Receipt,
     ShardFacts,
     ShardFiles,
     SourceFacts,
     UnitFacts,
+    read_manifest,
 )
 from tokenmill.store.format import index_bytes
 from tokenmill.store.layout import TRAIN, StoreLayout, unit_name
-from tokenmill.store.receipts import Receipt, read_manifest
 from tokenmill.store.write import UnitWriter
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from tokenmill.engines.huggingface import (
 from tokenmill.errors import UsageError
 from tokenmill.inspection import inspect
 from tokenmill.loader.loader import Loader
+from tokenmill.store.facts import read_manifest
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipts import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,8 +23,7 @@ from tests.store.s3_server import BUCKET, S3, SECRET, Refusal, remote_tree, s3_s
 import tokenmill
 from tokenmill import files as files_module
 from tokenmill.errors import BuildError, StoreError, UsageError
-from tokenmill.store.facts import facts_of
-from tokenmill.store.receipts import Receipt
+from tokenmill.store.facts import Receipt, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,9 +18,9 @@ from tokenmill.options import BuildOptions
 from tokenmill.records import TokenBatch
 from tokenmill.sources.base import SourceOptions
 from tokenmill.sources.discovery import discover
+from tokenmill.store.facts import read_receipt
 from tokenmill.store.format import read_index
 from tokenmill.store.layout import StoreLayout, StoreLock
-from tokenmill.store.receipts import read_receipt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,8 @@ from tests.hostile.attack import LONG, attack, tried
 import tokenmill
 from tokenmill.engines.huggingface import train_bpe
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.store.facts import read_manifest, write_manifest
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipts import read_manifest, write_manifest
 from tokenmill.visible import LONGEST_LINE, visible, visible_lines
 
 if TYPE_CHECKING:

@@ -7,17 +7,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tests.store.samples import BYTES_ENGINE, CONFIG, EOS, identity
 
-from tokenmill.store.facts import Bounds, Counts, SourceFacts, UnitFacts
+from tokenmill.store.facts import (
+    Bounds,
+    Counts,
+    SourceFacts,
+    UnitFacts,
+    assemble_manifest,
+    write_manifest,
+)
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
-from tokenmill.store.receipts import assemble_manifest, write_manifest
 from tokenmill.store.write import UnitWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tokenmill.store.receipts import Receipt
+    from tokenmill.store.facts import Receipt
 
 Shards = "Sequence[Sequence[Sequence[int]]]"
 

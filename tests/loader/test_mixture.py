@@ -14,9 +14,8 @@ from tests.store.samples import SampleStore, SampleUnit
 import tokenmill
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.mixture import Extent, Mixture, Stage, row_parts, rows_of_batch
-from tokenmill.store.facts import BoundaryToken
+from tokenmill.store.facts import BoundaryToken, write_manifest
 from tokenmill.store.reader import Store
-from tokenmill.store.receipts import write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

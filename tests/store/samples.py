@@ -18,10 +18,11 @@ from tokenmill.store.facts import (
     StoreIdentity,
     TokenizerFacts,
     UnitFacts,
+    assemble_manifest,
     facts_of,
+    write_manifest,
 )
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipts import assemble_manifest, write_manifest
 from tokenmill.store.write import LISTED_REJECTS, UnitWriter
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.facts import Receipt
     from tokenmill.store.format import TokenArray
-    from tokenmill.store.receipts import Receipt
 
 EOS = 256
 CONFIG = "config-of-the-tests"

@@ -11,9 +11,14 @@ import pytest
 
 from tokenmill.errors import StoreError
 from tokenmill.store.check import Finding, check_store
-from tokenmill.store.facts import facts_of
+from tokenmill.store.facts import (
+    ManifestAssembler,
+    append_runs,
+    facts_of,
+    read_receipt,
+    write_manifest,
+)
 from tokenmill.store.layout import seal
-from tokenmill.store.receipts import ManifestAssembler, append_run, read_receipt, write_manifest
 
 from .samples import GOLDEN, SampleStore, SampleUnit, unit_facts
 
@@ -28,7 +33,7 @@ WITH_TOKENIZER = SampleStore(units=GOLDEN.units, tokenizer_files={"tokenizer.jso
 @pytest.fixture
 def layout(tmp_path: Path) -> StoreLayout:
     layout = WITH_TOKENIZER.write(tmp_path / "store")
-    append_run(layout, {"date": "2024-01-01", "seconds": 3})
+    append_runs(layout, [{"date": "2024-01-01", "seconds": 3}])
     return layout
 
 
@@ -61,7 +66,7 @@ def positions(size: int, *, rng: random.Random) -> list[tuple[int, int]]:
 )
 def test_every_flipped_bit_of_every_file_is_found(tmp_path: Path, store: SampleStore) -> None:
     layout = store.write(tmp_path)
-    append_run(layout, {"seconds": 3})
+    append_runs(layout, [{"seconds": 3}])
     rng = random.Random(0)
     flips = 0
     for path in [path for path in layout.root.rglob("*") if path.is_file()]:

@@ -11,9 +11,8 @@ import pytest
 
 from tokenmill.errors import BuildError, StoreError
 from tokenmill.store.check import check_store
-from tokenmill.store.facts import facts_of
+from tokenmill.store.facts import Claim, Receipt, facts_of, find_receipt, read_receipt
 from tokenmill.store.layout import StoreLayout
-from tokenmill.store.receipts import Claim, Receipt, find_receipt, read_receipt
 from tokenmill.store.write import sweep
 
 from .samples import SampleStore, SampleUnit, tree, unit_facts, write_unit

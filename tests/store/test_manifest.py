@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.store.facts import Counts, FormatVersionError, SplitTotals, TokenizerFacts, facts_of
-from tokenmill.store.layout import seal
-from tokenmill.store.receipts import (
+from tokenmill.store.facts import (
+    Counts,
+    FormatVersionError,
     Manifest,
     ManifestAssembler,
     Receipt,
+    SplitTotals,
+    TokenizerFacts,
     assemble_manifest,
+    facts_of,
     read_manifest,
     read_receipt,
 )
+from tokenmill.store.layout import seal
 
 from .samples import GOLDEN, SampleStore, SampleUnit, identity, unit_facts, write_unit
 

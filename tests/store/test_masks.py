@@ -19,18 +19,18 @@ from tokenmill import files as files_module
 from tokenmill.errors import StoreError
 from tokenmill.store import stream as stream_module
 from tokenmill.store.check import check_store
-from tokenmill.store.facts import facts_of
-from tokenmill.store.format import counted_by_document
-from tokenmill.store.layout import StoreLayout, seal
-from tokenmill.store.reader import Store
-from tokenmill.store.receipts import (
+from tokenmill.store.facts import (
     Manifest,
     ManifestAssembler,
     Receipt,
+    facts_of,
     find_receipt,
     read_manifest,
     read_receipt,
 )
+from tokenmill.store.format import counted_by_document
+from tokenmill.store.layout import StoreLayout, seal
+from tokenmill.store.reader import Store
 from tokenmill.store.stream import TokenStream
 from tokenmill.store.write import BLOCK_TOKENS, sweep
 

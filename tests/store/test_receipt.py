@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.store.facts import Counts, FormatVersionError, UnitFacts
+from tokenmill.store.facts import (
+    Counts,
+    FormatVersionError,
+    Receipt,
+    UnitFacts,
+    find_receipt,
+    read_receipt,
+    rewrite_receipt,
+)
 from tokenmill.store.layout import StoreLayout, seal
-from tokenmill.store.receipts import Receipt, find_receipt, read_receipt, rewrite_receipt
 
 from .samples import SampleUnit, tree, write_unit
 

@@ -6,7 +6,8 @@ import pytest
 
 from tokenmill.errors import StoreError
 from tokenmill.store.check import check_store
-from tokenmill.store.receipts import append_run, read_runs
+from tokenmill.store.facts import append_runs
+from tokenmill.store.layout import Json, StoreLayout, unseal
 
 from .samples import SampleStore, SampleUnit
 
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def read_runs(layout: StoreLayout) -> list[dict[str, Json]]:
+    lines = layout.runs.read_bytes().splitlines(keepends=True)
+    return [unseal(line, path=layout.runs) for line in lines]
+
+
 def test_runs_come_back_in_order_and_do_not_change_the_store(tmp_path: Path) -> None:
     layout = SampleStore(units=[SampleUnit(path="a", rows=[("train", "x")])]).write(tmp_path)
     manifest = layout.manifest.read_bytes()
-    assert read_runs(layout) == []
-    append_run(layout, {"date": "2024-01-01", "seconds": 1.5})
-    append_run(layout, {"date": "2024-01-02", "host": "h\u00f6st"})
+    assert not layout.runs.exists()
+    append_runs(layout, [{"date": "2024-01-01", "seconds": 1.5}])
+    append_runs(layout, [{"date": "2024-01-02", "host": "h\u00f6st"}])
     assert read_runs(layout) == [
         {"date": "2024-01-01", "seconds": 1.5},
         {"date": "2024-01-02", "host": "h\u00f6st"},
@@ -31,8 +37,7 @@ def test_runs_come_back_in_order_and_do_not_change_the_store(tmp_path: Path) -> 
 
 def test_a_changed_line_is_noticed(tmp_path: Path) -> None:
     layout = SampleStore(units=[SampleUnit(path="a", rows=[("train", "x")])]).write(tmp_path)
-    append_run(layout, {"seconds": 10})
-    append_run(layout, {"seconds": 20})
+    append_runs(layout, [{"seconds": 10}, {"seconds": 20}])
     layout.runs.write_bytes(layout.runs.read_bytes().replace(b"20", b"21", 1))
     with pytest.raises(StoreError, match=r"runs\.jsonl"):
         read_runs(layout)

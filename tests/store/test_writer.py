@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from tokenmill.errors import BuildError
 from tokenmill.records import Reject, RejectReason
 from tokenmill.store.check import check_store
-from tokenmill.store.facts import Counts, facts_of
+from tokenmill.store.facts import Counts, assemble_manifest, facts_of, write_manifest
 from tokenmill.store.format import token_dtype
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
-from tokenmill.store.receipts import assemble_manifest, write_manifest
 from tokenmill.store.write import BLOCK_TOKENS, UnitWriter
 
 from .samples import (
@@ -39,7 +38,7 @@ from .test_format import megatron_index
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tokenmill.store.receipts import Receipt
+    from tokenmill.store.facts import Receipt
 
 UNIT = SampleUnit(path="data/a.jsonl")
 

@@ -40,9 +40,11 @@ from tokenmill.store.facts import (
     StoreIdentity,
     TokenizerFacts,
     facts_of,
+    find_receipt,
+    read_manifest,
+    read_receipt,
 )
 from tokenmill.store.layout import RECEIPT_FILE, replace_file, unit_name, unit_prefix
-from tokenmill.store.receipts import find_receipt, read_manifest, read_receipt
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ if TYPE_CHECKING:
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.locate import TokenizerFiles
     from tokenmill.options import BuildOptions
+    from tokenmill.store.facts import Claim, Manifest, Receipt
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipts import Claim, Manifest, Receipt
 
 
 # -------------------------------------------------------------------------------------------------

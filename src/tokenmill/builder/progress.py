@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
     from tokenmill.sources.discovery import Discovery
-    from tokenmill.store.facts import EngineEntry, SplitTotals
+    from tokenmill.store.facts import EngineEntry, Manifest, SplitTotals
     from tokenmill.store.layout import Json
-    from tokenmill.store.receipts import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

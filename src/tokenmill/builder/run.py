@@ -55,19 +55,11 @@ from tokenmill.options import BuildOptions, as_list, with_options
 from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
 from tokenmill.sources.base import MEGABYTE, SourceOptions
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
-from tokenmill.store.facts import bytes_per_token
-from tokenmill.store.layout import (
-    StoreLayout,
-    StoreLock,
-    open_layout,
-    refuse_other_folder,
-    unit_name,
-    unit_prefix,
-)
-from tokenmill.store.receipts import (
+from tokenmill.store.facts import (
     PartRecord,
     append_runs,
     assemble_manifest,
+    bytes_per_token,
     read_manifest,
     read_receipt,
     read_records,
@@ -76,6 +68,14 @@ from tokenmill.store.receipts import (
     tally_units,
     write_manifest,
     write_record,
+)
+from tokenmill.store.layout import (
+    StoreLayout,
+    StoreLock,
+    open_layout,
+    refuse_other_folder,
+    unit_name,
+    unit_prefix,
 )
 from tokenmill.store.write import remove_manifest, sweep
 

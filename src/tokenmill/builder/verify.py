@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.receipts import Receipt
+    from tokenmill.store.facts import Receipt
 
 
 # -------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from tokenmill.interop.records import rows_note
 from tokenmill.loader.packing import find_packing
 from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
+from tokenmill.store.facts import read_manifest
 from tokenmill.store.layout import (
     StoreLayout,
     StoreLock,
@@ -49,7 +50,6 @@ from tokenmill.store.layout import (
     write_error,
 )
 from tokenmill.store.reader import Store
-from tokenmill.store.receipts import read_manifest
 from tokenmill.store.write import AHEAD_BYTES, WRITE_BYTES, begin_writing
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +48,12 @@ from tokenmill.store.facts import (
     StoreIdentity,
     TokenizerFacts,
     UnitFacts,
+    append_runs,
+    assemble_manifest,
     facts_of,
+    find_receipt,
+    read_manifest,
+    write_manifest,
 )
 from tokenmill.store.format import (
     MAX_DOCUMENT_TOKENS,
@@ -59,13 +64,6 @@ from tokenmill.store.format import (
 )
 from tokenmill.store.layout import RECEIPT_FILE, SPLIT_NAME, StoreLayout, StoreLock, replace_file
 from tokenmill.store.reader import MappedShard, Store
-from tokenmill.store.receipts import (
-    append_run,
-    assemble_manifest,
-    find_receipt,
-    read_manifest,
-    write_manifest,
-)
 from tokenmill.store.write import UnitWriter, sweep
 
 if TYPE_CHECKING:
@@ -81,9 +79,8 @@ if TYPE_CHECKING:
         ImportOptions,
     )
     from tokenmill.interop.export import OnProgress, Report
-    from tokenmill.store.facts import SplitTotals
+    from tokenmill.store.facts import Manifest, Receipt, SplitTotals
     from tokenmill.store.layout import Json
-    from tokenmill.store.receipts import Manifest, Receipt
 
 
 # -------------------------------------------------------------------------------------------------
@@ -149,7 +146,7 @@ def import_identity(
         eos=None,
         bos=None,
         special_tokens=str(SpecialTokens.TEXT),
-        config=config,
+        config=dict(config),
         fingerprint=hashlib.sha256(canonical).hexdigest(),
         mask=mask,
     )
@@ -221,8 +218,8 @@ def with_eos(
         return identity
     token, number = eos
     if tally.place == "appended":
-        return replace(identity, eos=BoundaryToken(token=token, id=number, position="end"))
-    return replace(identity, bos=BoundaryToken(token=token, id=number, position="start"))
+        return identity.but(eos=BoundaryToken(token=token, id=number, position="end"))
+    return identity.but(bos=BoundaryToken(token=token, id=number, position="start"))
 
 
 def copy_tokenizer(layout: StoreLayout, tokenizer: NamedTokenizer) -> None:
@@ -528,7 +525,7 @@ class ImportRun:
         result = self._result(
             foreign, manifest, resumed=len(done), workers=workers, note=note, place=tally.place
         )
-        append_run(self.layout, _run_record(result))
+        append_runs(self.layout, [_run_record(result)])
         return result
 
     def _run_parts(

@@ -43,6 +43,7 @@ from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, lengths_of
 from tokenmill.store.facts import (
     UNCOUNTED,
     Counts,
+    Manifest,
     ShardEntry,
     SourceEntry,
     StoreIdentity,
@@ -52,7 +53,6 @@ from tokenmill.store.facts import (
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS, Index
 from tokenmill.store.layout import shard_name, unit_name, unit_prefix
 from tokenmill.store.reader import MappedShard, TrackFile
-from tokenmill.store.receipts import Manifest
 
 if TYPE_CHECKING:
     import os
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.facts import Receipt
     from tokenmill.store.format import TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipts import Receipt
     from tokenmill.store.stream import Track
 
 SAMPLE_BYTES = 4096
@@ -79,8 +79,7 @@ _STORED: dict[str, TokenDtype] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForeignIdentity(StoreIdentity):
+class ForeignIdentity(StoreIdentity, frozen=True, kw_only=True):
     """An identity whose type of ids is that of the files, whatever the vocabulary."""
 
     stored: TokenDtype
@@ -282,7 +281,7 @@ def _describe(
     manifest = Manifest(
         identity=_identity(format_, shards, options, named, stored),
         totals=Counts.of(rows=documents, documents=documents, tokens=tokens),
-        splits=split_totals(units),
+        splits=split_totals(shard for unit in units for shard in unit.shards),
         engines=(),
         sources=tuple(sources),
         units=tuple(units),

@@ -17,7 +17,17 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.store.facts import FileFacts, FormatVersionError, facts_of, unlisted_rejects
+from tokenmill.store.facts import (
+    FileFacts,
+    FormatVersionError,
+    Manifest,
+    ManifestAssembler,
+    Receipt,
+    facts_of,
+    read_manifest,
+    read_receipt_bytes,
+    unlisted_rejects,
+)
 from tokenmill.store.format import (
     BLOCK_DOCUMENTS,
     check_index,
@@ -28,13 +38,6 @@ from tokenmill.store.format import (
 from tokenmill.store.layout import shard_name, unseal, visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.reader import content_fingerprint, expected_files, find_problems
-from tokenmill.store.receipts import (
-    Manifest,
-    ManifestAssembler,
-    Receipt,
-    read_manifest,
-    read_receipt_bytes,
-)
 
 if TYPE_CHECKING:
     import os

@@ -1,4 +1,10 @@
-"""The facts that receipts and manifests are made of: small frozen values, read and written as JSON.
+"""What a store says of itself: the receipt of each unit, and the manifest of all of them.
+
+    UnitWriter -> Receipt, one for each unit -> ManifestAssembler -> Manifest
+
+A receipt is the small sealed JSON that says a unit is complete, for all of its splits and its
+rejects, and is renamed into place last: files that no receipt claims are leftovers. Both are made
+of facts: small frozen values, read and written as JSON.
 
 A fact is a struct of msgspec, whose home this is: a member that is missing, of another type or
 unknown is an error, never a default, and numbers are counts: never negative, never floats. Only
@@ -7,33 +13,46 @@ what a later format version added has a default, and is left out of the JSON whe
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import json
 import re
+import shlex
+import shutil
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import msgspec
 
 from tokenmill.errors import StoreError
-from tokenmill.store.format import index_bytes, token_dtype
-from tokenmill.store.layout import UNIT_PREFIX, checksum_of, is_plain_name, unit_name
+from tokenmill.store.format import TokenDtype, check_runs, index_bytes, split_counts, token_dtype
+from tokenmill.store.layout import (
+    SPLIT_NAME,
+    UNIT_PREFIX,
+    Json,
+    StoreLayout,
+    checksum_of,
+    is_plain_name,
+    replace_file,
+    seal,
+    seal_line,
+    shard_name,
+    unit_name,
+    unit_prefix,
+    unseal,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tokenmill.store.format import TokenDtype
-    from tokenmill.store.layout import Json
-
-
+# Format versions of files: the lowest that can say what a file has to say, so that an older
+# tokenmill reads all that it can.
 FORMAT_VERSION = 1
 MASK_VERSION = 2
-"""Of files that speak of masks; all others stay what an older tokenmill reads."""
-PIECES_VERSION = 3
-"""Of files that speak of rows in several pieces."""
-UNLISTED_VERSION = 4
-"""Of files that speak of rejected rows that are counted and not listed."""
+PIECES_VERSION = 3  # rows in several pieces
+UNLISTED_VERSION = 4  # rejected rows that are counted and not listed
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -112,227 +131,60 @@ class FormatVersionError(StoreError):
     """A file of the store has a format version that this tokenmill does not read."""
 
 
-# -------------------------------------------------------------------------------------------------
-# The entries of a manifest: tokenizer, boundary tokens, and one line per source and unit.
+class SealedFact(Fact, frozen=True, kw_only=True):
+    """A fact that is a file: sealed, and with a format version."""
 
-
-class TokenizerFacts(Fact, frozen=True, kw_only=True):
-    """Which tokenizer made the ids."""
-
-    kind: str
-    fingerprint: str
-    vocab_size: Count
-    files: dict[str, FileFacts]
-    """Name in `tokenizer/` -> size and checksum."""
-
-    def __post_init__(self) -> None:
-        for name in self.files:
-            if not is_plain_name(name):
-                raise ValueError(f"tokenizer file {name!r} is not a plain name in tokenizer/")
-
-
-class BoundaryToken(Fact, frozen=True, kw_only=True):
-    """A token that the build put at the start or the end of every document."""
-
-    token: str
-    id: Count
-    position: str
-    """`start` or `end`."""
-
-    def __post_init__(self) -> None:
-        if self.position not in {"start", "end"}:
-            raise ValueError(f"{self.position!r} is not a position: start or end")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreIdentity:
-    """How text became ids: everything about a store that does not follow from its receipts."""
-
-    created_by: str
-    """`tokenmill` and its version."""
-    tokenizer: TokenizerFacts
-    eos: BoundaryToken | None
-    bos: BoundaryToken | None
-    special_tokens: str
-    """What was done with special tokens inside documents: text, parse or reject."""
-    config: Mapping[str, Json]
-    """Everything that decides the bytes."""
-    fingerprint: str
-    """Of `config`; every receipt names it."""
-    mask: bool = False
-    """Every shard has a mask, which says which tokens count for the loss."""
-
-    def __post_init__(self) -> None:
-        for token in (self.eos, self.bos):
-            if token is not None and not 0 <= token.id < self.tokenizer.vocab_size:
-                raise ValueError(f"the id {token.id} of {token.token!r} is not in the vocabulary")
+    kind: ClassVar[str]
+    remedy: ClassVar[str]
 
     @property
-    def dtype(self) -> TokenDtype:
-        return token_dtype(self.tokenizer.vocab_size)
+    def version(self) -> int:
+        """Its format version."""
+        return FORMAT_VERSION
 
-    @property
-    def eos_id(self) -> int | None:
-        return None if self.eos is None else self.eos.id
+    def to_bytes(self) -> bytes:
+        """Its file."""
+        return seal({"format_version": self.version, **self.to_json()})
 
-    @property
-    def bos_id(self) -> int | None:
-        return None if self.bos is None else self.bos.id
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: Path | str) -> Self:
+        """Read its file; StoreError names it where anything is wrong."""
+        members = unseal(data, path=path)
+        version = check_version(members, path=path)
+        with _written_by_tokenmill(cls.kind, path, hint=cls.remedy):
+            found = read_fact(members, cls, where=cls.kind)
+            if version != found.version:
+                raise ValueError(f"its format version is {version}, and its members are another's")
+            found.check_path(str(path))
+        return found
 
-
-class SourceEntry(Fact, frozen=True, kw_only=True):
-    """An input file."""
-
-    path: str
-    prefix: str
-    """Unit k of the file is named `{prefix}-{k:05d}`."""
-    size: Count
-    version: str
-    units: Count
-    rows: Count
-
-    def __post_init__(self) -> None:
-        if not UNIT_PREFIX.fullmatch(self.prefix):
-            raise ValueError(f"{self.prefix!r} cannot begin the name of a unit")
+    def check_path(self, path: str) -> None:
+        """ValueError for a file with another's name."""
 
 
-# Entries that a large store has thousands of are named tuples, and arrays in JSON: a manifest of
-# 10,000 units then opens five times as fast as with dataclasses and objects.
+@contextlib.contextmanager
+def _written_by_tokenmill(kind: str, path: Path | str, *, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        message = f"{str(path)!r} is not a {kind} that tokenmill wrote: {error}"
+        raise StoreError(message, hint=hint) from error
 
 
-UNCOUNTED = -1
-"""What a mask counts where nobody wrote it down: other projects' files, read in place."""
-
-
-class ShardEntry(NamedTuple):
-    """A shard, as far as a reader needs it; sizes of its files follow from its counts."""
-
-    split: str
-    documents: Count
-    tokens: Count
-    bin: str
-    idx: str
-    mask: str | None = None
-    """None where the store has no masks."""
-    counted: int = 0
-    """Tokens that count, by the mask."""
-    silent: int = 0
-    """Documents of which no token counts, by the mask."""
-
-    @property
-    def idx_bytes(self) -> int:
-        return index_bytes(self.documents)
-
-    def bin_bytes(self, dtype: TokenDtype) -> int:
-        return self.tokens * dtype.itemsize
-
-    def to_json(self) -> list[Json]:
-        return [*self[: len(COLUMNS["shard"])]] if self.mask is None else [*self]
-
-
-class RejectsEntry(NamedTuple):
-    """The file of a unit's rejected rows."""
-
-    rows: Count
-    bytes: Count
-    checksum: str
-
-
-class UnitEntry(NamedTuple):
-    """A unit: its place in the input, and its files."""
-
-    name: str
-    source: Count
-    """Position in `sources`."""
-    rows: Count
-    lines: Count
-    receipt_bytes: Count
-    receipt: str
-    rejects: RejectsEntry | None
-    shards: tuple[ShardEntry, ...]
-
-    def to_json(self) -> Json:
-        rejects: Json = None if self.rejects is None else [*self.rejects]
-        facts: list[Json] = [self.rows, self.lines, self.receipt_bytes, self.receipt]
-        return [*facts, rejects, [shard.to_json() for shard in self.shards]]
-
-
-COLUMNS: dict[str, list[str]] = {
-    "unit": ["rows", "lines", "receipt_bytes", "receipt", "rejects", "shards"],
-    "rejects": ["rows", "bytes", "checksum"],
-    "shard": ["split", "documents", "tokens", "bin", "idx"],
-}
-"""What the numbers in the arrays are; a manifest says it too."""
-MASK_COLUMNS = COLUMNS | {"shard": [*COLUMNS["shard"], "mask", "counted", "silent"]}
-"""The same where the store has masks."""
-
-
-UnitRow: TypeAlias = tuple[Count, Count, Count, str, RejectsEntry | None, tuple[ShardEntry, ...]]
-"""The array of a unit: its columns."""
-
-
-def unit_entries(sources: Iterable[SourceEntry], rows: Iterable[UnitRow]) -> tuple[UnitEntry, ...]:
-    """The units of all sources, file by file."""
-    rest = iter(rows)
-    return tuple(
-        [
-            UnitEntry(f"{source.prefix}-{index:05d}", number, *row)
-            for number, source in enumerate(sources)
-            for index, row in enumerate(islice(rest, source.units))
-        ]
-    )
-
-
-class EngineEntry(Fact, frozen=True, kw_only=True):
-    """What one engine did, over all units."""
-
-    name: str
-    version: str
-    reference: str
-    reference_version: str
-    units: Count
-    checked_documents: Count
-    mismatches: Count
-    redone_units: Count
-    routed_documents: Count
-
-
-class SplitTotals(Fact, frozen=True, kw_only=True):
-    documents: Count
-    tokens: Count
-    shards: Count
-
-
-def split_totals(units: Iterable[UnitEntry]) -> dict[str, SplitTotals]:
-    """Totals of every split that has a shard, by name."""
-    sums: dict[str, list[int]] = {}
-    for unit in units:
-        for shard in unit.shards:
-            total = sums.setdefault(shard.split, [0, 0, 0])
-            total[0] += shard.documents
-            total[1] += shard.tokens
-            total[2] += 1
-    return {
-        split: SplitTotals(documents=documents, tokens=tokens, shards=shards)
-        for split, (documents, tokens, shards) in sorted(sums.items())
-    }
-
-
-def version_of(*, masks: bool, pieces: bool, unlisted: bool) -> int:
-    """The format version of a file: the lowest that can say what it has to say."""
-    if unlisted:
+def version_of(counts: Counts, *, masks: bool) -> int:
+    """The format version of a file that speaks of so much."""
+    if counts.unlisted:
         return UNLISTED_VERSION
-    if pieces:
+    if counts.pieces:
         return PIECES_VERSION
     return MASK_VERSION if masks else FORMAT_VERSION
 
 
-def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
-    """Raise FormatVersionError, which names the tokenmill to use, unless we read the version."""
-    version = members.get("format_version")
+def check_version(members: dict[str, Json], *, path: Path | str) -> int:
+    """Take the version out of the members; FormatVersionError where we do not read it."""
+    version, writer = members.pop("format_version", None), members.get("created_by")
     if type(version) is int and FORMAT_VERSION <= version <= UNLISTED_VERSION:
-        return
-    writer = members.get("created_by")
+        return version
     newer = type(version) is int and version > UNLISTED_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {brief(version)}"
@@ -342,6 +194,10 @@ def check_version(members: Mapping[str, Json], *, path: Path | str) -> None:
         if newer
         else "build the store again with this tokenmill",
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# What a receipt is made of.
 
 
 class FileFacts(Fact, frozen=True, kw_only=True):
@@ -363,20 +219,14 @@ class UnitFacts(Fact, frozen=True, kw_only=True):
     path: str
     index: Count
     start: Count
-    end: Count | None
-    """None means to the end of the file."""
-    members: tuple[str, ...]
-    """Where the unit is a group of files of one row each: their paths, row by row."""
+    end: Count | None  # None means to the end of the file
+    members: tuple[
+        str, ...
+    ]  # paths, row by row, where the unit is a group of files of one row each
 
     @classmethod
     def of(
-        cls,
-        path: str,
-        *,
-        index: int,
-        start: int,
-        end: int | None,
-        members: tuple[str, ...] = (),
+        cls, path: str, *, index: int, start: int, end: int | None, members: tuple[str, ...] = ()
     ) -> UnitFacts:
         """The facts of a unit, its name worked out."""
         name = unit_name(path, index=index)
@@ -392,8 +242,7 @@ class SourceFacts(Fact, frozen=True, kw_only=True):
 
     size: Count
     version: str
-    digest: str
-    """xxh3-128 of the input bytes of the unit."""
+    digest: str  # xxh3-128 of the input bytes of the unit
     is_last: bool
     num_lines: Count
 
@@ -405,18 +254,13 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     documents: Count
     empty: Count
     rejected: Count
-    skipped: Count
-    """Left out by a limit."""
+    skipped: Count  # left out by a limit
     input_bytes: Count
-    text_bytes: Count
-    """UTF-8 of the documents written."""
+    text_bytes: Count  # UTF-8 of the documents written
     tokens: Count
-    split_rows: Count = 0
-    """Rows that became several documents."""
-    pieces: Count = 0
-    """Documents that those became."""
-    unlisted: Count = 0
-    """Rejected rows that are counted by reason, and not listed one by one."""
+    split_rows: Count = 0  # rows that became several documents
+    pieces: Count = 0  # documents that those became
+    unlisted: Count = 0  # rejected rows that are counted by reason, and not listed one by one
 
     def __post_init__(self) -> None:
         used = self.documents + self.empty + self.rejected + self.skipped
@@ -459,8 +303,7 @@ class Bounds(Fact, frozen=True, kw_only=True):
     """Which limits on a document's size give this very unit: resume with another budget."""
 
     largest_row_bytes: Count
-    smallest_too_large_bytes: Count | None
-    """None where no document was too large."""
+    smallest_too_large_bytes: Count | None  # None where no document was too large
 
 
 class EngineFacts(Fact, frozen=True, kw_only=True):
@@ -472,32 +315,21 @@ class EngineFacts(Fact, frozen=True, kw_only=True):
     reference_version: str
     checked_documents: Count
     mismatches: Count
-    redone: bool
-    """The unit was encoded again by the reference after a mismatch."""
-    routed_documents: Count
-    """Documents given to the reference from the start."""
+    redone: bool  # the unit was encoded again by the reference after a mismatch
+    routed_documents: Count  # given to the reference from the start
 
 
-class MaskFacts(Fact, frozen=True, kw_only=True):
+class MaskFacts(FileFacts, frozen=True, kw_only=True):
     """The file that says which tokens of a shard count for the loss."""
 
-    bytes: Count
-    checksum: Checksum
-    counted: Count
-    """Tokens that count."""
-    silent: Count
-    """Documents of which no token counts."""
-
-    @property
-    def file(self) -> FileFacts:
-        return FileFacts(bytes=self.bytes, checksum=self.checksum)
+    counted: Count  # tokens that count
+    silent: Count  # documents of which no token counts
 
 
 class ShardFiles(Fact, frozen=True, kw_only=True, omit_defaults=True):
     bin: FileFacts
     idx: FileFacts
-    mask: MaskFacts | msgspec.UnsetType = msgspec.UNSET
-    """Left out where there are no masks; null is no value for it."""
+    mask: MaskFacts | msgspec.UnsetType = msgspec.UNSET  # null is no value for it
 
 
 class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
@@ -508,10 +340,8 @@ class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     documents: Count
     tokens: Count
     max_id: Count
-    rows: tuple[Count, ...]
-    """Run lengths over the unit's rows; see rows.py."""
-    pieces: tuple[Count, ...] = ()
-    """Which of its rows became several documents; see rows.py."""
+    rows: tuple[Count, ...]  # run lengths over the unit's rows: see format.RowRuns
+    pieces: tuple[Count, ...] = ()  # which of its rows became several documents
     files: ShardFiles
 
     def __post_init__(self) -> None:
@@ -532,7 +362,7 @@ class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     def named_files(self) -> dict[str, FileFacts]:
         """File name -> facts."""
         files = {f"{self.name}.bin": self.files.bin, f"{self.name}.idx": self.files.idx}
-        return files if self.mask is None else {**files, f"{self.name}.mask": self.mask.file}
+        return files if self.mask is None else {**files, f"{self.name}.mask": self.mask}
 
 
 class RejectsFacts(Fact, frozen=True, kw_only=True):
@@ -556,3 +386,710 @@ def unlisted_rejects(line: bytes) -> dict[str, int]:
     except RecursionError as error:
         raise ValueError(str(error)) from error
     return last.more
+
+
+class Claim(NamedTuple):
+    """What a build must keep in mind of a unit that is complete: it may have a million of them."""
+
+    splits: tuple[str, ...]
+    mask: bool
+    rejects: bool
+    is_last: bool  # nothing of the unit's file comes after it
+
+
+_claim = functools.cache(Claim)  # most units of a store share one
+
+
+class Receipt(SealedFact, frozen=True, kw_only=True):
+    """A unit that is complete."""
+
+    kind: ClassVar[str] = "receipt"
+    remedy: ClassVar[str] = "remove it and run the build again with the same command"
+
+    unit: UnitFacts
+    source: SourceFacts
+    config: str  # fingerprint of everything in the configuration that decides the bytes
+    counts: Counts
+    bounds: Bounds
+    engine: EngineFacts
+    shards: tuple[ShardFacts, ...]
+    rejects: RejectsFacts | None
+
+    def __post_init__(self) -> None:
+        for shard in self.shards:
+            if not SPLIT_NAME.fullmatch(shard.split):
+                raise ValueError(f"split {shard.split!r} is not lower-case letters, digits and _")
+            if shard.name != shard_name(self.unit.name, split=shard.split):
+                raise ValueError(f"shard {shard.name!r} is not named after its unit and split")
+            rows, pieces = self.counts.rows, shard.pieces
+            check_runs(shard.rows, documents=shard.documents, rows=rows, pieces=pieces)
+        if self.unit.members and len(self.unit.members) < self.counts.rows:
+            raise ValueError(f"{self.counts.rows} rows of {len(self.unit.members)} grouped files")
+        if len({shard.split for shard in self.shards}) != len(self.shards):
+            raise ValueError("two shards of one unit have the same split")
+        if len({shard.mask is None for shard in self.shards}) > 1:
+            raise ValueError("some shards of one unit have a mask, others have none")
+        split = [split_counts(shard.pieces) for shard in self.shards]
+        found = {
+            "split rows": (sum(rows for rows, _ in split), self.counts.split_rows),
+            "pieces": (sum(pieces for _, pieces in split), self.counts.pieces),
+            "documents": (sum(shard.documents for shard in self.shards), self.counts.documents),
+            "tokens": (sum(shard.tokens for shard in self.shards), self.counts.tokens),
+            "rejected": (0 if self.rejects is None else self.rejects.rows, self.counts.rejected),
+        }
+        for name, (files, counted) in found.items():
+            if files != counted:
+                raise ValueError(f"the unit's files have {files} {name}, its counts say {counted}")
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether its shards have masks; a unit without shards has none."""
+        return any(shard.mask is not None for shard in self.shards)
+
+    @property
+    def version(self) -> int:
+        return version_of(self.counts, masks=self.has_mask)
+
+    @property
+    def files(self) -> dict[str, FileFacts]:
+        """Files in `shards/` that this receipt claims, itself left out."""
+        return {name: facts for shard in self.shards for name, facts in shard.named_files.items()}
+
+    @property
+    def claim(self) -> Claim:
+        """What it claims, and no more."""
+        splits = tuple(shard.split for shard in self.shards)
+        return _claim(splits, self.has_mask, self.rejects is not None, self.source.is_last)
+
+    def check_path(self, path: str) -> None:
+        if not path.endswith(f"{self.unit.name}.json"):
+            raise ValueError(f"it is of the unit {self.unit.name!r}")
+
+
+def read_receipt(layout: StoreLayout, unit: str) -> Receipt:
+    """The receipt of a unit; StoreError where it is missing or damaged."""
+    return Receipt.from_bytes(read_receipt_bytes(layout, unit), path=_path(layout, unit))
+
+
+def _path(layout: StoreLayout, unit: str) -> str:
+    """`layout.receipt`, without the path object: making those takes as long as reading the file."""
+    return f"{layout.root}/shards/{unit}.json"
+
+
+def read_receipt_bytes(layout: StoreLayout, unit: str) -> bytes:
+    """The bytes of a unit's receipt; StoreError where it cannot be read."""
+    try:
+        with open(_path(layout, unit), "rb", buffering=0) as file:
+            return file.read()
+    except OSError as error:
+        raise StoreError(
+            f"the receipt {layout.upstream.shown(layout.receipt(unit))!r} cannot be read:"
+            f" {error.strerror or error}",
+            hint="run the build again with the same command: it rewrites the unit",
+        ) from error
+
+
+def find_receipt(layout: StoreLayout, unit: str) -> Receipt | None:
+    """The receipt of a unit that is complete; None where the unit must be built (again).
+
+    Sizes of the files are checked, their bytes are not: that is what `check_store` is for.
+    """
+    try:
+        receipt = read_receipt(layout, unit)
+    except FormatVersionError:
+        raise
+    except StoreError:
+        return None
+    for name, facts in receipt.files.items():
+        if layout.size("shards", name) != facts.bytes:
+            return None
+    rejects = receipt.rejects
+    if rejects is not None and layout.size("rejects", f"{unit}.jsonl") != rejects.bytes:
+        return None
+    return receipt
+
+
+def rewrite_receipt(layout: StoreLayout, receipt: Receipt) -> None:
+    """Replace a receipt whose unit kept its bytes (a source that was touched, not changed)."""
+    replace_file(layout, layout.receipt(receipt.unit.name), receipt.to_bytes())
+
+
+# -------------------------------------------------------------------------------------------------
+# The manifest `tokenmill.json`: what a reader must never guess, sealed, and written last.
+#
+# It is a function of the input and the configuration, byte for byte: no date, no host, no
+# duration, nothing that depends on the number of workers or on an interruption. `runs.jsonl` keeps
+# those.
+
+
+class TokenizerFacts(Fact, frozen=True, kw_only=True):
+    """Which tokenizer made the ids."""
+
+    kind: str
+    fingerprint: str
+    vocab_size: Count
+    files: dict[str, FileFacts]  # by their names in tokenizer/
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            if not is_plain_name(name):
+                raise ValueError(f"tokenizer file {name!r} is not a plain name in tokenizer/")
+
+
+class BoundaryToken(Fact, frozen=True, kw_only=True):
+    """A token that the build put at the start or the end of every document."""
+
+    token: str
+    id: Count
+    position: str  # start or end
+
+    def __post_init__(self) -> None:
+        if self.position not in {"start", "end"}:
+            raise ValueError(f"{self.position!r} is not a position: start or end")
+
+
+class StoreIdentity(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """How text became ids: everything about a store that does not follow from its receipts."""
+
+    created_by: str  # tokenmill and its version
+    tokenizer: TokenizerFacts
+    eos: BoundaryToken | None
+    bos: BoundaryToken | None
+    special_tokens: str  # what was done with those inside documents: text, parse or reject
+    mask: bool = False  # every shard has a mask, which says which tokens count for the loss
+    config: dict[str, Any]  # everything that decides the bytes
+    fingerprint: str  # of `config`; every receipt names it
+
+    def __post_init__(self) -> None:
+        for token in (self.eos, self.bos):
+            if token is not None and not 0 <= token.id < self.tokenizer.vocab_size:
+                raise ValueError(f"the id {token.id} of {token.token!r} is not in the vocabulary")
+
+    @property
+    def dtype(self) -> TokenDtype:
+        return token_dtype(self.tokenizer.vocab_size)
+
+    @property
+    def eos_id(self) -> int | None:
+        return None if self.eos is None else self.eos.id
+
+    @property
+    def bos_id(self) -> int | None:
+        return None if self.bos is None else self.bos.id
+
+
+class SourceEntry(Fact, frozen=True, kw_only=True):
+    """An input file."""
+
+    path: str
+    prefix: str  # unit k of the file is named `{prefix}-{k:05d}`
+    size: Count
+    version: str
+    units: Count
+    rows: Count
+
+    def __post_init__(self) -> None:
+        if not UNIT_PREFIX.fullmatch(self.prefix):
+            raise ValueError(f"{self.prefix!r} cannot begin the name of a unit")
+
+
+# Entries that a large store has thousands of are named tuples, and arrays in JSON: a manifest of
+# 10,000 units then opens five times as fast as with dataclasses and objects.
+
+UNCOUNTED = -1
+"""What a mask counts where nobody wrote it down: other projects' files, read in place."""
+
+
+class ShardEntry(NamedTuple):
+    """A shard, as far as a reader needs it; sizes of its files follow from its counts."""
+
+    split: str
+    documents: Count
+    tokens: Count
+    bin: str
+    idx: str
+    mask: str | None = None  # None where the store has no masks
+    counted: int = 0  # tokens that count, by the mask
+    silent: int = 0  # documents of which no token counts, by the mask
+
+    @property
+    def idx_bytes(self) -> int:
+        return index_bytes(self.documents)
+
+    def bin_bytes(self, dtype: TokenDtype) -> int:
+        return self.tokens * dtype.itemsize
+
+    def to_json(self) -> list[Json]:
+        return [*self[: _shard_width(mask=self.mask is not None)]]
+
+
+def _shard_width(*, mask: bool) -> int:
+    return 8 if mask else 5
+
+
+class RejectsEntry(NamedTuple):
+    """The file of a unit's rejected rows."""
+
+    rows: Count
+    bytes: Count
+    checksum: str
+
+
+class UnitEntry(NamedTuple):
+    """A unit: its place in the input, and its files."""
+
+    name: str
+    source: Count  # position in `sources`
+    rows: Count
+    lines: Count
+    receipt_bytes: Count
+    receipt: str
+    rejects: RejectsEntry | None
+    shards: tuple[ShardEntry, ...]
+
+    def to_json(self) -> Json:
+        rejects: Json = None if self.rejects is None else [*self.rejects]
+        return [*self[2:6], rejects, [shard.to_json() for shard in self.shards]]
+
+
+UnitRow: TypeAlias = tuple[Count, Count, Count, str, RejectsEntry | None, tuple[ShardEntry, ...]]
+
+
+def _columns(*, mask: bool) -> dict[str, Json]:
+    """What the values in the arrays are; a manifest says it too."""
+    shard = ShardEntry._fields[: _shard_width(mask=mask)]
+    return {
+        "unit": [*UnitEntry._fields[2:]],
+        "rejects": [*RejectsEntry._fields],
+        "shard": [*shard],
+    }
+
+
+class EngineEntry(Fact, frozen=True, kw_only=True):
+    """What one engine did, over all units."""
+
+    name: str
+    version: str
+    reference: str
+    reference_version: str
+    units: Count
+    checked_documents: Count
+    mismatches: Count
+    redone_units: Count
+    routed_documents: Count
+
+
+class SplitTotals(Fact, frozen=True, kw_only=True):
+    documents: Count
+    tokens: Count
+    shards: Count
+
+
+def split_totals(shards: Iterable[ShardEntry]) -> dict[str, SplitTotals]:
+    """Totals of every split that has a shard, by name."""
+    sums: dict[str, list[int]] = {}
+    for shard in shards:
+        total = sums.setdefault(shard.split, [0, 0, 0])
+        total[0] += shard.documents
+        total[1] += shard.tokens
+        total[2] += 1
+    return {
+        split: SplitTotals(documents=documents, tokens=tokens, shards=count)
+        for split, (documents, tokens, count) in sorted(sums.items())
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A complete store."""
+
+    identity: StoreIdentity
+    totals: Counts
+    splits: Mapping[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+    sources: tuple[SourceEntry, ...]
+    units: tuple[UnitEntry, ...]  # in the order of the plan: file by file, and along each file
+
+    def __post_init__(self) -> None:
+        if len({source.prefix for source in self.sources}) != len(self.sources):
+            raise ValueError("two sources have the same prefix")
+        if not all(map(SPLIT_NAME.fullmatch, self.splits)):
+            raise ValueError(f"splits {list(self.splits)} are not plain names")
+        if dict(self.splits) != split_totals(shard for _, shard in self.shards()):
+            raise ValueError("the totals of the splits are not those of their shards")
+        if sum(split.tokens for split in self.splits.values()) != self.totals.tokens:
+            raise ValueError("the totals are not those of the shards")
+
+    @property
+    def version(self) -> int:
+        """Its format version."""
+        return version_of(self.totals, masks=self.identity.mask)
+
+    def shards(self, *, split: str | None = None) -> Iterator[tuple[UnitEntry, ShardEntry]]:
+        """The shards of a split (None: of all), in order, with their units."""
+        for unit in self.units:
+            for shard in unit.shards:
+                if split is None or shard.split == split:
+                    yield unit, shard
+
+    def to_bytes(self) -> bytes:
+        """The manifest's file."""
+        identity = self.identity
+        members: dict[str, Json | Iterator[Json]] = {
+            "format_version": self.version,
+            "created_by": identity.created_by,
+            "dtype": identity.dtype.name,
+            **identity.to_json(),
+            "totals": self.totals.to_json(),
+            "splits": {name: self.splits[name].to_json() for name in sorted(self.splits)},
+            "engines": [engine.to_json() for engine in self.engines],
+            "sources": [source.to_json() for source in self.sources],
+            "columns": _columns(mask=identity.mask),
+            "units": (unit.to_json() for unit in self.units),
+        }
+        return seal(members)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: Path | str) -> Manifest:
+        """Read a manifest's file; StoreError names it where anything is wrong."""
+        members: dict[str, Any] = unseal(data, path=path)
+        version = check_version(members, path=path)
+        hint = "run the build again with the same command: it writes the manifest anew"
+        with _written_by_tokenmill("manifest", path, hint=hint):
+            manifest = cls._of_members(members)
+            if version != manifest.version:
+                raise ValueError(f"its format version is {version}, and its members are another's")
+        return manifest
+
+    @classmethod
+    def _of_members(cls, members: dict[str, Any]) -> Manifest:
+        if members.get("mask", True) is False:
+            raise ValueError("mask is false; a store without masks says nothing of them")
+        own = {
+            name: members.pop(name) for name in StoreIdentity.__struct_fields__ if name in members
+        }
+        identity = read_fact(own, StoreIdentity, where="manifest")
+        found = read_fact(members, _ManifestMembers, where="manifest")
+        if found.columns != _columns(mask=identity.mask):
+            raise ValueError("columns are not those of this format version")
+        width = _shard_width(mask=identity.mask)
+        if any(len(shard) != width for unit in members["units"] for shard in unit[-1]):
+            raise ValueError("a shard does not have the columns of this format version")
+        if identity.mask and any(shard.mask is None for unit in found.units for shard in unit[-1]):
+            raise ValueError("a shard of a store with masks has none")
+        if len(found.units) != sum(source.units for source in found.sources):
+            raise ValueError(f"there are {len(found.units)} units, not those that the sources say")
+        if found.dtype != identity.dtype.name:
+            raise ValueError(f"dtype {found.dtype!r} is not that of the vocabulary")
+        rows = iter(found.units)
+        units = [
+            UnitEntry(f"{source.prefix}-{index:05d}", number, *row)
+            for number, source in enumerate(found.sources)
+            for index, row in enumerate(itertools.islice(rows, source.units))
+        ]
+        return cls(
+            identity=identity,
+            totals=found.totals,
+            splits=found.splits,
+            engines=found.engines,
+            sources=found.sources,
+            units=tuple(units),
+        )
+
+
+class _ManifestMembers(Fact, frozen=True, kw_only=True):
+    dtype: str
+    totals: Counts
+    splits: dict[str, SplitTotals]
+    engines: tuple[EngineEntry, ...]
+    sources: tuple[SourceEntry, ...]
+    columns: dict[str, list[str]]
+    units: list[UnitRow]
+
+
+def read_manifest(root: Path) -> Manifest:
+    """The manifest of the store in a folder; StoreError where there is none or it is damaged."""
+    path = StoreLayout(root).manifest
+    StoreLayout(root).require_inside()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise _no_manifest(root) from error
+    except OSError as error:
+        raise StoreError(
+            f"the manifest {str(path)!r} cannot be read: {error.strerror or error}",
+            hint="check the path and its permissions",
+        ) from error
+    return Manifest.from_bytes(data, path=path)
+
+
+def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:
+    """Put the manifest in place, which makes the store complete."""
+    replace_file(layout, layout.manifest, manifest.to_bytes())
+    layout.remove_empty_tmp()
+
+
+def _no_manifest(root: Path) -> StoreError:
+    if not root.is_dir():
+        return StoreError(f"there is no store at {str(root)!r}", hint="check the path")
+    layout = StoreLayout(root)
+    if layout.parts.is_dir():
+        return StoreError(
+            f"the store {str(root)!r} has no tokenmill.json: built in parts, and not finished",
+            hint=f"when all parts are built: tokenmill finish {shlex.quote(str(root))}",
+        )
+    if layout.shards.is_dir():
+        return StoreError(
+            f"the store {str(root)!r} has no tokenmill.json: its build has not finished",
+            hint="run the build again with the same command: it resumes",
+        )
+    return StoreError(
+        f"{str(root)!r} is not a store: it has no tokenmill.json",
+        hint="make one with: tokenmill build INPUT --tokenizer TOKENIZER --out STORE",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# A manifest out of receipts, one at a time and in the order of the plan: the build does this at its
+# end; `check_store` does it again and compares.
+
+_BATCH_UNITS = 256
+"""Receipts that are asked for at once where the store is at a URL."""
+
+
+class Tally:
+    """What units hold together: numbers that grow, as there may be millions."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._engines: dict[tuple[str, str, str, str], list[int]] = {}
+        self._shards: list[ShardEntry] = []
+
+    def add(self, receipt: Receipt) -> tuple[ShardEntry, ...]:
+        """Add a unit; returns its shards as a manifest has them."""
+        for name in COUNTS:
+            self._counts[name] += getattr(receipt.counts, name)
+        made = receipt.engine
+        key = made.name, made.version, made.reference, made.reference_version
+        did = 1, made.checked_documents, made.mismatches, made.redone, made.routed_documents
+        old = self._engines.get(key, [0] * len(did))
+        self._engines[key] = [before + more for before, more in zip(old, did, strict=True)]
+        shards = tuple(map(_shard_entry, receipt.shards))
+        self._shards += shards
+        return shards
+
+    @property
+    def totals(self) -> Counts:
+        return Counts(**self._counts)
+
+    @property
+    def splits(self) -> dict[str, SplitTotals]:
+        return split_totals(self._shards)
+
+    @property
+    def engines(self) -> tuple[EngineEntry, ...]:
+        names = EngineEntry.__struct_fields__
+        found = (dict(zip(names, [*k, *n], strict=True)) for k, n in sorted(self._engines.items()))
+        return tuple(read_fact(members, EngineEntry, where="engine") for members in found)
+
+
+def _shard_entry(shard: ShardFacts) -> ShardEntry:
+    files, mask = shard.files, shard.mask
+    checksums = files.bin.checksum, files.idx.checksum
+    entry = ShardEntry(shard.split, shard.documents, shard.tokens, *checksums)
+    if mask is None:
+        return entry
+    return entry._replace(mask=mask.checksum, counted=mask.counted, silent=mask.silent)
+
+
+def tally_units(layout: StoreLayout, units: Iterable[str]) -> Tally:
+    """What the named units hold, wherever they are in their files."""
+    tally = Tally()
+    for unit in units:
+        tally.add(read_receipt(layout, unit))
+    return tally
+
+
+class ManifestAssembler:
+    """Takes receipts, unit by unit and file by file, and keeps only their entries."""
+
+    def __init__(self, identity: StoreIdentity) -> None:
+        self._identity = identity
+        self._tally = Tally()
+        self._sources: list[SourceEntry] = []
+        self._units: list[UnitEntry] = []
+
+    def add(self, receipt: Receipt, *, file: FileFacts) -> UnitEntry:
+        """Add the next unit; `file` is its receipt's own file."""
+        self._check(receipt)
+        self._add_source(receipt)  # may refuse the unit, so it goes before the rest
+        rejects = receipt.rejects
+        unit = UnitEntry(
+            name=receipt.unit.name,
+            source=len(self._sources) - 1,
+            rows=receipt.counts.rows,
+            lines=receipt.source.num_lines,
+            receipt_bytes=file.bytes,
+            receipt=file.checksum,
+            rejects=None
+            if rejects is None
+            else RejectsEntry(rejects.rows, rejects.bytes, rejects.checksum),
+            shards=self._tally.add(receipt),
+        )
+        self._units.append(unit)
+        return unit
+
+    def manifest(self) -> Manifest:
+        """The manifest of all units added; StoreError where their receipts do not go together."""
+        try:
+            return Manifest(
+                identity=self._identity,
+                totals=self._tally.totals,
+                splits=self._tally.splits,
+                engines=self._tally.engines,
+                sources=tuple(self._sources),
+                units=tuple(self._units),
+            )
+        except ValueError as error:
+            raise StoreError(
+                f"the receipts of {len(self._units):,} units do not go together: {error}",
+                hint="see which are damaged with: tokenmill verify STORE",
+            ) from error
+
+    def _check(self, receipt: Receipt) -> None:
+        identity, unit = self._identity, receipt.unit
+        if receipt.config != identity.fingerprint:
+            raise StoreError(
+                f"unit {unit.name!r} was built with the configuration {receipt.config!r}, the store"
+                f" has {identity.fingerprint!r}; mixing them would silently corrupt training",
+                hint="run the build again with the same command, or build into a new folder",
+            )
+        for shard in receipt.shards:
+            width = shard.files.bin.bytes - shard.tokens * identity.dtype.itemsize
+            if shard.max_id >= identity.tokenizer.vocab_size or width != 0:
+                raise StoreError(
+                    f"shard {shard.name!r} does not hold {identity.dtype.name} ids"
+                    f" under {identity.tokenizer.vocab_size}",
+                    hint="run the build again with the same command",
+                )
+            if (shard.mask is not None) != identity.mask:
+                has, wants = ("a mask", "none") if shard.mask else ("no mask", "one")
+                raise StoreError(
+                    f"shard {shard.name!r} has {has}, the store has {wants} for every shard",
+                    hint="build into a new folder",
+                )
+
+    def _add_source(self, receipt: Receipt) -> None:
+        unit, facts = receipt.unit, receipt.source
+        if not self._sources or self._sources[-1].path != unit.path:
+            last = SourceEntry(
+                path=unit.path,
+                prefix=unit_prefix(unit.path),
+                size=facts.size,
+                version=facts.version,
+                units=0,
+                rows=0,
+            )
+        else:
+            last = self._sources.pop()
+        if (last.size, last.version) != (facts.size, facts.version):
+            raise StoreError(
+                f"units of {unit.path!r} were read from two versions of the file; together they"
+                " would be neither",
+                hint="run the build again with the same command",
+            )
+        if unit.index != last.units:
+            raise StoreError(
+                f"unit {unit.index} of {unit.path!r} follows {last.units} others: a receipt is"
+                " missing, or is of another unit",
+                hint="run the build again with the same command",
+            )
+        rows = last.rows + receipt.counts.rows
+        self._sources.append(last.but(units=last.units + 1, rows=rows))
+
+
+def assemble_manifest(
+    layout: StoreLayout, identity: StoreIdentity, *, units: Iterable[str]
+) -> Manifest:
+    """The manifest of the named units, whose receipts are read one after the other."""
+    assembler = ManifestAssembler(identity)
+    remaining = iter(units)
+    while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
+        if layout.upstream.url is not None:
+            layout.upstream.bring([layout.receipt(unit) for unit in batch])
+        for unit in batch:
+            data = read_receipt_bytes(layout, unit)
+            assembler.add(Receipt.from_bytes(data, path=_path(layout, unit)), file=facts_of(data))
+    return assembler.manifest()
+
+
+# -------------------------------------------------------------------------------------------------
+# What the parts of a build leave for the one who finishes it: `parts/00003-of-00064.json`.
+#
+# A record repeats what was asked for, so that parts with other options are noticed and `finish`
+# can plan the units again; it never says which units are complete, the receipts do. Records are
+# removed when the manifest is written: a finished store does not show how it was made.
+
+RECORD_FILE = re.compile(r"[0-9]{5,}-of-[0-9]{5,}\.json")
+
+
+class PartRecord(SealedFact, frozen=True, kw_only=True):
+    """One part of a build."""
+
+    kind: ClassVar[str] = "record"
+    remedy: ClassVar[str] = (
+        "delete it and run its part again: that takes a moment where the units are complete"
+    )
+    part: Count
+    parts: Count
+    fingerprint: str  # of the configuration, as the receipts carry it
+    config: dict[str, Any]  # every option that decides the bytes, the limit included
+    inputs: tuple[str, ...] | None  # as named; None where they hold a key that may not be kept
+    max_document_bytes: Count
+    runs: tuple[dict[str, Any], ...]  # for `runs.jsonl`; empty while the part has not ended
+
+    @property
+    def name(self) -> str:
+        return f"{self.part:05d}-of-{self.parts:05d}.json"
+
+
+def write_record(layout: StoreLayout, record: PartRecord) -> None:
+    """Put the record in place of the one that an earlier run of this part left."""
+    layout.parts.mkdir(exist_ok=True)
+    replace_file(layout, layout.parts / record.name, record.to_bytes())
+
+
+def read_records(layout: StoreLayout) -> list[PartRecord]:
+    """The records of all parts that were started, part by part."""
+    if not layout.parts.is_dir():
+        return []
+    layout.require_inside()
+    found = sorted(path for path in layout.parts.iterdir() if RECORD_FILE.fullmatch(path.name))
+    return [PartRecord.from_bytes(path.read_bytes(), path=path) for path in found]
+
+
+def remove_records(layout: StoreLayout) -> None:
+    """Forget the parts, after the manifest is written."""
+    found = [*layout.parts.iterdir()] if layout.parts.is_dir() else []
+    shutil.rmtree(layout.parts, ignore_errors=True)
+    layout.upstream.remove(found)
+
+
+# -------------------------------------------------------------------------------------------------
+# `runs.jsonl`: a log of the builds that made a store, one sealed line each.
+#
+# Dates, hosts, seconds and peak memory go here and nowhere else, because they differ from run to
+# run; the log is no part of the store's identity, and a store without it is complete.
+
+
+def append_runs(layout: StoreLayout, runs: Sequence[Mapping[str, Json]]) -> None:
+    """Add lines; the file is replaced as a whole, so that a crash cannot leave half a line."""
+    try:
+        old = layout.runs.read_bytes()
+    except FileNotFoundError:
+        old = b""
+    except OSError as error:
+        message = f"{str(layout.runs)!r} cannot be read: {error.strerror or error}"
+        raise StoreError(message) from error
+    replace_file(layout, layout.runs, old + b"".join(map(seal_line, runs)))
+    layout.remove_empty_tmp()

@@ -25,7 +25,15 @@ import numpy as np
 from tokenmill.errors import StoreError
 from tokenmill.files import local_path
 from tokenmill.records import lazy
-from tokenmill.store.facts import UNCOUNTED, Count, Fact, read_fact, unlisted_rejects
+from tokenmill.store.facts import (
+    UNCOUNTED,
+    Count,
+    Fact,
+    read_fact,
+    read_manifest,
+    read_receipt,
+    unlisted_rejects,
+)
 from tokenmill.store.format import (
     MASK_DTYPE,
     counted_by_document,
@@ -38,7 +46,6 @@ from tokenmill.store.format import (
     view_values,
 )
 from tokenmill.store.layout import StoreLayout, checksum_of, is_inside, shard_name
-from tokenmill.store.receipts import read_manifest, read_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,9 +54,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
-    from tokenmill.store.facts import ShardFacts
+    from tokenmill.store.facts import Manifest, Receipt, ShardFacts
     from tokenmill.store.format import FileMap, Index, MaskDtype, TokenArray, TokenDtype
-    from tokenmill.store.receipts import Manifest, Receipt
     from tokenmill.store.remote import RemoteTokens
     from tokenmill.store.stream import Track
 

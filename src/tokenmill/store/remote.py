@@ -36,6 +36,7 @@ from tokenmill.store.blocks import (
     RecentlyUsed,
     changed,
 )
+from tokenmill.store.facts import Manifest, Receipt
 from tokenmill.store.format import (
     HEADER,
     MASK_DTYPE,
@@ -46,7 +47,6 @@ from tokenmill.store.format import (
 )
 from tokenmill.store.layout import checksum_of, remove_folder, shard_name, store_error
 from tokenmill.store.reader import expected_sizes, incomplete, size_problem
-from tokenmill.store.receipts import Manifest, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,7 +24,16 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import BuildError, StoreError
-from tokenmill.store.facts import FileFacts, MaskFacts, RejectsFacts, ShardFacts, ShardFiles
+from tokenmill.store.facts import (
+    FileFacts,
+    MaskFacts,
+    Receipt,
+    RejectsFacts,
+    ShardFacts,
+    ShardFiles,
+    find_receipt,
+    read_receipt,
+)
 from tokenmill.store.format import (
     MAX_DOCUMENT_TOKENS,
     RowRuns,
@@ -43,7 +52,6 @@ from tokenmill.store.layout import (
     write_error,
     write_synced,
 )
-from tokenmill.store.receipts import Receipt, find_receipt, read_receipt
 
 if TYPE_CHECKING:
     import re
@@ -53,10 +61,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.records import Reject
-    from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+    from tokenmill.store.facts import Bounds, Claim, Counts, EngineFacts, SourceFacts, UnitFacts
     from tokenmill.store.format import TokenDtype
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.receipts import Claim
 
 
 # -------------------------------------------------------------------------------------------------
