@@ -170,9 +170,8 @@ def fill_and_commit(
     for row, (split, text) in enumerate(unit.rows):
         if split == "reject":
             detail = f"cannot use {text!r}"
-            writer.reject(
-                Reject(row=row, reason=RejectReason.INVALID_JSON, detail=detail, offset=7 * row)
-            )
+            reason = RejectReason.INVALID_JSON
+            writer.rejects([Reject(row=row, reason=reason, detail=detail, offset=7 * row)])
         elif text:
             ids = ids_of(text)
             mask = mask_of(ids) if has_mask else None

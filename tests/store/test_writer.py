@@ -209,7 +209,7 @@ def test_ids_of_another_type_than_the_vocabulary_asks_for_are_refused(tmp_path: 
 def test_a_writer_that_is_left_without_commit_leaves_no_file(tmp_path: Path) -> None:
     with new_writer(StoreLayout(tmp_path), UNIT) as writer:
         append(writer, [[1, 2], [3]])
-        writer.reject(Reject(row=2, reason=RejectReason.NULL_TEXT, detail=""))
+        writer.rejects([Reject(row=2, reason=RejectReason.NULL_TEXT, detail="")])
         assert len(tree(tmp_path)) == 2
     assert tree(tmp_path) == {}
 

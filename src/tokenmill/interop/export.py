@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 import os
 import shutil
 import threading
@@ -50,7 +49,7 @@ from tokenmill.store.layout import (
     write_error,
 )
 from tokenmill.store.reader import Store
-from tokenmill.store.write import AHEAD_BYTES, WRITE_BYTES, begin_writing
+from tokenmill.store.write import HashedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,42 +73,21 @@ WIDE_ID = 4
 # The files of a part: written under tmp/, synced, renamed.
 
 
-class OutFile(io.FileIO):
+class OutFile(HashedFile):
     """A file of an export, as every library that writes takes one."""
 
     def __init__(self, path: Path, *, on_bytes: OnBytes) -> None:
-        super().__init__(path, "xb")
+        super().__init__(path)
         self.path = path
-        self.bytes = 0
-        """Written so far."""
-        self._begun = 0
-        self._hash = xxhash.xxh3_128()
         self._on_bytes = on_bytes
 
     def write(self, block: Any) -> int:
-        """Write all of a block, of any contiguous kind."""
-        left = memoryview(block).cast("B")
-        count = len(left)
-        while left:
-            # A write may be cut short, most often when the disk is nearly full.
-            piece = left[:WRITE_BYTES]
-            piece = piece[: super().write(piece)]
-            self._hash.update(piece)
-            left = left[len(piece) :]
-        self.bytes += count
-        if self.bytes - self._begun >= AHEAD_BYTES:
-            begin_writing(self.fileno(), self._begun, self.bytes - self._begun)
-            self._begun = self.bytes
+        count = super().write(block)
         self._on_bytes(count)
         return count
 
-    @property
-    def checksum(self) -> str:
-        """xxh3-128 of what was written so far."""
-        return self._hash.hexdigest()
-
-    def finish(self) -> None:
-        """Wait until all of it is on the disk."""
+    def sync(self) -> None:
+        """Wait until all of it is on the disk, also where a library has closed it."""
         self.close()
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
@@ -185,7 +163,7 @@ class PartFiles:
             raise ValueError(f"the files {sorted(missing)} were planned and not made")
         try:
             for file in self._open.values():
-                file.finish()
+                file.sync()
             for name in self.names:
                 target = self.root / name
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ raised: a person who has a damaged store wants the list.
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,222 +38,20 @@ from tokenmill.store.format import (
 )
 from tokenmill.store.layout import shard_name, unseal, visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
-from tokenmill.store.reader import content_fingerprint, expected_files, find_problems
+from tokenmill.store.reader import content_fingerprint, expected_sizes, find_problems
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tokenmill.store.facts import ShardEntry, StoreIdentity, UnitEntry
+    from tokenmill.store.facts import RejectsEntry, ShardEntry, StoreIdentity, UnitEntry
     from tokenmill.store.layout import StoreLayout
 
-
-# -------------------------------------------------------------------------------------------------
-# Reads the files of one unit from end to end and says what is wrong with them.
-#
-# Runs in several threads at once: reading, hashing and the largest id of a block all let the
-# others run.
+    _See = Callable[[memoryview], None]
 
 BLOCK_BYTES = 1 << 20
 LAST_LINE_BYTES = 1 << 14
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitScan:
-    """What reading a unit gave."""
-
-    unit: str
-    receipt: Receipt | None
-    """None where it is damaged."""
-    file: FileFacts
-    """Of the receipt, as it lies there."""
-    problems: list[tuple[Path, str]]
-    bytes: int
-    """Read, or due to be."""
-
-
-def scan_unit(layout: StoreLayout, unit: UnitEntry, *, identity: StoreIdentity) -> UnitScan:
-    """Read the receipt, the shards and the rejects of a unit."""
-    problems: list[tuple[Path, str]] = []
-    receipt, file = _scan_receipt(layout, unit, problems)
-    size = unit.receipt_bytes
-    for entry in unit.shards:
-        problems += _scan_shard(layout, unit, entry, receipt=receipt, identity=identity)
-        size += entry.bin_bytes(identity.dtype) + entry.idx_bytes
-        size += 0 if entry.mask is None else entry.tokens
-    if unit.rejects is not None:
-        path, size = layout.rejects_file(unit.name), size + unit.rejects.bytes
-        problems += [(path, problem) for problem in _scan_rejects(path, unit, receipt)]
-    return UnitScan(unit=unit.name, receipt=receipt, file=file, problems=problems, bytes=size)
-
-
-def scan_file(
-    path: Path, *, expected: FileFacts, on_block: Callable[[memoryview], None] | None = None
-) -> Iterator[str]:
-    """Problems of a file that should have these facts; `on_block` sees its bytes as they pass."""
-    digest, size = xxhash.xxh3_128(), 0
-    block = memoryview(bytearray(min(BLOCK_BYTES, expected.bytes + 1)))
-    try:
-        with path.open("rb") as file:
-            while count := file.readinto(block):
-                digest.update(block[:count])
-                size += count
-                if on_block is not None:
-                    on_block(block[:count])
-    except FileNotFoundError:
-        yield "is missing"
-        return
-    except OSError as error:
-        yield f"cannot be read: {error.strerror or error}"
-        return
-    if size != expected.bytes:
-        yield f"has {size:,} bytes instead of {expected.bytes:,}"
-    elif digest.hexdigest() != expected.checksum:
-        yield f"was changed: its checksum is {digest.hexdigest()}, not {expected.checksum}"
-
-
-def _scan_receipt(
-    layout: StoreLayout, unit: UnitEntry, problems: list[tuple[Path, str]]
-) -> tuple[Receipt | None, FileFacts]:
-    path = layout.receipt(unit.name)
-    expected = file = FileFacts(bytes=unit.receipt_bytes, checksum=unit.receipt)
-    try:
-        data = read_receipt_bytes(layout, unit.name)
-        file = facts_of(data)
-        receipt = Receipt.from_bytes(data, path=path)
-    except StoreError as error:
-        problems.append((path, error.message))
-        return None, file
-    if file != expected:
-        problems.append((path, "is not the receipt that the manifest was made from"))
-    return receipt, file
-
-
-def _scan_shard(
-    layout: StoreLayout,
-    unit: UnitEntry,
-    entry: ShardEntry,
-    *,
-    receipt: Receipt | None,
-    identity: StoreIdentity,
-) -> Iterator[tuple[Path, str]]:
-    name = shard_name(unit.name, split=entry.split)
-    if entry.mask is not None:
-        mask_path = layout.shard_file(name, "mask")
-        idx_path = layout.shard_file(name, "idx")
-        yield from ((mask_path, problem) for problem in _scan_mask(mask_path, entry, idx_path))
-    bin_path, idx_path = layout.shard_file(name, "bin"), layout.shard_file(name, "idx")
-    ids = _LargestId(itemsize=identity.dtype.itemsize)
-    bin_facts = FileFacts(bytes=entry.bin_bytes(identity.dtype), checksum=entry.bin)
-    for problem in scan_file(bin_path, expected=bin_facts, on_block=ids.see):
-        yield bin_path, problem
-    if not bin_path.is_file():
-        return
-    if ids.largest >= identity.tokenizer.vocab_size:
-        yield bin_path, f"holds an id over {identity.tokenizer.vocab_size - 1}"
-    facts = [] if receipt is None else [s for s in receipt.shards if s.split == entry.split]
-    for shard in facts:
-        if ids.largest != shard.max_id:
-            yield bin_path, f"has {ids.largest} as its largest id, its receipt says {shard.max_id}"
-    idx_facts = FileFacts(bytes=entry.idx_bytes, checksum=entry.idx)
-    for problem in scan_file(idx_path, expected=idx_facts):
-        yield idx_path, problem
-    if not idx_path.is_file():
-        return
-    for problem in _scan_index(idx_path, bin_bytes=bin_facts.bytes, identity=identity):
-        yield idx_path, problem
-
-
-def _scan_index(path: Path, *, bin_bytes: int, identity: StoreIdentity) -> Iterator[str]:
-    try:
-        index = read_index(path)
-        check_index(index, path=path)
-    except StoreError as error:
-        yield error.message
-        return
-    if index.dtype != identity.dtype or index.bin_bytes != bin_bytes:
-        yield f"is for {index.bin_bytes:,} bytes of {index.dtype.name}, not for its .bin"
-
-
-def _scan_mask(path: Path, entry: ShardEntry, idx_path: Path) -> Iterator[str]:
-    assert entry.mask is not None
-    largest = 0
-
-    def see(block: memoryview) -> None:
-        nonlocal largest
-        largest = max(largest, int(np.frombuffer(block, np.uint8).max(initial=0)))
-
-    facts = FileFacts(bytes=entry.tokens, checksum=entry.mask)
-    problems = list(scan_file(path, expected=facts, on_block=see))
-    yield from problems
-    if largest > 1:
-        yield f"holds {largest}: a mask holds 0 and 1"
-    elif not problems:
-        yield from _scan_counted(path, entry, idx_path)
-
-
-def _scan_counted(path: Path, entry: ShardEntry, idx_path: Path) -> Iterator[str]:
-    """Whether a sound mask is of documents as the manifest says."""
-    mask = np.frombuffer(map_file(path), np.uint8)
-    try:
-        lengths = read_index(idx_path).lengths
-    except StoreError:
-        return  # told by whoever reads the index
-    if lengths.sum(dtype=np.int64) != len(mask):
-        return
-    counted = silent = first = 0
-    for begin in range(0, len(lengths), BLOCK_DOCUMENTS):
-        block = lengths[begin : begin + BLOCK_DOCUMENTS]
-        last = first + int(block.sum(dtype=np.int64))
-        counts = counted_by_document(mask[first:last], block)
-        counted, silent = counted + int(counts.sum()), silent + int(np.count_nonzero(counts == 0))
-        first = last
-    if (counted, silent) != (entry.counted, entry.silent):
-        yield (
-            f"has {counted:,} tokens that count and {silent:,} silent documents, the manifest says"
-            f" {entry.counted:,} and {entry.silent:,}"
-        )
-
-
-def _scan_rejects(path: Path, unit: UnitEntry, receipt: Receipt | None) -> Iterator[str]:
-    assert unit.rejects is not None
-    lines, end = 0, b""
-
-    def see(block: memoryview) -> None:
-        nonlocal lines, end
-        lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
-        end = (end + bytes(block[-LAST_LINE_BYTES:]))[-LAST_LINE_BYTES:]
-
-    facts = FileFacts(bytes=unit.rejects.bytes, checksum=unit.rejects.checksum)
-    yield from scan_file(path, expected=facts, on_block=see)
-    try:
-        more = unlisted_rejects(end.removesuffix(b"\n").rpartition(b"\n")[2])
-    except ValueError as error:
-        yield f"was changed: {error}"
-        return
-    unlisted = sum(more.values())
-    listed = lines - bool(more)
-    if listed + unlisted != unit.rejects.rows:
-        counted = f" and counts {unlisted} more" if more else ""
-        yield f"has {listed} lines{counted} instead of {unit.rejects.rows}"
-    elif receipt is not None and unlisted != receipt.counts.unlisted:
-        yield f"counts {unlisted} rows, its receipt says {receipt.counts.unlisted}"
-
-
-class _LargestId:
-    """The largest id of a `.bin` that passes in blocks; a negative one counts as very large."""
-
-    def __init__(self, *, itemsize: int) -> None:
-        self._dtype = np.dtype(f"<u{itemsize}")
-        self.largest = 0
-
-    def see(self, block: memoryview) -> None:
-        whole = len(block) // self._dtype.itemsize
-        if whole:
-            self.largest = max(self.largest, int(np.frombuffer(block, self._dtype, whole).max()))
-
-
 MAX_THREADS = 4
 """Enough to keep a disk busy; a few blocks of memory each."""
 
@@ -286,99 +85,79 @@ def check_store(
 ) -> CheckReport:
     """Check everything; `on_progress` gets bytes done and bytes in all, unit by unit.
 
-    Of a store behind a URL, a few units at a time are brought to this machine. Raises StoreError
+    Of a store at a URL, a few units at a time are downloaded to this machine. Raises StoreError
     only where there is no manifest, or one of another format version.
     """
     layout = visit_layout(path)
-    try:
-        return _check(layout, on_progress)
-    finally:
-        layout.upstream.close()
-
-
-def _check(layout: StoreLayout, on_progress: Callable[[int, int], None] | None) -> CheckReport:
-    layout.upstream.bring([layout.manifest, layout.runs])
-    if layout.upstream.url is not None and not layout.manifest.exists():
-        raise StoreError(
-            f"there is no store at {layout.name!r}: it has no tokenmill.json",
-            hint="check the address; a store has this file once its build has finished",
-        )
-    try:
-        manifest = read_manifest(layout.root)
-    except FormatVersionError:
-        raise
-    except StoreError as error:
-        if not layout.manifest.exists():
+    with contextlib.closing(layout.upstream):
+        layout.upstream.bring([layout.manifest, layout.runs])
+        if layout.upstream.url is not None and not layout.manifest.exists():
+            raise StoreError(
+                f"there is no store at {layout.name!r}: it has no tokenmill.json",
+                hint="check the address; a store has this file once its build has finished",
+            )
+        try:
+            manifest = read_manifest(layout.root)
+        except FormatVersionError:
             raise
-        finding = Finding("tokenmill.json", error.message)
-        return CheckReport(findings=(finding,), notes=(), files=1, bytes=0)
-    return _Check(layout, manifest).run(on_progress)
+        except StoreError as error:
+            if not layout.manifest.exists():
+                raise
+            finding = Finding("tokenmill.json", error.message)
+            return CheckReport(findings=(finding,), notes=(), files=1, bytes=0)
+        return _Check(layout, manifest).run(on_progress or (lambda *_: None))
 
 
 class _Check:
     def __init__(self, layout: StoreLayout, manifest: Manifest) -> None:
         self._layout = layout
         self._manifest = manifest
-        self._expected = expected_files(layout, manifest)
+        self._expected = {layout.root / k: v for k, v in expected_sizes(manifest).items()}
         self._plans = sorted(p for p in _listed(layout.layouts) if PLAN_FILE.fullmatch(p.name))
         self._findings: list[Finding] = []
         self._notes: list[Finding] = []
 
-    def run(self, on_progress: Callable[[int, int], None] | None) -> CheckReport:
+    def run(self, on_progress: Callable[[int, int], None]) -> CheckReport:
         total = sum(sum(sizes.values()) for sizes in self._expected.values())
-        self._check_tokenizer()
-        for done in self._check_units():
-            if on_progress is not None:
+        done = self._check_tokenizer()
+        if self._layout.upstream.url is None:  # else nothing is here yet; the scan finds it too
+            for path, problem in find_problems(self._layout, self._manifest):
+                self._find(path, problem)
+        assembler, complete = ManifestAssembler(self._manifest.identity), True
+        with ThreadPoolExecutor(MAX_THREADS) as pool:
+            scans = pool.map(self._scan_unit, self._manifest.units)
+            for unit, scan in zip(self._manifest.units, scans, strict=True):
+                complete = self._add(assembler, unit, scan) and complete
+                done += scan.bytes
                 on_progress(done, total)
+        if complete:
+            self._compare(assembler)
         self._check_runs()
         self._check_plans()
         others = [self._layout.manifest, *self._plans]
+        self._note_strays()
         return CheckReport(
             findings=tuple(dict.fromkeys(self._findings)),
-            notes=(*self._notes, *self._strays()),
+            notes=tuple(self._notes),
             files=len(others) + sum(map(len, self._expected.values())),
             bytes=total + sum(path.stat().st_size for path in others),
         )
 
-    def _find(self, path: Path, problem: str) -> None:
-        self._findings.append(self._finding(path, problem))
-
-    def _finding(self, path: Path, problem: str) -> Finding:
+    def _find(self, path: Path, problem: str, *, note: bool = False) -> None:
         layout = self._layout
         shown = problem.replace(str(layout.root), layout.name)
-        return Finding(path.relative_to(layout.root).as_posix(), shown)
+        finding = Finding(path.relative_to(layout.root).as_posix(), shown)
+        (self._notes if note else self._findings).append(finding)
 
-    def _check_tokenizer(self) -> None:
+    def _check_tokenizer(self) -> int:
+        """Returns the bytes that were read."""
         files = self._manifest.identity.tokenizer.files
         self._layout.upstream.bring([self._layout.tokenizer / name for name in files])
         for name, facts in files.items():
             path = self._layout.tokenizer / name
             for problem in scan_file(path, expected=facts):
                 self._find(path, problem)
-
-    def _check_units(self) -> Iterator[int]:
-        """Yields the bytes done so far."""
-        if self._layout.upstream.url is None:  # else nothing is here yet; the scan finds it too
-            for path, problem in find_problems(self._layout, self._manifest):
-                self._find(path, problem)
-        assembler = ManifestAssembler(self._manifest.identity)
-        tokenizer = self._manifest.identity.tokenizer
-        complete, done = True, sum(facts.bytes for facts in tokenizer.files.values())
-        for scan in self._scan_units():
-            for path, problem in scan.problems:
-                self._find(path, problem)
-            complete = complete and self._assemble(assembler, scan)
-            done += scan.bytes
-            yield done
-        if complete:
-            try:
-                self._compare(assembler.manifest())
-            except StoreError as error:
-                self._find(self._layout.manifest, error.message)
-
-    def _scan_units(self) -> Iterator[UnitScan]:
-        with ThreadPoolExecutor(MAX_THREADS) as pool:
-            yield from pool.map(self._scan_unit, self._manifest.units)
+        return sum(facts.bytes for facts in files.values())
 
     def _scan_unit(self, unit: UnitEntry) -> UnitScan:
         layout, names = self._layout, [shard_name(unit.name, split=s.split) for s in unit.shards]
@@ -386,33 +165,40 @@ class _Check:
         files = [layout.shard_file(name, kind) for name in names for kind in kinds]
         rejects = [] if unit.rejects is None else [layout.rejects_file(unit.name)]
         with layout.upstream.borrow([layout.receipt(unit.name), *files, *rejects]):
-            return scan_unit(layout, unit, identity=self._manifest.identity)
+            return UnitScan(layout, unit, self._manifest.identity)
 
-    def _assemble(self, assembler: ManifestAssembler, scan: UnitScan) -> bool:
+    def _add(self, assembler: ManifestAssembler, unit: UnitEntry, scan: UnitScan) -> bool:
+        """Whether the manifest can still be made anew."""
+        for path, problem in scan.problems:
+            self._find(path, problem)
         if scan.receipt is None:
             return False
         try:
             assembler.add(scan.receipt, file=scan.file)
         except StoreError as error:
-            self._find(self._layout.receipt(scan.unit), f"does not fit the manifest: {error}")
+            self._find(self._layout.receipt(unit.name), f"does not fit the manifest: {error}")
             return False
         return True
 
-    def _compare(self, assembled: Manifest) -> None:
+    def _compare(self, assembler: ManifestAssembler) -> None:
+        try:
+            assembled = assembler.manifest()
+        except StoreError as error:
+            self._find(self._layout.manifest, error.message)
+            return
         for member in ("totals", "splits", "engines", "sources", "units"):
             if getattr(assembled, member) != getattr(self._manifest, member):
                 self._find(self._layout.manifest, f"{member} are not what the receipts say")
 
     def _check_runs(self) -> None:
         path = self._layout.runs
-        if not path.exists():
-            return
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    unseal(line, path=path)
-                except StoreError:
-                    self._find(path, f"line {number} was changed")
+        if path.exists():
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    try:
+                        unseal(line, path=path)
+                    except StoreError:
+                        self._find(path, f"line {number} was changed")
 
     def _check_plans(self) -> None:
         """Plans can be made again, but one that was changed would be trained on."""
@@ -420,19 +206,16 @@ class _Check:
         contents = {content_fingerprint(self._manifest, split=split) for split in splits}
         for path in self._plans:
             try:
-                is_current = check_plan(path).content in contents
+                if check_plan(path).content not in contents:
+                    what = "is for an earlier state of this store; can be deleted"
+                    self._find(path, what, note=True)
             except PlanVersionError:
-                self._note(path, "is of another version of tokenmill; can be deleted")
+                what = "is of another version of tokenmill; can be deleted"
+                self._find(path, what, note=True)
             except StoreError as error:
                 self._find(path, f"{error.message}; delete it: it is made again when needed")
-            else:
-                if not is_current:
-                    self._note(path, "is for an earlier state of this store; can be deleted")
 
-    def _note(self, path: Path, problem: str) -> None:
-        self._notes.append(self._finding(path, problem))
-
-    def _strays(self) -> Iterator[Finding]:
+    def _note_strays(self) -> None:
         layout = self._layout
         folders = {layout.tmp, layout.layouts, *self._expected}
         known = {layout.manifest, layout.runs, *layout.locks, *folders, *self._plans}
@@ -441,8 +224,172 @@ class _Check:
         for folder in (layout.root, *sorted(folders)):
             for path in sorted(_listed(folder)):
                 if path not in known:
-                    yield self._finding(path, "is no part of the store")
+                    self._find(path, "is no part of the store", note=True)
 
 
 def _listed(folder: Path) -> list[Path]:
     return [*folder.iterdir()] if folder.is_dir() else []
+
+
+# -------------------------------------------------------------------------------------------------
+# The files of one unit, read from end to end in several threads at once: reading, hashing and the
+# largest id of a block all let the others run.
+
+
+class UnitScan:
+    """What reading the receipt, the shards and the rejects of a unit gave."""
+
+    def __init__(self, layout: StoreLayout, unit: UnitEntry, identity: StoreIdentity) -> None:
+        self._layout = layout
+        self._unit = unit
+        self._identity = identity
+        self.problems: list[tuple[Path, str]] = []
+        self.bytes = unit.receipt_bytes  # read, or due to be
+        self.receipt: Receipt | None = None  # None where it is damaged
+        # Of the receipt, as it is on the disk.
+        self.file = FileFacts(bytes=unit.receipt_bytes, checksum=unit.receipt)
+        self._scan_receipt(expected=self.file)
+        for entry in unit.shards:
+            self.bytes += entry.bin_bytes(identity.dtype) + entry.idx_bytes
+            self.bytes += 0 if entry.mask is None else entry.tokens
+            self._scan_shard(entry, shard_name(unit.name, split=entry.split))
+        if unit.rejects is not None:
+            self.bytes += unit.rejects.bytes
+            self._scan_rejects(unit.rejects)
+
+    def _scan_receipt(self, *, expected: FileFacts) -> None:
+        path = self._layout.receipt(self._unit.name)
+        try:
+            data = read_receipt_bytes(self._layout, self._unit.name)
+            self.file = facts_of(data)
+            self.receipt = Receipt.from_bytes(data, path=path)
+        except StoreError as error:
+            self.problems.append((path, error.message))
+            return
+        if self.file != expected:
+            self.problems.append((path, "is not the receipt that the manifest was made from"))
+
+    def _scan(self, path: Path, size: int, checksum: str, see: _See | None = None) -> bool:
+        """Whether a file is as the manifest says."""
+        found = list(scan_file(path, expected=FileFacts(bytes=size, checksum=checksum), see=see))
+        self.problems += [(path, problem) for problem in found]
+        return not found
+
+    def _scan_shard(self, entry: ShardEntry, name: str) -> None:
+        layout, identity = self._layout, self._identity
+        path, idx_path = layout.shard_file(name, "bin"), layout.shard_file(name, "idx")
+        if entry.mask is not None:
+            self._scan_mask(layout.shard_file(name, "mask"), entry, idx_path)
+        largest = _Largest(identity.dtype.itemsize)
+        self._scan(path, entry.bin_bytes(identity.dtype), entry.bin, largest.see)
+        if not path.is_file():
+            return
+        if largest.value >= identity.tokenizer.vocab_size:
+            most = identity.tokenizer.vocab_size - 1
+            self.problems.append((path, f"holds an id over {most}"))
+        for shard in () if self.receipt is None else self.receipt.shards:
+            if shard.split == entry.split and largest.value != shard.max_id:
+                what = f"has {largest.value} as its largest id, its receipt says {shard.max_id}"
+                self.problems.append((path, what))
+        self._scan(idx_path, entry.idx_bytes, entry.idx)
+        if not idx_path.is_file():
+            return
+        try:
+            index = read_index(idx_path)
+            check_index(index, path=idx_path)
+        except StoreError as error:
+            self.problems.append((idx_path, error.message))
+            return
+        if index.dtype != identity.dtype or index.bin_bytes != entry.bin_bytes(identity.dtype):
+            what = f"is for {index.bin_bytes:,} bytes of {index.dtype.name}, not for its .bin"
+            self.problems.append((idx_path, what))
+
+    def _scan_mask(self, path: Path, entry: ShardEntry, idx_path: Path) -> None:
+        assert entry.mask is not None
+        largest = _Largest(1)
+        is_sound = self._scan(path, entry.tokens, entry.mask, largest.see)
+        if largest.value > 1:
+            self.problems.append((path, f"holds {largest.value}: a mask holds 0 and 1"))
+            return
+        if not is_sound:
+            return
+        mask = np.frombuffer(map_file(path), np.uint8)
+        try:
+            lengths = read_index(idx_path).lengths
+        except StoreError:
+            return  # told by whoever reads the index
+        if lengths.sum(dtype=np.int64) != len(mask):
+            return
+        counted = silent = first = 0
+        for begin in range(0, len(lengths), BLOCK_DOCUMENTS):
+            block = lengths[begin : begin + BLOCK_DOCUMENTS]
+            last = first + int(block.sum(dtype=np.int64))
+            counts = counted_by_document(mask[first:last], block)
+            counted += int(counts.sum())
+            silent += int(np.count_nonzero(counts == 0))
+            first = last
+        if (counted, silent) != (entry.counted, entry.silent):
+            what = (
+                f"has {counted:,} tokens that count and {silent:,} silent documents, the manifest"
+                f" says {entry.counted:,} and {entry.silent:,}"
+            )
+            self.problems.append((path, what))
+
+    def _scan_rejects(self, rejects: RejectsEntry) -> None:
+        path, lines, end = self._layout.rejects_file(self._unit.name), 0, b""
+
+        def see(block: memoryview) -> None:
+            nonlocal lines, end
+            lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+            end = (end + bytes(block[-LAST_LINE_BYTES:]))[-LAST_LINE_BYTES:]
+
+        self._scan(path, rejects.bytes, rejects.checksum, see)
+        try:
+            more = unlisted_rejects(end.removesuffix(b"\n").rpartition(b"\n")[2])
+        except ValueError as error:
+            self.problems.append((path, f"was changed: {error}"))
+            return
+        unlisted = sum(more.values())
+        listed = lines - bool(more)
+        if listed + unlisted != rejects.rows:
+            counted = f" and counts {unlisted} more" if more else ""
+            what = f"has {listed} lines{counted} instead of {rejects.rows}"
+            self.problems.append((path, what))
+        elif self.receipt is not None and unlisted != self.receipt.counts.unlisted:
+            what = f"counts {unlisted} rows, its receipt says {self.receipt.counts.unlisted}"
+            self.problems.append((path, what))
+
+
+def scan_file(path: Path, *, expected: FileFacts, see: _See | None = None) -> Iterator[str]:
+    """Problems of a file that should have these facts; `see` gets its bytes as they pass."""
+    digest, size = xxhash.xxh3_128(), 0
+    block = memoryview(bytearray(min(BLOCK_BYTES, expected.bytes + 1)))
+    try:
+        with path.open("rb") as file:
+            while count := file.readinto(block):
+                digest.update(block[:count])
+                size += count
+                if see is not None:
+                    see(block[:count])
+    except FileNotFoundError:
+        yield "is missing"
+    except OSError as error:
+        yield f"cannot be read: {error.strerror or error}"
+    else:
+        if size != expected.bytes:
+            yield f"has {size:,} bytes instead of {expected.bytes:,}"
+        elif digest.hexdigest() != expected.checksum:
+            yield f"was changed: its checksum is {digest.hexdigest()}, not {expected.checksum}"
+
+
+class _Largest:
+    """The largest value of a file that passes in blocks; a negative one counts as very large."""
+
+    def __init__(self, itemsize: int) -> None:
+        self._dtype = np.dtype(f"<u{itemsize}")
+        self.value = 0
+
+    def see(self, block: memoryview) -> None:
+        whole = len(block) // self._dtype.itemsize
+        if whole:
+            self.value = max(self.value, int(np.frombuffer(block, self._dtype, whole).max()))

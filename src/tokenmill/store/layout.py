@@ -324,27 +324,35 @@ def _dumps(value: Json) -> bytes:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 
+def check_seal(data: bytes, *, path: Path | str) -> bytes:
+    """The bytes before the checksum; StoreError if any bit differs from what was sealed."""
+    body, tail = data[:-_TAIL_BYTES], _TAIL.fullmatch(data[-_TAIL_BYTES:])
+    if tail is None:
+        raise _damaged(path, "does not end with its checksum: it is cut off, or was edited")
+    sealed, found = tail[1].decode(), checksum_of(body)
+    if sealed != found:
+        raise _damaged(path, f"was changed: its checksum is {found}, not the {sealed} it says")
+    return body
+
+
 def unseal(data: bytes, *, path: Path | str) -> dict[str, Json]:
     """The members without the checksum; StoreError if any bit differs from what was sealed."""
-    members: object = None
-    tail, found = _TAIL.fullmatch(data[-_TAIL_BYTES:]), checksum_of(memoryview(data)[:-_TAIL_BYTES])
-    problem = "is not a JSON object"
-    if tail is None:
-        problem = "does not end with its checksum: it is cut off, or was edited"
-    elif (sealed := tail[1].decode()) != found:
-        problem = f"was changed: its checksum is {found}, not the {sealed} it says"
-    else:
-        try:
-            members = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            problem = f"is not JSON: {error}"
+    check_seal(data, path=path)
+    try:
+        members = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"is not JSON: {error}") from error
     if not isinstance(members, dict):
-        raise StoreError(
-            f"{str(path)!r} {problem}; nothing it says can be trusted",
-            hint="restore the file, or run the build again with the same command",
-        )
+        raise _damaged(path, "is not a JSON object")
     del members["checksum"]
     return members
+
+
+def _damaged(path: Path | str, problem: str) -> StoreError:
+    return StoreError(
+        f"{str(path)!r} {problem}; nothing it says can be trusted",
+        hint="restore the file, or run the build again with the same command",
+    )
 
 
 # -------------------------------------------------------------------------------------------------

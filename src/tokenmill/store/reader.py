@@ -101,9 +101,10 @@ def find_problems(
     layout: StoreLayout, manifest: Manifest, *, sizes: bool = True
 ) -> Iterator[Problem]:
     """Files that are missing, of another size if `sizes`, or links that leave the store."""
-    for folder, expected in expected_files(layout, manifest).items():
+    for name_of_folder, expected in expected_sizes(manifest).items():
         if not expected:
             continue
+        folder = layout.root / name_of_folder
         if not is_inside(str(folder), root=layout.root):
             yield Problem(folder, "is a link that leaves the store")
             continue
@@ -112,11 +113,6 @@ def find_problems(
             found = files.get(name)
             if found not in (size, _ANY):
                 yield Problem(folder / name, size_problem(found, size))
-
-
-def expected_files(layout: StoreLayout, manifest: Manifest) -> dict[Path, dict[str, int]]:
-    """Folder -> name -> bytes of every file that the manifest claims."""
-    return {layout.root / folder: sizes for folder, sizes in expected_sizes(manifest).items()}
 
 
 def expected_sizes(manifest: Manifest) -> dict[str, dict[str, int]]:

@@ -1,6 +1,6 @@
 """Writes the tokens of one unit: to temporary files, hashed on the way, committed as a whole.
 
-    writer.append(split, ids, ...) ... writer.reject(...) ... writer.commit(...) -> Receipt
+    writer.append(split, ids, ...) ... writer.rejects(...) ... writer.commit(...) -> Receipt
 
 Nothing is visible in `shards/` before `commit`. Ids are narrowed into one small block that stays in
 the cache while it is checked, hashed and written; numpy, xxhash and the write all let other threads
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ import shutil
 import sys
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -55,7 +56,7 @@ from tokenmill.store.layout import (
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -93,13 +94,15 @@ def publish(layout: StoreLayout, receipt: Receipt, *, staging: Path) -> None:
     if _is_there(layout, receipt):
         shutil.rmtree(staging)
         return
-    _retire(layout, receipt)
+    claimed = [layout.shards / name for name in receipt.files]
+    if receipt.rejects is not None:
+        claimed.append(layout.rejects_file(unit))
+    _retire(layout, unit, replaced={path.name for path in claimed})
     is_placed = False
     try:
-        for name in receipt.files:
-            layout.upstream.take(staging / name, layout.shards / name)
+        for path in claimed:
+            layout.upstream.take(staging / path.name, path)
         if receipt.rejects is not None:
-            layout.upstream.take(staging / f"{unit}.jsonl", layout.rejects_file(unit))
             sync_folder(layout.rejects)
         sync_folder(layout.shards)
         staged_receipt.replace(layout.receipt(unit))
@@ -107,8 +110,12 @@ def publish(layout: StoreLayout, receipt: Receipt, *, staging: Path) -> None:
         sync_folder(layout.shards)
         layout.upstream.put(layout.receipt(unit))
     except (OSError, BuildError):
-        if is_placed or not _is_there(layout, receipt):  # what another worker committed stays
-            _withdraw(layout, receipt)
+        # Take back what was moved, but for what another worker committed. A broken disk may refuse
+        # that too; `sweep` ends it.
+        if is_placed or not _is_there(layout, receipt):
+            with contextlib.suppress(OSError):
+                for path in (layout.receipt(unit), *claimed):
+                    path.unlink(missing_ok=True)
         raise
     staging.rmdir()
 
@@ -124,18 +131,15 @@ def _is_there(layout: StoreLayout, receipt: Receipt) -> bool:
     return find_receipt(layout, unit) is not None
 
 
-def _retire(layout: StoreLayout, receipt: Receipt) -> None:
+def _retire(layout: StoreLayout, unit: str, *, replaced: Collection[str]) -> None:
     """Remove an earlier version of the unit; files that the new one has too are replaced later."""
-    unit = receipt.unit.name
     if not layout.receipt(unit).exists():
         return
     remove_manifest(layout)
-    files = _files_of(layout, unit)
+    dropped = [path for path in _files_of(layout, unit) if path.name not in replaced]
     layout.receipt(unit).unlink(missing_ok=True)
     sync_folder(layout.shards)
     layout.upstream.remove([layout.receipt(unit)])
-    replaced = {*receipt.files, *(() if receipt.rejects is None else (f"{unit}.jsonl",))}
-    dropped = [path for path in files if path.name not in replaced]
     for path in dropped:
         path.unlink(missing_ok=True)
     layout.upstream.remove(dropped)
@@ -145,24 +149,9 @@ def _files_of(layout: StoreLayout, unit: str) -> list[Path]:
     try:
         names: Iterable[str] = read_receipt(layout, unit).files
     except StoreError:  # damaged: the folder itself must say which files are the unit's
-        listed = [path.name for path in layout.shards.iterdir()]
-        names = [name for name in listed if _unit_of(SHARD_FILE, name) == unit]
+        found = (SHARD_FILE.fullmatch(path.name) for path in layout.shards.iterdir())
+        names = [match[0] for match in found if match and match["unit"] == unit]
     return [*(layout.shards / name for name in names), layout.rejects_file(unit)]
-
-
-def _claimed(layout: StoreLayout, receipt: Receipt) -> list[Path]:
-    """The files that a receipt claims; a unit that rejects nothing has no file of rejects."""
-    files = [layout.shards / name for name in receipt.files]
-    return files if receipt.rejects is None else [*files, layout.rejects_file(receipt.unit.name)]
-
-
-def _withdraw(layout: StoreLayout, receipt: Receipt) -> None:
-    """Take back what `publish` had moved. A broken disk may refuse that too; `sweep` ends it."""
-    unit = receipt.unit.name
-    with contextlib.suppress(OSError):
-        layout.receipt(unit).unlink(missing_ok=True)
-        for path in _claimed(layout, receipt):
-            path.unlink(missing_ok=True)
 
 
 def remove_manifest(layout: StoreLayout) -> None:
@@ -179,93 +168,88 @@ def sweep(layout: StoreLayout, claims: Mapping[str, Claim]) -> list[Path]:
     The caller holds the store's lock. Files whose names are not of a store's making are left alone.
     """
 
-    def is_claimed(match: re.Match[str]) -> bool:
-        claim = claims.get(match["unit"])
-        if claim is None or (match["split"] or TRAIN) not in claim.splits:
-            return False
-        return claim.mask or match["kind"] != "mask"
+    def unclaimed(
+        folder: Path, pattern: re.Pattern[str], is_claimed: Callable[[re.Match[str], Claim], bool]
+    ) -> list[Path]:
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:
+            found = [match for entry in entries if (match := pattern.fullmatch(entry.name))]
+        return sorted(
+            folder / match[0]
+            for match in found
+            if (claim := claims.get(match["unit"])) is None or not is_claimed(match, claim)
+        )
 
-    def has_rejects(match: re.Match[str]) -> bool:
-        claim = claims.get(match["unit"])
-        return claim is not None and claim.rejects
+    def is_shard(match: re.Match[str], claim: Claim) -> bool:
+        is_kind = claim.mask or match["kind"] != "mask"
+        return is_kind and (match["split"] or TRAIN) in claim.splits
+
+    def remove(paths: list[Path]) -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for folder in {path.parent for path in paths}:
+            sync_folder(folder)
+        layout.upstream.remove(paths)
 
     try:
         shutil.rmtree(layout.tmp, ignore_errors=True)
-        retired = _unclaimed(layout.shards, RECEIPT_FILE, lambda match: match["unit"] in claims)
+        retired = unclaimed(layout.shards, RECEIPT_FILE, lambda *_: True)
         orphans: list[Path] = []
         if retired:
             remove_manifest(layout)
             if layout.upstream.url is not None:  # a look into the folder would not show them
                 files = [path for receipt in retired for path in _files_of(layout, receipt.stem)]
                 orphans += [p for p in files if layout.size(p.parent.name, p.name) is not None]
-            _remove(layout, retired)
-        orphans += _unclaimed(layout.shards, SHARD_FILE, is_claimed)
-        orphans += _unclaimed(layout.rejects, REJECTS_FILE, has_rejects)
-        _remove(layout, orphans)
+            remove(retired)
+        orphans += unclaimed(layout.shards, SHARD_FILE, is_shard)
+        orphans += unclaimed(layout.rejects, REJECTS_FILE, lambda _, claim: claim.rejects)
+        remove(orphans)
     except OSError as error:
         raise write_error(error, path=layout.shards) from error
     return retired + orphans
 
 
-def _unclaimed(
-    folder: Path, pattern: re.Pattern[str], is_claimed: Callable[[re.Match[str]], bool]
-) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        found = ((entry.name, pattern.fullmatch(entry.name)) for entry in entries)
-        return sorted(folder / name for name, match in found if match and not is_claimed(match))
-
-
-def _remove(layout: StoreLayout, paths: list[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-    for folder in {path.parent for path in paths}:
-        sync_folder(folder)
-    layout.upstream.remove(paths)
-
-
-def _unit_of(pattern: re.Pattern[str], name: str) -> str | None:
-    match = pattern.fullmatch(name)
-    return None if match is None else match["unit"]
-
-
 # -------------------------------------------------------------------------------------------------
 # A file that is hashed while it is written, and goes to the disk meanwhile.
 #
-# Without the second, a file lies in memory until its end, and `finish` waits while the disk takes
+# Without the second, a file is in memory until its end, and `finish` waits while the disk takes
 # all of it at once. Linux can be told to begin earlier; where it cannot, a file takes longer and
 # is the same.
 
 WRITE_BYTES = 1 << 19
 """Larger writes cost Linux more time per byte, since it allocates large pages for them."""
 AHEAD_BYTES = 8 << 20
-"""What lies in memory before the disk is told to begin."""
+"""What is in memory before the disk is told to begin."""
 _BEGIN_WRITING = 2  # SYNC_FILE_RANGE_WRITE: it begins and does not wait
 
 
-class HashedFile:
+class HashedFile(io.FileIO):
+    """A new file, unbuffered."""
+
     def __init__(self, path: Path) -> None:
-        self.bytes = 0
-        """Written so far."""
+        super().__init__(path, "xb")
+        self.bytes = 0  # written so far
         self._begun = 0
         self._hash = xxhash.xxh3_128()
-        # Unbuffered: blocks are large.
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
 
-    def write(self, block: bytes | bytearray | memoryview) -> None:
+    def write(self, block: Any) -> int:
         """Write all of a block, of any contiguous kind."""
         left = memoryview(block).cast("B")
+        count = len(left)
         while left:
             piece = left[:WRITE_BYTES]
             # A write may be cut short, most often when the disk is nearly full.
-            piece = piece[: self._file.write(piece)]
+            piece = piece[: super().write(piece)]
             self._hash.update(piece)
-            self.bytes += len(piece)
             left = left[len(piece) :]
+        self.bytes += count
         if self.bytes - self._begun >= AHEAD_BYTES:
-            begin_writing(self._file.fileno(), self._begun, self.bytes - self._begun)
+            begin, function = self._begun, _sync_file_range()
             self._begun = self.bytes
+            if function is not None:
+                function(self.fileno(), begin, self.bytes - begin, _BEGIN_WRITING)
+        return count
 
     @property
     def checksum(self) -> str:
@@ -274,19 +258,9 @@ class HashedFile:
 
     def finish(self) -> FileFacts:
         """Wait until all of it is on the disk."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        os.fsync(self.fileno())
+        self.close()
         return FileFacts(bytes=self.bytes, checksum=self.checksum)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def begin_writing(descriptor: int, offset: int, count: int) -> None:
-    """Ask for bytes of a file to go to the disk from now on; nothing is promised."""
-    function = _sync_file_range()
-    if function is not None:
-        function(descriptor, offset, count, _BEGIN_WRITING)
 
 
 @cache
@@ -299,11 +273,26 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     return function
 
 
+class _Collected(io.BufferedWriter):
+    """A hashed file that is written in blocks of some size."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = HashedFile(path)
+        super().__init__(self.file, WRITE_BYTES // 2)
+
+    def finish(self) -> FileFacts:
+        self.flush()
+        return self.file.finish()
+
+    def abort(self) -> None:
+        """Close it without writing what was collected."""
+        self.file.close()
+
+
 BLOCK_TOKENS = 1 << 18
 """512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
-REJECT_BLOCK_BYTES = 1 << 20
 LISTED_REJECTS = 10_000
-"""Rejected rows of a unit that are listed; of those behind them, each reason is counted."""
+"""Rejected rows of a unit that are listed; of those after them, each reason is counted."""
 
 
 class UnitWriter:
@@ -353,15 +342,21 @@ class UnitWriter:
             )
         if len(lengths) == 0:
             return
-        if mask is not None:
-            mask = _checked_mask(mask, num_tokens=len(ids))
         with self._guarded():
-            shard = self._shards.get(split) or self._start(split, has_mask=mask is not None)
-            shard.append(ids, lengths=lengths, rows=rows, mask=mask, vocab_size=self._vocab_size)
-
-    def reject(self, reject: Reject) -> None:
-        """Write down one row that could not be used."""
-        self.rejects([reject])
+            shard = self._shards.get(split)
+            if shard is None:
+                if not SPLIT_NAME.fullmatch(split):
+                    raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
+                shard = _Shard(
+                    self._staging,
+                    name=shard_name(self._unit.name, split=split),
+                    split=split,
+                    dtype=self._dtype,
+                    vocab_size=self._vocab_size,
+                    has_mask=mask is not None,
+                )
+                self._shards[split] = shard
+            shard.append(ids, lengths=lengths, rows=rows, mask=mask)
 
     def rejects(self, rejects: Iterable[Reject]) -> None:
         """Write down rows that could not be used."""
@@ -392,7 +387,7 @@ class UnitWriter:
                 bounds=bounds,
                 engine=engine,
                 shards=tuple(self._shards[split].finish() for split in sorted(self._shards)),
-                rejects=None if self._rejects is None else self._rejects.finish(),
+                rejects=None if self._rejects is None else self._rejects.facts(),
             )
             publish(self._layout, receipt, staging=self._staging)
         return receipt
@@ -400,9 +395,9 @@ class UnitWriter:
     def abort(self) -> None:
         """Remove every trace of a unit that is not committed; harmless after a commit."""
         for shard in self._shards.values():
-            shard.close()
+            shard.abort()
         if self._rejects is not None:
-            self._rejects.close()
+            self._rejects.abort()
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def __enter__(self) -> UnitWriter:
@@ -410,15 +405,6 @@ class UnitWriter:
 
     def __exit__(self, *_: object) -> None:
         self.abort()
-
-    def _start(self, split: str, *, has_mask: bool) -> _Shard:
-        if not SPLIT_NAME.fullmatch(split):
-            raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
-        name = shard_name(self._unit.name, split=split)
-        self._shards[split] = _Shard(
-            self._staging, name=name, split=split, dtype=self._dtype, has_mask=has_mask
-        )
-        return self._shards[split]
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -437,16 +423,23 @@ class _Shard:
     """The documents of a unit that belong to one split, as they come in."""
 
     def __init__(
-        self, folder: Path, *, name: str, split: str, dtype: TokenDtype, has_mask: bool
+        self,
+        folder: Path,
+        *,
+        name: str,
+        split: str,
+        dtype: TokenDtype,
+        vocab_size: int,
+        has_mask: bool,
     ) -> None:
         self._folder = folder
         self._name = name
         self._split = split
         self._dtype = dtype
-        self._bin = HashedFile(folder / f"{name}.bin")
-        self._mask = _Mask(folder / f"{name}.mask") if has_mask else None
-        self._block = np.empty(BLOCK_TOKENS, dtype)
-        self._filled = 0
+        self._vocab_size = vocab_size
+        self._bin = _Collected(folder / f"{name}.bin")
+        self._mask = _Collected(folder / f"{name}.mask") if has_mask else None
+        self._counted = self._silent = 0
         self._lengths: list[NDArray[np.int32]] = []
         self._rows = RowRuns()
         self._tokens = 0
@@ -458,59 +451,44 @@ class _Shard:
         *,
         lengths: NDArray[np.integer],
         rows: NDArray[np.int64],
-        mask: NDArray[np.uint8] | None,
-        vocab_size: int,
+        mask: NDArray[np.uint8 | np.bool] | None,
     ) -> None:
         if lengths.min() < 0 or lengths.max() > MAX_DOCUMENT_TOKENS:
             raise ValueError(f"a document of {lengths.max()} tokens does not fit the index")
         if (mask is None) != (self._mask is None):
             raise ValueError("some documents of one shard have a mask, others have none")
         if mask is not None and self._mask is not None:
-            self._mask.append(mask, lengths=lengths)
+            values = _checked_mask(mask, num_tokens=len(ids))
+            counts = counted_by_document(values, lengths)
+            self._counted += int(counts.sum())
+            self._silent += int(np.count_nonzero(counts == 0))
+            self._mask.write(values.data)
         self._rows.add(rows)
         self._lengths.append(lengths.astype(np.int32))
         self._tokens += len(ids)
-        if ids.dtype == self._dtype and len(ids) >= BLOCK_TOKENS and ids.flags.c_contiguous:
-            self._check(ids, vocab_size=vocab_size)
-            self._flush()
-            self._bin.write(ids.data.cast("B"))
-            return
-        start = 0
-        while start < len(ids):
-            part = ids[start : start + BLOCK_TOKENS - self._filled]
-            self._take(part, vocab_size=vocab_size)
-            start += len(part)
-
-    def _take(
-        self, ids: NDArray[np.unsignedinteger | np.signedinteger], *, vocab_size: int
-    ) -> None:
-        self._check(ids, vocab_size=vocab_size)
-        end = self._filled + len(ids)
-        np.copyto(self._block[self._filled : end], ids, casting="unsafe")
-        self._filled = end
-        if end == BLOCK_TOKENS:
-            self._flush()
-
-    def _check(
-        self, ids: NDArray[np.unsignedinteger | np.signedinteger], *, vocab_size: int
-    ) -> None:
-        # Seen as unsigned, a negative id is larger than any vocabulary: one pass finds both.
-        largest = int(ids.view(f"u{ids.itemsize}").max())
-        if largest >= vocab_size:
-            raise ValueError(
-                f"ids from {ids.min()} to {ids.max()} leave the {vocab_size} known ones"
-            )
-        self._max_id = max(self._max_id, largest)
-
-    def _flush(self) -> None:
-        if self._filled:
-            self._bin.write(self._block[: self._filled].data.cast("B"))
-            self._filled = 0
+        for first in range(0, len(ids), BLOCK_TOKENS):
+            block = ids[first : first + BLOCK_TOKENS]
+            # Seen as unsigned, a negative id is larger than any vocabulary: one pass finds both.
+            largest = int(block.view(f"u{block.itemsize}").max())
+            if largest >= self._vocab_size:
+                raise ValueError(
+                    f"ids from {block.min()} to {block.max()} leave the {self._vocab_size} known"
+                    " ones"
+                )
+            self._max_id = max(self._max_id, largest)
+            self._bin.write(np.ascontiguousarray(block, self._dtype).data)
 
     def finish(self) -> ShardFacts:
-        self._flush()
-        index = HashedFile(self._folder / f"{self._name}.idx")
-        try:
+        masks: dict[str, MaskFacts] = {}
+        if self._mask is not None:
+            file = self._mask.finish()
+            masks["mask"] = MaskFacts(
+                bytes=file.bytes,
+                checksum=file.checksum,
+                counted=self._counted,
+                silent=self._silent,
+            )
+        with HashedFile(self._folder / f"{self._name}.idx") as index:
             for block in index_blocks(self._lengths, dtype=self._dtype):
                 index.write(block)
             return ShardFacts(
@@ -521,51 +499,13 @@ class _Shard:
                 max_id=self._max_id,
                 rows=self._rows.lengths(),
                 pieces=self._rows.pieces(),
-                files=ShardFiles(
-                    bin=self._bin.finish(),
-                    idx=index.finish(),
-                    **({} if self._mask is None else {"mask": self._mask.finish()}),
-                ),
+                files=ShardFiles(bin=self._bin.finish(), idx=index.finish(), **masks),
             )
-        finally:
-            index.close()
 
-    def close(self) -> None:
-        self._bin.close()
+    def abort(self) -> None:
+        self._bin.abort()
         if self._mask is not None:
-            self._mask.close()
-
-
-class _Mask:
-    """The file that says which tokens of a shard count, one byte each."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = HashedFile(path)
-        self._pending = bytearray()
-        self._counted = 0
-        self._silent = 0
-
-    def append(self, mask: NDArray[np.uint8], *, lengths: NDArray[np.integer]) -> None:
-        counts = counted_by_document(mask, lengths)
-        self._counted += int(counts.sum())
-        self._silent += int(np.count_nonzero(counts == 0))
-        self._pending += mask.data
-        if len(self._pending) >= BLOCK_TOKENS:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._file.write(self._pending)
-        self._pending = bytearray()
-
-    def finish(self) -> MaskFacts:
-        self._flush()
-        facts = self._file.finish()
-        return MaskFacts(
-            bytes=facts.bytes, checksum=facts.checksum, counted=self._counted, silent=self._silent
-        )
-
-    def close(self) -> None:
-        self._file.close()
+            self._mask.abort()
 
 
 def _checked_mask(mask: NDArray[np.uint8 | np.bool], *, num_tokens: int) -> NDArray[np.uint8]:
@@ -578,12 +518,11 @@ def _checked_mask(mask: NDArray[np.uint8 | np.bool], *, num_tokens: int) -> NDAr
     return values
 
 
-class _Rejects:
-    """The file of rejected rows, one JSON object to a line, and what is behind the last one."""
+class _Rejects(_Collected):
+    """The file of rejected rows, one JSON object to a line, and what comes after the last one."""
 
     def __init__(self, path: Path, *, most: int) -> None:
-        self._file = HashedFile(path)
-        self._pending = bytearray()
+        super().__init__(path)
         self._rows = 0
         self._most = most
         self.more: Counter[str] = Counter()
@@ -604,21 +543,12 @@ class _Rejects:
         offset = "null" if reject.offset is None else reject.offset
         file, about_it = self._parts
         line = f'{{"file":{file},"row":{reject.row},"offset":{offset},{about_it}\n'
-        self._pending += line.encode("ascii")
-        if len(self._pending) >= REJECT_BLOCK_BYTES:
-            self._flush()
+        self.write(line.encode("ascii"))
 
-    def _flush(self) -> None:
-        self._file.write(bytes(self._pending))
-        self._pending.clear()
-
-    def finish(self) -> RejectsFacts:
+    def facts(self) -> RejectsFacts:
+        """Finish the file."""
         if self.more:
             line = json.dumps({"more": self.more}, sort_keys=True, separators=(",", ":"))
-            self._pending += f"{line}\n".encode("ascii")
-        self._flush()
-        facts = self._file.finish()
-        return RejectsFacts(rows=self._rows, bytes=facts.bytes, checksum=facts.checksum)
-
-    def close(self) -> None:
-        self._file.close()
+            self.write(f"{line}\n".encode("ascii"))
+        file = self.finish()
+        return RejectsFacts(rows=self._rows, bytes=file.bytes, checksum=file.checksum)
