@@ -28,7 +28,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
-from tokenmill.errors import MissingExtraError, SourceError, UsageError
+from tokenmill.errors import MissingExtraError, SourceError, TokenmillError, UsageError
 
 if TYPE_CHECKING:
     import threading
@@ -37,28 +37,24 @@ if TYPE_CHECKING:
 
 
 _Answer = TypeVar("_Answer")
-ByteRange: TypeAlias = tuple[str, int, int]
-"""A URL, the first byte, and the byte after the last."""
+ByteRange: TypeAlias = tuple[str, int, int]  # a URL, the first byte, and the byte after the last
+# Bytes of a file, and the version of it that the server says they are of; "" if it says none.
 Versioned: TypeAlias = tuple[bytes, str]
-"""Bytes of a file, and the version of it that the server says they are of; "" if it says none."""
 
 ATTEMPTS = 8
-OPENING_ATTEMPTS = 4
-"""Of what is asked for first: a person waits, and the address may be wrong."""
+OPENING_ATTEMPTS = 4  # of what is asked for first: a person waits, and the address may be wrong
+# Pauses are drawn between 0 and this, doubled each time: 8 attempts take 16 seconds on average.
 FIRST_PAUSE_SECONDS = 0.25
-"""Pauses are drawn between 0 and this, doubled each time: 8 attempts take 16 seconds on average."""
+# A web server that sends nothing for so long is asked again; left alone, aiohttp waits for 300.
 STALL_SECONDS = 30
-"""A web server that sends nothing for so long is asked again; left alone, aiohttp waits for 300."""
+# From a loopback server 20 ms away, on 2 shared cores (medians of 3): 8, 32 and 128 ranges of 1 MiB
+# at once brought 215, 267 and 259 MB/s, and 256 ranges of 4 KB took 757, 275 and 170 ms. In a later
+# run 32 and 64 brought 224 and 246 MB/s, and took 259 and 192 ms.
 CONCURRENT_RANGES = 64
-"""From a loopback server 20 ms away, on 2 shared cores (medians of 3): 8, 32 and 128 ranges of
-1 MiB at once brought 215, 267 and 259 MB/s, and 256 ranges of 4 KB took 757, 275 and 170 ms. In a
-later run 32 and 64 brought 224 and 246 MB/s, and took 259 and 192 ms."""
+# Of a file that is sent in parts; S3 takes no smaller ones than 5 MiB, and 10,000 of them.
 PART_BYTES = 8 << 20
-"""Of a file that is sent in parts; S3 takes no smaller ones than 5 MiB, and 10,000 of them."""
-CONCURRENT_PARTS = 2
-"""Parts in memory at once while a file is sent."""
-SYNC_THREADS = 8
-"""For filesystems that cannot ask for several ranges at once by themselves (hf://)."""
+CONCURRENT_PARTS = 2  # parts in memory at once while a file is sent
+SYNC_THREADS = 8  # for filesystems that cannot ask for several ranges at once by themselves (hf://)
 _POLL_SECONDS = 0.2
 _BACKENDS = {
     "s3": ("s3fs", "s3"),
@@ -74,8 +70,8 @@ _UPLOAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "gs": ("chunksize",),
     "abfs": ("max_concurrency",),
 }
+# What stands before the first slash there is a name alone: there is no user in front of it.
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "hf")
-"""What stands before the first slash there is a name alone: there is no user in front of it."""
 _ADDRESS = re.compile(r"\s*(?:[\w-]+::)*([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 # One slash too: pathlib makes one of the two.
 _SIGNATURE = re.compile(r"[?&](x-(amz|goog)-|(sig|signature|token|awsaccesskeyid)=)", re.IGNORECASE)
@@ -90,6 +86,7 @@ _GS_PLACES = (
     "leave them out: they are taken from GOOGLE_APPLICATION_CREDENTIALS, or from:"
     " gcloud auth application-default login"
 )
+# Where the tools of each kind of server look for keys.
 _KEY_PLACES = {
     "http": _WEB_PLACES,
     "https": _WEB_PLACES,
@@ -99,7 +96,6 @@ _KEY_PLACES = {
     "gcs": _GS_PLACES,
     "hf": "leave it out: it is taken from HF_TOKEN, or from: hf auth login",
 }
-"""Where the tools of each kind of server look for keys."""
 _PASSING = {408, 421, 425, 429}
 _WEB = ("http://", "https://")
 # Not the module's own functions: those would take from the numbers that a user has seeded.
@@ -111,10 +107,8 @@ class Failure(enum.Enum):
 
     MISSING = "missing"
     DENIED = "denied"
-    PASSING = "passing"
-    """The server or the network failed: later it may work."""
-    WRONG = "wrong"
-    """The answer is not one that asking again would change."""
+    PASSING = "passing"  # the server or the network failed: later it may work
+    WRONG = "wrong"  # the answer is not one that asking again would change
 
 
 class RemoteError(OSError):
@@ -129,11 +123,8 @@ class RemoteError(OSError):
         self.hint = hint or (is_hub and _HUB_HINTS.get(failure)) or _HINTS[failure]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remote_error, (self.url, self.reason, self.failure, self.hint)
-
-
-def _remote_error(url: str, reason: str, failure: Failure, hint: str) -> RemoteError:
-    return RemoteError(url, reason, failure=failure, hint=hint)
+        again = functools.partial(RemoteError, failure=self.failure, hint=self.hint)
+        return again, (self.url, self.reason)
 
 
 _HUB_HINTS = {
@@ -264,239 +255,75 @@ def _resolve(urls: Sequence[str]) -> tuple[Any, list[str]]:
 def read_bytes(url: str) -> bytes:
     """A small file whole."""
 
-    def attempt() -> bytes:
+    def read() -> bytes:
         fs, (name,) = _resolve([url])
-        with foreign_errors(url):
-            if not fs.async_impl:
-                return bytes(fs.cat_file(name))
-            data: bytes = _run(fs, fs._cat_file(name, **_web_options(fs)))
-            return data
+        return bytes(_call(fs, "cat_file", name, **_web_options(fs)))
 
-    return _persist(attempt, attempts=OPENING_ATTEMPTS)
+    return persistently(url, read)
 
 
-def read_many(urls: Sequence[str]) -> list[bytes | None]:
-    """Small files whole, all of one server, at once; None for those that are not there."""
-    answers: list[bytes | None] = [None] * len(urls)
-    left = list(range(len(urls)))
+def download(url: str, path: Path) -> None:
+    """Copy a file of any size to a local path, without holding it in memory."""
 
-    def attempt() -> None:
-        asked, left[:] = left[:], []
-        failures: list[RemoteError] = []
-        for place, answer in zip(asked, _ask_whole([urls[k] for k in asked]), strict=True):
-            if not isinstance(answer, RemoteError):
-                answers[place] = answer
-            elif answer.failure is not Failure.MISSING:
-                failures.append(answer)
-                left.append(place)
-        for failure in sorted(failures, key=lambda each: each.failure is Failure.PASSING):
-            raise failure
+    def get() -> None:
+        fs, (name,) = _resolve([url])
+        _call(fs, "get_file", name, str(path))
 
-    if left:
-        _persist(attempt, attempts=ATTEMPTS)
-    return answers
-
-
-def _ask_whole(urls: list[str]) -> list[bytes | RemoteError]:
-    fs, names = _resolve(urls)
-    nothing: list[int | None] = [None] * len(urls)
-    with foreign_errors(urls[0]):
-        if fs.async_impl:
-            ask = functools.partial(fs._cat_file, **_web_options(fs), **_one_request(fs))
-            answers = _run(fs, _gather(ask, names))
-        else:
-            answers = _ask_in_threads(fs, names, nothing, nothing, None)
-    return [
-        as_remote_error(answer, url)
-        if isinstance(answer, BaseException)
-        else bytes(cast("bytes", answer))
-        for answer, url in zip(answers, urls, strict=True)
-    ]
-
-
-def _one_request(fs: Any) -> dict[str, int]:
-    """Newer versions of s3fs ask for the size of a file first, to read large ones in parts."""
-    import inspect
-
-    takes = inspect.signature(fs._cat_file).parameters
-    return {"max_concurrency": 1} if "max_concurrency" in takes else {}
+    persistently(url, get, attempts=ATTEMPTS)
 
 
 def upload(path: Path, url: str) -> None:
     """Send a local file, in parts where it is large; what was there before is replaced."""
-    size = path.stat().st_size
     known = {
         # Room for a file to grow beyond what 10,000 parts of the usual size hold.
-        "chunksize": max(PART_BYTES, -(-size // 9000)),
+        "chunksize": max(PART_BYTES, -(-path.stat().st_size // 9000)),
         "max_concurrency": CONCURRENT_PARTS,
     }
 
-    def attempt() -> None:
+    def put() -> None:
         fs, (name,) = _resolve([url])
-        taken = (_UPLOAD_OPTIONS.get(each, ()) for each in _protocols(fs))
-        options = {option: known[option] for each in taken for option in each}
-        with _writing(url):
-            if fs.async_impl:
-                _run(fs, fs._put_file(str(path), name, **options))
-            else:
-                fs.put_file(str(path), name)
+        taken = (option for each in _protocols(fs) for option in _UPLOAD_OPTIONS.get(each, ()))
+        _call(fs, "put_file", str(path), name, **{option: known[option] for option in taken})
 
-    _persist(attempt, attempts=ATTEMPTS)
-
-
-def download(url: str, path: Path) -> None:
-    """Bring a file of any size to a local path, without holding it in memory."""
-
-    def attempt() -> None:
-        fs, (name,) = _resolve([url])
-        with foreign_errors(url):
-            if fs.async_impl:
-                _run(fs, fs._get_file(name, str(path)))
-            else:
-                fs.get_file(name, str(path))
-
-    _persist(attempt, attempts=ATTEMPTS)
+    with _writing():
+        persistently(url, put, attempts=ATTEMPTS)
 
 
 def remove(urls: Sequence[str]) -> None:
     """Take files away, all of one server; those that are not there are gone already."""
-    left = list(urls)
 
-    def attempt() -> None:
-        asked, left[:] = left[:], []
-        failures: list[RemoteError] = []
-        for url, answer in zip(asked, _ask_to_remove(asked), strict=True):
-            if answer is not None and answer.failure is not Failure.MISSING:
-                failures.append(answer)
-                left.append(url)
-        for failure in sorted(failures, key=lambda each: each.failure is Failure.PASSING):
-            raise failure
+    def ask(fs: Any, name: str, _: int) -> Any:
+        return fs._rm_file(name) if fs.async_impl else fs.rm_file(name)
 
-    if left:
-        _persist(attempt, attempts=ATTEMPTS)
-
-
-def _ask_to_remove(urls: list[str]) -> list[RemoteError | None]:
-    fs, names = _resolve(urls)
-
-    def ask(name: str) -> object:
-        try:
-            fs.rm_file(name)
-        except Exception as error:  # border to network libraries
-            return error
-        return None
-
-    with _writing(urls[0]):
-        if fs.async_impl:
-            answers = _run(fs, _gather(fs._rm_file, names))
-        else:
-            answers = [ask(name) for name in names]
-    return [
-        _for_writing(as_remote_error(answer, url)) if isinstance(answer, BaseException) else None
-        for answer, url in zip(answers, urls, strict=True)
-    ]
-
-
-async def _gather(call: Callable[[str], Any], names: list[str]) -> list[object]:
-    import asyncio
-
-    gate = asyncio.Semaphore(CONCURRENT_RANGES)
-
-    async def ask(name: str) -> object:
-        async with gate:
-            return await call(name)
-
-    return await asyncio.gather(*map(ask, names), return_exceptions=True)
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+    with _writing():
+        _ask_each(urls, ask, missing_ok=True)
 
 
 @contextlib.contextmanager
-def _writing(url: str) -> Iterator[None]:
+def _writing() -> Iterator[None]:
+    """Errors say what to do when something was to be written."""
     try:
-        with foreign_errors(url):
-            yield
+        yield
     except RemoteError as error:
-        raise _for_writing(error) from None
+        hint = _WRITING_HINTS.get(error.failure, error.hint)
+        reason = "its bucket is not there" if error.failure is Failure.MISSING else error.reason
+        raise RemoteError(error.url, reason, failure=error.failure, hint=hint) from None
 
 
-def _for_writing(error: RemoteError) -> RemoteError:
-    """The same error, with what to do about it when something was to be written."""
-    hint = _WRITING_HINTS.get(error.failure, error.hint)
-    reason = "its bucket is not there" if error.failure is Failure.MISSING else error.reason
-    return RemoteError(error.url, reason, failure=error.failure, hint=hint)
+def read_many(urls: Sequence[str]) -> list[bytes | None]:
+    """Small files whole, all of one server, at once; None for those that are not there."""
 
+    def ask(fs: Any, name: str, _: int) -> Any:
+        if not fs.async_impl:
+            return fs.cat_file(name)
+        import inspect
 
-def list_sizes(url: str, *, versions: dict[str, str] | None = None) -> dict[str, int] | None:
-    """Name -> bytes of the files in a folder; None where the server does not tell.
+        # Newer versions of s3fs ask for the size of a file first, to read large ones in parts.
+        parts = "max_concurrency" in inspect.signature(fs._cat_file).parameters
+        return fs._cat_file(name, **_web_options(fs), **({"max_concurrency": 1} if parts else {}))
 
-    `versions` gets the version of each file, where the listing has it.
-    """
-    try:
-        found = list_folder(url, versions=versions)
-    except RemoteError as error:
-        # A key that may read files need not be allowed to list them.
-        if error.failure is Failure.DENIED:
-            return None
-        raise
-    if found is None:
-        return None
-    return {name: size for name, size in found.items() if size is not None}
-
-
-def list_folder(
-    url: str, *, versions: dict[str, str] | None = None
-) -> dict[str, int | None] | None:
-    """Name -> bytes of what is in a folder, None for folders in it; None for a web server."""
-    if _is_web(url):
-        return None
-
-    def attempt() -> dict[str, int | None]:
-        fs, (name,) = _resolve([url])
-        with foreign_errors(url):
-            return _listing(fs, name, {} if versions is None else versions)
-
-    try:
-        return _persist(attempt, attempts=OPENING_ATTEMPTS)
-    except RemoteError as error:
-        if error.failure is Failure.MISSING:
-            return {}
-        raise
-
-
-def _listing(fs: Any, name: str, versions: dict[str, str]) -> dict[str, int | None]:
-    if hasattr(fs, "_iterdir"):  # s3: page by page, since 30,000 names take 30 MB otherwise
-        listed: dict[str, int | None] = _run(fs, _listing_by_page(fs, name, versions))
-        return listed
-    fs.invalidate_cache(name)
-    found = {_last(entry["name"]): _size_in(entry, versions) for entry in fs.ls(name, detail=True)}
-    fs.invalidate_cache(name)
-    return found
-
-
-async def _listing_by_page(fs: Any, name: str, versions: dict[str, str]) -> dict[str, int | None]:
-    bucket, _, key = name.partition("/")
-    prefix = f"{key.rstrip('/')}/" if key else ""
-    found = {
-        _last(entry["name"]): _size_in(entry, versions)
-        async for entry in fs._iterdir(bucket, prefix=prefix)
-    }
-    found.pop("", None)  # some tools leave an empty object in the place of a folder
-    return found
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _size_in(entry: dict[str, Any], versions: dict[str, str]) -> int | None:
-    # s3; gs and abfs; hf
-    version = entry.get("ETag") or entry.get("etag") or entry.get("blob_id")
-    if isinstance(version, str):
-        versions[_last(entry["name"])] = version
-    return int(entry["size"]) if entry["type"] == "file" else None
+    found = _ask_each(urls, ask, missing_ok=True)
+    return [None if data is None else bytes(data) for data in found]
 
 
 def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = None) -> list[bytes]:
@@ -511,78 +338,28 @@ def read_versions(
     wanted: Sequence[ByteRange], *, stop: threading.Event | None = None
 ) -> list[Versioned]:
     """What `read_ranges` gives, and the version of the file that each answer is of."""
-    answers: list[Versioned] = [(b"", "")] * len(wanted)
-    left = [place for place, (_, first, last) in enumerate(wanted) if first < last]
+    real = [each for each in wanted if each[1] < each[2]]
 
-    def attempt() -> None:
-        failures: list[RemoteError] = []
-        asked, left[:] = left[:], []
-        for place, answer in zip(asked, _ask([wanted[k] for k in asked], stop), strict=True):
-            if isinstance(answer, RemoteError):
-                failures.append(answer)
-                left.append(place)
-            else:
-                answers[place] = answer
-        for failure in sorted(failures, key=lambda each: each.failure is Failure.PASSING):
-            raise failure
-
-    if left:
-        _persist(attempt, attempts=ATTEMPTS, stop=stop)
-    return answers
-
-
-def _ask(wanted: list[ByteRange], stop: threading.Event | None) -> list[Versioned | RemoteError]:
-    """One attempt at each range: its bytes, or why there are none."""
-    fs, names = _resolve([url for url, _, _ in wanted])
-    firsts, lasts = [first for _, first, _ in wanted], [last for _, _, last in wanted]
-    with foreign_errors(wanted[0][0]):
+    def ask(fs: Any, name: str, place: int) -> Any:
+        _, first, last = real[place]
         if fs.async_impl:
-            answers = _run(fs, _ask_together(fs, names, firsts, lasts), stop=stop)
-        else:
-            answers = _ask_in_threads(fs, names, firsts, lasts, stop)
-    return [_checked(answer, asked) for answer, asked in zip(answers, wanted, strict=True)]
+            return _CATS.get(_protocols(fs)[0], _cat)(fs, name, first, last)
+        # hf:// would look up the file's size before each range, and read ahead 5 MB after it.
+        options = {"size": last, "cache_type": "none"} if "hf" in fs.protocol else {}
+        return fs.cat_file(name, first, last, **options), ""
 
+    def check(answer: Versioned, place: int) -> RemoteError | None:
+        (data, _), (url, first, last) = answer, real[place]
+        reason = f"{len(data):,} bytes came instead of the {last - first:,} from byte {first:,}"
+        if len(data) < last - first:
+            return RemoteError(url, reason, failure=Failure.PASSING)
+        if len(data) == last - first:
+            return None
+        hint = "use a server that answers range requests, or copy the files to a local disk"
+        return RemoteError(url, reason, failure=Failure.WRONG, hint=hint)
 
-def _web_options(fs: Any) -> dict[str, Any]:
-    if "http" not in fs.protocol:
-        return {}
-    import aiohttp
-
-    return {"timeout": aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)}
-
-
-def _checked(answer: object, asked: ByteRange) -> Versioned | RemoteError:
-    url, first, last = asked
-    if isinstance(answer, BaseException):
-        return as_remote_error(answer, url)
-    data, version = cast("Versioned", answer if isinstance(answer, tuple) else (answer, ""))
-    if len(data) == last - first:
-        return data, version
-    reason = f"{len(data):,} bytes came instead of the {last - first:,} from byte {first:,}"
-    if len(data) < last - first:
-        return RemoteError(url, reason, failure=Failure.PASSING)
-    return RemoteError(
-        url,
-        reason,
-        failure=Failure.WRONG,
-        hint="use a server that answers range requests, or copy the files to a local disk",
-    )
-
-
-async def _ask_together(
-    fs: Any, names: list[str], firsts: list[int], lasts: list[int]
-) -> list[object]:
-    # fsspec's own `_cat_ranges` does the same, but cancelling it leaves its requests running.
-    import asyncio
-
-    gate, cat = asyncio.Semaphore(CONCURRENT_RANGES), _CATS.get(_protocols(fs)[0], _cat)
-
-    async def ask(name: str, first: int, last: int) -> object:
-        async with gate:
-            return await cat(fs, name, first, last)
-
-    asked = map(ask, names, firsts, lasts)
-    return await asyncio.gather(*asked, return_exceptions=True)
+    found = iter(_ask_each([url for url, _, _ in real], ask, check=check, stop=stop))
+    return [next(found) if first < last else (b"", "") for _, first, last in wanted]
 
 
 # fsspec's own `_cat_file` drops what an answer says beside its bytes: which version they are of.
@@ -617,27 +394,154 @@ async def _cat(fs: Any, name: str, first: int, last: int) -> Versioned:
 _CATS = {"http": _cat_web, "https": _cat_web, "s3": _cat_s3, "s3a": _cat_s3}
 
 
-def _ask_in_threads(
-    fs: Any,
+def _web_options(fs: Any) -> dict[str, Any]:
+    if "http" not in fs.protocol:
+        return {}
+    import aiohttp
+
+    return {"timeout": aiohttp.ClientTimeout(sock_connect=STALL_SECONDS, sock_read=STALL_SECONDS)}
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def list_sizes(url: str, *, versions: dict[str, str] | None = None) -> dict[str, int] | None:
+    """Name -> bytes of the files in a folder; None where the server does not tell.
+
+    `versions` gets the version of each file, where the listing has it.
+    """
+    try:
+        found = list_folder(url, versions=versions)
+    except RemoteError as error:
+        # A key that may read files need not be allowed to list them.
+        if error.failure is Failure.DENIED:
+            return None
+        raise
+    if found is None:
+        return None
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def list_folder(
+    url: str, *, versions: dict[str, str] | None = None
+) -> dict[str, int | None] | None:
+    """Name -> bytes of what is in a folder, None for folders in it; None for a web server."""
+    if _is_web(url):
+        return None
+    found: dict[str, int | None] = {}
+
+    def take(entry: dict[str, Any]) -> None:
+        name = entry["name"].rpartition("/")[2]
+        version = entry.get("ETag") or entry.get("etag") or entry.get("blob_id")  # s3; gs, abfs; hf
+        if versions is not None and isinstance(version, str):
+            versions[name] = version
+        found[name] = int(entry["size"]) if entry["type"] == "file" else None
+
+    async def take_pages(fs: Any, name: str) -> None:
+        bucket, _, key = name.partition("/")
+        async for entry in fs._iterdir(bucket, prefix=f"{key.rstrip('/')}/" if key else ""):
+            take(entry)
+        found.pop("", None)  # some tools leave an empty object in the place of a folder
+
+    def ask() -> None:
+        fs, (name,) = _resolve([url])
+        if hasattr(fs, "_iterdir"):  # s3: page by page, since 30,000 names take 30 MB otherwise
+            _run(fs, take_pages(fs, name))
+            return
+        fs.invalidate_cache(name)
+        for entry in fs.ls(name, detail=True):
+            take(entry)
+        fs.invalidate_cache(name)
+
+    try:
+        persistently(url, ask)
+    except RemoteError as error:
+        if error.failure is not Failure.MISSING:
+            raise
+    return found
+
+
+def _ask_each(
+    urls: Sequence[str],
+    ask: Callable[[Any, str, int], Any],
+    *,
+    check: Callable[[Any, int], RemoteError | None] = lambda *_: None,
+    missing_ok: bool = False,
+    stop: threading.Event | None = None,
+) -> list[Any]:
+    """What `ask(filesystem, name, place)` gives for each URL of one server, all at once.
+
+    Those that fail are asked for again. With `missing_ok` None stands for what is not there.
+    """
+    answers: list[Any] = [None] * len(urls)
+    left = list(range(len(urls)))
+
+    def attempt() -> None:
+        asked, left[:] = left[:], []
+        fs, names = _resolve([urls[place] for place in asked])
+        ask_one = functools.partial(ask, fs)
+        with foreign_errors(urls[asked[0]]):
+            found = (
+                _run(fs, _gather(ask_one, names, asked), stop=stop)
+                if fs.async_impl
+                else _in_threads(ask_one, names, asked, stop)
+            )
+        failures: list[RemoteError] = []
+        for place, answer in zip(asked, found, strict=True):
+            if isinstance(answer, BaseException):
+                failure: RemoteError | None = as_remote_error(answer, urls[place])
+            else:
+                failure, answers[place] = check(answer, place), answer
+            if failure and not (missing_ok and failure.failure is Failure.MISSING):
+                failures.append(failure)
+                left.append(place)
+        for failure in sorted(failures, key=lambda each: each.failure is Failure.PASSING):
+            raise failure
+
+    if left:
+        _persist(attempt, attempts=ATTEMPTS, stop=stop)
+    return answers
+
+
+async def _gather(ask: Callable[[str, int], Any], names: list[str], places: list[int]) -> list[Any]:
+    # fsspec's own `_cat_ranges` does the same, but cancelling it leaves its requests running.
+    import asyncio
+
+    gate = asyncio.Semaphore(CONCURRENT_RANGES)
+
+    async def one(name: str, place: int) -> object:
+        async with gate:
+            return await ask(name, place)
+
+    return await asyncio.gather(*map(one, names, places), return_exceptions=True)
+
+
+def _in_threads(
+    ask: Callable[[str, int], Any],
     names: list[str],
-    firsts: Sequence[int | None],
-    lasts: Sequence[int | None],
+    places: list[int],
     stop: threading.Event | None,
-) -> list[object]:
-    def ask(name: str, first: int | None, last: int | None) -> object:
+) -> list[Any]:
+    def one(name: str, place: int) -> object:
         if stop is not None and stop.is_set():
             raise StoppedError
-        # hf:// would look up the file's size before each range, and read ahead 5 MB after it.
-        options = {"size": last, "cache_type": "none"} if last and "hf" in fs.protocol else {}
         try:
-            return fs.cat_file(name, first, last, **options)
-        except Exception as error:  # border to network libraries
+            return ask(name, place)
+        except Exception as error:  # boundary to network libraries
             return error
 
     if len(names) == 1:
-        return [ask(names[0], firsts[0], lasts[0])]
+        return [one(names[0], places[0])]
     with ThreadPoolExecutor(min(SYNC_THREADS, len(names))) as pool:
-        return list(pool.map(ask, names, firsts, lasts))
+        return list(pool.map(one, names, places))
+
+
+def _call(fs: Any, method: str, *given: Any, **options: Any) -> Any:
+    """What a method of a filesystem gives."""
+    if fs.async_impl:
+        return _run(fs, getattr(fs, f"_{method}")(*given, **options))
+    return getattr(fs, method)(*given, **options)
 
 
 def _run(fs: Any, coroutine: Any, *, stop: threading.Event | None = None) -> Any:
@@ -698,10 +602,10 @@ def persistently(
 
 @contextlib.contextmanager
 def foreign_errors(url: str) -> Iterator[None]:
-    """Border to network libraries: whatever they raise is a RemoteError to our callers."""
+    """Boundary to network libraries: whatever they raise is a RemoteError to our callers."""
     try:
         yield
-    except (RemoteError, MissingExtraError, StoppedError):
+    except (RemoteError, TokenmillError, StoppedError):
         raise
     except Exception as error:
         # Without its cause: a traceback would print the address with all that is in it.
@@ -710,6 +614,8 @@ def foreign_errors(url: str) -> Iterator[None]:
 
 def as_remote_error(error: BaseException, url: str) -> RemoteError:
     """What an exception of a network library means."""
+    if isinstance(error, RemoteError):
+        return error
     status = _status(error)
     # fsspec calls a web file missing whatever the server said; the status knows better.
     if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError)):
@@ -812,8 +718,8 @@ PathInput = str | os.PathLike[str]
 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+# A folder with one of these is a store: it may lie in an input folder, and is never input.
 STORE_MARKS = frozenset({"tokenmill.json", ".lock-workers"})
-"""A folder with one of these is a store: it may lie in an input folder, and is never input."""
 _REMOTE_BLOCK_BYTES = 4 << 20
 # What fsspec's filesystems call the value that changes with the content, best first.
 _VERSION_KEYS = (
@@ -833,20 +739,18 @@ class Match:
     """A file that an input stands for."""
 
     path: str
-    named: bool
-    """The input names this file or its suffix, so it must be usable; folders do not."""
+    named: bool  # the input names this file or its suffix, so it must be usable; folders do not
 
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
     size: int
+    # Changes when the file changes: modification time in ns, or what the remote system gives.
     version: str
-    """Changes when the file changes: modification time in ns, or what the remote system gives."""
-    key: tuple[object, ...]
-    """Equal for two names of one file."""
+    key: tuple[object, ...]  # equal for two names of one file
+    # When anything about the file was last changed, in ns, which no program can set back; 0 where
+    # nothing tells.
     changed: int = 0
-    """When anything about the file was last changed, in ns, which no program can set back; 0 where
-    nothing tells."""
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -877,15 +781,8 @@ def normalise(path: str | os.PathLike[str]) -> str:
         from urllib.request import url2pathname
 
         text = url2pathname(urlsplit(text).path)
-    if os.name == "nt":
-        text = text.replace("\\", "/")
     root = "/" if text.startswith("/") else ""
     return root + "/".join(part for part in text.split("/") if part not in ("", ".")) or "."
-
-
-def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """All files that the inputs stand for, each once, sorted."""
-    return sorted({found.path for each in inputs for found in matches(each)})
 
 
 def matches(name: str | os.PathLike[str]) -> list[Match]:
@@ -910,9 +807,7 @@ def stat(path: str, *, fresh: bool = False) -> FileStat:
     except OSError as error:
         raise unreadable(path, error) from error
     key = (facts.st_dev, facts.st_ino)
-    # On Windows the same member is the time at which a file was made.
-    changed = 0 if os.name == "nt" else facts.st_ctime_ns
-    return FileStat(facts.st_size, str(facts.st_mtime_ns), key, changed)
+    return FileStat(facts.st_size, str(facts.st_mtime_ns), key, facts.st_ctime_ns)
 
 
 def open_binary(path: str) -> BinaryIO:
@@ -929,7 +824,7 @@ def open_binary(path: str) -> BinaryIO:
 
 def _open_file(path: str, flags: int) -> int:
     # A pipe may have taken the place of the file that was found; opening one waits for a writer.
-    found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    found = os.open(path, flags | os.O_NONBLOCK)
     try:
         _refuse_special(os.fstat(found))
     except OSError:

@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 
 PERCENTILES = (1, 10, 50, 90, 99)
 TOP_TOKENS = 20
-COUNTED_TOKENS = 200_000_000
-"""A few seconds of counting."""
+COUNTED_TOKENS = 200_000_000  # a few seconds of counting
 CHUNK_TOKENS = 1 << 22
+# Longer documents are kept one by one; for the others a table of counts is exact and small.
 LONG_TOKENS = 1 << 20
-"""Longer documents are kept one by one; for the others a table of counts is exact and small."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +61,7 @@ class TokenCount:
     id: int
     text: str
     count: int
-    share: float
-    """Of the tokens that were counted."""
+    share: float  # of the tokens that were counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +70,7 @@ class Token:
 
     id: int
     text: str
-    counts: bool | None
-    """Whether it counts for the loss; None where the store has no masks."""
+    counts: bool | None  # whether it counts for the loss; None where the store has no masks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +78,8 @@ class MaskTotals:
     """What the masks of the split that is looked at say."""
 
     tokens: int
-    counted: int
-    """Tokens that count for the loss."""
-    silent: int
-    """Documents of which no token counts: nothing is learned from them."""
+    counted: int  # tokens that count for the loss
+    silent: int  # documents of which no token counts: nothing is learned from them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +91,9 @@ class DocumentView:
     tokens: tuple[Token, ...]
     text: str
     path: str
-    row: int
-    """Of its file, counted from 0."""
+    row: int  # of its file, counted from 0
     line: int | None
-    piece: int
-    """Which document of that row, counted from 0, where the row became several."""
+    piece: int  # which document of that row, counted from 0, where the row became several
     pieces: int
 
 
@@ -110,8 +103,8 @@ class Inspection:
 
     store: str
     created_by: str
+    # The split looked at; None means all of them. `totals` is always the whole store.
     split: str | None
-    """The split looked at; None means all of them. `totals` is always the whole store."""
     totals: Counts
     splits: Mapping[str, SplitTotals]
     dtype: str
@@ -124,16 +117,12 @@ class Inspection:
     config: Mapping[str, object]
     engines: tuple[EngineEntry, ...]
     sources: tuple[SourceEntry, ...]
-    rejects: Mapping[str, int]
-    """Reason -> rows."""
-    lengths: Lengths | None
-    """None where there is no document."""
+    rejects: Mapping[str, int]  # reason -> rows
+    lengths: Lengths | None  # None where there is no document
     top_tokens: tuple[TokenCount, ...]
     tokens_counted: int
-    ids_seen: int
-    """Different ids among the tokens counted."""
-    mask: MaskTotals | None = None
-    """None where the store has no masks."""
+    ids_seen: int  # different ids among the tokens counted
+    mask: MaskTotals | None = None  # None where the store has no masks
     document: DocumentView | None = None
 
     @property

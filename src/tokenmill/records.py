@@ -26,8 +26,8 @@ class TextBatch:
     """Documents as UTF-8 back to back; document i is `data[offsets[i]:offsets[i + 1]]`."""
 
     data: NDArray[np.uint8]
+    # n + 1 ascending positions in `data`; the first need not be 0, the last not its end.
     offsets: NDArray[np.int64]
-    """n + 1 ascending positions in `data`; the first need not be 0, the last not its end."""
 
     @classmethod
     def from_texts(cls, texts: Iterable[str | bytes]) -> TextBatch:
@@ -75,10 +75,10 @@ class TokenBatch:
     """Token ids of documents back to back; document i is `ids[offsets[i]:offsets[i + 1]]`."""
 
     ids: NDArray[np.uint32]
+    # n + 1 ascending positions in `ids`; the first is 0, the last is its length.
     offsets: NDArray[np.int64]
-    """n + 1 ascending positions in `ids`; the first is 0, the last is its length."""
+    # For each id 1 if it counts for the loss, else 0; None where nobody says.
     mask: NDArray[np.uint8] | None = None
-    """For each id 1 if it counts for the loss, else 0; None where nobody says."""
 
     @classmethod
     def from_lists(cls, documents: Sequence[Sequence[int] | NDArray[np.uint32]]) -> TokenBatch:
@@ -167,37 +167,30 @@ def kind_of(value: object) -> str:
 class Reject(NamedTuple):
     """A row that could not be used, and where it stands."""
 
-    row: int
-    """Position among the rows of its unit, counted from 0."""
+    row: int  # position among the rows of its unit, counted from 0
     reason: RejectReason
+    # One line for a person: the parser's words, the size found, the field that is missing.
     detail: str
-    """One line for a person: the parser's words, the size found, the field that is missing."""
-    offset: int | None = None
-    """Byte position in the (decompressed) file, where the format has one."""
-    size: int | None = None
-    """Bytes of a row that is too large, and only of such a row."""
-    path: str | None = None
-    """The file, where a unit holds many; None means the unit's own."""
+    offset: int | None = None  # byte position in the (decompressed) file, where the format has one
+    size: int | None = None  # bytes of a row that is too large, and only of such a row
+    path: str | None = None  # the file, where a unit holds many; None means the unit's own
 
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of a unit: those with text, and those rejected while reading."""
 
+    # Text of the usable rows, in order. Empty strings are usable here; the build counts them.
     texts: TextBatch
-    """Text of the usable rows, in order. Empty strings are usable here; the build counts them."""
-    rows: NDArray[np.int64]
-    """Position of each usable row among the rows of its unit."""
+    rows: NDArray[np.int64]  # position of each usable row among the rows of its unit
     rejects: tuple[Reject, ...]
-    num_rows: int
-    """len(texts) + len(rejects): every row is one or the other."""
-    num_bytes: int
-    """Bytes of input (decompressed) that this batch consumed: for progress and rates."""
+    num_rows: int  # len(texts) + len(rejects): every row is one or the other
+    num_bytes: int  # bytes of input (decompressed) that this batch consumed: for progress and rates
+    # Size of the largest row that was within the limit, in what the limit counts: bytes of a JSON
+    # line, of a record or of a text. A smaller limit would have rejected it.
     largest_row_bytes: int
-    """Size of the largest row that was within the limit, in what the limit counts: bytes of a
-    JSON line, of a record or of a text. A smaller limit would have rejected it."""
+    # Byte position of each usable row in the (decompressed) file, where the format has one.
     places: NDArray[np.int64] | None = None
-    """Byte position of each usable row in the (decompressed) file, where the format has one."""
 
 
 # -------------------------------------------------------------------------------------------------

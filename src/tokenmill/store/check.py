@@ -52,16 +52,14 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 LAST_LINE_BYTES = 1 << 14
-MAX_THREADS = 4
-"""Enough to keep a disk busy; a few blocks of memory each."""
+MAX_THREADS = 4  # enough to keep a disk busy; a few blocks of memory each
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something about a file."""
 
-    file: str
-    """Relative to the store, with / between folders."""
+    file: str  # relative to the store, with / between folders
     problem: str
 
 
@@ -70,8 +68,7 @@ class CheckReport:
     """What a check found."""
 
     findings: tuple[Finding, ...]
-    notes: tuple[Finding, ...]
-    """Files that are no part of the store: they do no harm."""
+    notes: tuple[Finding, ...]  # files that are no part of the store: they do no harm
     files: int
     bytes: int
 

@@ -57,8 +57,8 @@ UNLISTED_VERSION = 4  # rejected rows that are counted and not listed
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+# 32 hexadecimal digits of xxh3-128.
 Checksum: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-"""32 hexadecimal digits of xxh3-128."""
 
 _Read = TypeVar("_Read")
 
@@ -606,8 +606,8 @@ class SourceEntry(Fact, frozen=True, kw_only=True):
 # Entries that a large store has thousands of are named tuples, and arrays in JSON: a manifest of
 # 10,000 units then opens five times as fast as with dataclasses and objects.
 
+# What a mask counts where nobody wrote it down: other projects' files, read in place.
 UNCOUNTED = -1
-"""What a mask counts where nobody wrote it down: other projects' files, read in place."""
 
 
 class ShardEntry(NamedTuple):
@@ -865,8 +865,7 @@ def _no_manifest(root: Path) -> StoreError:
 # A manifest out of receipts, one at a time and in the order of the plan: the build does this at its
 # end; `check_store` does it again and compares.
 
-_BATCH_UNITS = 256
-"""Receipts that are asked for at once where the store is at a URL."""
+_BATCH_UNITS = 256  # receipts that are asked for at once where the store is at a URL
 
 
 class Tally:

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
+# Megatron-LM's own limit. Others go up to 65,536; the code in the header keeps both readable.
 UINT16_VOCAB_LIMIT = 65_500
-"""Megatron-LM's own limit. Others go up to 65,536; the code in the header keeps both readable."""
 MAX_DOCUMENT_TOKENS = 2**31 - 1
 BLOCK_DOCUMENTS = 1 << 16
 
 MaskDtype: TypeAlias = np.dtype[np.uint8]
+# One byte for a token: 1 where it counts for the loss, else 0.
 MASK_DTYPE: MaskDtype = np.dtype("u1")
-"""One byte for a token: 1 where it counts for the loss, else 0."""
 TokenDtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.int32]
 TokenArray: TypeAlias = "NDArray[np.uint16] | NDArray[np.int32]"
 DTYPE_CODES: dict[TokenDtype, int] = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
@@ -49,12 +49,9 @@ class Index:
     """The arrays of an `.idx`, as read-only views of the mapped file."""
 
     dtype: TokenDtype
-    lengths: NDArray[np.int32]
-    """Tokens of each document."""
-    offsets: NDArray[np.int64]
-    """Byte position of each document in the `.bin`."""
-    documents: NDArray[np.int64]
-    """0, 1, ..., n: sequences up to the end of each document."""
+    lengths: NDArray[np.int32]  # tokens of each document
+    offsets: NDArray[np.int64]  # byte position of each document in the `.bin`
+    documents: NDArray[np.int64]  # 0, 1, ..., n: sequences up to the end of each document
 
     @property
     def bin_bytes(self) -> int:
@@ -269,10 +266,8 @@ class RowRuns:
     def __init__(self) -> None:
         self._runs: list[int] = []
         self._pieces: list[int] = []
-        self._whole = 0
-        """Rows of one document since the last one of several."""
-        self._next = 0
-        """One past the last row taken."""
+        self._whole = 0  # rows of one document since the last one of several
+        self._next = 0  # one past the last row taken
 
     def add(self, rows: NDArray[np.int64]) -> None:
         """Take the rows of more documents; they must ascend, and come after all taken before.

@@ -556,16 +556,15 @@ def _locked(layout: StoreLayout) -> StoreLockedError:
 # The folder is where temporary files are (`TMPDIR`). It holds no more than two units of each
 # worker, and goes with the build; one that a killed build left is removed by the next one.
 
+# A build that began has left at least one of these.
 _MARKS = {"shards", "tokenmill.json", "tokenizer", "parts", ".lock"}
-"""A build that began has left at least one of these."""
 _READ_ONLY = {
     "http": "copy the store to the server after the build",
     "https": "copy the store to the server after the build",
     "hf": "build into a local folder, then: hf upload REPOSITORY FOLDER --repo-type dataset",
 }
 _BATCH_FILES = 256
-_ABANDONED_SECONDS = 60
-"""A build takes its lock a moment after it made its folder."""
+_ABANDONED_SECONDS = 60  # a build takes its lock a moment after it made its folder
 
 
 def open_layout(out: str | os.PathLike[str]) -> StoreLayout:

@@ -64,10 +64,8 @@ class PlanFacts(Fact, frozen=True, kw_only=True):
 
     packing: str
     seq_len: Count
-    capacity: Count
-    """Tokens of a row."""
-    content: Checksum
-    """`Store.content` of the split that it is for."""
+    capacity: Count  # tokens of a row
+    content: Checksum  # `Store.content` of the split that it is for
     rows: Count
     items: Count
     documents: Count
@@ -79,8 +77,7 @@ class PlanFacts(Fact, frozen=True, kw_only=True):
     split_documents: Count
     cut_documents: Count
     targets: Count
-    arrays: Checksum
-    """Of all bytes behind the header."""
+    arrays: Checksum  # of all bytes behind the header
 
     def __post_init__(self) -> None:
         if self.capacity != self.seq_len + 1:
@@ -140,10 +137,9 @@ class PackingPlan:
 
     path: Path
     facts: PlanFacts
+    # Pieces of the stream, row by row: `unpack_items` tells position and length.
     items: NDArray[np.uint64]
-    """Pieces of the stream, row by row: `unpack_items` tells position and length."""
-    row_starts: NDArray[np.int64]
-    """Where the items of each row begin; one entry more than rows."""
+    row_starts: NDArray[np.int64]  # where the items of each row begin; one entry more than rows
 
     def require_whole(self) -> None:
         """StoreError if its file was cut off since it was mapped."""

@@ -69,8 +69,7 @@ if TYPE_CHECKING:
 # tenth of a second and more; sizes are compared again anyway whenever a shard is mapped.
 
 MANY_UNITS = 4096
-_ANY = -1
-"""Size of a file that was not asked for its size."""
+_ANY = -1  # size of a file that was not asked for its size
 
 
 class Problem(NamedTuple):
@@ -179,10 +178,8 @@ class TrackFile(NamedTuple):
     """Where the tokens of a shard, or its mask, lie on a local disk."""
 
     path: Path
-    offset: int
-    """Byte of its first value: 0 in a store's own files."""
-    size: int
-    """Bytes that the whole file must have."""
+    offset: int  # byte of its first value: 0 in a store's own files
+    size: int  # bytes that the whole file must have
 
 
 class StoreFiles(Protocol):
@@ -293,11 +290,11 @@ def open_files(
     return RemoteFiles(os.fspath(path), cache=cache, cache_bytes=cache_bytes)
 
 
+# Two or three maps each; Linux allows a process 65,530 maps unless told otherwise.
 MAX_MAPPED_SHARDS = 8192
-"""Two or three maps each; Linux allows a process 65,530 maps unless told otherwise."""
 CACHED_RECEIPTS = 64
+# Documents are iterated over in runs of about this size: remote ones come a run at a time.
 RUN_BYTES = 8 << 20
-"""Documents are iterated over in runs of about this size: remote ones come a run at a time."""
 PREPARED_SHARDS = 64
 
 
@@ -309,21 +306,19 @@ class Shard(NamedTuple):
     split: str
     documents: int
     tokens: int
-    first_document: int
-    """Number of its first document in the store, as it was opened."""
+    first_document: int  # number of its first document in the store, as it was opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MappedShard:
     """The contents of a shard, as read-only views."""
 
+    # Of a remote store: an array as far as its length and slices go, which are read then.
     tokens: TokenArray
-    """Of a remote store: an array as far as its length and slices go, which are read then."""
     index: Index
+    # 1 for each token that counts for the loss, else 0; None where the store has no masks.
     mask: NDArray[np.uint8] | None = None
-    """1 for each token that counts for the loss, else 0; None where the store has no masks."""
-    maps: tuple[FileMap, ...] = ()
-    """Of the files that are mapped."""
+    maps: tuple[FileMap, ...] = ()  # of the files that are mapped
 
     def require_whole(self) -> None:
         """StoreError if one of its files was cut off since it was mapped."""
@@ -382,17 +377,12 @@ class SourceRow:
     """Where a document comes from."""
 
     path: str
-    unit: int
-    """Position of the unit in its file."""
+    unit: int  # position of the unit in its file
     row_in_unit: int
-    row: int
-    """Position in the file, counted from 0."""
-    line: int | None
-    """Line of the file, counted from 1; None where blank lines hide it."""
-    piece: int = 0
-    """Which of the row's documents it is, where the row was too long for one."""
-    pieces: int = 1
-    """How many documents the row became."""
+    row: int  # position in the file, counted from 0
+    line: int | None  # line of the file, counted from 1; None where blank lines hide it
+    piece: int = 0  # which of the row's documents it is, where the row was too long for one
+    pieces: int = 1  # how many documents the row became
 
 
 class RejectedRow(Fact, frozen=True, kw_only=True):

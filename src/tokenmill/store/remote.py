@@ -71,8 +71,7 @@ if TYPE_CHECKING:
 # so a store that goes out of use takes its threads along.
 
 AHEAD_BYTES = 256 << 20
-THREADS = 2
-"""One batch of requests each: the next one begins while the last one comes in."""
+THREADS = 2  # one batch of requests each: the next one begins while the last one comes in
 
 
 class RemoteReadAhead:
@@ -167,12 +166,9 @@ def _size(piece: Piece) -> int:
 
 
 CACHE_BYTES = 10 * 10**9
-INDEX_BYTES = 256 << 20
-"""Of the indexes that were used last, at 20 bytes to a document."""
-RANGE_BYTES = 8 << 20
-"""Files that are read whole come in ranges of this size, at once."""
-Kind: TypeAlias = Literal["bin", "idx", "mask"]
-"""Files of a shard that are read by blocks."""
+INDEX_BYTES = 256 << 20  # of the indexes that were used last, at 20 bytes to a document
+RANGE_BYTES = 8 << 20  # files that are read whole come in ranges of this size, at once
+Kind: TypeAlias = Literal["bin", "idx", "mask"]  # files of a shard that are read by blocks
 
 
 class _CacheFolder(NamedTuple):
@@ -203,8 +199,8 @@ class RemoteFiles:
         self._url = url
         self._cache = _cache_folder(cache, cache_bytes)
         self._manifest_checksum: str | None = None
+        # Name of a file -> the version of it that is read, as its server calls it.
         self._versions: dict[str, str] = {}
-        """Name of a file -> the version of it that is read, as its server calls it."""
         self._begin()
 
     def _begin(self) -> None:

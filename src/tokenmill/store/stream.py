@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 # -------------------------------------------------------------------------------------------------
 # Pieces of shards, as a stream hands them to whatever reads them.
 
+# A file of a shard that has one value for every token, and so is read by the same pieces.
 Track: TypeAlias = Literal["bin", "mask"]
-"""A file of a shard that has one value for every token, and so is read by the same pieces."""
 
-NO_SHARD = -1
-"""Shard of a piece that is padding."""
+NO_SHARD = -1  # shard of a piece that is padding
 
 
 def distinct(values: NDArray[np.integer]) -> list[int]:
@@ -63,8 +62,8 @@ class Spans(NamedTuple):
     shards: NDArray[np.int64]
     firsts: NDArray[np.int64]
     lasts: NDArray[np.int64]
+    # Length of all, where it is known to be one and none is padding: such are read fastest.
     length: int | None = None
-    """Length of all, where it is known to be one and none is padding: such are read fastest."""
 
     def at(self, place: int) -> tuple[int, int, int]:
         """One of them: shard, first and last."""
@@ -88,8 +87,8 @@ class Spans(NamedTuple):
 # for without the lock.
 
 SLOW_SECONDS_PER_PIECE = 30e-6
+# Above both together a read was slow. From memory a piece takes 1 us, a byte 0.2 ns.
 SLOW_SECONDS_PER_BYTE = 2e-9
-"""Above both together a read was slow. From memory a piece takes 1 us, a byte 0.2 ns."""
 PAGE_BYTES = mmap.PAGESIZE
 
 
@@ -184,10 +183,10 @@ def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
 # Python's mmap cannot map to a chosen address, so this calls the C library, and only on Linux;
 # elsewhere, and where the range is refused (a limit on address space), mapped.py does the work.
 
+# Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told.
 MAX_SHARDS = 25_000
-"""Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told."""
+# For each mapped file, between two looks at all of them: a look takes 2 us, so 2% of the time.
 LOOK_SECONDS = 100e-6
-"""For each mapped file, between two looks at all of them: a look takes 2 us, so 2% of the time."""
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -225,10 +224,9 @@ class ReservedTokens:
         self._num_unmapped = int(np.count_nonzero(sizes))
         self._rows: dict[int, NDArray[Any]] = {}
         self._is_slow = False
+        # Path, inode and size of the files that are mapped.
         self._mapped: dict[int, tuple[str, int, int]] = {}
-        """Path, inode and size of the files that are mapped."""
-        self._look_at = 0.0
-        """When the files are to be looked at again."""
+        self._look_at = 0.0  # when the files are to be looked at again
 
     def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
         """The values of all spans, back to back."""
@@ -399,12 +397,11 @@ def _call_mmap(
 NO_PADDING = memoryview(b"")
 _ENDLESS = 1 << 62
 _ZERO = np.zeros(1, np.int64)
+# Up to here all documents are looked up in one array, of 8 MB at most, made in some 10 ms.
 FEW_DOCUMENTS = 1 << 20
-"""Up to here all documents are looked up in one array, of 8 MB at most, made in some 10 ms."""
-FEW_PIECES = 4
-"""Up to here bisecting the mapped index beats searching a copy of it."""
+FEW_PIECES = 4  # up to here bisecting the mapped index beats searching a copy of it
+# Copies of where documents begin, 8 bytes each: a store with few documents has them all.
 KEPT_BEGINS_BYTES = 64 << 20
-"""Copies of where documents begin, 8 bytes each: a store with few documents has them all."""
 
 
 class TokenStream:
@@ -424,8 +421,7 @@ class TokenStream:
         self._sizes = np.append(counts, _ENDLESS)  # [NO_SHARD] is the size of padding
         self._first_positions: list[int] = self._starts.tolist()
         self._scattered = scattered
-        self.has_mask = store.has_mask
-        """Whether there are masks to be read with the tokens."""
+        self.has_mask = store.has_mask  # whether there are masks to be read with the tokens
         self._source = _open_source(store, "bin", scattered=scattered)
         self._kept_padding = 0, NO_PADDING
         self._kept_zeros = NO_PADDING
@@ -656,8 +652,7 @@ def _reopen(store: Store, scattered: bool) -> TokenStream:
 class _Borders(NamedTuple):
     """Documents that begin inside some pieces: `begins[low : low + count]` for each piece."""
 
-    places: NDArray[np.int64]
-    """Which pieces."""
+    places: NDArray[np.int64]  # which pieces
     low: NDArray[np.int64]
     counts: NDArray[np.int64]
     begins: NDArray[np.int64]

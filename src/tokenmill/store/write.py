@@ -217,10 +217,9 @@ def sweep(layout: StoreLayout, claims: Mapping[str, Claim]) -> list[Path]:
 # all of it at once. Linux can be told to begin earlier; where it cannot, a file takes longer and
 # is the same.
 
+# Larger writes cost Linux more time per byte, since it allocates large pages for them.
 WRITE_BYTES = 1 << 19
-"""Larger writes cost Linux more time per byte, since it allocates large pages for them."""
-AHEAD_BYTES = 8 << 20
-"""What is in memory before the disk is told to begin."""
+AHEAD_BYTES = 8 << 20  # what is in memory before the disk is told to begin
 _BEGIN_WRITING = 2  # SYNC_FILE_RANGE_WRITE: it begins and does not wait
 
 
@@ -289,10 +288,10 @@ class _Collected(io.BufferedWriter):
         self.file.close()
 
 
+# 512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache.
 BLOCK_TOKENS = 1 << 18
-"""512 KB of uint16: enough for xxhash to let other threads run, and it stays in the cache."""
+# Rejected rows of a unit that are listed; of those after them, each reason is counted.
 LISTED_REJECTS = 10_000
-"""Rejected rows of a unit that are listed; of those after them, each reason is counted."""
 
 
 class UnitWriter:
