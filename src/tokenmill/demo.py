@@ -2,21 +2,22 @@
 
     collect -> train -> build -> build again -> verify -> look inside -> feed -> compare
 
-`demo_steps` yields what it is about to do (`Heading`) and what came of it, so that the command line
-can tell the story while it happens. The peers in the comparison stop after a few seconds each; a
-rate needs no more, and documents are in shuffled order so that any part is like the whole.
+`demo_steps` yields what it is about to do (`Heading`) and what came of it: a result, a sentence, or
+rows of facts, so that the command line can tell the story while it happens. The peers in the
+comparison stop after a few seconds each; a rate needs no more, and documents are in shuffled order
+so that any part is like the whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import sysconfig
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,16 +34,14 @@ from tokenmill.inspection import inspect
 from tokenmill.loader.loader import Loader
 from tokenmill.store.facts import read_manifest
 from tokenmill.store.layout import StoreLayout
+from tokenmill.words import compact, count, duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from tokenmill.builder.progress import BuildResult
     from tokenmill.builder.verify import VerifyReport
     from tokenmill.inspection import Inspection
-    from tokenmill.store.facts import Counts
 
 CORPUS_BYTES = 32_000_000
 TRAINING_BYTES = 4_000_000
@@ -50,10 +49,25 @@ VOCAB_SIZE = 8192
 PEER_SECONDS = 5.0
 FEED_SEQ_LEN, FEED_BATCH, FEED_RANKS, FEED_SECONDS = 1024, 16, 4, 1.0
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
+HEADINGS = {
+    "Collect documents": "Every source file of Python's standard library becomes one JSON line.",
+    "Train a tokenizer": "A small byte-level BPE, so that the demo needs no download. Bring your"
+    " own later.",
+    "Build the store": "Worker processes read, encode, check against the reference tokenizer, and"
+    " commit.",
+    "Run the same command again": "That is how a build resumes after a crash. Here nothing is left,"
+    " and it says so.",
+    "Verify it": "Every checksum, every index and every id; then documents are encoded again.",
+    "Look inside": "What will a model see? Lengths, frequent tokens, one document with token"
+    " borders.",
+    "Feed a model": "Rows are cut, packed and shuffled as they are read. A run is resumed on other"
+    " ranks.",
+    "Compare": "The same text with the tokenizers package as it is mostly used, {seconds:.0f}"
+    " seconds each.",
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heading:
+class Heading(NamedTuple):
     """What comes next, and why."""
 
     number: int
@@ -61,111 +75,22 @@ class Heading:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Corpus:
-    """The documents, as a JSON Lines file."""
-
-    path: str
-    documents: int
-    text_bytes: int
-    unreadable: int
-    """Source files that are not UTF-8, left out."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """The tokenizer that was trained."""
-
-    folder: str
-    vocab_size: int
-    text_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The ways side by side; the first is what the others are compared with."""
 
     ways: dict[str, EncodingTime]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rebuilt:
-    """The same build once more, with nothing left to do."""
+class Finished(NamedTuple):
+    """The end, and what to try with what is left on disk."""
 
-    result: BuildResult
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fed:
-    """What a training loop would get out of the store."""
-
-    seq_len: int
-    batch_size: int
-    rows: int
-    """Of an epoch."""
-    first_batch_seconds: float
-    steps: int
-    seconds: float
-    ranks: int
-    """Ranks on which the run was resumed."""
-    is_same: bool
-    """Whether they went on with exactly the rows that the run would have had next."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.steps * self.batch_size * self.seq_len / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """The end, and what is left on disk."""
-
-    store: str
-    corpus: str
-    tokenizer: str
-    seconds: float
+    text: str
+    commands: tuple[str, ...]
 
 
 Step: TypeAlias = (
-    "Heading | Corpus | Trained | BuildResult | Rebuilt | VerifyReport | Inspection | Fed"
-    " | Comparison | Finished"
-)
-
-
-HEADINGS = (
-    (
-        "Collect documents",
-        "Every source file of Python's standard library becomes one JSON line.",
-    ),
-    (
-        "Train a tokenizer",
-        "A small byte-level BPE, so that the demo needs no download. Bring your own later.",
-    ),
-    (
-        "Build the store",
-        "Worker processes read, encode, check against the reference tokenizer, and commit.",
-    ),
-    (
-        "Run the same command again",
-        "That is how a build resumes after a crash. Here nothing is left, and it says so.",
-    ),
-    ("Verify it", "Every checksum, every index and every id; then documents are encoded again."),
-    (
-        "Look inside",
-        "What will a model see? Lengths, frequent tokens, one document with token borders.",
-    ),
-    (
-        "Feed a model",
-        "Rows are cut, packed and shuffled as they are read. A run is resumed on other ranks.",
-    ),
-    (
-        "Compare",
-        (
-            "The same text with the tokenizers package as it is mostly used, "
-            "{seconds:.0f} seconds each."
-        ),
-    ),
+    "Heading | str | list[tuple[str, str]] | BuildResult | VerifyReport | Inspection | Comparison"
+    " | Finished"
 )
 
 
@@ -174,48 +99,70 @@ def demo_steps(
 ) -> Iterator[Step]:
     """Run the demo; the store ends up in `out`, its input and tokenizer in a folder beside it."""
     inputs = out.with_name(f"{out.name}-input")
-    corpus_path, tokenizer = inputs / "corpus.jsonl", inputs / "tokenizer"
+    corpus, tokenizer = inputs / "corpus.jsonl", inputs / "tokenizer"
     started = time.perf_counter()
-    _clear_old_demo(out, corpus=corpus_path)
+    _check_place(out, corpus=corpus)
     headings = (
-        Heading(number=number, title=title, why=why.format(seconds=peer_seconds))
-        for number, (title, why) in enumerate(HEADINGS, start=1)
+        Heading(number, title, why.format(seconds=peer_seconds))
+        for number, (title, why) in enumerate(HEADINGS.items(), start=1)
     )
     yield next(headings)
     texts, unreadable = collect_texts(corpus_bytes)
-    yield write_corpus(texts, path=corpus_path, unreadable=unreadable)
+    inputs.mkdir(parents=True, exist_ok=True)
+    with corpus.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    size = format_size(sum(len(text.encode()) for text in texts))
+    left_out = f" ({count(unreadable)} are not UTF-8 and stay out)" if unreadable else ""
+    yield f"{count(len(texts), 'document')}, {size} of text{left_out}: {corpus}"
     yield next(headings)
-    yield train(texts, folder=tokenizer)
+    yield _train(texts, folder=tokenizer)
     yield next(headings)
-    result = build(corpus_path, tokenizer=tokenizer, out=out, val=0.01)
+    result = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
     yield result
     yield next(headings)
-    yield Rebuilt(result=build(corpus_path, tokenizer=tokenizer, out=out, val=0.01))
+    again = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
+    found = "nothing to do" if again.nothing_to_do else "NOT ALL OF THEM: this is a bug"
+    kept = f"{count(again.units_resumed, 'unit')} found complete, {found}"
+    yield f"{kept}: {duration(again.seconds)}"
     yield next(headings)
     yield verify(out)
     yield next(headings)
     yield inspect(out, split="train", doc=0)
     yield next(headings)
-    yield feed(out)
+    yield _feed(out)
     yield next(headings)
-    yield compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)
+    yield _compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)
+    store, text, model = (shlex.quote(str(path)) for path in (out, corpus, tokenizer))
     yield Finished(
-        store=str(out),
-        corpus=str(corpus_path),
-        tokenizer=str(tokenizer),
-        seconds=time.perf_counter() - started,
+        f"\nDone in {duration(time.perf_counter() - started)}. The store is in {store}. Try:",
+        (
+            f"tokenmill inspect {store}",
+            f"tokenmill inspect {store} --doc 7",
+            f"tokenmill layout {store} --seq-len 2048",
+            f"tokenmill plan {text} -t {model}",
+            f"tokenmill build {text} -t {model} -o my-store",
+        ),
     )
 
 
-def _clear_old_demo(out: Path, *, corpus: Path) -> None:
+def _check_place(out: Path, *, corpus: Path) -> None:
     """Remove the store of an earlier demo, so that this one has something to do; never another."""
+    hint = "choose another folder: tokenmill demo --out another-folder"
+    try:
+        str(out).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the demo cannot be written to {str(out)!r}: its name is not UTF-8, and the package"
+            " that trains the tokenizer knows no other names",
+            hint=hint,
+        ) from error
     if not StoreLayout(out).manifest.exists():
         return
     sources = [source.path for source in read_manifest(out).sources]
     if sources != [corpus.as_posix()]:
         raise UsageError(
             f"{str(out)!r} holds a store that is not the demo's: it was built from {sources[:3]}",
-            hint="choose another folder: tokenmill demo --out another-folder",
+            hint=hint,
         )
     shutil.rmtree(out)
 
@@ -241,44 +188,21 @@ def collect_texts(most_bytes: int) -> tuple[list[str], int]:
     return texts, unreadable
 
 
-def write_corpus(texts: Sequence[str], *, path: Path, unreadable: int) -> Corpus:
-    """Write one JSON object per document."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-    return Corpus(
-        path=str(path),
-        documents=len(texts),
-        text_bytes=sum(len(text.encode()) for text in texts),
-        unreadable=unreadable,
-    )
-
-
-def train(texts: Sequence[str], *, folder: Path) -> Trained:
+def _train(texts: Sequence[str], *, folder: Path) -> str:
     """Train a tokenizer on the first documents, as many as make some megabytes."""
     started = time.perf_counter()
-    sample: list[str] = []
-    num_bytes = 0
-    for text in texts:
-        sample.append(text)
-        num_bytes += len(text.encode())
-        if num_bytes >= TRAINING_BYTES:
-            break
-    train_bpe(sample, vocab_size=VOCAB_SIZE, folder=folder)
-    return Trained(
-        folder=str(folder),
-        vocab_size=VOCAB_SIZE,
-        text_bytes=num_bytes,
-        seconds=time.perf_counter() - started,
-    )
+    ends = np.cumsum([len(text.encode()) for text in texts])
+    last = min(int(np.searchsorted(ends, TRAINING_BYTES)), len(texts) - 1)
+    train_bpe(texts[: last + 1], vocab_size=VOCAB_SIZE, folder=folder)
+    learned = f"{count(VOCAB_SIZE)} tokens learned from {format_size(int(ends[last]))}"
+    return f"{learned} in {duration(time.perf_counter() - started)}: {folder}"
 
 
-def feed(store: Path) -> Fed:
+def _feed(store: Path) -> list[tuple[str, str]]:
     """Read batches for a second, as a training loop would; then go on elsewhere."""
+    how: dict[str, Any] = {"split": "train", "seq_len": FEED_SEQ_LEN, "packing": "best-fit"}
     started = time.perf_counter()
-    run = Loader(
-        store, split="train", seq_len=FEED_SEQ_LEN, batch_size=FEED_BATCH, packing="best-fit"
-    )
+    run = Loader(store, batch_size=FEED_BATCH, **how)
     batches = iter(run)
     next(batches).input_ids.sum()
     first = time.perf_counter()
@@ -286,54 +210,38 @@ def feed(store: Path) -> Fed:
         batch = next(batches)
         _ = batch.input_ids, batch.labels
     seconds, steps, state = time.perf_counter() - first, run.step - 1, run.state_dict()
-    return Fed(
-        seq_len=FEED_SEQ_LEN,
-        batch_size=FEED_BATCH,
-        rows=run.layouts()[0].num_rows,
-        first_batch_seconds=first - started,
-        steps=steps,
-        seconds=seconds,
-        ranks=FEED_RANKS,
-        is_same=bool((next(batches).tokens == _resumed(store, state)).all()),
-    )
-
-
-def _resumed(store: Path, state: dict[str, object]) -> NDArray[np.integer]:
-    """The rows of the next step, dealt to several ranks."""
     parts = []
     for rank in range(FEED_RANKS):
-        loader = Loader(
-            store,
-            split="train",
-            seq_len=FEED_SEQ_LEN,
-            batch_size=FEED_BATCH // FEED_RANKS,
-            packing="best-fit",
-            rank=rank,
-            world_size=FEED_RANKS,
-        )
+        size = FEED_BATCH // FEED_RANKS
+        loader = Loader(store, batch_size=size, rank=rank, world_size=FEED_RANKS, **how)
         loader.load_state_dict(state)
         parts.append(next(iter(loader)).tokens)
-    return np.concatenate(parts)
+    is_same = (next(batches).tokens == np.concatenate(parts)).all()
+    again = "exactly the rows that came next" if is_same else "OTHER ROWS: this is a bug"
+    rows = f"{count(run.layouts()[0].num_rows)} of {count(FEED_SEQ_LEN)} tokens"
+    speed = compact(steps * FEED_BATCH * FEED_SEQ_LEN / seconds)
+    return [
+        ("rows", f"{rows}: whole documents, packed"),
+        ("first batch", f"{duration(first - started)} after opening, plan included"),
+        ("rate", f"{speed} tokens/s, shuffled, in one thread"),
+        ("resumed", f"after step {count(steps)}, on {FEED_RANKS} ranks: {again}"),
+    ]
 
 
-def compare(
+def _compare(
     texts: Sequence[str], *, tokenizer: Path, result: BuildResult, seconds: float
 ) -> Comparison:
     """Time the usual ways on the same text and put the build beside them."""
     built = result.built
-    timed = {
+    ways = {
         "tokenizers, one by one": encode_one_by_one(texts, folder=tokenizer, seconds=seconds),
         "tokenizers, in batches": encode_in_batches(texts, folder=tokenizer, seconds=seconds),
-        "tokenmill build, start-up counted": _timed(built, result.seconds),
-        "tokenmill build, at work": _timed(built, result.working_seconds),
     }
-    return Comparison(ways=timed)
-
-
-def _timed(built: Counts, seconds: float) -> EncodingTime:
-    return EncodingTime(
-        documents=built.documents,
-        text_bytes=built.text_bytes,
-        tokens=built.tokens,
-        seconds=seconds,
-    )
+    for name, taken in (("start-up counted", result.seconds), ("at work", result.working_seconds)):
+        ways[f"tokenmill build, {name}"] = EncodingTime(
+            documents=built.documents,
+            text_bytes=built.text_bytes,
+            tokens=built.tokens,
+            seconds=taken,
+        )
+    return Comparison(ways)

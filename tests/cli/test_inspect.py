@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tokenmill.store.durable import seal, unseal
 
 from .conftest import Cli, in_terminal, write_corpus
 
@@ -76,6 +79,20 @@ def test_what_is_not_there_is_refused_with_what_is(
 ) -> None:
     outcome = cli("inspect", "store", *args, code=code)
     assert words in outcome.err.splitlines()[1]
+
+
+def test_words_of_a_manifest_that_are_not_known_are_shown_as_they_are(
+    cli: Cli, tmp_path: Path
+) -> None:
+    shutil.copytree(cli.folder / "store", tmp_path / "foreign")
+    manifest = tmp_path / "foreign" / "tokenmill.json"
+    members = unseal(manifest.read_bytes(), path=manifest)
+    config = {"format": "chat", "train_on": "nobody", "max_length": "many", "too_long": "fold"}
+    members["config"] = {**members["config"], **config}  # type: ignore[dict-item]
+    manifest.write_bytes(seal(members))
+    shown = " ".join(cli("inspect", tmp_path / "foreign").out.split())
+    assert "chats; train_on 'nobody', which is not known here" in shown
+    assert "at most 'many' tokens, too_long 'fold', which is not known here" in shown
 
 
 def test_a_folder_that_is_no_store_is_refused(cli: Cli) -> None:
