@@ -93,6 +93,10 @@ def test_words_of_a_manifest_that_are_not_known_are_shown_as_they_are(
     shown = " ".join(cli("inspect", tmp_path / "foreign").out.split())
     assert "chats; train_on 'nobody', which is not known here" in shown
     assert "at most 'many' tokens, too_long 'fold', which is not known here" in shown
+    manifest.write_bytes(seal(members | {"special_tokens": "keep"}))
+    for command in ("inspect", "verify"):
+        said = cli(command, tmp_path / "foreign", code=1)
+        assert "not known here: 'keep' is not a valid SpecialTokens" in said.err
 
 
 def test_a_folder_that_is_no_store_is_refused(cli: Cli) -> None:

@@ -19,9 +19,9 @@ from tokenmill.builder.encode import Encoding, RowEncoder
 from tokenmill.builder.plan import default_budget, max_document_bytes
 from tokenmill.builder.run import fields_of
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.base import SpecialTokens, TokenizerKind
+from tokenmill.engines.base import TokenizerKind
 from tokenmill.engines.describe import describe
-from tokenmill.engines.load import load_engine
+from tokenmill.engines.load import known_policy, load_engine
 from tokenmill.engines.locate import CHAT_TEMPLATE, find_tokenizer
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
@@ -51,10 +51,7 @@ class Remaker:
 
     def __init__(self, store: Store) -> None:
         identity = store.manifest.identity
-        kind, policy = (
-            TokenizerKind(identity.tokenizer.kind),
-            SpecialTokens(identity.special_tokens),
-        )
+        kind, policy = known_policy(identity.tokenizer.kind, identity.special_tokens)
         # The byte tokenizer has no files to be found.
         files = find_tokenizer(kind if kind is TokenizerKind.BYTES else str(store.tokenizer_dir))
         template = store.tokenizer_dir / CHAT_TEMPLATE

@@ -75,14 +75,23 @@ def load_engine(
     return CheckedEngine(reference, info=info, special_text=special_text, refusal=refusal)
 
 
+def known_policy(kind: str, special_tokens: str) -> tuple[TokenizerKind, SpecialTokens]:
+    """What a store says of its tokenizer; TokenizerError where this version does not know it."""
+    try:
+        return TokenizerKind(kind), SpecialTokens(special_tokens)
+    except ValueError as error:
+        raise TokenizerError(
+            f"the store says of its tokenizer what is not known here: {error}",
+            hint="open it with the version of tokenmill that wrote it",
+        ) from error
+
+
 def load_reference(kind: str, folder: PathLike[str], *, special_tokens: str) -> Engine:
     """The reference engine alone, of the tokenizer that is kept in a store's folder."""
+    known, policy = known_policy(kind, special_tokens)
     # The byte tokenizer has no files to be found.
-    return load_engine(
-        kind if kind == TokenizerKind.BYTES else folder,
-        choice=REFERENCES[TokenizerKind(kind)],
-        special_tokens=SpecialTokens(special_tokens),
-    ).reference
+    where = kind if known is TokenizerKind.BYTES else folder
+    return load_engine(where, choice=REFERENCES[known], special_tokens=policy).reference
 
 
 def _load_fast(
