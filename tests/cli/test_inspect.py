@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tokenmill.store.durable import seal, unseal
+from tokenmill.store.layout import seal, unseal
 
 from .conftest import Cli, in_terminal, write_corpus
 
