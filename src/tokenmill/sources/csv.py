@@ -233,17 +233,17 @@ class _HashingReader:
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1) -> bytes:
-        """At most so many bytes; none at the end."""
-        while not self._ready:
-            data = self._next(size)
+    def read(self, size: int) -> bytes:
+        """So many bytes, fewer only at the end: Arrow takes what it gets for a block."""
+        data = b"-"
+        while data and len(self._ready) < size:
+            data = self._next(size - len(self._ready))
             joined = self._begun + data
             whole = len(joined) if not data else _whole_characters(joined)
-            self._begun, self._ready = joined[whole:], joined[:whole]
-            if not is_utf8(self._ready) or _MARK in self._ready:
-                self.has_hidden, self._ready = True, _hidden(self._ready)
-            if not data:
-                break
+            self._begun, more = joined[whole:], joined[:whole]
+            if not is_utf8(more) or _MARK in more:
+                self.has_hidden, more = True, _hidden(more)
+            self._ready += more
         found, self._ready = self._ready[:size], self._ready[size:]
         return found
 
