@@ -35,6 +35,10 @@ class Shaping:
     rejects: list[Reject]
 
 
+_ENGINES: dict[tuple[str, ...], CheckedEngine] = {}
+"""By what they are made of: most tests use the same few tokenizers, and loading checks each."""
+
+
 class Press:
     """A shaper with its engine."""
 
@@ -49,7 +53,12 @@ class Press:
         files = find_tokenizer(tokenizer)
         if options.get("format", "chat") == "chat":
             files = with_template(files, None if chat_template is None else str(chat_template))
-        self.engine: CheckedEngine = load_engine(describe(files))
+        found = describe(files)
+        template = files.chat_template.read_text() if files.chat_template else ""
+        key = (found.fingerprint, repr(files), template)
+        if key not in _ENGINES:
+            _ENGINES[key] = load_engine(found)
+        self.engine = _ENGINES[key]
         shape = RowShape(**{"format": "chat"} | options)
         self.shaper = Shaper(shape, self.engine, eos=eos)
         self.shape, self.eos = shape, eos
