@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tokenmill.builder.plan import divide_budget, max_document_bytes
@@ -10,7 +12,7 @@ from tokenmill.diagnosis.measure import (
     smallest_near_best,
     worker_counts,
 )
-from tokenmill.diagnosis.values import SampleFacts, SweepPoint, WayResult
+from tokenmill.diagnosis.values import SampleFacts, WayResult
 
 SAMPLE = SampleFacts(
     files=1,
@@ -23,13 +25,17 @@ SAMPLE = SampleFacts(
 )
 
 
-def point(key: str, workers: int, rate: float, *, batch: int = 64, memory: int = 0) -> SweepPoint:
-    return SweepPoint(
+def point(key: str, workers: int, rate: int, *, batch: int = 64, memory: int = 0) -> WayResult:
+    return WayResult(
         key=key,
+        title=key,
+        engine="tokenizers",
+        in_loop=False,
+        feeds=True,
         workers=workers,
         batch=batch,
-        tokens_per_second=rate,
-        cpu_cores=1.0,
+        tokens=rate,
+        seconds=1.0,
         peak_memory_bytes=memory,
     )
 
@@ -57,31 +63,26 @@ def test_the_smallest_setting_that_is_nearly_the_best_wins() -> None:
 
 
 def test_memory_is_what_was_seen_and_some_more_in_round_numbers() -> None:
-    seen = point("build", 2, 1.0, memory=2 * 10**9)
+    seen = point("build", 2, 1, memory=2 * 10**9)
     assert memory_for(seen, sample=SAMPLE, tokenizer_bytes=10**6) == 2_500_000_000
 
 
 def test_memory_is_never_so_small_that_the_build_refuses_it() -> None:
-    budget = memory_for(point("build", 4, 1.0, memory=10**7), sample=SAMPLE, tokenizer_bytes=10**7)
+    budget = memory_for(point("build", 4, 1, memory=10**7), sample=SAMPLE, tokenizer_bytes=10**7)
     plan = divide_budget(budget, tokenizer_bytes=10**7, most_workers=4, least_workers=4)
     assert plan.workers == 4
 
 
 def test_memory_is_never_so_small_that_the_largest_document_is_rejected() -> None:
-    large = SampleFacts(
-        **{
-            **{name: getattr(SAMPLE, name) for name in SAMPLE.__slots__},
-            "largest_document_bytes": 3_000_000,
-        }
-    )
-    budget = memory_for(point("build", 1, 1.0, memory=10**8), sample=large, tokenizer_bytes=10**6)
+    large = dataclasses.replace(SAMPLE, largest_document_bytes=3_000_000)
+    budget = memory_for(point("build", 1, 1, memory=10**8), sample=large, tokenizer_bytes=10**6)
     assert max_document_bytes(budget) >= 3_000_000
 
 
 def test_a_recommendation_needs_a_build_that_was_measured() -> None:
-    assert recommend([point("pool", 1, 5.0)], sample=SAMPLE, tokenizer_bytes=1) is None
+    assert recommend([point("pool", 1, 5)], sample=SAMPLE, tokenizer_bytes=1) is None
     found = recommend(
-        [point("pool", 1, 5.0), point("pool", 2, 9.0), point("build", 2, 90.0, memory=10**9)],
+        [point("pool", 1, 5), point("pool", 2, 9), point("build", 2, 90, memory=10**9)],
         sample=SAMPLE,
         tokenizer_bytes=10**6,
     )
@@ -91,18 +92,7 @@ def test_a_recommendation_needs_a_build_that_was_measured() -> None:
 
 
 def test_settings_that_failed_are_left_out_and_each_is_there_once() -> None:
-    way = WayResult(
-        key="pool",
-        title="process pool",
-        engine="tokenizers",
-        in_loop=False,
-        feeds=True,
-        workers=2,
-        batch=64,
-        tokens=10,
-        seconds=1.0,
-    )
-    failed = WayResult(
-        **{**{name: getattr(way, name) for name in way.__slots__}, "workers": 4, "problem": "no"}
-    )
-    assert [found.workers for found in points([way, failed, way])] == [2]
+    way = point("pool", 2, 10)
+    failed = dataclasses.replace(way, workers=4, problem="no")
+    found = points([way, failed, way, point("loader", 1, 9), point("batched", 2, 5)])
+    assert [(each.key, each.workers) for each in found] == [("batched", 2), ("pool", 2)]

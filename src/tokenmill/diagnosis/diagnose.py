@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,15 @@ from tokenmill.diagnosis.measure import (
     measure_all,
     usable_cores,
 )
-from tokenmill.diagnosis.values import Diagnosis, Machine, Verdict, findings, read_evidence
+from tokenmill.diagnosis.values import (
+    Diagnosis,
+    Evidence,
+    Machine,
+    Verdict,
+    findings,
+    read_evidence,
+)
+from tokenmill.engines.describe import describe
 from tokenmill.errors import UsageError
 from tokenmill.files import shown
 from tokenmill.options import DiagnoseOptions, with_options
@@ -25,8 +34,7 @@ from tokenmill.words import compact, count, format_size, listed, spoken, times
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tokenmill.diagnosis.measure import Measurements
-    from tokenmill.diagnosis.values import Demand, Evidence, SampleFacts, WayResult
+    from tokenmill.diagnosis.values import Demand, SampleFacts, WayResult
 
 
 # -------------------------------------------------------------------------------------------------
@@ -178,16 +186,11 @@ def _no_need(
 def _loader_feeds(verdict: Verdict | None) -> list[str]:
     if verdict is None:
         return []
-    feeds = (
-        f"From tokens on disk, tokenmill.Loader feeds {compact(verdict.feeds_tokens_per_second)}"
-    )
+    feeds = compact(verdict.feeds_tokens_per_second)
+    feeds = f"From tokens on disk, tokenmill.Loader feeds {feeds}"
     if verdict.state == STARVED:
-        return [
-            (
-                f"{feeds} tokens/s here: that too is {times(verdict.times_too_slow)} too slow. More"
-                " cores are needed, whatever the way."
-            )
-        ]
+        slow = f"that too is {times(verdict.times_too_slow)} too slow"
+        return [f"{feeds} tokens/s here: {slow}. More cores are needed, whatever the way."]
     return [f"{feeds} tokens/s, {times(1 / verdict.times_too_slow)} what is needed."]
 
 
@@ -254,17 +257,30 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
     `inputs` may be left out. `report` writes the HTML page.
     """
     check_known(options)
-    page = None if options.report is None else _writable(Path(options.report))
+    page = None if options.report is None else Path(options.report)
+    # Better known before a minute of measuring.
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        raise UsageError(
+            f"no report can be written to {str(page)!r}",
+            hint="name a file in a folder that exists, such as --report report.html",
+        )
     evidence = read_evidence(stalls=options.stalls, run=options.run, timeline=options.timeline)
+    machine = Machine(
+        cores=usable_cores(),
+        memory_bytes=usable_memory(),
+        cpu=_cpu_name(),
+        python=platform.python_version(),
+        tokenmill=__version__,
+    )
+    found = Diagnosis(machine=machine, advice=tuple(findings(evidence)), evidence=evidence)
     if options.texts:
-        if options.tokenizer is None:
-            raise UsageError(
-                "text alone cannot be timed: the tokenizer is missing",
-                hint="name it: --tokenizer tokenizer.json",
-            )
-        found = _conclude(options, measure_all(options), evidence)
-    else:
-        found = _evidence_alone(evidence)
+        found = _measured(options, found)
+    elif evidence == Evidence():
+        raise UsageError(
+            "there is nothing to diagnose",
+            hint="name text and a tokenizer: tokenmill diagnose data.jsonl --tokenizer T; "
+            "or a run: tokenmill diagnose --run run/ --report report.html",
+        )
     if page is not None:
         from tokenmill.diagnosis.page import write_report
 
@@ -272,74 +288,42 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
     return found
 
 
-def _writable(report: Path) -> Path:
-    """The path, if a file can lie there: better known before a minute of measuring."""
-    if report.is_dir() or not report.absolute().parent.is_dir():
+def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
+    """With what the ways reached, and what it means."""
+    if options.tokenizer is None:
         raise UsageError(
-            f"no report can be written to {str(report)!r}",
-            hint="name a file in a folder that exists, such as --report report.html",
+            "text alone cannot be timed: the tokenizer is missing",
+            hint="name it: --tokenizer tokenizer.json",
         )
-    return report
-
-
-def _conclude(options: DiagnoseOptions, measured: Measurements, evidence: Evidence) -> Diagnosis:
-    cores = usable_cores()
-    needs = demands(options, vocab_size=measured.info.vocab_size)
-    verdicts = judge_all(measured.ways, needs, cores=cores)
-    return Diagnosis(
+    info, cores = describe(str(options.tokenizer)), found.machine.cores
+    measured = measure_all(options, info)
+    ways, sample = measured["ways"], measured["sample"]
+    needs = demands(options, vocab_size=info.vocab_size)
+    verdicts = judge_all(ways, needs, cores=cores)
+    by_key = {way.key: way for way in ways}
+    if len(needs) == 1:
+        said = conclusion(needs[0], ways, verdicts)
+    else:
+        said = [line_for(need, ways, verdicts) for need in needs]
+    advice = (
+        *said,
+        *disturbance(ways, cores=cores),
+        *little_text(sample),
+        *cost_of_building(by_key.get("build"), sample),
+        *seams(by_key.get("joined")),
+        *failures(ways),
+        *eos_note(info),
+        *found.advice,
+    )
+    return dataclasses.replace(
+        found,
+        **measured,
         inputs=tuple(map(shown, options.texts)),
         tokenizer=str(options.tokenizer),
-        machine=machine(),
-        sample=measured.sample,
-        lengths=measured.lengths,
         demands=needs,
-        ways=measured.ways,
         verdicts=verdicts,
-        sweep=measured.sweep,
-        recommendation=measured.recommendation,
-        advice=tuple(_words(needs, verdicts, measured) + findings(evidence)),
-        commands=fix_commands(options, measured.info, measured.recommendation),
-        evidence=evidence,
-    )
-
-
-def _words(
-    needs: Sequence[Demand], verdicts: Sequence[Verdict], measured: Measurements
-) -> list[str]:
-    by_key = {way.key: way for way in measured.ways}
-    if len(needs) == 1:
-        said = conclusion(needs[0], measured.ways, verdicts)
-    else:
-        said = [line_for(need, measured.ways, verdicts) for need in needs]
-    return [
-        *said,
-        *disturbance(measured.ways, cores=usable_cores()),
-        *little_text(measured.sample),
-        *cost_of_building(by_key.get("build"), measured.sample),
-        *seams(by_key.get("joined")),
-        *failures(measured.ways),
-        *eos_note(measured.info),
-    ]
-
-
-def _evidence_alone(evidence: Evidence) -> Diagnosis:
-    if not evidence:
-        raise UsageError(
-            "there is nothing to diagnose",
-            hint="name text and a tokenizer: tokenmill diagnose data.jsonl --tokenizer T; "
-            "or a run: tokenmill diagnose --run run/ --report report.html",
-        )
-    return Diagnosis(machine=machine(), advice=tuple(findings(evidence)), evidence=evidence)
-
-
-def machine() -> Machine:
-    """This machine, in a few facts."""
-    return Machine(
-        cores=usable_cores(),
-        memory_bytes=usable_memory(),
-        cpu=_cpu_name(),
-        python=platform.python_version(),
-        tokenmill=__version__,
+        advice=advice,
+        commands=fix_commands(options, info, measured["recommendation"]),
     )
 
 

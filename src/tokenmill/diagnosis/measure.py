@@ -7,6 +7,7 @@ so the pause between two looks is long beside the look.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -16,10 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -30,10 +30,9 @@ from tokenmill.builder.plan import (
     max_document_bytes,
     usable_memory,
 )
-from tokenmill.diagnosis.values import Demand, Recommendation, SweepPoint, WayResult
+from tokenmill.diagnosis.values import Demand, Recommendation, WayResult
 from tokenmill.diagnosis.ways import WAYS, WayJob, store_path, take_sample
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.describe import describe
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import resolve_eos
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
@@ -45,7 +44,7 @@ from tokenmill.trainer.options import PEAKS, PRESETS, preset
 from tokenmill.words import compact, count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tokenmill.diagnosis.values import SampleFacts
     from tokenmill.engines.base import TokenizerInfo
@@ -67,12 +66,6 @@ _BOOT = (
 
 def run_way(job: WayJob) -> WayResult:
     """Carry out the job; what goes wrong in it is told by the result."""
-    result, memory = _run(job)
-    peak = max((num_bytes for _, num_bytes in memory), default=0)
-    return dataclasses.replace(result, peak_memory_bytes=peak, memory=thin(memory))
-
-
-def _run(job: WayJob) -> tuple[WayResult, list[tuple[float, int]]]:
     with tempfile.TemporaryDirectory(dir=job.folder) as folder, tempfile.TemporaryFile() as err:
         told, answer = Path(folder) / "job.json", Path(folder) / "result.json"
         told.write_text(json.dumps(dataclasses.asdict(job)))
@@ -85,10 +78,20 @@ def _run(job: WayJob) -> tuple[WayResult, list[tuple[float, int]]]:
         try:
             memory = _watch(process)
         finally:
-            _end(process)
+            if process.poll() is None:
+                for member in reversed(tree(process)):
+                    with contextlib.suppress(psutil.Error):
+                        member.kill()
+            process.wait()
         if answer.exists():
-            return WayResult(**json.loads(answer.read_text())), memory
-        return job.failed(_reason(process, err)), memory
+            result = WayResult(**json.loads(answer.read_text()))
+        else:
+            err.seek(0)
+            lines = err.read().decode("utf-8", errors="replace").strip().splitlines()
+            said = f": {lines[-1]}" if lines else ""
+            result = job.failed(f"its process ended with exit code {process.returncode}{said}")
+    peak = max((num_bytes for _, num_bytes in memory), default=0)
+    return dataclasses.replace(result, peak_memory_bytes=peak, memory=thin(memory))
 
 
 def _watch(process: psutil.Popen) -> list[tuple[float, int]]:
@@ -111,23 +114,6 @@ def thin(points: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
     )
 
 
-def _end(process: psutil.Popen) -> None:
-    if process.poll() is None:
-        for member in reversed(tree(process)):
-            try:
-                member.kill()
-            except psutil.Error:
-                continue
-    process.wait()
-
-
-def _reason(process: psutil.Popen, err: IO[bytes]) -> str:
-    err.seek(0)
-    lines = err.read().decode("utf-8", errors="replace").strip().splitlines()
-    said = f": {lines[-1]}" if lines else ""
-    return f"its process ended with exit code {process.returncode}{said}"
-
-
 # -------------------------------------------------------------------------------------------------
 # Several worker counts and batch sizes, and which of them to use on this machine.
 
@@ -140,69 +126,77 @@ ROUND_TO = 250 * 10**6
 
 def worker_counts(cores: int) -> tuple[int, ...]:
     """1, 2, 4 ... and the cores themselves."""
-    counts = {cores}
-    count = 1
-    while count < cores:
-        counts.add(count)
-        count *= 2
-    return tuple(sorted(counts))
+    return (*(1 << power for power in range((cores - 1).bit_length())), cores)
 
 
 def sweep_jobs(job: WayJob, *, cores: int) -> list[WayJob]:
     """What is to be tried beside the ways as they were measured."""
     settings = [("batched", cores, batch) for batch in BATCHES]
-    settings += [("pool", workers, job.batch) for workers in worker_counts(cores)]
-    settings += [("build", workers, job.batch) for workers in worker_counts(cores)]
+    settings += [(way, n, job.batch) for way in ("pool", "build") for n in worker_counts(cores)]
     return [
         dataclasses.replace(job, way=way, workers=workers, batch=batch)
         for way, workers, batch in settings
     ]
 
 
-def points(results: Iterable[WayResult]) -> tuple[SweepPoint, ...]:
+def points(results: Iterable[WayResult]) -> tuple[WayResult, ...]:
     """The settings that could be measured, each once."""
+    order = [*WAYS]
     found = {
-        (result.key, result.workers, result.batch): SweepPoint(
-            **{each.name: getattr(result, each.name) for each in dataclasses.fields(SweepPoint)}
-        )
+        (order.index(result.key), result.workers, result.batch): result
         for result in results
-        if result.problem is None
+        if result.problem is None and result.key in SWEPT
     }
-    order = list(dict.fromkeys(key for key, _, _ in found))
-    return tuple(
-        found[setting] for setting in sorted(found, key=lambda s: (order.index(s[0]), s[1], s[2]))
-    )
+    return tuple(found[setting] for setting in sorted(found))
 
 
 def recommend(
-    swept: Sequence[SweepPoint], *, sample: SampleFacts, tokenizer_bytes: int
+    swept: Sequence[WayResult], *, sample: SampleFacts, tokenizer_bytes: int
 ) -> Recommendation | None:
     """The smallest settings within a few percent of the best; None without a build."""
-    build = smallest_near_best([point for point in swept if point.key == "build"])
+    build, pool, batch = (
+        smallest_near_best([point for point in swept if point.key == key])
+        for key in ("build", "pool", "batched")
+    )
     if build is None:
         return None
-    pool = smallest_near_best([point for point in swept if point.key == "pool"])
-    batch = smallest_near_best([point for point in swept if point.key == "batched"])
     memory = memory_for(build, sample=sample, tokenizer_bytes=tokenizer_bytes)
+    near = f"tokens/s, the smallest within {1 - NEAR_BEST:.0%} of the best"
+    peak, largest = build.peak_memory_bytes, sample.largest_document_bytes
+    reasons = [
+        f"tokenmill build --workers {build.workers}: {compact(build.tokens_per_second)} {near}",
+        (f"--memory {memory // 10**6}MB: {format_size(peak)} were used at the peak, and the largest"
+        f" document seen has {format_size(largest)}"),
+    ]
+    if memory > default_budget():
+        reasons.append(
+            f"that is more than a quarter of this machine ({format_size(default_budget())}),"
+            " which a build takes by itself"
+        )
+    if pool is not None:
+        workers = count(pool.workers, "worker")
+        reasons.append(f"a process pool: {workers}, {compact(pool.tokens_per_second)} {near}")
+    if batch is not None:
+        samples = f"{count(batch.batch, 'sample')} a call"
+        speed = compact(batch.tokens_per_second)
+        reasons.append(f"batches in the loop: {samples}, {speed} {near}")
     return Recommendation(
         build_workers=build.workers,
         build_memory_bytes=memory,
         pool_workers=None if pool is None else pool.workers,
         batch=None if batch is None else batch.batch,
-        reasons=tuple(_reasons(build, pool, batch, memory=memory, sample=sample)),
+        reasons=tuple(reasons),
     )
 
 
-def smallest_near_best(tried: Sequence[SweepPoint]) -> SweepPoint | None:
+def smallest_near_best(tried: Sequence[WayResult]) -> WayResult | None:
     """The setting with the fewest workers and the smallest batch that is nearly the best."""
-    if not tried:
-        return None
-    enough = NEAR_BEST * max(point.tokens_per_second for point in tried)
+    enough = NEAR_BEST * max((point.tokens_per_second for point in tried), default=0.0)
     near = [point for point in tried if point.tokens_per_second >= enough]
-    return min(near, key=lambda point: (point.workers, point.batch))
+    return min(near, key=lambda point: (point.workers, point.batch), default=None)
 
 
-def memory_for(build: SweepPoint, *, sample: SampleFacts, tokenizer_bytes: int) -> int:
+def memory_for(build: WayResult, *, sample: SampleFacts, tokenizer_bytes: int) -> int:
     """A budget for a build: what was seen and some more, and never one that rejects documents."""
     wanted = round(SPARE * build.peak_memory_bytes)
     while True:
@@ -216,50 +210,12 @@ def memory_for(build: SweepPoint, *, sample: SampleFacts, tokenizer_bytes: int) 
 
 
 def _fits(budget: int, workers: int, tokenizer_bytes: int) -> bool:
+    limits = {"most_workers": workers, "least_workers": workers}
     try:
-        divide_budget(
-            budget,
-            tokenizer_bytes=tokenizer_bytes,
-            most_workers=workers,
-            least_workers=workers,
-        )
+        divide_budget(budget, tokenizer_bytes=tokenizer_bytes, **limits)
     except MemoryBudgetError:
         return False
     return True
-
-
-def _reasons(
-    build: SweepPoint,
-    pool: SweepPoint | None,
-    batch: SweepPoint | None,
-    *,
-    memory: int,
-    sample: SampleFacts,
-) -> Iterable[str]:
-    near = f"the smallest within {1 - NEAR_BEST:.0%} of the best"
-    yield (
-        f"tokenmill build --workers {build.workers}: {compact(build.tokens_per_second)} tokens/s,"
-        f" {near}"
-    )
-    yield (
-        f"--memory {memory // 10**6}MB: {format_size(build.peak_memory_bytes)} were used at the"
-        f" peak, and the largest document seen has {format_size(sample.largest_document_bytes)}"
-    )
-    if memory > default_budget():
-        yield (
-            f"that is more than a quarter of this machine ({format_size(default_budget())}),"
-            " which a build takes by itself"
-        )
-    if pool is not None:
-        yield (
-            f"a process pool: {count(pool.workers, 'worker')},"
-            f" {compact(pool.tokens_per_second)} tokens/s, {near}"
-        )
-    if batch is not None:
-        yield (
-            f"batches in the loop: {count(batch.batch, 'sample')} a call,"
-            f" {compact(batch.tokens_per_second)} tokens/s, {near}"
-        )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -270,18 +226,6 @@ ALONE = ("one-by-one", "joined", "loader")
 """Ways that are one thread, whatever the number of workers."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurements:
-    """What was found."""
-
-    info: TokenizerInfo
-    sample: SampleFacts
-    lengths: Lengths | None
-    ways: tuple[WayResult, ...]
-    sweep: tuple[SweepPoint, ...]
-    recommendation: Recommendation | None
-
-
 def usable_cores() -> int:
     """Cores that this process may use, threads of a core counted one by one."""
     if hasattr(os, "sched_getaffinity"):
@@ -289,10 +233,10 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def measure_all(request: DiagnoseOptions) -> Measurements:
-    """Measure everything that was asked for."""
-    info = describe(str(request.tokenizer))
-    _check_loads(info)
+def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]:
+    """Measure everything that was asked for, by the names that a `Diagnosis` has."""
+    # Fail here and with its own words, not once in every way.
+    load_engine(info, choice=REFERENCES[info.kind])
     with tempfile.TemporaryDirectory(prefix="tokenmill-diagnose-") as folder:
         base = WayJob(
             way="",
@@ -304,7 +248,14 @@ def measure_all(request: DiagnoseOptions) -> Measurements:
             seconds=request.seconds,
             seq_len=request.seq_len,
         )
-        jobs = _way_jobs(base, build_workers=request.workers or physical_cores())
+        build_workers = request.workers or physical_cores()
+        # The build comes before the loader, which reads what it wrote.
+        workers = {"build": build_workers, "loader": build_workers}
+        jobs = [
+            dataclasses.replace(base, way=way, workers=workers.get(way, base.workers))
+            for way in WAYS
+            if way != "dataloader" or find_spec("torch") is not None
+        ]
         swept = sweep_jobs(base, cores=base.workers) if request.sweep else []
         more = [job for job in swept if job not in jobs]
         numbers = itertools.count(1)
@@ -312,6 +263,12 @@ def measure_all(request: DiagnoseOptions) -> Measurements:
         def tell(what: str) -> None:
             if request.on_step is not None:
                 request.on_step(next(numbers), 1 + len(jobs) + len(more), what)
+
+        def run(job: WayJob) -> WayResult:
+            setting = "" if job.way in ALONE else f", {count(job.workers, 'worker')}"
+            batch = f", {count(job.batch, 'sample')} a call" if job.way == "batched" else ""
+            tell(f"{WAYS[job.way].title}{setting}{batch}")
+            return run_way(job)
 
         tell("reading a sample")
         sample = take_sample(
@@ -321,69 +278,36 @@ def measure_all(request: DiagnoseOptions) -> Measurements:
             text_field=request.text_field,
             separator=request.separator,
         )
-        ways = tuple(_measuring_run(job, tell) for job in jobs)
-        tried = (
-            points([*ways, *(_measuring_run(job, tell) for job in more)]) if request.sweep else ()
-        )
-        return Measurements(
-            info=info,
-            sample=sample,
-            lengths=_lengths(folder, ways),
-            ways=ways,
-            sweep=tuple(point for point in tried if point.key in SWEPT),
-            recommendation=recommend(
-                tried,
-                sample=sample,
-                tokenizer_bytes=sum(path.stat().st_size for path in info.files.values()),
-            ),
-        )
-
-
-def _check_loads(info: TokenizerInfo) -> None:
-    """Fail here and with its own words, not once in every way."""
-    load_engine(info, choice=REFERENCES[info.kind])
-
-
-def _way_jobs(base: WayJob, *, build_workers: int) -> list[WayJob]:
-    """A job for each way; the build comes before the loader, which reads what it wrote."""
-    workers = {"build": build_workers, "loader": build_workers}
-    return [
-        dataclasses.replace(base, way=way, workers=workers.get(way, base.workers))
-        for way in WAYS
-        if way != "dataloader" or find_spec("torch") is not None
-    ]
-
-
-def _measuring_run(job: WayJob, tell: Callable[[str], None]) -> WayResult:
-    setting = "" if job.way in ALONE else f", {count(job.workers, 'worker')}"
-    batch = f", {count(job.batch, 'sample')} a call" if job.way == "batched" else ""
-    tell(f"{WAYS[job.way].title}{setting}{batch}")
-    return run_way(job)
+        ways = tuple(map(run, jobs))
+        tried = points([*ways, *map(run, more)]) if request.sweep else ()
+        size = sum(path.stat().st_size for path in info.files.values())
+        return {
+            "sample": sample,
+            "lengths": _lengths(folder, ways),
+            "ways": ways,
+            "sweep": tried,
+            "recommendation": recommend(tried, sample=sample, tokenizer_bytes=size),
+        }
 
 
 def _lengths(folder: str, ways: tuple[WayResult, ...]) -> Lengths | None:
     """Tokens per document of the sample, from the store that the build made of it."""
-    build = next((way for way in ways if way.key == "build" and way.problem is None), None)
-    if build is None:
-        return None
-    store = Store(store_path(folder, workers=build.workers))
-    return measure_lengths(
-        store.map_shard(shard).index.lengths for shard in range(len(store.shards))
-    )
+    for way in ways:
+        if way.key == "build" and way.problem is None:
+            store = Store(store_path(folder, workers=way.workers))
+            shards = range(len(store.shards))
+            return measure_lengths(store.map_shard(shard).index.lengths for shard in shards)
+    return None
 
 
 # -------------------------------------------------------------------------------------------------
 # What a GPU takes: as given, or estimated from the model's size and the GPU's peak.
 #
-#   | tokens/s = peak FLOP/s x share of it that is used (MFU) / FLOPs of one token
+# Tokens/s are peak FLOP/s x share of it that is used (MFU) / FLOPs of one token.
 #
 # It is an estimate of a training that is not limited by its input, and no more exact than the MFU,
 # which the user may set. Peaks are the vendors' figures for dense bfloat16, or fp16 where there is
 # none.
-
-DEFAULT_GPU = "H200"
-DEFAULT_MFU = 0.4
-DEFAULT_SEQ_LEN = 1024
 
 
 def check_known(options: DiagnoseOptions) -> None:

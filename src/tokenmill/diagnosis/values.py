@@ -157,18 +157,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SweepPoint:
-    """One setting that was tried."""
-
-    key: str
-    workers: int
-    batch: int
-    tokens_per_second: float
-    cpu_cores: float
-    peak_memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Recommendation:
     """Settings for this machine: the smallest within a few percent of the best."""
 
@@ -192,7 +180,8 @@ class Diagnosis:
     demands: tuple[Demand, ...] = ()
     ways: tuple[WayResult, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    sweep: tuple[SweepPoint, ...] = ()
+    sweep: tuple[WayResult, ...] = ()
+    """The settings that were tried."""
     recommendation: Recommendation | None = None
     advice: tuple[str, ...]
     commands: tuple[str, ...] = ()
@@ -203,7 +192,7 @@ class Diagnosis:
 # -------------------------------------------------------------------------------------------------
 # What a user brings along: a stall report, the metrics of a training, the time line of a build.
 #
-# They are read, summed up in a sentence or two, and drawn in the report.
+# Each is summed up in a sentence or two, and drawn in the report.
 
 METRICS = "metrics.jsonl"
 FINE_SHARE = 0.01
@@ -234,38 +223,23 @@ class Evidence:
     run: RunMetrics | None = None
     timeline: Timeline | None = None
 
-    def __bool__(self) -> bool:
-        return any(each is not None for each in (self.stalls, self.run, self.timeline))
 
-
-def read_evidence(
-    *,
-    stalls: str | os.PathLike[str] | None = None,
-    run: str | os.PathLike[str] | None = None,
-    timeline: str | os.PathLike[str] | None = None,
-) -> Evidence:
-    """Read the files that were named."""
-    return Evidence(
-        stalls=None if stalls is None else read_stalls(Path(stalls)),
-        run=None if run is None else read_run(Path(run)),
-        timeline=None if timeline is None else read_timeline(timeline),
-    )
+def read_evidence(**files: str | os.PathLike[str] | None) -> Evidence:
+    """Read the files that were named: `stalls`, `run` and `timeline`."""
+    read: dict[str, Any] = {"stalls": read_stalls, "run": read_run, "timeline": read_timeline}
+    return Evidence(**{name: read[name](Path(file)) for name, file in files.items() if file})
 
 
 def read_stalls(path: Path) -> StallReport:
     """A report that a StallMeter's `as_json` was written to."""
+    hint = "write one with: json.dump(meter.report().as_json(), file)"
     try:
         members = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"the stall report {str(path)!r} cannot be read: {error}",
-            hint="write one with: json.dump(meter.report().as_json(), file)",
-        ) from error
+        problem = f"the stall report {str(path)!r} cannot be read: {error}"
+        raise UsageError(problem, hint=hint) from error
     if not isinstance(members, dict):
-        raise UsageError(
-            f"{str(path)!r} is JSON, but no report of a StallMeter",
-            hint="write one with: json.dump(meter.report().as_json(), file)",
-        )
+        raise UsageError(f"{str(path)!r} is JSON, but no report of a StallMeter", hint=hint)
     return StallReport.from_json(members)
 
 
@@ -302,35 +276,25 @@ def findings(evidence: Evidence) -> list[str]:
     if evidence.stalls is not None:
         said.append(f"Stall report: {evidence.stalls.describe().splitlines()[0]}.")
     if evidence.run is not None:
-        said += _run_findings(evidence.run)
-    if evidence.timeline is not None:
-        said.append(_timeline_finding(evidence.timeline))
+        parts, run = [], evidence.run
+        if rates := [rate for _, rate in run.series("tokens_per_second")]:
+            parts.append(f"{compact(statistics.median(rates))} tokens/s")
+        if shares := [share for _, share in run.series("wait_share")]:
+            waits = statistics.fmean(shares)
+            word = "not starved" if waits <= FINE_SHARE else "starved"
+            parts.append(f"{waits:.1%} of the time waiting for data ({word})")
+        if losses := run.series("loss"):
+            parts.append(f"loss {losses[-1][1]:.3f} at step {losses[-1][0]:,.0f}")
+        said += [f"Training run: {', '.join(parts)}."] if parts else []
+    if (timeline := evidence.timeline) is not None:
+        runs = len(timeline.segments)
+        parts = [spoken(timeline.seconds) + (f" in {runs} runs" if runs > 1 else "")]
+        if seen := [segment for segment in timeline.segments if len(segment)]:
+            peak = max(float(np.nanmax(segment.memory_bytes)) for segment in seen)
+            busy = statistics.fmean(float(np.nanmean(segment.cpu_percent)) for segment in seen)
+            parts += [f"{format_size(peak)} of memory at most", f"cores {busy:.0f}% busy"]
+        said.append(f"Build: {', '.join(parts)}.")
     return said
-
-
-def _run_findings(run: RunMetrics) -> list[str]:
-    said = []
-    if rates := [rate for _, rate in run.series("tokens_per_second")]:
-        said.append(f"{compact(statistics.median(rates))} tokens/s")
-    if shares := [share for _, share in run.series("wait_share")]:
-        waits = statistics.fmean(shares)
-        word = "not starved" if waits <= FINE_SHARE else "starved"
-        said.append(f"{waits:.1%} of the time waiting for data ({word})")
-    if losses := run.series("loss"):
-        said.append(f"loss {losses[-1][1]:.3f} at step {losses[-1][0]:,.0f}")
-    return [f"Training run: {', '.join(said)}."] if said else []
-
-
-def _timeline_finding(timeline: Timeline) -> str:
-    """How long a build took, what it used at most, and how busy the cores were."""
-    runs = len(timeline.segments)
-    parts = [spoken(timeline.seconds) + (f" in {runs} runs" if runs > 1 else "")]
-    seen = [segment for segment in timeline.segments if len(segment)]
-    if seen:
-        peak = max(float(np.nanmax(segment.memory_bytes)) for segment in seen)
-        busy = statistics.fmean(float(np.nanmean(segment.cpu_percent)) for segment in seen)
-        parts += [f"{format_size(peak)} of memory at most", f"cores {busy:.0f}% busy"]
-    return f"Build: {', '.join(parts)}."
 
 
 def _is_number(value: object) -> bool:
@@ -344,8 +308,8 @@ SCHEMA = "tokenmill.diagnosis/1"
 
 
 def as_json(found: Diagnosis) -> dict[str, Any]:
-    """For json.dumps: every number, and what follows from them."""
-    members = dataclasses.asdict(dataclasses.replace(found, evidence=Evidence()))
+    """For json.dumps: every number, and what follows from them; of the evidence a summary."""
+    members = dataclasses.asdict(dataclasses.replace(found, evidence=Evidence(), sweep=()))
     for demand, need in zip(members["demands"], found.demands, strict=True):
         demand["total_tokens_per_second"] = need.total
     for each, way in zip(members["ways"], found.ways, strict=True):
@@ -354,24 +318,19 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
         # A way that feeds nothing is infinitely too slow, which JSON has no number for.
         if verdict["times_too_slow"] == float("inf"):
             verdict["times_too_slow"] = None
-    return {"schema": SCHEMA, **members, "evidence": _evidence(found.evidence)}
-
-
-def _evidence(evidence: Evidence) -> dict[str, Any]:
-    """What was brought along, summed up; the files themselves have the rest."""
-    stalls, run, timeline = evidence.stalls, evidence.run, evidence.timeline
-    return {
-        "stalls": None
-        if stalls is None
-        else {
-            name: getattr(stalls, name)
-            for name in ("steps", "wait_share", "p50_ms", "p99_ms", "max_ms", "first_wait_ms")
-        },
-        "run": None
-        if run is None
-        else {"path": run.path, "lines": len(run.lines), "bad_lines": run.bad_lines},
-        "timeline": None
-        if timeline is None
-        else {"path": timeline.path, "runs": len(timeline.segments), "seconds": timeline.seconds},
-        "findings": findings(evidence),
+    tried = ("key", "workers", "batch", "tokens_per_second", "cpu_cores", "peak_memory_bytes")
+    members["sweep"] = [_members(point, *tried) for point in found.sweep]
+    stalls, run, timeline = (getattr(found.evidence, name) for name in members["evidence"])
+    waits = ("steps", "wait_share", "p50_ms", "p99_ms", "max_ms", "first_wait_ms")
+    members["evidence"] = {
+        "stalls": stalls and _members(stalls, *waits),
+        "run": run and {**_members(run, "path", "bad_lines"), "lines": len(run.lines)},
+        "timeline": timeline
+        and {**_members(timeline, "path", "seconds"), "runs": len(timeline.segments)},
+        "findings": findings(found.evidence),
     }
+    return {"schema": SCHEMA, **members}
+
+
+def _members(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}

@@ -1,9 +1,9 @@
 """The ways people get tokens into a training loop.
 
     one-by-one   the tokenizer is called for each sample, in the loop
-    batched      the same with many samples in a call
+    batched      the same with many samples in a call, which lets the package use every core
     joined       many samples joined into one long string, encoded, and split again
-    pool         a multiprocessing.Pool whose workers tokenize
+    pool         a multiprocessing.Pool whose workers tokenize, fed by `imap`
     dataloader   a torch DataLoader whose workers tokenize
     build        `tokenmill build`: the cost, paid once
     loader       `tokenmill.Loader` on the store that it made
@@ -27,7 +27,7 @@ import traceback
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -63,41 +63,8 @@ if TYPE_CHECKING:
     from tokenmill.loader.batch import Batch
     from tokenmill.records import RowBatch
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WayKind:
-    """What is known of a way before it runs."""
-
-    title: str
-    in_loop: bool = False
-    feeds: bool = True
-
-
-WAYS = {
-    "one-by-one": WayKind(title="one sample at a time", in_loop=True),
-    "batched": WayKind(title="in batches", in_loop=True),
-    "joined": WayKind(title="joined and split again", in_loop=True),
-    "pool": WayKind(title="process pool"),
-    "dataloader": WayKind(title="DataLoader workers"),
-    "build": WayKind(title="tokenmill build, once", feeds=False),
-    "loader": WayKind(title="tokenmill Loader"),
-}
-
-
-def way_function(key: str) -> Callable[[WayJob], WayResult]:
-    """What carries out a way; its module is imported only now."""
-    if key == "dataloader":
-        from tokenmill.diagnosis.dataloader import measure
-
-        return measure
-    return {
-        "one-by-one": measure_one_by_one,
-        "batched": measure_batched,
-        "joined": measure_joined,
-        "pool": measure_pool,
-        "build": measure_build,
-        "loader": measure_loader,
-    }[key]
+    Ids = NDArray[np.uint32]
+    Encode = Callable[[list[str]], int]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -124,21 +91,33 @@ def take_sample(
         raise UsageError("a sample of no bytes measures nothing", hint="use --sample-mb 32")
     options = SourceOptions(text_field=text_field, separator=separator, batch_bytes=BATCH_BYTES)
     files = discover(inputs, options).files
-    step = max(1, len(files) // SAMPLED_FILES)
-    chosen = files[::step][:SAMPLED_FILES]
+    chosen = files[:: max(1, len(files) // SAMPLED_FILES)][:SAMPLED_FILES]
     documents: list[bytes] = []
     rejected = 0
     for file in chosen:
-        found, refused = _read(file, options, most_bytes=max(1, most_bytes // len(chosen)))
-        documents += found
-        rejected += refused
+        room = max(1, most_bytes // len(chosen))
+        for batch in _batches(file, options):
+            rejected += len(batch.rejects)
+            for index in range(len(batch.texts)):
+                if room > 0 and (document := batch.texts.bytes_at(index)):
+                    documents.append(document)
+                    room -= len(document)
+            if room <= 0:
+                break
     if not documents:
+        names = ", ".join(repr(shown(str(each))) for each in inputs[:3])
+        more = " ..." if len(inputs) > 3 else ""
         why = f"{rejected:,} rows cannot be used, and no other" if rejected else "no row"
         raise SourceError(
-            f"there is no text to measure in {_names(inputs)}: {why} has text in it",
+            f"there is no text to measure in {names}{more}: {why} has text in it",
             hint=f"check the file; the text is looked for under --text-field {text_field}",
         )
-    _keep(documents, folder)
+    kept = TextBatch.from_texts(documents)
+    kept.data.tofile(folder / _DATA)
+    np.save(folder / _OFFSETS, kept.offsets)
+    with (folder / LINES).open("w", encoding="utf-8", newline="\n") as lines:
+        for document in documents:
+            lines.write(json.dumps({"text": document.decode()}, ensure_ascii=False) + "\n")
     return SampleFacts(
         files=sum(len(file.members) or 1 for file in files),
         input_bytes=sum(file.size for file in files),
@@ -150,28 +129,6 @@ def take_sample(
     )
 
 
-def load_sample(folder: Path) -> list[str]:
-    """The documents of a sample that was kept."""
-    offsets = np.load(folder / _OFFSETS)
-    return TextBatch(np.fromfile(folder / _DATA, np.uint8), offsets).texts()
-
-
-def _read(file: SourceFile, options: SourceOptions, *, most_bytes: int) -> tuple[list[bytes], int]:
-    """Documents from the beginning of a file, and rows that could not be used."""
-    documents: list[bytes] = []
-    rejected = taken = 0
-    for batch in _batches(file, options):
-        rejected += len(batch.rejects)
-        for index in range(len(batch.texts)):
-            document = batch.texts.bytes_at(index)
-            if document:
-                documents.append(document)
-                taken += len(document)
-            if taken >= most_bytes:
-                return documents, rejected
-    return documents, rejected
-
-
 def _batches(file: SourceFile, options: SourceOptions) -> Iterator[RowBatch]:
     with closing(open_source(file, options)) as source:
         for unit in plan_units(file, options):
@@ -180,24 +137,14 @@ def _batches(file: SourceFile, options: SourceOptions) -> Iterator[RowBatch]:
             yield from source.read(unit)
 
 
-def _keep(documents: Sequence[bytes], folder: Path) -> None:
-    batch = TextBatch.from_texts(documents)
-    batch.data.tofile(folder / _DATA)
-    np.save(folder / _OFFSETS, batch.offsets)
-    with (folder / LINES).open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(
-            json.dumps({"text": document.decode()}, ensure_ascii=False) + "\n"
-            for document in documents
-        )
-
-
-def _names(inputs: Sequence[str | os.PathLike[str]]) -> str:
-    names = [repr(shown(str(each))) for each in inputs[:3]]
-    return ", ".join(names) + (" ..." if len(inputs) > len(names) else "")
+def load_sample(folder: Path) -> list[str]:
+    """The documents of a sample that was kept."""
+    offsets = np.load(folder / _OFFSETS)
+    return TextBatch(np.fromfile(folder / _DATA, np.uint8), offsets).texts()
 
 
 # -------------------------------------------------------------------------------------------------
-# What a way is told and what it tells, and the clocks that all of them share.
+# What a way is told, and the clocks that all of them share.
 
 CHUNK = 8
 """Samples asked for at once, beside single ones."""
@@ -209,11 +156,9 @@ class WayJob:
     """What a way is told."""
 
     way: str
-    folder: str
-    """Where the sample lies, and where a store may be written."""
+    folder: str  # where the sample is, and where a store may be written
     tokenizer: str
-    kind: str
-    """Of the tokenizer: decides the reference engine."""
+    kind: str  # of the tokenizer: decides the reference engine
     workers: int
     batch: int
     seconds: float
@@ -230,7 +175,8 @@ class WayJob:
 
     def result(self, **found: Any) -> WayResult:
         """What the way tells, beside what was known of it before."""
-        known = {"workers": 1, **dataclasses.asdict(WAYS[self.way])}
+        way = WAYS[self.way]
+        known = {"title": way.title, "in_loop": way.in_loop, "feeds": way.feeds, "workers": 1}
         return WayResult(key=self.way, batch=self.batch, **{**known, **found})
 
     def failed(self, problem: str) -> WayResult:
@@ -257,27 +203,26 @@ class Rounds:
             if time.perf_counter() >= self._end:
                 return
 
-    def singles(self) -> Iterator[str]:
-        return itertools.chain.from_iterable(self.groups())
-
 
 def measure_calls(
     job: WayJob,
-    encode: Callable[[list[str]], int],
+    encode: Encode,
     *,
-    all_of: Callable[[Rounds], int] | None = None,
+    started: float,
+    all_of: Callable[[Iterator[list[str]]], int] | None = None,
     **known: Any,
 ) -> WayResult:
     """Time a way that is one function, which takes texts and says how many tokens they are.
 
     `all_of` is how the way takes everything, where that is not group by group.
     """
+    startup = time.perf_counter() - started
     texts = job.texts()
     encode(texts[:CHUNK])
     sample_ms, chunk_ms = latencies(encode, texts, seconds=job.seconds / 4)
     rounds = Rounds(texts, batch=job.batch, seconds=job.seconds)
     watch = Stopwatch()
-    tokens = sum(map(encode, rounds.groups())) if all_of is None else all_of(rounds)
+    tokens = sum(map(encode, rounds.groups())) if all_of is None else all_of(rounds.groups())
     return job.result(
         documents=rounds.documents,
         text_bytes=rounds.text_bytes,
@@ -285,39 +230,24 @@ def measure_calls(
         **watch.stop(),
         sample_ms=sample_ms,
         chunk_ms=chunk_ms,
+        startup_seconds=startup,
         **known,
     )
 
 
-def latencies(
-    encode: Callable[[list[str]], int], texts: Sequence[str], *, seconds: float
-) -> tuple[float, float]:
+def latencies(encode: Encode, texts: Sequence[str], *, seconds: float) -> list[float]:
     """Median milliseconds of a call with one text, and of a call with a chunk of them."""
-    one = _median_ms(encode, texts, size=1, seconds=seconds / 2)
-    return one, _median_ms(encode, texts, size=CHUNK, seconds=seconds / 2)
-
-
-def _median_ms(
-    encode: Callable[[list[str]], int], texts: Sequence[str], *, size: int, seconds: float
-) -> float:
-    taken: list[float] = []
-    for group in Rounds(texts, batch=size, seconds=seconds).groups():
-        started = time.perf_counter()
-        encode(group)
-        taken.append(time.perf_counter() - started)
-    while len(taken) < _FEWEST_CALLS:
-        started = time.perf_counter()
-        encode(list(itertools.islice(itertools.cycle(texts), size)))
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken) * 1000
-
-
-class Span(TypedDict):
-    """What was measured by a stopwatch, as `WayResult` has it."""
-
-    seconds: float
-    cpu_cores: float
-    other_cores: float
+    medians = []
+    for size in (1, CHUNK):
+        taken: list[float] = []
+        dealt, end = itertools.cycle(texts), time.perf_counter() + seconds / 2
+        while len(taken) < _FEWEST_CALLS or time.perf_counter() < end:
+            group = list(itertools.islice(dealt, size))
+            started = time.perf_counter()
+            encode(group)
+            taken.append(time.perf_counter() - started)
+        medians.append(statistics.median(taken) * 1000)
+    return medians
 
 
 class Stopwatch:
@@ -327,12 +257,13 @@ class Stopwatch:
         self._busy, self._cpu = _busy_seconds(), tree_cpu_seconds()
         self._started = time.perf_counter()
 
-    def stop(self) -> Span:
+    def stop(self) -> dict[str, float]:
+        """Seconds and cores, as `WayResult` has them."""
         seconds = time.perf_counter() - self._started
         cpu = tree_cpu_seconds() - self._cpu
         others = max(0.0, _busy_seconds() - self._busy - cpu)
         long = max(seconds, 1e-9)
-        return Span(seconds=seconds, cpu_cores=cpu / long, other_cores=others / long)
+        return {"seconds": seconds, "cpu_cores": cpu / long, "other_cores": others / long}
 
 
 def _busy_seconds() -> float:
@@ -342,60 +273,41 @@ def _busy_seconds() -> float:
     return sum(v for k, v in times.items() if k not in ("idle", "iowait", "guest", "guest_nice"))
 
 
-def encode_one(engine: Engine, text: str) -> NDArray[np.uint32]:
+def encode_one(engine: Engine, text: str) -> Ids:
     """Ids of one text."""
     return engine.encode(TextBatch.from_texts([text])).ids
 
 
 # -------------------------------------------------------------------------------------------------
-# The process in which one way runs: told its job by a file, tells its result in another.
-#
-# A fresh interpreter each time, so that caches, threads and memory are the way's own. An error is
-# a result too: the other ways can still be measured.
+# In the loop: one by one, in batches, joined.
 
 
-def run_job() -> None:
-    """Carry out the job in the file that is named last on the command line."""
-    end_with_parent()
-    told, answer = (Path(name) for name in sys.argv[-2:])
-    job = WayJob(**json.loads(told.read_text()))
-    try:
-        result = way_function(job.way)(job)
-    except TokenmillError as error:
-        result = job.failed(str(error))
-    except Exception as error:  # a process border: the caller gets words, stderr the traceback
-        traceback.print_exc()
-        result = job.failed(f"{type(error).__name__}: {error}")
-    answer.write_text(json.dumps(dataclasses.asdict(result)))
+def measure_one_by_one(job: WayJob) -> WayResult:
+    started = time.perf_counter()
+    engine = job.load().reference
 
+    def encode(texts: list[str]) -> int:
+        return sum(len(encode_one(engine, text)) for text in texts)
 
-# -------------------------------------------------------------------------------------------------
-# Many samples in one call, which lets the package use every core (`encode_batch`).
+    return measure_calls(job, encode, started=started, engine=engine.name)
 
 
 def measure_batched(job: WayJob) -> WayResult:
-    """Time it."""
     started = time.perf_counter()
     engine = job.load(threads=job.workers).reference
 
     def encode(texts: list[str]) -> int:
         return len(engine.encode(TextBatch.from_texts(texts)).ids)
 
-    startup = time.perf_counter() - started
-    return measure_calls(
-        job, encode, engine=engine.name, workers=job.workers, startup_seconds=startup
-    )
+    return measure_calls(job, encode, started=started, engine=engine.name, workers=job.workers)
 
 
-# -------------------------------------------------------------------------------------------------
-# Many samples joined into one long string, encoded in one call, and split again.
-#
-# It saves calls, and it changes tokens: a merge does not stop at the border of two documents, and
-# what a tokenizer does only at the beginning of a text happens once. So the ids are compared with
-# those of each document by itself, and the difference is counted.
+# Joining saves calls, and it changes tokens: a merge does not stop at the boundary of two
+# documents, and what a tokenizer does only at the beginning of a text happens once. So the ids are
+# compared with those of each document by itself, and the difference is counted.
 #
 # The ids are split by the bytes that each stands for. Where a tokenizer changes the text (lower
-# case, normal forms), these do not add up to it, and the borders are lost.
+# case, normal forms), these do not add up to it, and the boundaries are lost.
 
 SEPARATOR = "\n\n"
 COMPARED_DOCUMENTS = 512
@@ -404,19 +316,17 @@ LOST = "the borders of documents are lost: this tokenizer changes the text, so i
 
 
 def measure_joined(job: WayJob) -> WayResult:
-    """Time it, and compare the ids."""
     started = time.perf_counter()
     checked = job.load()
     engine = checked.reference
     sizes = token_sizes(engine, checked.info.vocab_size)
 
     def encode(texts: list[str]) -> int:
-        ids = _encode_joined(engine, texts)
+        ids = encode_one(engine, SEPARATOR.join(texts))
         parts = split_ids(ids, texts, sizes)
         return len(ids) if parts is None else sum(map(len, parts))
 
-    startup = time.perf_counter() - started
-    measured = measure_calls(job, encode, engine=engine.name, startup_seconds=startup)
+    measured = measure_calls(job, encode, started=started, engine=engine.name)
     compared, differing = compare(engine, job.texts(), sizes=sizes, batch=job.batch)
     return dataclasses.replace(
         measured,
@@ -431,9 +341,7 @@ def token_sizes(engine: Engine, vocab_size: int) -> NDArray[np.int64]:
     return np.array([len(engine.token_bytes(token)) for token in range(vocab_size)], np.int64)
 
 
-def split_ids(
-    ids: NDArray[np.uint32], texts: Sequence[str], sizes: NDArray[np.int64]
-) -> list[NDArray[np.uint32]] | None:
+def split_ids(ids: Ids, texts: Sequence[str], sizes: NDArray[np.int64]) -> list[Ids] | None:
     """The ids of each text out of those of all, or None where their bytes do not add up.
 
     A token belongs to the text in which it begins; one that begins in a separator to none.
@@ -458,7 +366,7 @@ def compare(
     compared = differing = num_bytes = 0
     for first in range(0, min(len(texts), COMPARED_DOCUMENTS), batch):
         group = list(texts[first : first + batch])
-        parts = split_ids(_encode_joined(engine, group), group, sizes)
+        parts = split_ids(encode_one(engine, SEPARATOR.join(group)), group, sizes)
         if parts is None:
             return 0, 0
         for text, part in zip(group, parts, strict=True):
@@ -470,60 +378,39 @@ def compare(
     return compared, differing
 
 
-def _encode_joined(engine: Engine, texts: Sequence[str]) -> NDArray[np.uint32]:
-    return engine.encode(TextBatch.from_texts([SEPARATOR.join(texts)])).ids
-
-
 # -------------------------------------------------------------------------------------------------
-# The tokenizer is called for each sample, as a dataset does in its `__getitem__`.
-
-
-def measure_one_by_one(job: WayJob) -> WayResult:
-    """Time it."""
-    started = time.perf_counter()
-    engine = job.load().reference
-
-    def encode(texts: list[str]) -> int:
-        return sum(len(encode_one(engine, text)) for text in texts)
-
-    startup = time.perf_counter() - started
-    return measure_calls(job, encode, engine=engine.name, startup_seconds=startup)
-
-
-# -------------------------------------------------------------------------------------------------
-# A `multiprocessing.Pool` whose workers tokenize, fed by `imap`.
+# Beside the loop: workers that tokenize.
 #
-# Workers are spawned, not forked: a tokenizer that has started threads must not be forked. The
-# clock starts when all of them have their tokenizer.
+# Workers of the pool are spawned, not forked: a tokenizer that has started threads must not be
+# forked. The clock starts when all of them have their tokenizer.
 
 READY_SECONDS = 120.0
+ENDLESS = 1 << 40
 
 _engine: Engine | None = None
 
 
 def measure_pool(job: WayJob) -> WayResult:
-    """Time it."""
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(job.workers + 1)
     with context.Pool(job.workers, initializer=_prepare, initargs=(job, ready)) as pool:
         ready.wait(READY_SECONDS)
-        name = pool.apply(_engine_name)
-        startup = time.perf_counter() - started
 
         def encode(group: list[str]) -> int:
             return sum(map(len, pool.map(_encode, group, chunksize=1)))
 
-        def encode_all(rounds: Rounds) -> int:
-            return sum(map(len, pool.imap(_encode, rounds.singles(), chunksize=job.batch)))
+        def encode_all(groups: Iterator[list[str]]) -> int:
+            singles = itertools.chain.from_iterable(groups)
+            return sum(map(len, pool.imap(_encode, singles, chunksize=job.batch)))
 
         return measure_calls(
             job,
             encode,
             all_of=encode_all,
-            engine=name,
+            started=started,
+            engine=pool.apply(_engine_name),
             workers=job.workers,
-            startup_seconds=startup,
         )
 
 
@@ -534,7 +421,7 @@ def _prepare(job: WayJob, ready: Barrier) -> None:
     ready.wait(READY_SECONDS)
 
 
-def _encode(text: str) -> NDArray[np.uint32]:
+def _encode(text: str) -> Ids:
     assert _engine is not None
     return encode_one(_engine, text)
 
@@ -544,11 +431,66 @@ def _engine_name() -> str:
     return _engine.name
 
 
+class Tokenizing:
+    """The sample's documents again and again, tokenized where a DataLoader asks for them."""
+
+    def __init__(self, job: WayJob, texts: list[str]) -> None:
+        self._job = job
+        self._texts = texts
+        self._engine: Engine | None = None
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        if self._engine is None:
+            self._engine = self._job.load().reference
+        ids = encode_one(self._engine, self._texts[index % len(self._texts)])
+        return torch.from_numpy(ids.astype("int64"))
+
+
+def measure_dataloader(job: WayJob) -> WayResult:
+    """What a sample of one costs is not asked: the workers make batches."""
+    from torch.utils.data import DataLoader
+
+    texts = job.texts()
+    sizes = [len(text.encode()) for text in texts]
+    started = time.perf_counter()
+    dataset: Any = Tokenizing(job, texts)
+    how: Any = {"num_workers": job.workers, "sampler": range(ENDLESS), "collate_fn": list}
+    batches = iter(DataLoader(dataset, batch_size=CHUNK, **how))
+    # The first batch of each worker waits for its tokenizer; by default two more follow it.
+    early = job.workers * 3
+    for _ in range(early):
+        next(batches)
+    begun = time.perf_counter()
+    watch, tokens, taken = Stopwatch(), 0, 0
+    while time.perf_counter() - begun < job.seconds:
+        tokens += sum(map(len, next(batches)))
+        taken += 1
+    span = watch.stop()
+    timed = itertools.islice(itertools.cycle(sizes), early * CHUNK, (early + taken) * CHUNK)
+    return job.result(
+        engine=job.load().reference.name,
+        documents=taken * CHUNK,
+        text_bytes=sum(timed),
+        tokens=tokens,
+        **span,
+        workers=job.workers,
+        startup_seconds=begun - started,
+        chunk_ms=span["seconds"] * 1000 / taken,
+        note="batches of 8 samples, made ahead by the workers",
+    )
+
+
 # -------------------------------------------------------------------------------------------------
-# `tokenmill build` on the sample: the cost of tokenizing, paid once.
+# Once, before training: `tokenmill build` on the sample, and `tokenmill.Loader` on its store.
 #
-# The store is left in the working folder, for the loader to be timed on. No end tokens are added,
-# so that all ways make the same tokens of the same text.
+# No end tokens are added, so that all ways make the same tokens of the same text. The store is
+# small and was just written, so it is in the system's cache; a large one on a slow disk is read at
+# the speed of the disk.
 
 UNITS_PER_WORKER = 4
 SMALLEST_UNIT = 1 << 20
@@ -556,7 +498,7 @@ SHORT_SECONDS = 0.2
 
 
 def store_path(folder: str | Path, *, workers: int) -> Path:
-    """Where the store of a build with so many workers lies."""
+    """Where the store of a build with so many workers is."""
     return Path(folder) / f"store-{workers}"
 
 
@@ -573,41 +515,31 @@ def measure_build(job: WayJob) -> WayResult:
         workers=job.workers,
         unit_bytes=unit_bytes,
     )
+    # Cores are taken over the whole build, for the part of it that is measured.
     span = watch.stop()
-    short = result.working_seconds < SHORT_SECONDS
-    seconds = result.seconds if short else result.working_seconds
+    startup, note = result.startup_seconds, None
+    if result.working_seconds < SHORT_SECONDS:
+        startup = 0.0
+        note = "the sample is so small that most of the time is start-up: a larger input is faster"
     return job.result(
         engine=result.engine,
         documents=result.built.documents,
         text_bytes=result.built.text_bytes,
         tokens=result.built.tokens,
-        seconds=seconds,
-        # Taken over the whole build, for the part of it that is measured.
-        cpu_cores=span["cpu_cores"],
-        other_cores=span["other_cores"],
+        **{**span, "seconds": result.seconds if note else result.working_seconds},
         workers=result.workers,
-        startup_seconds=0.0 if short else result.startup_seconds,
-        note="the sample is so small that most of the time is start-up: a larger input is faster"
-        if short
-        else None,
+        startup_seconds=startup,
+        note=note,
     )
 
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill.Loader` on the store of the sample: what a training loop gets once text is tokens.
-#
-# The store is small and was just written, so it lies in the system's cache; a large one on a slow
-# disk is read at the speed of the disk. A sample is here a row of `seq_len` tokens, not a
-# document.
-
-
 def measure_loader(job: WayJob) -> WayResult:
-    """Time it with batches of 8 rows, inputs and labels."""
+    """Batches of 8 rows, inputs and labels; a sample is a row of tokens here, not a document."""
     started = time.perf_counter()
     store = Store(store_path(job.folder, workers=job.workers))
     # Shorter rows for a small sample: padding is read faster than tokens.
     seq_len = min(job.seq_len, max(store.num_tokens // CHUNK, 1))
-    many, one = (_loading_batches(store, seq_len, size) for size in (CHUNK, 1))
+    many, one = (iter(Loader(store, seq_len=seq_len, batch_size=size)) for size in (CHUNK, 1))
     tokens, _ = _take(many), _take(one)
     startup = time.perf_counter() - started
 
@@ -630,11 +562,48 @@ def measure_loader(job: WayJob) -> WayResult:
     )
 
 
-def _loading_batches(store: Store, seq_len: int, batch_size: int) -> Iterator[Batch]:
-    return iter(Loader(store, seq_len=seq_len, batch_size=batch_size))
-
-
 def _take(batches: Iterator[Batch]) -> int:
     batch = next(batches)
     _ = batch.labels
     return int(batch.input_ids.size)
+
+
+# -------------------------------------------------------------------------------------------------
+# All of them, and the process in which one runs: told its job by a file, tells its result in
+# another. A fresh interpreter each time, so that caches, threads and memory are the way's own. An
+# error is a result too: the other ways can still be measured.
+
+
+class Way(NamedTuple):
+    """What is known of a way before it runs."""
+
+    title: str
+    measure: Callable[[WayJob], WayResult]
+    in_loop: bool = False
+    feeds: bool = True
+
+
+WAYS = {
+    "one-by-one": Way("one sample at a time", measure_one_by_one, in_loop=True),
+    "batched": Way("in batches", measure_batched, in_loop=True),
+    "joined": Way("joined and split again", measure_joined, in_loop=True),
+    "pool": Way("process pool", measure_pool),
+    "dataloader": Way("DataLoader workers", measure_dataloader),
+    "build": Way("tokenmill build, once", measure_build, feeds=False),
+    "loader": Way("tokenmill Loader", measure_loader),
+}
+
+
+def run_job() -> None:
+    """Carry out the job in the file that is named last on the command line."""
+    end_with_parent()
+    told, answer = (Path(name) for name in sys.argv[-2:])
+    job = WayJob(**json.loads(told.read_text()))
+    try:
+        result = WAYS[job.way].measure(job)
+    except TokenmillError as error:
+        result = job.failed(str(error))
+    except Exception as error:  # a process boundary: the caller gets words, stderr the traceback
+        traceback.print_exc()
+        result = job.failed(f"{type(error).__name__}: {error}")
+    answer.write_text(json.dumps(dataclasses.asdict(result)))
