@@ -162,11 +162,11 @@ def recommend(
         return None
     memory = memory_for(build, sample=sample, tokenizer_bytes=tokenizer_bytes)
     near = f"tokens/s, the smallest within {1 - NEAR_BEST:.0%} of the best"
-    peak, largest = build.peak_memory_bytes, sample.largest_document_bytes
+    peak = format_size(build.peak_memory_bytes)
+    largest = f"the largest document seen has {format_size(sample.largest_document_bytes)}"
     reasons = [
         f"tokenmill build --workers {build.workers}: {compact(build.tokens_per_second)} {near}",
-        (f"--memory {memory // 10**6}MB: {format_size(peak)} were used at the peak, and the largest"
-        f" document seen has {format_size(largest)}"),
+        f"--memory {memory // 10**6}MB: {peak} were used at the peak, and {largest}",
     ]
     if memory > default_budget():
         reasons.append(
