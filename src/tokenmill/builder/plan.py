@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -165,27 +164,6 @@ def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
         if name not in {"eos", "bos"} and known.config.get(name) != value:
             changes.append(f"{name} {known.config.get(name)!r} -> {value!r}")
     return ", ".join(changes) or "its units carry another fingerprint"
-
-
-def keep_tokenizer(layout: StoreLayout, request: Request) -> None:
-    """Copy the tokenizer's files into the store, so that it needs nothing else to be read."""
-    layout.tokenizer.mkdir(parents=True, exist_ok=True)
-    wanted = request.identity.tokenizer.files
-    for stray in {path.name for path in layout.tokenizer.iterdir()} - set(wanted):
-        path = layout.tokenizer / stray
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        layout.upstream.remove([path])
-    for name, source in request.files.files.items():
-        target = layout.tokenizer / name
-        if target.exists() and facts_of(target.read_bytes()) == wanted[name]:
-            continue
-        data = source.read_bytes()
-        if facts_of(data) != wanted[name]:
-            raise StoreError(
-                f"the tokenizer file {str(source)!r} changed while it was read",
-                hint="run the same command again",
-            )
-        replace_file(layout, target, data)
 
 
 # -------------------------------------------------------------------------------------------------

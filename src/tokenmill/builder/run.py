@@ -30,7 +30,6 @@ from tokenmill.builder.plan import (
     describe_kept,
     describe_missing,
     divide_budget,
-    keep_tokenizer,
     known_manifest,
     max_document_bytes,
     parse_part,
@@ -77,7 +76,7 @@ from tokenmill.store.layout import (
     unit_name,
     unit_prefix,
 )
-from tokenmill.store.write import remove_manifest, sweep
+from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -378,7 +377,8 @@ class BuildRun:
         self.layout.create()
         if plan.rebuilt or plan.stale or plan.foreign or plan.touched:
             remove_manifest(self.layout)
-        keep_tokenizer(self.layout, work.request)
+        request = work.request
+        keep_tokenizer(self.layout, request.files.files, request.identity.tokenizer.files)
         for name, file in plan.touched:
             receipt = read_receipt(self.layout, name)
             facts = receipt.source.but(version=file.version)

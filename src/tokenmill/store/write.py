@@ -32,6 +32,7 @@ from tokenmill.store.facts import (
     RejectsFacts,
     ShardFacts,
     ShardFiles,
+    facts_of,
     find_receipt,
     read_receipt,
 )
@@ -48,6 +49,7 @@ from tokenmill.store.layout import (
     SHARD_FILE,
     SPLIT_NAME,
     TRAIN,
+    replace_file,
     shard_name,
     sync_folder,
     write_error,
@@ -160,6 +162,28 @@ def remove_manifest(layout: StoreLayout) -> None:
         layout.manifest.unlink(missing_ok=True)
         sync_folder(layout.root)
         layout.upstream.remove([layout.manifest])
+
+
+def keep_tokenizer(
+    layout: StoreLayout, files: Mapping[str, Path], wanted: Mapping[str, FileFacts]
+) -> None:
+    """Copy the tokenizer's files into the store, so that it needs nothing else to be read."""
+    layout.tokenizer.mkdir(parents=True, exist_ok=True)
+    for stray in {path.name for path in layout.tokenizer.iterdir()} - set(wanted):
+        path = layout.tokenizer / stray
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        layout.upstream.remove([path])
+    for name, source in files.items():
+        target = layout.tokenizer / name
+        if target.exists() and facts_of(target.read_bytes()) == wanted[name]:
+            continue
+        data = source.read_bytes()
+        if facts_of(data) != wanted[name]:
+            raise StoreError(
+                f"the tokenizer file {str(source)!r} changed while it was read",
+                hint="run the same command again",
+            )
+        replace_file(layout, target, data)
 
 
 def sweep(layout: StoreLayout, claims: Mapping[str, Claim]) -> list[Path]:
