@@ -13,7 +13,7 @@ from tests.loader.stores import EOS, write_store
 
 import tokenmill
 from tokenmill.interop.base import ImportOptions
-from tokenmill.interop.imports import make_import, unknown_tokenizer
+from tokenmill.interop.imports import run_import, unknown_tokenizer
 
 if TYPE_CHECKING:
     import signal
@@ -73,16 +73,14 @@ def import_ids(
     **options: str | bool | None,
 ) -> ImportResult:
     """Import ids of a tokenizer of which the size of the vocabulary alone is known."""
-    return make_import(
+    return run_import(
         path,
         named=unknown_tokenizer(vocab_size, eos_id=EOS),
         out=out,
         format_name=format_name,
-        options=ImportOptions(**options),  # type: ignore[arg-type]
-        settings=settings or {},
+        options=ImportOptions(**options, settings=settings or {}),  # type: ignore[arg-type]
         workers=workers,
-        on_progress=None,
-    ).run()
+    )
 
 
 def tree(root: Path) -> dict[str, bytes]:

@@ -17,9 +17,8 @@ from tests.store.samples import EOS, tree
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.interop import mds as mds_module
 from tokenmill.interop import npz as npz_module
-from tokenmill.interop import tables
+from tokenmill.interop import records, tables
 from tokenmill.interop.base import ExportOptions, ImportOptions, complete_settings, detect_format
 from tokenmill.interop.export import ExportResult, export_store
 from tokenmill.interop.mds import SampleLayout
@@ -166,10 +165,10 @@ def test_small_batches_give_the_same_rows_as_large_ones(
 ) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
     options = ExportOptions(to="mds", seq_len=31, packing=packing)
-    records = open_records(store, options, overlap=overlap)
+    rows = open_records(store, options, overlap=overlap)
 
-    [whole] = records.batches(0, records.count)
-    few = [*records.batches(0, records.count, tokens=100)]
+    [whole] = rows.batches(0, rows.count)
+    few = [*rows.batches(0, rows.count, tokens=100)]
     assert len(few) > 2
     assert np.array_equal(np.concatenate([batch.tokens for batch in few]), whole.tokens)
     real = [np.ones(b.tokens.shape, bool) if b.real is None else b.real for b in few]
@@ -252,7 +251,7 @@ def test_options_without_a_meaning_are_refused(
 def test_parts_of_a_file_cut_no_document_that_is_joined(
     tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (mds_module, tables, npz_module):
+    for module in (records, tables, npz_module):
         monkeypatch.setattr(module, "IMPORT_PART_BYTES", 100)
     store = small_store(tmp_path / "store", [[50, 300, 70, 12]])
     groups: dict[str, Any] = {"group_tokens": 64} if to == "parquet" else {}

@@ -43,7 +43,7 @@ from tokenmill.store.facts import (
     read_manifest,
     read_receipt,
 )
-from tokenmill.store.layout import RECEIPT_FILE, replace_file, unit_name, unit_prefix
+from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:

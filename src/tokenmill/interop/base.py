@@ -6,9 +6,9 @@ plan has fixed. A file is written elsewhere, synced and renamed; the same comman
 whose files are there. `finish` runs once, after all parts, and writes what describes them (an
 index, a manifest).
 
-    plan(stores, options)         -> ExportPlan: parts and the names of all files
-    write(store, part, ...)       -> on a thread: make the part's files
-    finish(stores, ..., parts)    -> the index files; lines to tell the user
+    plan(export)               -> the parts, with the names of their files
+    write(export, part, out)   -> on a thread: make the part's files
+    finish(export, out)        -> the index files; lines to tell the user
 
 Import. `detect` looks at names and first bytes, never at more. `open` reads what the files say
 about themselves and cuts them into *parts* of bounded size, which workers read as blocks of whole
@@ -16,13 +16,12 @@ documents. Everything a file says is checked against its size before it is used:
 damaged or wrong file is a SourceError that names it, whatever a reader of it stumbles over
 (`reading`). Nothing that could execute (a pickle) is ever loaded.
 
-    detect(path)                  -> None, or how sure it is and why
-    open(path, options)           -> Foreign: its parts, and what it knows about borders
-    Foreign.blocks(part)          -> Block (ids, lengths, mask) after Block, in bounded memory
+    detect(path)               -> None, or how sure it is and why
+    open(path, options)        -> Foreign: its parts, and what it knows about boundaries
+    Foreign.blocks(part)       -> DocumentBlock (ids, lengths, mask) after block, in bounded memory
 
-A format is a class without state, an instance of which stands in `registry`; what it is told comes
-in as arguments. Options that one format alone has are its `settings`: `--set name=value` on the
-command line, keyword arguments in Python.
+A format is a class without state; what it is told comes in as arguments. Options that one format
+alone has are its `settings`: `--set name=value` on the command line, keyword arguments in Python.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill import files as files_module
 from tokenmill.errors import SourceError, TokenmillError, UsageError
-from tokenmill.files import shown
+from tokenmill.files import is_remote, normalise, shown
 from tokenmill.options import NEEDED, PACKINGS, SPEED, BuildOptions, option, same
 from tokenmill.words import listed
 
@@ -55,25 +52,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.files import PathInput
-    from tokenmill.interop.export import PartFiles
-    from tokenmill.store.layout import Json
+    from tokenmill.interop.export import Export, PartFiles
     from tokenmill.store.reader import Store
 
 
+# About what a block of an import holds, and what an export reads in one go.
 BLOCK_BYTES = 8 << 20
-"""About what a block of an import holds, and what an export reads in one go."""
+# Foreign files larger than this are imported in several parts, each a shard of the store.
 IMPORT_PART_BYTES = 256 << 20
-"""Foreign files larger than this are imported in several parts, each a shard of the store."""
+# The most that an import unpacks or joins in memory in one piece.
 HELD_BYTES = 512 << 20
-"""The most that an import unpacks or joins in memory in one piece."""
+# Files that claim to unpack to more than so many times their size are refused.
 MOST_EXPANSION = 1000
-"""Files that claim to unpack to more than so many times their size are refused."""
+# What names of files and folders say -> the split, as a trainer looks for it.
 SPLITS = {
     "train": "train",
     "test": "test",
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
 }
-"""What names of files and folders say -> the split, as a trainer looks for it."""
+# What readers raise over files that are not what they say.
 _UNREADABLE = (
     ArithmeticError,
     AssertionError,  # torch's
@@ -90,9 +87,8 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What readers raise over files that are not what they say."""
 
-
+# All formats: name -> module and class. A new format is a file and a line here.
 HOMES = {
     "megatron": "tokenmill.interop.megatron:Megatron",
     "datatrove": "tokenmill.interop.datatrove:Datatrove",
@@ -106,7 +102,6 @@ HOMES = {
     "pt": "tokenmill.interop.pt:Pt",
     "npz": "tokenmill.interop.npz:Npz",
 }
-"""The registry: name -> module and class. A new format is a file and a line here."""
 NAMES = tuple(HOMES)
 
 
@@ -124,37 +119,22 @@ class About:
     """A format in words, for the help and the table in the documentation."""
 
     name: str
-    title: str
-    """What it is called, in a few words: "Megatron-LM .bin and .idx"."""
+    title: str  # what it is called, in a few words: "Megatron-LM .bin and .idx"
     read_by: str
     kept: str
-    lost: str
-    """What an export loses, and an import therefore cannot have."""
-    linkable: bool = False
-    """Whether its token files are a store's own bytes, so that `--link` works."""
-    rows: bool = False
-    """Whether it can hold rows of `--seq-len`, not documents alone."""
-    rows_only: bool = False
-    """Whether it can hold nothing but rows: `--seq-len` must be given."""
-    row_overlap: int = 0
-    """Tokens that a row has beyond `--seq-len`, which the next row begins with."""
-    tells_overlap: bool = False
-    """Whether its files say which tokens those are, so that an import leaves them out."""
-    masks: bool = True
-    """Whether it has a place for loss masks."""
-    file_tokens: bool = True
-    """Whether `--file-tokens` cuts its files."""
+    lost: str  # what an export loses, and an import therefore cannot have
+    linkable: bool = False  # its token files are a store's own bytes, so that `--link` works
+    rows: bool = False  # it can hold rows of `--seq-len`, not documents alone
+    rows_only: bool = False  # it can hold nothing but rows: `--seq-len` must be given
+    row_overlap: int = 0  # tokens that a row has beyond `--seq-len`, which begin the next row
+    tells_overlap: bool = False  # its files say which these are, so that an import leaves them out
+    masks: bool = True  # it has a place for loss masks
+    file_tokens: bool = True  # `--file-tokens` cuts its files
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
 
-class FileLink(StrEnum):
-    """Whether token files become hard links to the store's own."""
-
-    NEVER = "never"
-    ALWAYS = "always"
-    """An error where the file system cannot."""
-    IF_POSSIBLE = "if-possible"
-    """A copy where the file system cannot."""
+# Whether token files become hard links to the store's own: as `link` says, True is always.
+LINKS = ("never", "always", "if-possible")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -186,7 +166,7 @@ class ExportOptions:
     )
     file_tokens: int | None = option(None, WRITTEN, "N", shown="the format's own")
     """Tokens of one file, about, where the format leaves that open."""
-    # A `FileLink` once it was checked.
+    # True, False, or one of `LINKS`, which it is once it was checked.
     link: str | bool = option(False, WRITTEN, kind=bool)
     """Hard links to the store's own files instead of copies: megatron, datatrove, olmo, and nanogpt
     for one shard. A store's files are never written to again, so links stay as they are."""
@@ -216,44 +196,24 @@ class ExportTask:
     """A piece of an export that one thread carries out: a file, or files that belong together."""
 
     split: str
-    tokens: int
-    """About how much work it is, for progress."""
-    files: tuple[str, ...]
-    """Relative to the out folder with / between."""
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of files, where the plan knows them."""
-    task: Mapping[str, Json] = field(default_factory=dict)
-    """Whatever `write` must know: which shards, rows, documents."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportPlan:
-    """All parts of an export, in their order, and every file it will make."""
-
-    parts: tuple[ExportTask, ...]
-    index_files: tuple[str, ...] = ()
-    """Files that `finish` makes."""
-
-    @property
-    def files(self) -> list[str]:
-        return [name for part in self.parts for name in part.files] + [*self.index_files]
+    tokens: int  # about how much work it is, for progress
+    files: tuple[str, ...]  # relative to the out folder with / between
+    first: int  # what of the split: shards, records, tokens, as the format counts
+    last: int
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of files, where the plan knows them
 
 
 class Sure(IntEnum):
     """How much a look at names and first bytes says."""
 
-    POSSIBLE = 1
-    """Nothing speaks against it: raw ids look like anything."""
-    LIKELY = 2
-    """Names and sizes fit, and no magic number says more."""
-    CERTAIN = 3
-    """A magic number or a manifest says so."""
+    POSSIBLE = 1  # nothing speaks against it: raw ids look like anything
+    LIKELY = 2  # names and sizes fit, and no magic number says more
+    CERTAIN = 3  # a magic number or a manifest says so
 
 
 class Detection(NamedTuple):
     sure: Sure
-    why: str
-    """In words: "begins with MMIDIDX"."""
+    why: str  # "begins with MMIDIDX"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,52 +276,35 @@ class ConvertRequest(ExportOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignPart:
-    """A stretch of a foreign file that becomes a unit, and so a shard, of a store."""
+    """A range of a foreign file that becomes a unit, and so a shard, of a store."""
 
-    path: str
-    """The file, relative to what is imported, with / between: the identity of its units."""
-    index: int
-    """Number of the part in its file, from 0 without gaps."""
-    start: int
-    end: int | None
-    """What of the file: bytes, documents, rows, as the format counts; None is to its end."""
+    path: str  # the file, relative to what is imported, with / between: the identity of its units
+    index: int = 0  # number of the part in its file, without gaps
+    start: int = 0
+    end: int | None = None  # bytes, documents, rows, as the format counts; None is to its end
     split: str = "train"
-    bytes: int = 0
-    """About how much work it is, for progress."""
+    bytes: int = 0  # about how much work it is, for progress
 
 
 class DocumentBlock(NamedTuple):
     """Whole documents of a foreign file."""
 
-    ids: NDArray[Any]
-    """Of all documents, back to back; any integer type."""
-    lengths: NDArray[np.int64]
-    """Tokens of each document; 0 is allowed."""
-    mask: NDArray[np.uint8] | None = None
-    """One byte per token, 1 = counts; None where the format has no mask."""
+    ids: NDArray[Any]  # of all documents, back to back; any integer type
+    lengths: NDArray[np.int64]  # tokens of each document; 0 is allowed
+    mask: NDArray[np.uint8] | None = None  # the loss mask of each token, where the format has one
 
 
-class Foreign(ABC):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Foreign:
     """Foreign files that were opened: cut into parts, and read part by part, by several threads."""
 
-    parts: tuple[ForeignPart, ...]
-    """In the order of the documents; those of one file follow each other."""
-    files: Mapping[str, Path]
-    """Every file that parts name: the path they name it by -> where it is."""
-    sidecars: Mapping[str, tuple[Path, ...]] = MappingProxyType({})
-    """Other files that a file's parts are read from: indexes, masks."""
-    has_borders: bool
-    """Whether the format says where documents end."""
+    files: Mapping[str, Path]  # every file that parts name: the path they name it by -> where it is
+    parts: tuple[ForeignPart, ...]  # in the order of the documents, those of one file together
+    blocks: Callable[[ForeignPart], Iterator[DocumentBlock]]  # the documents of a part
+    has_borders: bool = True  # the format says where documents end
     has_mask: bool = False
-    note: str | None = None
-    """What a person should know: no borders, a mask that is not there, ..."""
-
-    @abstractmethod
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        """The documents of a part."""
-
-    def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Let go of files and maps."""
+    note: str | None = None  # what a person should know: no boundaries, ...
+    sidecars: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # indexes, masks
 
 
 class Format(ABC):
@@ -369,31 +312,29 @@ class Format(ABC):
 
     about: About
 
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
+    @abstractmethod
+    def plan(self, export: Export) -> list[ExportTask]:
         """The parts of an export; UsageError where the store cannot be had in this format."""
-        raise UsageError(f"{self.about.name} can be read, not written", hint="export to another")
 
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        """Make the files of a part; called on a thread, with the store of the part's split."""
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        """Make the files of a part; called on a thread."""
 
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
+    def index_files(self, export: Export) -> list[str]:
+        """The names of the files that `finish` makes."""
+        return []
+
+    @abstractmethod
+    def finish(self, export: Export, out: PartFiles) -> list[str]:
         """Write the index files, when all parts are done; returns lines for the user."""
-        raise NotImplementedError
 
+    @abstractmethod
     def detect(self, path: Path) -> Detection | None:
         """Whether a file, folder or prefix may be of this format; never reads more than headers."""
-        return None
 
+    @abstractmethod
     def open(self, path: Path, options: ImportOptions) -> Foreign:
         """Open files for import; SourceError where they are not what they should be."""
-        raise UsageError(f"{self.about.name} can be written, not read", hint="import another")
 
 
 def damaged(path: Path | str, problem: str, *, hint: str | None = None) -> SourceError:
@@ -429,6 +370,32 @@ def file_size(path: Path, *, size: int | None = None) -> int:
     return found.st_size
 
 
+def first_bytes(path: Path, count: int = 16) -> bytes:
+    """The beginning of a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise damaged(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def find_files(path: Path, *suffixes: str) -> list[tuple[str, Path]]:
+    """The files with a suffix that a path is: itself, or all below a folder that are not hidden.
+
+    Sorted, each with its name relative to the folder.
+    """
+    if not path.is_dir():
+        return [(path.name, path)] if path.name.endswith(suffixes) and path.is_file() else []
+    found = ((each.relative_to(path), each) for each in sorted(path.rglob("*")))
+    return [
+        (name.as_posix(), each)
+        for name, each in found
+        if each.name.endswith(suffixes)
+        and each.is_file()
+        and not any(part.startswith(".") for part in name.parts)
+    ]
+
+
 def split_of(name: str, options: ImportOptions) -> str:
     """The split of a file or folder: as asked for, else the first word of its name that is one."""
     if options.split is not None:
@@ -459,10 +426,6 @@ def check_held(path: Path | str, size: int, what: str) -> None:
         )
 
 
-# -------------------------------------------------------------------------------------------------
-# All formats by name; each module is imported when its format is asked for.
-
-
 def get_format(name: str) -> Format:
     """The format of a name; UsageError lists them all."""
     if name not in HOMES:
@@ -472,10 +435,6 @@ def get_format(name: str) -> Format:
     module, _, cls = HOMES[name].partition(":")
     found: Format = getattr(importlib.import_module(module), cls)()
     return found
-
-
-# -------------------------------------------------------------------------------------------------
-# Which format foreign files are in, as far as their names and first bytes say.
 
 
 def detect_format(path: Path) -> Format:
@@ -512,10 +471,6 @@ def candidates(path: Path) -> dict[str, Detection]:
         if detection is not None:
             found[name] = detection
     return found
-
-
-# -------------------------------------------------------------------------------------------------
-# The settings of a format: options that it alone has, checked, defaults filled in.
 
 
 def complete_settings(
@@ -563,10 +518,12 @@ READ_HINT = "copy the files to a local disk first; a store, unlike them, is read
 def local_path(path: str | os.PathLike[str], *, hint: str) -> Path:
     """The path, if it is one; UsageError for a URL, which would make a folder called `s3:`."""
     text = os.fspath(path)
-    if files_module.is_remote(text):
+    if ":/" not in text:
+        return Path(text)
+    if is_remote(text):
         raise UsageError(
             f"{shown(text)!r} is an address; files of other projects are read and written on a "
             "local disk",
             hint=hint,
         )
-    return Path(files_module.normalise(text) if "://" in text else text)
+    return Path(normalise(text) if "://" in text else text)

@@ -6,6 +6,7 @@ folder, which is removed when the export is complete; a run that was interrupted
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 from tokenmill.errors import StoreError
@@ -19,16 +20,16 @@ from tokenmill.interop.base import (
     local_path,
 )
 from tokenmill.interop.export import BOOKS, ExportResult, export_splits, open_splits
-from tokenmill.interop.imports import make_import, name_tokenizer, unknown_tokenizer
+from tokenmill.interop.imports import name_tokenizer, run_import, unknown_tokenizer
 from tokenmill.interop.in_place import open_in_place
 from tokenmill.interop.raw import RawFormat
 from tokenmill.options import with_settings
 from tokenmill.store.layout import StoreLayout, StoreLock
 from tokenmill.store.reader import Store
 
+# Vocabularies to assume for ids that nobody named a tokenizer for: of 4 bytes and of 2.
 WIDE = (1 << 31) - 1
 NARROW = 65_499
-"""Vocabularies to assume for ids that nobody named a tokenizer for: of 4 bytes and of 2."""
 
 
 @with_settings(ConvertRequest)
@@ -58,25 +59,25 @@ def convert(asked: ConvertRequest) -> ExportResult:
     else:
         named = unknown_tokenizer(NARROW if asked.dtype == "uint16" else WIDE)
     between = local_path(asked.out, hint=WRITE_HINT).absolute() / BOOKS / "convert" / "store"
-    run = make_import(
+    run = functools.partial(
+        run_import,
         source,
         named=named,
         out=between,
         format_name=format_.about.name,
         options=ImportOptions(dtype=asked.dtype, split_at_eos=asked.split_at_eos),
-        settings={},
         workers=asked.workers,
         on_progress=asked.on_progress,
     )
     with StoreLock(StoreLayout(between.parent)):
         try:
-            run.run()
+            run()
         except StoreError:
             if not between.exists():
                 raise
             # What another conversion left there.
             shutil.rmtree(between)
-            run.run()
+            run()
         result = export_splits(open_splits(between, asked.split), asked)
         # The links of an export keep its files.
         shutil.rmtree(between, ignore_errors=True)

@@ -17,29 +17,31 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
 from tokenmill.errors import BuildError, StoreError, UsageError
 from tokenmill.interop.base import (
+    LINKS,
     WRITE_HINT,
+    ConvertRequest,
+    ExportOptions,
     ExportRequest,
-    FileLink,
+    ExportTask,
+    Format,
     complete_settings,
     get_format,
     local_path,
 )
 from tokenmill.interop.records import rows_note
-from tokenmill.loader.packing import find_packing
 from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
-from tokenmill.store.facts import read_manifest
 from tokenmill.store.layout import (
+    Json,
     StoreLayout,
     StoreLock,
     replace_file,
@@ -52,21 +54,23 @@ from tokenmill.store.reader import Store
 from tokenmill.store.write import HashedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from tokenmill.files import PathInput
-    from tokenmill.interop.base import ConvertRequest, ExportOptions, ExportTask, Format
-    from tokenmill.store.layout import Json
-
-    OnBytes = Callable[[int], None]
 
 BOOKS = ".tokenmill-export"
 TITLE = "export.json"
 COPY_BYTES = 4 << 20
 REPORT_BYTES = 4 << 20
+# Bytes of an id where a format does not hold the store's own bytes, about.
 WIDE_ID = 4
-"""Bytes of an id where a format does not hold the store's own bytes, about."""
+# Told how much is done, of how much; by any thread, one at a time.
+OnProgress = Callable[[int, int], None]
+# Told by a task, now and then, how much of it is done.
+Report = Callable[[int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -76,34 +80,42 @@ WIDE_ID = 4
 class OutFile(HashedFile):
     """A file of an export, as every library that writes takes one."""
 
-    def __init__(self, path: Path, *, on_bytes: OnBytes) -> None:
+    def __init__(self, path: Path, *, on_bytes: Report) -> None:
         super().__init__(path)
         self.path = path
         self._on_bytes = on_bytes
 
     def write(self, block: Any) -> int:
-        count = super().write(block)
+        """Write all of a block, of any contiguous kind."""
+        count = super().write(block) if memoryview(block).nbytes else 0
         self._on_bytes(count)
         return count
 
-    def sync(self) -> None:
-        """Wait until all of it is on the disk, also where a library has closed it."""
-        self.close()
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
+    def append_file(self, source: Path, *, checksum: str | None) -> None:
+        """Copy a file after what was written, and see that it has the checksum."""
+        before, seen = self.bytes, xxhash.xxh3_128()
+        with source.open("rb", buffering=0) as reader:
+            buffer = memoryview(bytearray(COPY_BYTES))
+            while count := reader.readinto(buffer):
+                self.write(buffer[:count])
+                if before:
+                    seen.update(buffer[:count])
+        found = seen.hexdigest() if before else self.checksum
+        if checksum is not None and found != checksum:
+            raise StoreError(
+                f"{str(source)!r} was changed: its checksum is {found}, not the {checksum} that the"
+                " store says; nothing of it was exported",
+                hint="see what is damaged with: tokenmill verify STORE",
+            )
 
 
 @dataclass(slots=True)
 class PartFiles:
     """The files of one part while they are made; as a context manager: no commit, no trace."""
 
-    root: Path
-    names: tuple[str, ...]
-    checksums: dict[str, str]
-    """Of files that were written by this run, all parts together."""
-    link_mode: FileLink = FileLink.NEVER
-    on_bytes: OnBytes = lambda _: None
-    """Told of all that is written."""
+    export: Export
+    names: Sequence[str]
+    on_bytes: Report = lambda _: None  # told of all that is written
     _open: dict[str, OutFile] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
 
@@ -126,26 +138,17 @@ class PartFiles:
 
         A copy is compared with `checksum`, which a link takes on trust: nothing is read for it.
         """
-        if self.link_mode is not FileLink.NEVER:
+        link = self.export.options.link
+        if link != "never":
             path = self._stage(name)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.link(source, path)
                 return
             except OSError as error:
-                if self.link_mode is not FileLink.IF_POSSIBLE:
-                    raise _unlinkable(source, self.root, error) from error
-        copy_into(self.create(name), source, checksum=checksum)
-
-    def checksum(self, name: str) -> str:
-        """xxh3-128 of a file that is complete; one that was there before is read for it."""
-        if name not in self.checksums:
-            seen = xxhash.xxh3_128()
-            with (self.root / name).open("rb", buffering=0) as file:
-                while block := file.read(COPY_BYTES):
-                    seen.update(block)
-            self.checksums[name] = seen.hexdigest()
-        return self.checksums[name]
+                if link != "if-possible":
+                    raise _unlinkable(source, self.export.root, error) from error
+        self.create(name).append_file(source, checksum=checksum)
 
     def _stage(self, name: str) -> Path:
         """Where a file is until it gets its name."""
@@ -155,24 +158,26 @@ class PartFiles:
         return self._staged(name)
 
     def _staged(self, name: str) -> Path:
-        return self.root / BOOKS / "tmp" / name.replace("/", "\\")
+        return self.export.books.tmp / name.replace("/", "\\")
 
     def commit(self) -> None:
         """Give the files their names."""
         if missing := set(self.names) - self._made:
             raise ValueError(f"the files {sorted(missing)} were planned and not made")
+        targets = {name: self.export.root / name for name in self.names}
         try:
             for file in self._open.values():
-                file.sync()
-            for name in self.names:
-                target = self.root / name
+                file.close()
+                with file.path.open("rb") as again:  # a library may have closed it
+                    os.fsync(again.fileno())
+            for name, target in targets.items():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._staged(name).replace(target)
-            for parent in sorted({(self.root / name).parent for name in self.names}):
+            for parent in sorted({target.parent for target in targets.values()}):
                 sync_folder(parent)
         except OSError as error:
-            raise write_error(error, path=self.root) from error
-        self.checksums.update({name: file.checksum for name, file in self._open.items()})
+            raise write_error(error, path=self.export.root) from error
+        self.export.checksums.update({name: file.checksum for name, file in self._open.items()})
 
     def __enter__(self) -> PartFiles:
         return self
@@ -187,26 +192,6 @@ class PartFiles:
             file.close()
         for name in self._made:
             self._staged(name).unlink(missing_ok=True)
-
-
-def copy_into(file: OutFile, source: Path, *, checksum: str | None, offset: int = 0) -> None:
-    """Append the bytes of a file, from an offset on, and see that they have the checksum."""
-    before = file.bytes
-    seen = xxhash.xxh3_128()
-    with source.open("rb", buffering=0) as reader:
-        reader.seek(offset)
-        buffer = memoryview(bytearray(COPY_BYTES))
-        while count := reader.readinto(buffer):
-            file.write(buffer[:count])
-            if before:
-                seen.update(buffer[:count])
-    found = seen.hexdigest() if before else file.checksum
-    if checksum is not None and found != checksum:
-        raise StoreError(
-            f"{str(source)!r} was changed: its checksum is {found}, not the {checksum} that the"
-            " store says; nothing of it was exported",
-            hint="see what is damaged with: tokenmill verify STORE",
-        )
 
 
 def title_of(path: Path) -> Mapping[str, Json]:
@@ -246,15 +231,6 @@ def _unlinkable(source: Path, out: Path, error: OSError) -> UsageError | BuildEr
 # to start. A thread cannot be stopped from outside: after an error, and when the program is
 # interrupted, the others end where they next report.
 
-if TYPE_CHECKING:
-    OnProgress = Callable[[int, int], None]
-    """Told how much is done, of how much; by any thread, one at a time."""
-    Report = Callable[[int], None]
-    """Told by a task, now and then, how much of it is done."""
-
-T = TypeVar("T")
-R = TypeVar("R")
-
 
 class _Stopped(BaseException):
     """Ends a task whose result nobody waits for."""
@@ -264,67 +240,49 @@ def run_tasks(
     work: Callable[[T, Report], R],
     tasks: Sequence[T],
     *,
+    size: Callable[[T], int],
+    total: int,
     workers: int | None,
-    on_report: Callable[[T, int], None],
-    on_done: Callable[[T, R], None],
-) -> int:
-    """Carry out all tasks; returns how many were worked on at a time.
+    on_progress: OnProgress | None,
+) -> tuple[list[R], int]:
+    """Carry out all tasks; returns what came of each, and how many were worked on at a time.
 
-    The first error is raised when nothing runs any more. `on_done` is called on this thread.
+    What the sizes of all tasks lack of `total` was done before. The first error is raised when
+    nothing runs any more.
     """
     if workers is not None and (type(workers) is not int or workers < 1):
         raise UsageError(f"workers={workers!r} is not a whole number of 1 or more")
-    count = min(workers or physical_cores(), len(tasks))
-    if not count:
-        return 0
-    stop = threading.Event()
+    if not tasks:
+        return [], 0
+    count = 1 if len(tasks) == 1 else min(workers or physical_cores(), len(tasks))
+    stop, lock = threading.Event(), threading.Lock()
+    told = [0] * len(tasks)
+    done = total - sum(map(size, tasks))
 
-    def run_one(task: T) -> R:
+    def run_one(number: int) -> R:
         def report(amount: int) -> None:
+            nonlocal done
             if stop.is_set():
                 raise _Stopped
-            on_report(task, amount)
+            with lock:
+                done, told[number] = done + amount - told[number], amount
+                if on_progress is not None:
+                    on_progress(min(total, done), total)
 
-        return work(task, report)
+        result = work(tasks[number], report)
+        report(size(tasks[number]))
+        return result
 
     with ThreadPoolExecutor(count, thread_name_prefix="part") as pool:
         try:
-            futures = {pool.submit(run_one, task): task for task in tasks}
+            futures = [pool.submit(run_one, number) for number in range(len(tasks))]
             for future in as_completed(futures):
-                on_done(futures[future], future.result())
+                future.result()
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    return count
-
-
-@dataclass(kw_only=True)
-class TaskProgress:
-    """How much is done of many parts, those included that are being worked on."""
-
-    total: int
-    done: int
-    on_progress: OnProgress | None
-    _running: dict[str, int] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def report(self, name: str, amount: int) -> None:
-        """So much of a part is done."""
-        with self._lock:
-            self._running[name] = amount
-            self._show()
-
-    def finish(self, name: str, amount: int) -> None:
-        """A part is done, and was so much."""
-        with self._lock:
-            self._running.pop(name, None)
-            self.done += amount
-            self._show()
-
-    def _show(self) -> None:
-        if self.on_progress is not None:
-            self.on_progress(min(self.total, self.done + sum(self._running.values())), self.total)
+    return [future.result() for future in futures], count
 
 
 # -------------------------------------------------------------------------------------------------
@@ -351,7 +309,7 @@ class ExportResult:
     notes: tuple[str, ...]
     """What to do with the files: lines to paste, what is lost."""
     workers: int
-    seconds: float
+    seconds: float = 0.0
 
 
 @with_settings(ExportRequest)
@@ -378,77 +336,108 @@ def export_splits(
             f"{' and '.join(stores) or 'the store'} has no documents: there is nothing to export",
             hint="see what the store has with: tokenmill inspect STORE",
         )
-    format_ = get_format(asked.to)
+    format_, link = get_format(asked.to), asked.link
     options = dataclasses.replace(
         asked,
-        packing=find_packing(asked.packing).name,
-        link=_link(asked.link),
+        link=LINKS[link] if isinstance(link, bool) else link,
         settings=complete_settings(format_, asked.settings),
     )
     check_options(format_, options)
     root = local_path(asked.out, hint=WRITE_HINT).absolute()
-    return Export(stores, format_, options, root, asked.workers, asked.on_progress).run()
+    return Export(stores, format_, options, root).run(asked.workers, asked.on_progress)
 
 
 @dataclass
 class Export:
-    """One call of `export`."""
+    """One call of `export`: what a format is told of it, and the steps."""
 
     stores: Mapping[str, Store]
     format: Format
     options: ExportOptions
     root: Path
-    workers: int | None
-    on_progress: OnProgress | None
-    checksums: dict[str, str] = field(default_factory=dict)
+    parts: list[ExportTask] = field(default_factory=list)
+    index_files: list[str] = field(default_factory=list)
+    checksums: dict[str, str] = field(default_factory=dict)  # of files that this run has written
 
-    def run(self) -> ExportResult:
+    def __post_init__(self) -> None:
+        self.books = StoreLayout(self.root / BOOKS)
+
+    def name(self, split: str, file: str) -> str:
+        """The name of a split's file: one split is at the top, several in folders of their own."""
+        return file if len(self.stores) == 1 else f"{split}/{file}"
+
+    def folders(self) -> list[str]:
+        """The folder of each split."""
+        return [str((self.root / self.name(split, "_")).parent) for split in self.stores]
+
+    def checksum(self, name: str) -> str:
+        """xxh3-128 of a file that is complete; one that was there before is read for it."""
+        if name not in self.checksums:
+            seen = xxhash.xxh3_128()
+            with (self.root / name).open("rb", buffering=0) as file:
+                while block := file.read(COPY_BYTES):
+                    seen.update(block)
+            self.checksums[name] = seen.hexdigest()
+        return self.checksums[name]
+
+    def run(self, workers: int | None, on_progress: OnProgress | None) -> ExportResult:
         """Carry out the export."""
-        self._started = time.monotonic()
-        self._plan = plan = self.format.plan(self.stores, self.options)
-        if len({*plan.files}) != len(plan.files):
+        started = time.monotonic()
+        self.parts, self.index_files = self.format.plan(self), self.format.index_files(self)
+        self.files = [name for part in self.parts for name in part.files] + self.index_files
+        if len({*self.files}) != len(self.files):
             raise ValueError("two files of an export have the same name")
         self._check_folder()
-        tmp = self.root / BOOKS / "tmp"
-        with StoreLock(StoreLayout(self.root / BOOKS)):
+        with StoreLock(self.books):
             title = self._title()
             known = self._refuse_another(title)
-            shutil.rmtree(tmp, ignore_errors=True)
+            shutil.rmtree(self.books.tmp, ignore_errors=True)
             try:
-                return self._work(title, known)
+                result = self._work(title, known, workers, on_progress)
             finally:
-                shutil.rmtree(tmp, ignore_errors=True)
+                shutil.rmtree(self.books.tmp, ignore_errors=True)
+        return dataclasses.replace(result, seconds=time.monotonic() - started)
 
-    def _work(self, title: dict[str, Json], known: Mapping[str, Json]) -> ExportResult:
-        plan, notes = self._plan, known.get("notes")
-        sizes = known.get("files")
-        sizes = sizes if isinstance(sizes, dict) else {}
+    def _work(
+        self,
+        title: dict[str, Json],
+        known: Mapping[str, Json],
+        workers: int | None,
+        on_progress: OnProgress | None,
+    ) -> ExportResult:
+        notes, found = known.get("notes"), known.get("files")
+        sizes = found if isinstance(found, dict) else {}
         left = [
-            part for part in plan.parts if not self._is_whole(part.files, {**sizes, **part.sizes})
+            part for part in self.parts if not self._is_whole(part.files, {**sizes, **part.sizes})
         ]
-        resumed = len(plan.parts) - len(left)
-        if not left and self._is_whole(plan.index_files, sizes) and isinstance(notes, list):
-            lines = tuple(map(str, notes))
-            return self._result(resumed, notes=lines, workers=0, nothing_to_do=True)
+        resumed = len(self.parts) - len(left)
+        if not left and self._is_whole(self.index_files, sizes) and isinstance(notes, list):
+            return self._result(resumed, [*map(str, notes)], workers=0, nothing_to_do=True)
         # Until it is complete again, an export has no index.
-        for name in plan.index_files:
+        for name in self.index_files:
             (self.root / name).unlink(missing_ok=True)
         self._write_title({**title, "files": sizes})
-        workers = self._run_parts(left)
-        for part in plan.parts:
+        _, workers = run_tasks(
+            self._make,
+            left,
+            size=lambda part: part.tokens,
+            total=sum(part.tokens for part in self.parts),
+            workers=workers,
+            on_progress=on_progress,
+        )
+        for part in self.parts:
             if not self._is_whole(part.files, part.sizes):
                 raise StoreError(
                     f"files of the part {part.files[0]!r} vanished from {str(self.root)!r} while it"
                     " was being written",
                     hint="run the same command again, and let nothing else write into the folder",
                 )
-        with PartFiles(self.root, plan.index_files, self.checksums) as out:
-            finish = self.format.finish(self.stores, self.options, plan.parts, out)
-            lines = (*finish, *self._notes())
+        with PartFiles(self, self.index_files) as out:
+            lines = [*self.format.finish(self, out), *self._notes()]
             out.commit()
-        files: dict[str, Json] = {name: (self.root / name).stat().st_size for name in plan.files}
+        files: dict[str, Json] = {name: (self.root / name).stat().st_size for name in self.files}
         self._write_title({**title, "files": files, "notes": [*lines]})
-        return self._result(resumed, notes=lines, workers=workers, nothing_to_do=False)
+        return self._result(resumed, lines, workers=workers, nothing_to_do=False)
 
     def _is_whole(self, names: Sequence[str], sizes: Mapping[str, Json]) -> bool:
         """Whether files have their names, and their sizes as far as they are known."""
@@ -466,38 +455,24 @@ class Export:
         if not about.masks and any(store.has_mask for store in self.stores.values()):
             yield f"loss masks are left out: {about.name} has no place for them; all tokens count"
 
-    def _run_parts(self, left: Sequence[ExportTask]) -> int:
-        total = sum(part.tokens for part in self._plan.parts)
-        progress = TaskProgress(
-            total=total,
-            done=total - sum(part.tokens for part in left),
-            on_progress=self.on_progress,
-        )
-        return run_tasks(
-            self._make,
-            left,
-            workers=self.workers,
-            on_report=lambda part, tokens: progress.report(part.files[0], tokens),
-            on_done=lambda part, _: progress.finish(part.files[0], part.tokens),
-        )
-
     def _make(self, part: ExportTask, report: Report) -> None:
         """Make the files of a part, on any thread."""
-        store, link = self.stores[part.split], _link(self.options.link)
-        on_bytes = partial(self._on_bytes, part, report, [0, 0])
-        with PartFiles(self.root, part.files, self.checksums, link, on_bytes) as out:
-            self.format.write(store, part, self.options, out)
-            out.commit()
+        written = told = 0
+        width = WIDE_ID
+        if self.format.about.linkable:
+            width = self.stores[part.split].dtype.itemsize
 
-    def _on_bytes(self, part: ExportTask, report: Report, sums: list[int], count: int) -> None:
-        """Turn bytes that are written into reports of tokens, as far as bytes tell it."""
-        sums[0] += count
-        if sums[0] - sums[1] >= REPORT_BYTES:
-            sums[1] = sums[0]
-            width = WIDE_ID
-            if self.format.about.linkable:
-                width = self.stores[part.split].dtype.itemsize
-            report(min(part.tokens, sums[0] // width))
+        def on_bytes(count: int) -> None:
+            # Bytes tell of tokens, about.
+            nonlocal written, told
+            written += count
+            if written - told >= REPORT_BYTES:
+                told = written
+                report(min(part.tokens, written // width))
+
+        with PartFiles(self, part.files, on_bytes) as out:
+            self.format.write(self, part, out)
+            out.commit()
 
     def _title(self) -> dict[str, Json]:
         """What is exported, and how: everything that decides the bytes."""
@@ -517,10 +492,9 @@ class Export:
         }
 
     def _write_title(self, title: Mapping[str, Json]) -> None:
-        layout = StoreLayout(self.root / BOOKS)
-        layout.tmp.mkdir(parents=True, exist_ok=True)
+        self.books.tmp.mkdir(parents=True, exist_ok=True)
         sync_folder(self.root)
-        replace_file(layout, layout.root / TITLE, seal(title))
+        replace_file(self.books, self.books.root / TITLE, seal(title))
 
     def _refuse_another(self, title: Mapping[str, Json]) -> Mapping[str, Json]:
         """What is known of this export from before; UsageError where the folder has another."""
@@ -528,14 +502,14 @@ class Export:
         changes = [name for name in title if known.get(name) != title[name]]
         if not changes:
             return known
-        if any(self._files()):
+        if any(self._others()):
             raise UsageError(
                 f"{str(self.root)!r} holds another export: its {', '.join(changes)} differ",
                 hint="choose another --out, or delete that folder first",
             )
         return {}  # nothing came of it
 
-    def _files(self) -> Iterator[str]:
+    def _others(self) -> Iterator[str]:
         """The files in the folder but for the books."""
         for path in self.root.rglob("*"):
             name = path.relative_to(self.root).as_posix()
@@ -544,28 +518,23 @@ class Export:
 
     def _check_folder(self) -> None:
         """A folder with other things in it is no place for an export."""
-        root = self.root
-        if not root.exists():
-            return
-        if not root.is_dir():
+        if self.root.exists() and not self.root.is_dir():
             raise UsageError(
-                f"{str(root)!r} is a file; an export is a folder", hint="choose another --out"
+                f"{str(self.root)!r} is a file; an export is a folder", hint="choose another --out"
             )
-        others = {*self._files()}
-        if (root / BOOKS).is_dir():
-            others -= {*self._plan.files}
+        others = {*self._others()} - {*(self.files if self.books.root.is_dir() else ())}
         if others:
             raise UsageError(
-                f"the folder {str(root)!r} holds other things ({min(others)!r}, ...); an export"
-                " would mix with them",
+                f"the folder {str(self.root)!r} holds other things ({min(others)!r}, ...); an"
+                " export would mix with them",
                 hint="choose a new or empty folder with --out",
             )
 
     def _result(
-        self, resumed: int, *, notes: tuple[str, ...], workers: int, nothing_to_do: bool
+        self, resumed: int, notes: Sequence[str], *, workers: int, nothing_to_do: bool
     ) -> ExportResult:
-        stores, facts = self.stores, [(self.root / name).stat() for name in self._plan.files]
-        links = self.options.link is not FileLink.NEVER
+        stores, facts = self.stores, [(self.root / name).stat() for name in self.files]
+        links = self.options.link != "never"
         return ExportResult(
             out=str(self.root),
             format=self.format.about.name,
@@ -576,11 +545,10 @@ class Export:
             files=len(facts),
             bytes=sum(each.st_size for each in facts),
             linked_bytes=sum(each.st_size for each in facts if links and each.st_nlink > 1),
-            parts=len(self._plan.parts),
+            parts=len(self.parts),
             parts_resumed=resumed,
-            notes=notes,
+            notes=tuple(notes),
             workers=workers,
-            seconds=time.monotonic() - self._started,
         )
 
 
@@ -594,17 +562,25 @@ def open_splits(store: PathInput | Store, split: str | Sequence[str] | None) -> 
                 hint="give the path of the store, or leave split out",
             )
         return {store.split or "train": store}
-    text = os.fspath(store)
-    if wanted is None and "://" not in text:
-        wanted = list(read_manifest(Path(text).absolute()).splits) or ["train"]
+    whole = Store(store, split=None)
     if wanted is None:
-        wanted = list(Store(text, split=None).manifest.splits)
-    return {name: Store(text, split=name) for name in wanted}
+        wanted = [*whole.manifest.splits] or ["train"]
+    return {name: whole.of_split(name) for name in wanted}
 
 
 def check_options(format_: Format, options: ExportOptions) -> None:
     """Refuse what the format cannot do, before anything is opened for it."""
     about = format_.about
+    if options.packing not in PACKINGS:
+        raise UsageError(
+            f"there is no packing {options.packing!r}",
+            hint=f"use one of: {', '.join(map(repr, PACKINGS))}",
+        )
+    if options.link not in LINKS:
+        raise UsageError(
+            f"link={options.link!r} is not known",
+            hint=f"use True, False or one of: {', '.join(map(repr, LINKS))}",
+        )
     if options.seq_len is not None and not about.rows:
         raise UsageError(
             f"{about.name} holds documents, not rows; seq_len={options.seq_len} says nothing there",
@@ -628,20 +604,8 @@ def check_options(format_: Format, options: ExportOptions) -> None:
         value = getattr(options, name)
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"{name}={value!r} is not a whole number of 1 or more")
-    if options.link is not FileLink.NEVER and not about.linkable:
+    if options.link != "never" and not about.linkable:
         raise UsageError(
             f"files of {about.name} are not the store's own bytes, so they cannot be links",
             hint="leave --link out",
         )
-
-
-def _link(value: str | bool) -> FileLink:
-    if isinstance(value, bool):
-        return FileLink.ALWAYS if value else FileLink.NEVER
-    try:
-        return FileLink(value)
-    except ValueError:
-        raise UsageError(
-            f"link={value!r} is not known",
-            hint=f"use True, False or one of: {', '.join(map(repr, map(str, FileLink)))}",
-        ) from None

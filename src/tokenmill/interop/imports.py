@@ -1,9 +1,13 @@
 """The verb `import_store`: foreign token files in, a store out. The same call again resumes.
 
-    detect -> open -> parts -> what is left to do -> workers, one unit each -> manifest
+    detect -> open -> parts -> what is left to do -> threads, one unit each -> manifest
 
 A part becomes a unit with a receipt, written as a build writes it, so that everything that works
 with a store (verify, inspect, the loader) works with an imported one.
+
+Where the end-of-text id is, is not asked but found: after all documents are read, it is known
+whether each of them begins or ends with it. A prepended end-of-text (as llm.c has it) is a token
+that begins every document, so it is `bos` in the manifest, with its own name.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import json
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,6 +31,11 @@ from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop.base import (
     READ_HINT,
     STORE_HINT,
+    DocumentBlock,
+    Foreign,
+    ForeignPart,
+    Format,
+    ImportOptions,
     ImportRequest,
     complete_settings,
     damaged,
@@ -35,7 +44,7 @@ from tokenmill.interop.base import (
     local_path,
     reading,
 )
-from tokenmill.interop.export import TaskProgress, run_tasks, title_of
+from tokenmill.interop.export import OnProgress, Report, run_tasks, title_of
 from tokenmill.loader.packing import LAYOUTS
 from tokenmill.options import with_settings
 from tokenmill.store.facts import (
@@ -44,7 +53,10 @@ from tokenmill.store.facts import (
     Bounds,
     Counts,
     EngineFacts,
+    Manifest,
+    Receipt,
     SourceFacts,
+    SplitTotals,
     StoreIdentity,
     TokenizerFacts,
     UnitFacts,
@@ -62,40 +74,32 @@ from tokenmill.store.format import (
     token_dtype,
     view_tokens,
 )
-from tokenmill.store.layout import RECEIPT_FILE, SPLIT_NAME, StoreLayout, StoreLock, replace_file
-from tokenmill.store.reader import MappedShard, Store
-from tokenmill.store.write import UnitWriter, sweep
+from tokenmill.store.layout import (
+    RECEIPT_FILE,
+    SPLIT_NAME,
+    Json,
+    StoreLayout,
+    StoreLock,
+    refuse_other_folder,
+)
+from tokenmill.store.reader import Store
+from tokenmill.store.write import UnitWriter, keep_tokenizer, sweep
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from tokenmill.interop.base import (
-        DocumentBlock,
-        Foreign,
-        ForeignPart,
-        Format,
-        ImportOptions,
-    )
-    from tokenmill.interop.export import OnProgress, Report
-    from tokenmill.store.facts import Manifest, Receipt, SplitTotals
-    from tokenmill.store.layout import Json
+    from numpy.typing import NDArray
 
 
-# -------------------------------------------------------------------------------------------------
-# Who an imported store is: its tokenizer, what was imported, and where its end-of-text id stands.
-#
-# The last is not asked but found: after all documents are read, it is known whether each of them
-# begins or ends with the id. A prepended end-of-text (as llm.c has it) is a token that begins
-# every document, so it stands as `bos` in the manifest, with its own name.
-
+# Kind of the tokenizer of ids that nobody named one for.
 UNKNOWN = "unknown"
-"""Kind of the tokenizer of ids that nobody named one for."""
+# Documents whose first and last tokens are looked at in one go.
+TALLIED = 1 << 18
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedTokenizer:
+class NamedTokenizer(NamedTuple):
     """The tokenizer that made foreign ids, as far as an import needs it."""
 
     facts: TokenizerFacts
@@ -105,72 +109,34 @@ class NamedTokenizer:
 
 def name_tokenizer(source: str | os.PathLike[str], *, eos: str | None = None) -> NamedTokenizer:
     """The tokenizer of a name; its end-of-text as asked for, or as its metadata say, or none."""
-    files = find_tokenizer(source)
-    info = describe(files, policy=None)
-    named = info.eos_token is not None or eos is not None
-    return NamedTokenizer(
-        facts=TokenizerFacts(
-            kind=str(info.kind),
-            fingerprint=info.fingerprint,
-            vocab_size=info.vocab_size,
-            files={name: facts_of(path.read_bytes()) for name, path in files.files.items()},
-        ),
-        files=files.files,
-        eos=resolve_eos(info, eos) if named else None,
+    found = find_tokenizer(source)
+    info, files = describe(found, policy=None), found.files
+    facts = TokenizerFacts(
+        kind=str(info.kind),
+        fingerprint=info.fingerprint,
+        vocab_size=info.vocab_size,
+        files={name: facts_of(path.read_bytes()) for name, path in files.items()},
     )
+    named = info.eos_token is not None or eos is not None
+    return NamedTokenizer(facts, files, resolve_eos(info, eos) if named else None)
 
 
 def unknown_tokenizer(vocab_size: int, *, eos_id: int | None = None) -> NamedTokenizer:
     """For ids whose tokenizer nobody named."""
     facts = TokenizerFacts(kind=UNKNOWN, fingerprint=UNKNOWN, vocab_size=vocab_size, files={})
-    eos = None if eos_id is None else (f"id {eos_id}", eos_id)
-    return NamedTokenizer(facts=facts, files={}, eos=eos)
+    return NamedTokenizer(facts, {}, None if eos_id is None else (f"id {eos_id}", eos_id))
 
 
-def import_identity(
-    tokenizer: NamedTokenizer, config: Mapping[str, Json], *, mask: bool
-) -> StoreIdentity:
-    """The identity of an imported store, before its end-of-text is found."""
-    content: dict[str, Json] = {
-        "format_version": FORMAT_VERSION,
-        "tokenizer": tokenizer.facts.fingerprint,
-        "vocab_size": tokenizer.facts.vocab_size,
-        "config": dict(config),
-    }
-    if mask:
-        content["mask"] = True
-    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
-    return StoreIdentity(
-        created_by=f"tokenmill {__version__}",
-        tokenizer=tokenizer.facts,
-        eos=None,
-        bos=None,
-        special_tokens=str(SpecialTokens.TEXT),
-        config=dict(config),
-        fingerprint=hashlib.sha256(canonical).hexdigest(),
-        mask=mask,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EosTally:
+class EosTally(NamedTuple):
     """How many documents have the end-of-text id where."""
 
-    documents: int = 0
-    """Those that have tokens."""
+    documents: int = 0  # those that have tokens
     first: int = 0
     last: int = 0
 
-    def __add__(self, other: EosTally) -> EosTally:
-        return EosTally(
-            documents=self.documents + other.documents,
-            first=self.first + other.first,
-            last=self.last + other.last,
-        )
-
     @property
     def place(self) -> str:
-        """Where it stands: appended, prepended, mixed or none."""
+        """Where it is: appended, prepended, mixed or none."""
         if self.documents and self.last == self.documents:
             return "appended"
         if self.documents and self.first == self.documents:
@@ -191,23 +157,22 @@ class EosTally:
 
 
 def tally_eos(
-    shard: MappedShard, eos_id: int | None, *, block_documents: int = 1 << 18
+    tokens: NDArray[np.integer],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.integer],
+    eos_id: int | None,
 ) -> EosTally:
-    """Look at the first and last token of every document of a shard."""
-    index, tokens = shard.index, shard.tokens
-    tally = EosTally()
-    for first in range(0, len(index.lengths), block_documents):
-        here = slice(first, first + block_documents)
-        lengths = index.lengths[here].astype(np.int64)
-        begins = index.offsets[here][lengths > 0] // index.dtype.itemsize
-        lasts = begins + lengths[lengths > 0] - 1
-        known = eos_id is not None
-        tally += EosTally(
-            documents=len(begins),
-            first=int(np.count_nonzero(tokens[begins] == eos_id)) if known else 0,
-            last=int(np.count_nonzero(tokens[lasts] == eos_id)) if known else 0,
-        )
-    return tally
+    """Look at the first and last token of documents, by where they begin."""
+    begins, lengths = begins[lengths > 0], lengths[lengths > 0]
+    if eos_id is None:
+        return EosTally(len(begins))
+    ends = (np.count_nonzero(tokens[at] == eos_id) for at in (begins, begins + lengths - 1))
+    return EosTally(len(begins), *map(int, ends))
+
+
+def add_tallies(tallies: Iterable[EosTally]) -> EosTally:
+    """All of them together."""
+    return EosTally(*map(sum, zip(EosTally(), *tallies, strict=True)))
 
 
 def with_eos(
@@ -220,144 +185,6 @@ def with_eos(
     if tally.place == "appended":
         return identity.but(eos=BoundaryToken(token=token, id=number, position="end"))
     return identity.but(bos=BoundaryToken(token=token, id=number, position="start"))
-
-
-def copy_tokenizer(layout: StoreLayout, tokenizer: NamedTokenizer) -> None:
-    """Copy the tokenizer's files into the store, so that it needs nothing else to be read."""
-    layout.tokenizer.mkdir(parents=True, exist_ok=True)
-    for name, source in tokenizer.files.items():
-        wanted, target = tokenizer.facts.files[name], layout.tokenizer / name
-        if target.exists() and facts_of(target.read_bytes()) == wanted:
-            continue
-        data = source.read_bytes()
-        if facts_of(data) != wanted:
-            raise StoreError(
-                f"the tokenizer file {str(source)!r} changed while it was read",
-                hint="run the same command again",
-            )
-        replace_file(layout, target, data)
-
-
-# -------------------------------------------------------------------------------------------------
-# The worker of an import: reads parts of foreign files and commits each as a unit of a store.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportWorker:
-    """What all parts of an import have in common; each becomes a unit, on any thread."""
-
-    foreign: Foreign
-    format: str
-    options: ImportOptions
-    layout: StoreLayout
-    config: str
-    vocab_size: int
-
-    def work(self, task: ForeignPart, report: Report) -> EosTally:
-        unit, vocab_size = unit_of(task), self.vocab_size
-        with UnitWriter(
-            self.layout, unit, dtype=token_dtype(vocab_size), vocab_size=vocab_size
-        ) as writer:
-            rows = tokens = largest = read = 0
-            for block in self._blocks(task):
-                self._append(writer, task, block, first_row=rows)
-                rows += len(block.lengths)
-                tokens += len(block.ids)
-                largest = max(largest, int(block.lengths.max(initial=0)))
-                read += block.ids.nbytes
-                report(min(read, task.bytes))
-            size, version = source_version(self.foreign, task.path)
-            receipt = writer.commit(
-                source=SourceFacts(
-                    size=size,
-                    version=version,
-                    digest="",  # nobody reads it: files that changed are imported again
-                    is_last=False,
-                    num_lines=0,
-                ),
-                config=self.config,
-                counts=Counts.of(rows=rows, documents=rows, input_bytes=task.bytes, tokens=tokens),
-                bounds=Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
-                engine=_engine(self.format),
-            )
-        return tally_receipt(self.layout, receipt, self.options.eos_id)
-
-    def _blocks(self, task: ForeignPart) -> Iterator[DocumentBlock]:
-        with reading(self.foreign.files[task.path]):
-            yield from self.foreign.blocks(task)
-
-    def _append(
-        self, writer: UnitWriter, task: ForeignPart, block: DocumentBlock, *, first_row: int
-    ) -> None:
-        rows = np.arange(first_row, first_row + len(block.lengths), dtype=np.int64)
-        mask = block.mask
-        if mask is None and self.foreign.has_mask:
-            mask = np.ones(len(block.ids), np.uint8)  # a store has masks for all or for none
-        ids = block.ids
-        if ids.dtype == np.dtype("<u4"):
-            ids = ids.view("<i4")  # the bytes of a store; what is too large becomes negative
-        try:
-            writer.append(task.split, ids, lengths=block.lengths, rows=rows, mask=mask)
-        except ValueError:
-            vocab_size = self.vocab_size
-            check_ids(block, vocab_size=vocab_size, path=task.path, first=task.start + first_row)
-            raise
-
-
-def check_ids(block: DocumentBlock, *, vocab_size: int, path: str, first: int) -> None:
-    """Raise SourceError, which names the document, where an id is not in the vocabulary."""
-    ids, longest = block.ids, int(block.lengths.max(initial=0))
-    if longest > MAX_DOCUMENT_TOKENS:
-        raise damaged(
-            path,
-            f"has a document of {longest:,} tokens, and a store's have {MAX_DOCUMENT_TOKENS:,} at"
-            " most",
-            hint="cut it, or name the end-of-text id and use --split-at-eos",
-        )
-    if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-        return
-    place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-    document = first + int(np.searchsorted(np.cumsum(block.lengths), place, side="right"))
-    raise SourceError(
-        f"document {document:,} of {path!r} has the id {int(ids[place]):,}, and the tokenizer has"
-        f" {vocab_size:,} ids: they are of another tokenizer, or of another type than {ids.dtype}",
-        hint="name the tokenizer that made them with --tokenizer, or their type with --dtype",
-    )
-
-
-def tally_receipt(layout: StoreLayout, receipt: Receipt, eos_id: int | None) -> EosTally:
-    """Where the end-of-text id stands in a unit that is complete."""
-    tally = EosTally()
-    for shard in receipt.shards:
-        index = read_index(layout.shard_file(shard.name, "idx"))
-        data = map_file(layout.shard_file(shard.name, "bin"))
-        tokens = view_tokens(data, dtype=index.dtype)
-        tally += tally_eos(MappedShard(tokens=tokens, index=index), eos_id)
-    return tally
-
-
-def source_version(foreign: Foreign, path: str) -> tuple[int, str]:
-    """Size and version of a foreign file; the version changes when one of its sidecars does."""
-    files = (foreign.files[path], *foreign.sidecars.get(path, ()))
-    facts = [file.stat() for file in files]
-    return facts[0].st_size, "-".join(str(each.st_mtime_ns) for each in facts)
-
-
-def unit_of(part: ForeignPart) -> UnitFacts:
-    return UnitFacts.of(part.path, index=part.index, start=part.start, end=part.end)
-
-
-def _engine(format_name: str) -> EngineFacts:
-    return EngineFacts(
-        name=f"import from {format_name}",
-        version=__version__,
-        reference="none",
-        reference_version="",
-        checked_documents=0,
-        mismatches=0,
-        redone=False,
-        routed_documents=0,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -391,33 +218,32 @@ def import_(asked: ImportRequest) -> ImportResult:
     made the ids: every id must be in its vocabulary. `dtype` is for files that do not say it,
     `split_at_eos` for those without boundaries between documents.
     """
-    return make_import(
+    return run_import(
         local_path(asked.path, hint=READ_HINT),
         named=name_tokenizer(asked.tokenizer, eos=asked.eos),
         out=local_path(asked.out, hint=STORE_HINT),
         format_name=asked.format,
         options=asked,
-        settings=asked.settings,
         workers=asked.workers,
         on_progress=asked.on_progress,
-    ).run()
+    )
 
 
 import_store = import_
 
 
-def make_import(
+def run_import(
     path: Path,
     *,
     named: NamedTokenizer,
     out: Path,
     format_name: str | None,
     options: ImportOptions,
-    settings: Mapping[str, str | int | bool],
-    workers: int | None,
-    on_progress: OnProgress | None,
-) -> ImportRun:
-    """Check what was asked for and put it into a run."""
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> ImportResult:
+    """Import ids of a tokenizer, as far as it is known."""
+    started = time.monotonic()
     found = detect_format(path) if format_name is None else get_format(format_name)
     if options.split_at_eos:
         _refuse_packed(path, found)
@@ -429,17 +255,22 @@ def make_import(
     options = dataclasses.replace(
         options,
         eos_id=None if named.eos is None else named.eos[1],
-        settings=complete_settings(found, settings),
+        settings=complete_settings(found, options.settings),
     )
-    return ImportRun(
-        path=path,
-        format=found,
-        options=options,
-        tokenizer=named,
-        layout=StoreLayout(out.absolute()),
-        workers=workers,
-        on_progress=on_progress,
-    )
+    with reading(path):
+        foreign = found.open(path, options)
+    layout = StoreLayout(out.absolute())
+    refuse_other_folder(layout.root)
+    was_there = layout.root.exists()
+    run = ImportRun(foreign, found.about.name, options, named, layout, started)
+    try:
+        with StoreLock(layout):
+            return run.run(path, workers, on_progress)
+    except BaseException:
+        # Nothing stays of an import that failed before its first unit was complete.
+        if not was_there and not any(layout.shards.glob("*.json")):
+            shutil.rmtree(layout.root, ignore_errors=True)
+        raise
 
 
 def _refuse_packed(path: Path, format_: Format) -> None:
@@ -462,198 +293,203 @@ def _refuse_packed(path: Path, format_: Format) -> None:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ImportRun:
-    """One call of `import_store`."""
+    """One import, when its files are open."""
 
-    path: Path
-    format: Format
+    foreign: Foreign
+    format: str
     options: ImportOptions
     tokenizer: NamedTokenizer
     layout: StoreLayout
-    workers: int | None
-    on_progress: OnProgress | None
+    started: float
 
-    def run(self) -> ImportResult:
-        """Carry out the import."""
-        self._started = time.monotonic()
-        with reading(self.path):
-            foreign = self.format.open(self.path, self.options)
-        try:
-            self._check_folder()
-            was_there = self.layout.root.exists()
-            try:
-                with StoreLock(self.layout):
-                    return self._run_locked(foreign)
-            except BaseException:
-                self._leave_nothing(was_there)
-                raise
-        finally:
-            foreign.close()
-
-    def _run_locked(self, foreign: Foreign) -> ImportResult:
-        identity = import_identity(self.tokenizer, self._config(), mask=foreign.has_mask)
-        with reading(self.path):
-            units = [unit_of(part) for part in foreign.parts]
-        if len({unit.name for unit in units}) != len(units):
+    def run(self, path: Path, workers: int | None, on_progress: OnProgress | None) -> ImportResult:
+        """Carry out the import; the store is locked."""
+        parts, layout, eos = self.foreign.parts, self.layout, self.tokenizer.eos
+        self.identity = identity = self._identity()
+        units = {unit.name: unit for unit in map(_unit_of, parts)}
+        if len(units) != len(parts):
             raise SourceError(
-                f"two files of {str(self.path)!r} have the same name", hint="import one of them"
+                f"two files of {str(path)!r} have the same name", hint="import one of them"
             )
-        done = self._find_done(foreign, units, identity)
-        self._refuse_mixtures(units, identity)
-        finished = self._finished(units, done, identity)
-        if finished is not None:
-            return self._result(foreign, finished, resumed=len(done))
-        self.layout.create()
-        copy_tokenizer(self.layout, self.tokenizer)
-        sweep(self.layout, {name: receipt.claim for name, receipt in done.items()})
-        left = [
-            part for part, unit in zip(foreign.parts, units, strict=True) if unit.name not in done
-        ]
-        tallies: dict[str, EosTally] = {}
-        workers = self._run_parts(foreign, left, identity, tallies)
-        for name, receipt in done.items():
-            tallies[name] = tally_receipt(self.layout, receipt, self.options.eos_id)
-        tally = sum(tallies.values(), EosTally())
-        final = with_eos(identity, tally, self.tokenizer.eos)
-        names = [unit.name for unit in units]
-        manifest = assemble_manifest(self.layout, final, units=names)
-        write_manifest(self.layout, manifest)
-        note = None if self.tokenizer.eos is None else tally.sentence(repr(self.tokenizer.eos[0]))
-        if self.options.split_at_eos and (padding := _padding(self.layout, self.options.eos_id)):
+        done = self._find_done(units)
+        manifest = self._finished() if len(done) == len(units) else None
+        if manifest is not None and len(manifest.units) == len(units):
+            return self._result(manifest, resumed=len(done))
+        layout.create()
+        keep_tokenizer(layout, self.tokenizer.files, identity.tokenizer.files)
+        sweep(layout, {name: receipt.claim for name, receipt in done.items()})
+        try:
+            tallies, workers = run_tasks(
+                self._work,
+                [part for part in parts if _unit_of(part).name not in done],
+                size=lambda part: part.bytes,
+                total=sum(part.bytes for part in parts),
+                workers=workers,
+                on_progress=on_progress,
+            )
+        finally:
+            shutil.rmtree(layout.tmp, ignore_errors=True)
+        tally = add_tallies([*tallies, *map(self._tally, done.values())])
+        manifest = assemble_manifest(layout, with_eos(identity, tally, eos), units=[*units])
+        write_manifest(layout, manifest)
+        note = None if eos is None else tally.sentence(repr(eos[0]))
+        if self.options.split_at_eos and (padding := _padding(layout, self.options.eos_id)):
             note = f"{note}; {padding}"
         result = self._result(
-            foreign, manifest, resumed=len(done), workers=workers, note=note, place=tally.place
+            manifest, resumed=len(done), workers=workers, note=note, place=tally.place
         )
-        append_runs(self.layout, [_run_record(result)])
+        record: dict[str, Json] = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "tokenmill": __version__,
+            "import": result.format,
+            "workers": result.workers,
+            "seconds": round(result.seconds, 3),
+            "parts": result.parts - result.parts_resumed,
+            "tokens": result.tokens,
+        }
+        append_runs(layout, [record])
         return result
 
-    def _run_parts(
-        self,
-        foreign: Foreign,
-        left: Sequence[ForeignPart],
-        identity: StoreIdentity,
-        tallies: dict[str, EosTally],
-    ) -> int:
-        total = sum(part.bytes for part in foreign.parts)
-        progress = TaskProgress(
-            total=total,
-            done=total - sum(part.bytes for part in left),
-            on_progress=self.on_progress,
-        )
-
-        def on_done(part: ForeignPart, tally: EosTally) -> None:
-            name = unit_of(part).name
-            tallies[name] = tally
-            progress.finish(name, part.bytes)
-
-        worker = ImportWorker(
-            foreign=foreign,
-            format=self.format.about.name,
-            options=self.options,
-            layout=self.layout,
-            config=identity.fingerprint,
-            vocab_size=identity.tokenizer.vocab_size,
-        )
-        try:
-            return run_tasks(
-                worker.work,
-                left,
-                workers=self.workers,
-                on_report=lambda part, count: progress.report(unit_of(part).name, count),
-                on_done=on_done,
-            )
-        finally:
-            shutil.rmtree(self.layout.tmp, ignore_errors=True)
-
-    def _config(self) -> dict[str, Json]:
-        options = self.options
-        return {
-            "import": self.format.about.name,
+    def _identity(self) -> StoreIdentity:
+        """Who the store is, before its end-of-text is found."""
+        options, facts = self.options, self.tokenizer.facts
+        config: dict[str, Json] = {
+            "import": self.format,
             "dtype": options.dtype,
             "split_at_eos": options.split_at_eos,
             "eos_id": options.eos_id if options.split_at_eos else None,
             "split": options.split,
             "settings": dict(options.settings),
         }
+        content: dict[str, Json] = {
+            "format_version": FORMAT_VERSION,
+            "tokenizer": facts.fingerprint,
+            "vocab_size": facts.vocab_size,
+            "config": config,
+            **({"mask": True} if self.foreign.has_mask else {}),
+        }
+        canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
+        return StoreIdentity(
+            created_by=f"tokenmill {__version__}",
+            tokenizer=facts,
+            eos=None,
+            bos=None,
+            special_tokens=str(SpecialTokens.TEXT),
+            config=config,
+            fingerprint=hashlib.sha256(canonical).hexdigest(),
+            mask=self.foreign.has_mask,
+        )
 
-    def _find_done(
-        self, foreign: Foreign, units: Sequence[UnitFacts], identity: StoreIdentity
-    ) -> dict[str, Receipt]:
-        """Units that are complete, of the files as they are now."""
+    def _find_done(self, units: Mapping[str, UnitFacts]) -> dict[str, Receipt]:
+        """Units that are complete, of the files as they are now; StoreError for others."""
         done = {}
-        for unit in units:
-            receipt = find_receipt(self.layout, unit.name)
-            if (
-                receipt is not None
-                and receipt.unit == unit
-                and receipt.config == identity.fingerprint
-                and (receipt.source.size, receipt.source.version)
-                == source_version(foreign, unit.path)
-            ):
+        shards = self.layout.shards
+        for path in sorted(shards.iterdir()) if shards.is_dir() else ():
+            match = RECEIPT_FILE.fullmatch(path.name)
+            receipt = None if match is None else find_receipt(self.layout, match["unit"])
+            if receipt is None:
+                continue
+            unit = units.get(receipt.unit.name)
+            if unit is None or receipt.config != self.identity.fingerprint:
+                raise StoreError(
+                    f"{str(self.layout.root)!r} holds another store: {receipt.unit.path!r} is not"
+                    " among what is imported, or was imported with other options or another"
+                    " tokenizer",
+                    hint="choose another --out, or delete that store first",
+                )
+            source = receipt.source
+            if receipt.unit == unit and (source.size, source.version) == self._version(unit.path):
                 done[unit.name] = receipt
         return done
 
-    def _refuse_mixtures(self, units: Sequence[UnitFacts], identity: StoreIdentity) -> None:
-        """Units of something else must not stand in the same store."""
-        if not self.layout.shards.is_dir():
-            return
-        ours = {unit.name for unit in units}
-        for path in sorted(self.layout.shards.iterdir()):
-            match = RECEIPT_FILE.fullmatch(path.name)
-            if match is None:
-                continue
-            receipt = find_receipt(self.layout, match["unit"])
-            if receipt is None or (
-                receipt.config == identity.fingerprint and receipt.unit.name in ours
-            ):
-                continue
-            raise StoreError(
-                f"{str(self.layout.root)!r} holds another store: {receipt.unit.path!r} is not among"
-                " what is imported, or was imported with other options or another tokenizer",
-                hint="choose another --out, or delete that store first",
-            )
-
-    def _finished(
-        self, units: Sequence[UnitFacts], done: Mapping[str, Receipt], identity: StoreIdentity
-    ) -> Manifest | None:
-        """The manifest of a store that already is what was asked for."""
-        if len(done) != len(units):
-            return None
+    def _finished(self) -> Manifest | None:
+        """The manifest of a store that was imported in the same way."""
         try:
             manifest = read_manifest(self.layout.root)
         except StoreError:
             return None
-        same = manifest.identity.fingerprint == identity.fingerprint
-        return manifest if same and len(manifest.units) == len(units) else None
+        return manifest if manifest.identity.fingerprint == self.identity.fingerprint else None
 
-    def _check_folder(self) -> None:
-        root = self.layout.root
-        if not root.exists():
-            return
-        if not root.is_dir():
-            raise UsageError(
-                f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
-            )
-        names = {entry.name for entry in root.iterdir()}
-        if names and not names & {"shards", "tokenmill.json", "tokenizer", ".lock"}:
-            raise StoreError(
-                f"the folder {str(root)!r} holds other things ({min(names)!r}, ...) and no store;"
-                " an import would mix with them",
-                hint="choose a new or empty folder with --out",
-            )
+    def _version(self, path: str) -> tuple[int, str]:
+        """Size and version of a foreign file; the version changes when one of its sidecars does."""
+        files = (self.foreign.files[path], *self.foreign.sidecars.get(path, ()))
+        facts = [file.stat() for file in files]
+        return facts[0].st_size, "-".join(str(each.st_mtime_ns) for each in facts)
 
-    def _leave_nothing(self, was_there: bool) -> None:
-        """Remove the folder of an import that failed before its first unit was complete."""
-        if was_there or not self.layout.root.is_dir():
-            return
-        shards = self.layout.shards
-        if not shards.is_dir() or not any(shards.glob("*.json")):
-            shutil.rmtree(self.layout.root, ignore_errors=True)
+    def _work(self, part: ForeignPart, report: Report) -> EosTally:
+        """Read a part and commit it as a unit, on any thread."""
+        vocab_size = self.tokenizer.facts.vocab_size
+        with UnitWriter(
+            self.layout, _unit_of(part), dtype=token_dtype(vocab_size), vocab_size=vocab_size
+        ) as writer:
+            rows = tokens = largest = read = 0
+            for block in self._blocks(part):
+                self._append(writer, part, block, first_row=rows)
+                rows += len(block.lengths)
+                tokens += len(block.ids)
+                largest = max(largest, int(block.lengths.max(initial=0)))
+                read += block.ids.nbytes
+                report(min(read, part.bytes))
+            size, version = self._version(part.path)
+            receipt = writer.commit(
+                # Nobody reads the digest: files that changed are imported again.
+                source=SourceFacts(
+                    size=size, version=version, digest="", is_last=False, num_lines=0
+                ),
+                config=self.identity.fingerprint,
+                counts=Counts.of(rows=rows, documents=rows, input_bytes=part.bytes, tokens=tokens),
+                bounds=Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
+                engine=EngineFacts(
+                    name=f"import from {self.format}",
+                    version=__version__,
+                    reference="none",
+                    reference_version="",
+                    checked_documents=0,
+                    mismatches=0,
+                    redone=False,
+                    routed_documents=0,
+                ),
+            )
+        return self._tally(receipt)
+
+    def _blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
+        with reading(self.foreign.files[part.path]):
+            yield from self.foreign.blocks(part)
+
+    def _append(
+        self, writer: UnitWriter, part: ForeignPart, block: DocumentBlock, *, first_row: int
+    ) -> None:
+        rows = np.arange(first_row, first_row + len(block.lengths), dtype=np.int64)
+        mask = block.mask
+        if mask is None and self.foreign.has_mask:
+            mask = np.ones(len(block.ids), np.uint8)  # a store has masks for all or for none
+        ids = block.ids
+        if ids.dtype == np.dtype("<u4"):
+            ids = ids.view("<i4")  # the bytes of a store; what is too large becomes negative
+        try:
+            writer.append(part.split, ids, lengths=block.lengths, rows=rows, mask=mask)
+        except ValueError:
+            vocab_size = self.tokenizer.facts.vocab_size
+            check_ids(block, vocab_size=vocab_size, path=part.path, first=part.start + first_row)
+            raise
+
+    def _tally(self, receipt: Receipt) -> EosTally:
+        """Where the end-of-text id is in a unit that is complete."""
+        found = []
+        for shard in receipt.shards:
+            index = read_index(self.layout.shard_file(shard.name, "idx"))
+            data = map_file(self.layout.shard_file(shard.name, "bin"))
+            tokens = view_tokens(data, dtype=index.dtype)
+            for first in range(0, len(index.lengths), TALLIED):
+                here = slice(first, first + TALLIED)
+                begins = index.offsets[here] // index.dtype.itemsize
+                found.append(tally_eos(tokens, begins, index.lengths[here], self.options.eos_id))
+        return add_tallies(found)
 
     def _result(
         self,
-        foreign: Foreign,
         manifest: Manifest,
         *,
         resumed: int,
@@ -662,11 +498,11 @@ class ImportRun:
         place: str | None = None,
     ) -> ImportResult:
         """What was made; without a `place`, nothing was."""
-        identity = manifest.identity
+        identity, foreign = manifest.identity, self.foreign
         known = "appended" if identity.eos else "prepended" if identity.bos else "none"
         return ImportResult(
             store=str(self.layout.root),
-            format=self.format.about.name,
+            format=self.format,
             nothing_to_do=place is None,
             documents=manifest.totals.documents,
             tokens=manifest.totals.tokens,
@@ -680,8 +516,33 @@ class ImportRun:
             parts_resumed=resumed,
             bytes=sum(part.bytes for part in foreign.parts),
             workers=workers,
-            seconds=time.monotonic() - self._started,
+            seconds=time.monotonic() - self.started,
         )
+
+
+def _unit_of(part: ForeignPart) -> UnitFacts:
+    return UnitFacts.of(part.path, index=part.index, start=part.start, end=part.end)
+
+
+def check_ids(block: DocumentBlock, *, vocab_size: int, path: str, first: int) -> None:
+    """Raise SourceError, which names the document, where an id is not in the vocabulary."""
+    ids, longest = block.ids, int(block.lengths.max(initial=0))
+    if longest > MAX_DOCUMENT_TOKENS:
+        raise damaged(
+            path,
+            f"has a document of {longest:,} tokens, and a store's have {MAX_DOCUMENT_TOKENS:,} at"
+            " most",
+            hint="cut it, or name the end-of-text id and use --split-at-eos",
+        )
+    if not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        return
+    place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+    document = first + int(np.searchsorted(np.cumsum(block.lengths), place, side="right"))
+    raise SourceError(
+        f"document {document:,} of {path!r} has the id {int(ids[place]):,}, and the tokenizer has"
+        f" {vocab_size:,} ids: they are of another tokenizer, or of another type than {ids.dtype}",
+        hint="name the tokenizer that made them with --tokenizer, or their type with --dtype",
+    )
 
 
 def _padding(layout: StoreLayout, eos_id: int | None) -> str:
@@ -696,15 +557,3 @@ def _padding(layout: StoreLayout, eos_id: int | None) -> str:
     if not alone:
         return ""
     return f"{alone:,} documents at the ends of shards are that id alone, as padding would be"
-
-
-def _run_record(result: ImportResult) -> dict[str, Json]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "tokenmill": __version__,
-        "import": result.format,
-        "workers": result.workers,
-        "seconds": round(result.seconds, 3),
-        "parts": result.parts - result.parts_resumed,
-        "tokens": result.tokens,
-    }

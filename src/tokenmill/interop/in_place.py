@@ -1,4 +1,4 @@
-"""Reads other projects' token files as a store, where they lie: nothing is copied, nothing written.
+"""Reads other projects' token files as a store, where they are: nothing is copied or written.
 
 A store is opened from `StoreFiles`; here these are raw token files that something else wrote. The
 manifest is made up from what the files say about themselves, and the loader does not know the
@@ -14,7 +14,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -34,12 +34,13 @@ from tokenmill.interop.base import (
 from tokenmill.interop.imports import (
     EosTally,
     NamedTokenizer,
+    add_tallies,
     name_tokenizer,
     tally_eos,
     unknown_tokenizer,
     with_eos,
 )
-from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, lengths_of
+from tokenmill.interop.raw import RawFormat, RawShard
 from tokenmill.store.facts import (
     UNCOUNTED,
     Counts,
@@ -52,7 +53,7 @@ from tokenmill.store.facts import (
 )
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS, Index
 from tokenmill.store.layout import shard_name, unit_name, unit_prefix
-from tokenmill.store.reader import MappedShard, TrackFile
+from tokenmill.store.reader import TrackFile
 
 if TYPE_CHECKING:
     import os
@@ -66,11 +67,11 @@ if TYPE_CHECKING:
     from tokenmill.store.stream import Track
 
 SAMPLE_BYTES = 4096
+# Blocks of all files together, about; at least two of each.
 SAMPLES = 4096
-"""Blocks of all files together, about; at least two of each."""
 SAMPLES_OF_A_FILE = 16
+# Documents of a shard, and shards, whose first and last token are looked at for end-of-text.
 LOOKED_AT = 64
-"""Documents of a shard, and shards, whose first and last token are looked at for end-of-text."""
 _STORED: dict[str, TokenDtype] = {
     "uint16": np.dtype("<u2"),
     "int32": np.dtype("<i4"),
@@ -93,12 +94,10 @@ class ForeignIdentity(StoreIdentity, frozen=True, kw_only=True):
 class ForeignFiles:
     """Raw token files of another project, as the files of a store."""
 
-    path: str
-    """What was opened, as text: nothing is ever written beside it."""
-    format: str
+    path: str  # what was opened, as text: nothing is ever written beside it
+    format: RawFormat
     options: ImportOptions
-    shards: Mapping[str, RawShard]
-    """Name of the shard in the store -> the file."""
+    shards: Mapping[str, RawShard]  # name of the shard in the store -> the file
     manifest: Manifest
     tokenizer_source: str | None
 
@@ -113,10 +112,8 @@ class ForeignFiles:
         return self.manifest
 
     def index(self, shard: str) -> Index:
-        format_ = get_format(self.format)
-        assert isinstance(format_, RawFormat)
         with reading(self.shards[shard].path):
-            return make_index(format_, self.shards[shard], self.options)
+            return make_index(self.format, self.shards[shard], self.options)
 
     def prepare_indexes(self, shards: Sequence[str]) -> None:
         """Nothing to do: they are mapped, or made when asked for."""
@@ -173,7 +170,6 @@ def open_in_place(
     dtype: str | None = None,
     split_at_eos: bool = False,
     eos: str | None = None,
-    settings: Mapping[str, str | int | bool] | None = None,
 ) -> ForeignFiles:
     """The files of a path or prefix; SourceError where they are damaged."""
     root = local_path(path, hint=READ_HINT)
@@ -189,41 +185,38 @@ def open_in_place(
         dtype=dtype,
         split_at_eos=split_at_eos,
         eos_id=None if named is None or named.eos is None else named.eos[1],
-        settings=complete_settings(format_, settings or {}),
+        settings=complete_settings(format_, {}),
     )
     with reading(root):
         shards = format_.shards(root, options)
         stored = _stored_dtype(shards, root)
-        _check_masks(shards)
+        lacking = [shard for shard in shards if shard.mask is None]
+        if lacking and len(lacking) < len(shards):
+            raise UsageError(
+                f"{str(lacking[0].path)!r} has no loss mask, and other files have one",
+                hint="import the files: where there is no mask, everything counts",
+            )
         named = named or unknown_tokenizer(1 << 16 if stored.itemsize == 2 else (1 << 31) - 1)
         manifest, by_name = _describe(format_, shards, options, named, stored)
-    return ForeignFiles(
-        path=str(path),
-        format=format_.about.name,
-        options=options,
-        shards=by_name,
-        manifest=manifest,
-        tokenizer_source=None if tokenizer is None else str(tokenizer),
-    )
+    source = None if tokenizer is None else str(tokenizer)
+    return ForeignFiles(str(path), format_, options, by_name, manifest, source)
 
 
 def make_index(format_: RawFormat, shard: RawShard, options: ImportOptions) -> Index:
     """What an `.idx` would say about a raw token file."""
-    dtype = _STORED[shard.dtype]
-    borders = format_.borders(shard, options)
-    lengths = lengths_of(borders, 0, len(borders))
+    dtype, ends = _STORED[shard.dtype], format_.ends(shard, options)
+    lengths = np.diff(ends, prepend=0)
     if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
         raise damaged(
             shard.path,
             f"has a document of {lengths.max():,} tokens, and the most is {MAX_DOCUMENT_TOKENS:,}",
             hint="cut it into several, or name the end-of-text id and use split_at_eos=True",
         )
-    offsets = (borders.ends(0, len(borders)) - lengths) * dtype.itemsize
     return Index(
         dtype=dtype,
         lengths=lengths.astype(np.int32),
-        offsets=offsets,
-        documents=np.arange(len(borders) + 1, dtype=np.int64),
+        offsets=(ends - lengths) * dtype.itemsize,
+        documents=np.arange(len(ends) + 1, dtype=np.int64),
     )
 
 
@@ -241,16 +234,6 @@ def _stored_dtype(shards: Sequence[RawShard], path: Path) -> TokenDtype:
     )
 
 
-def _check_masks(shards: Sequence[RawShard]) -> None:
-    """All shards have a mask, or none has."""
-    lacking = [shard for shard in shards if shard.mask is None]
-    if lacking and len(lacking) < len(shards):
-        raise UsageError(
-            f"{str(lacking[0].path)!r} has no loss mask, and other files have one",
-            hint="import the files: where there is no mask, everything counts",
-        )
-
-
 def _describe(
     format_: RawFormat,
     shards: Sequence[RawShard],
@@ -259,70 +242,46 @@ def _describe(
     stored: TokenDtype,
 ) -> tuple[Manifest, dict[str, RawShard]]:
     """A manifest as a build would have written it, and the shards by the names in it."""
-    sampler = _Sampler(len(shards), vocab_size=named.facts.vocab_size)
+    blocks = min(SAMPLES_OF_A_FILE, max(2, SAMPLES // max(1, len(shards))))
     sources, units, by_name = [], [], {}
     for number, shard in enumerate(shards):
         documents = format_.count_documents(shard, options)
-        unit = _unit(shard, number, documents, sampler)
+        _check_samples(shard, blocks, vocab_size=named.facts.vocab_size)
+        index, mask = (
+            "" if file is None else _checksum(file, file.name, blocks)
+            for file in (shard.index, shard.mask)
+        )
+        entry = ShardEntry(
+            split=shard.split,
+            documents=documents,
+            tokens=shard.tokens,
+            bin=_checksum(shard.path, shard.name, blocks),
+            idx=index,
+        )
+        if mask:
+            entry = entry._replace(mask=mask, counted=UNCOUNTED, silent=UNCOUNTED)
+        unit = UnitEntry(
+            name=unit_name(shard.name, index=0),
+            source=number,
+            rows=documents,
+            lines=0,
+            receipt_bytes=0,
+            receipt="",
+            rejects=None,
+            shards=(entry,),
+        )
+        source = SourceEntry(
+            path=shard.name,
+            prefix=unit_prefix(shard.name),
+            size=shard.size,
+            version="",
+            units=1,
+            rows=documents,
+        )
         by_name[shard_name(unit.name, split=shard.split)] = shard
         units.append(unit)
-        sources.append(
-            SourceEntry(
-                path=shard.name,
-                prefix=unit_prefix(shard.name),
-                size=shard.size,
-                version="",
-                units=1,
-                rows=documents,
-            )
-        )
-    documents = sum(unit.rows for unit in units)
-    tokens = sum(shard.tokens for shard in shards)
-    manifest = Manifest(
-        identity=_identity(format_, shards, options, named, stored),
-        totals=Counts.of(rows=documents, documents=documents, tokens=tokens),
-        splits=split_totals(shard for unit in units for shard in unit.shards),
-        engines=(),
-        sources=tuple(sources),
-        units=tuple(units),
-    )
-    return manifest, by_name
-
-
-def _unit(shard: RawShard, number: int, documents: int, sampler: _Sampler) -> UnitEntry:
-    if shard.tokens:
-        sampler.check_ids(shard)
-    entry = ShardEntry(
-        split=shard.split,
-        documents=documents,
-        tokens=shard.tokens,
-        bin=sampler.checksum(shard.path, shard.name),
-        idx="" if shard.index is None else sampler.checksum(shard.index, shard.index.name),
-    )
-    if shard.mask is not None:
-        sampler.check_mask(shard)
-        checksum = sampler.checksum(shard.mask, shard.mask.name)
-        entry = entry._replace(mask=checksum, counted=UNCOUNTED, silent=UNCOUNTED)
-    return UnitEntry(
-        name=unit_name(shard.name, index=0),
-        source=number,
-        rows=documents,
-        lines=0,
-        receipt_bytes=0,
-        receipt="",
-        rejects=None,
-        shards=(entry,),
-    )
-
-
-def _identity(
-    format_: RawFormat,
-    shards: Sequence[RawShard],
-    options: ImportOptions,
-    named: NamedTokenizer,
-    stored: TokenDtype,
-) -> ForeignIdentity:
-    identity = ForeignIdentity(
+        sources.append(source)
+    identity: StoreIdentity = ForeignIdentity(
         created_by=f"tokenmill {__version__}, in place",
         tokenizer=named.facts,
         eos=None,
@@ -333,75 +292,66 @@ def _identity(
         mask=any(shard.mask is not None for shard in shards),
         stored=stored,
     )
-    if named.eos is None:
-        return identity
-    found = with_eos(identity, _look_for_eos(format_, shards, options), named.eos)
-    assert isinstance(found, ForeignIdentity)
-    return found
+    if named.eos is not None:
+        # As it is in some documents of some shards.
+        step = max(1, len(shards) // LOOKED_AT)
+        looked = [shard for shard in shards if shard.tokens][::step]
+        tally = add_tallies(_look_for_eos(format_, shard, options) for shard in looked)
+        identity = with_eos(identity, tally, named.eos)
+    documents, tokens = (sum(unit.rows for unit in units), sum(shard.tokens for shard in shards))
+    manifest = Manifest(
+        identity=identity,
+        totals=Counts.of(rows=documents, documents=documents, tokens=tokens),
+        splits=split_totals(shard for unit in units for shard in unit.shards),
+        engines=(),
+        sources=tuple(sources),
+        units=tuple(units),
+    )
+    return manifest, by_name
 
 
-def _look_for_eos(
-    format_: RawFormat, shards: Sequence[RawShard], options: ImportOptions
-) -> EosTally:
-    """Where end-of-text stands in some documents of some shards."""
-    tally = EosTally()
-    step = max(1, len(shards) // LOOKED_AT)
-    for shard in [shard for shard in shards if shard.tokens][::step]:
-        index = make_index(format_, shard, options)
-        every = max(1, len(index.lengths) // LOOKED_AT)
-        some = Index(
-            dtype=index.dtype,
-            lengths=index.lengths[::every],
-            offsets=index.offsets[::every],
-            documents=index.documents,
-        )
-        tokens: Any = shard.map_tokens().view(index.dtype)
-        tally += tally_eos(MappedShard(tokens=tokens, index=some), options.eos_id)
-    return tally
+def _look_for_eos(format_: RawFormat, shard: RawShard, options: ImportOptions) -> EosTally:
+    index = make_index(format_, shard, options)
+    some = slice(None, None, max(1, len(index.lengths) // LOOKED_AT))
+    begins = index.offsets[some] // index.dtype.itemsize
+    return tally_eos(shard.map_tokens(), begins, index.lengths[some], options.eos_id)
 
 
-class _Sampler:
-    """Reads a few blocks of each file: for a checksum, and to see whether ids can be ids."""
+def _starts(size: int, blocks: int) -> list[int]:
+    """Where the blocks of a file begin that are looked at."""
+    last = max(0, size - SAMPLE_BYTES)
+    return sorted({last * k // (blocks - 1) for k in range(blocks)})
 
-    def __init__(self, num_files: int, *, vocab_size: int) -> None:
-        self._blocks = min(SAMPLES_OF_A_FILE, max(2, SAMPLES // max(1, num_files)))
-        self._vocab_size = vocab_size
 
-    def checksum(self, path: Path, name: str) -> str:
-        """Of a file's name, size and some of its blocks."""
-        size = path.stat().st_size
-        digest = xxhash.xxh3_128(f"{name} {size}\n".encode("utf-8", "surrogatepass"))
-        with path.open("rb", buffering=0) as file:
-            for start in self._starts(size):
-                file.seek(start)
-                digest.update(file.read(SAMPLE_BYTES))
-        return digest.hexdigest()
+def _checksum(path: Path, name: str, blocks: int) -> str:
+    """Of a file's name, size and some of its blocks."""
+    size = path.stat().st_size
+    digest = xxhash.xxh3_128(f"{name} {size}\n".encode("utf-8", "surrogatepass"))
+    with path.open("rb", buffering=0) as file:
+        for start in _starts(size, blocks):
+            file.seek(start)
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
-    def _starts(self, size: int) -> list[int]:
-        last = max(0, size - SAMPLE_BYTES)
-        return sorted({last * k // (self._blocks - 1) for k in range(self._blocks)})
 
-    def check_mask(self, shard: RawShard) -> None:
-        mask = shard.map_mask()
+def _check_samples(shard: RawShard, blocks: int, *, vocab_size: int) -> None:
+    """See whether ids can be ids, and a loss mask one, in some blocks."""
+    tokens, mask = shard.map_tokens(), shard.map_mask()
+    for start in _starts(tokens.nbytes, blocks) if shard.tokens else ():
+        some = tokens[start // tokens.itemsize :][: SAMPLE_BYTES // tokens.itemsize]
+        low, high = int(some.min()), int(some.max())
+        if low < 0 or high >= vocab_size:
+            raise SourceError(
+                f"{str(shard.path)!r} holds ids from {low:,} to {high:,}, and the vocabulary has"
+                f" {vocab_size:,}: they are of another tokenizer, or of another type than"
+                f" {shard.dtype}",
+                hint="name the tokenizer that made them, or their type with dtype=",
+            )
+    for start in () if mask is None else _starts(mask.nbytes, blocks):
         assert mask is not None
-        for start in self._starts(mask.nbytes):
-            highest = int(mask[start:][:SAMPLE_BYTES].max(initial=0))
-            if highest > 1:
-                raise SourceError(
-                    f"{str(shard.mask)!r} holds {highest}, and a mask holds 0 and 1 for each token",
-                    hint="see which file it is; take it away to read the tokens without a mask",
-                )
-
-    def check_ids(self, shard: RawShard) -> None:
-        tokens = shard.map_tokens()
-        count = SAMPLE_BYTES // tokens.itemsize
-        for start in self._starts(tokens.nbytes):
-            some = tokens[start // tokens.itemsize :][:count]
-            low, high = int(some.min()), int(some.max())
-            if low < 0 or high >= self._vocab_size:
-                raise SourceError(
-                    f"{str(shard.path)!r} holds ids from {low:,} to {high:,}, and the vocabulary"
-                    f" has {self._vocab_size:,}: they are of another tokenizer, or of another type"
-                    f" than {DTYPES[shard.dtype].name}",
-                    hint="name the tokenizer that made them, or their type with dtype=",
-                )
+        highest = int(mask[start:][:SAMPLE_BYTES].max(initial=0))
+        if highest > 1:
+            raise SourceError(
+                f"{str(shard.mask)!r} holds {highest}, and a mask holds 0 and 1 for each token",
+                hint="see which file it is; take it away to read the tokens without a mask",
+            )

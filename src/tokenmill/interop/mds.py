@@ -1,7 +1,14 @@
 """MosaicML's MDS: shards of samples and an `index.json`, as its MDSWriter makes them.
 
-The column of ids is `tokens`, as in llm-foundry. Shards are cut where MDSWriter would cut them, and
-their bytes are its bytes (mds_samples.py). Reading is in mds_shards.py.
+    shard     u32 samples | u32 offsets, one more | JSON of the writer's options | samples
+    sample    u32 size of each column | column after column, by name
+    column    byte: dimensions and width of the shape | shape | values
+
+The column of ids is `tokens`, as in llm-foundry. All of it follows from lengths, so that a shard
+is written as it is read; it is cut where MDSWriter would cut it, and its bytes are MDSWriter's.
+
+Read are arrays of whole numbers of any width, or `bytes` of int64, which is what llm-foundry once
+wrote. Columns that are not asked for are passed over unseen; some of them could be pickles.
 """
 
 from __future__ import annotations
@@ -18,14 +25,13 @@ import xxhash
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop.base import (
     BLOCK_BYTES,
-    IMPORT_PART_BYTES,
     About,
     Detection,
     DocumentBlock,
-    ExportPlan,
+    ExportTask,
     Foreign,
     ForeignPart,
-    Format,
+    ImportOptions,
     Setting,
     Sure,
     damaged,
@@ -33,30 +39,25 @@ from tokenmill.interop.base import (
     split_of,
 )
 from tokenmill.interop.records import (
-    COLUMN_SETTING,
-    COLUMNS_SETTING,
     IDS,
-    IDS_SETTING,
-    LABELS_SETTING,
-    UNPACKED_BYTES,
-    Folders,
+    MAX_OFFSET,
+    READ_SETTINGS,
+    WRITE_SETTINGS,
+    Range,
+    RecordChunk,
+    RowFormat,
+    blocks_of,
     choose_columns,
-    column,
-    columns_of,
-    cut_at_eos,
+    even_edges,
     extra_columns,
-    gather,
+    find_indexes,
     id_dtype,
     json_bytes,
     make_block,
-    note_of,
-    open_records,
-    padding_note,
-    ranges,
-    read_json,
-    split_folders,
-    stretch_of,
-    stretch_part,
+    offset_header,
+    open_rows,
+    read_offsets,
+    row_parts,
     unpack,
     whole_number,
 )
@@ -68,26 +69,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
-    from tokenmill.interop.export import PartFiles
-    from tokenmill.interop.records import RecordChunk
-    from tokenmill.store.reader import Store
+    from tokenmill.interop.export import Export, PartFiles
 
-
-# -------------------------------------------------------------------------------------------------
-# The bytes of MDS shards: header, samples, and the options of the writer that stand in them.
-#
-#   | shard     u32 samples | u32 offsets, one more | JSON of the writer's options | samples
-#   | sample    u32 size of each column | column after column, by name
-#   | column    byte: dimensions and width of the shape | shape | values
-#
-# All of it follows from the lengths, so that a shard is written as it is read.
-
+INDEX = "index.json"
+TOKENS = "tokens"
+SIZE_LIMIT = 1 << 26
+# What the files of an export are hashed with anyway; MosaicML's readers know it.
 HASH = "xxh3_128"
-"""What the files of an export are hashed with anyway; MosaicML's readers know it."""
 ONE_DIMENSION = 1 << 2
 PIECE_TOKENS = BLOCK_BYTES // 8
-MOST_HEAD_BYTES = 5
+DTYPE_CODES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
+DTYPE_NAMES = {np.dtype(kind).name: kind for kind in DTYPE_CODES.values()}
+# Suffix of a packed shard -> what pyarrow calls it.
+CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
+FAST_HASHES = ("xxh3_128", "xxh128", "xxh3_64", "xxh64", "xxh32")
 
 
 class SampleLayout:
@@ -101,7 +96,6 @@ class SampleLayout:
         self._dtype = dtype
         types = {IDS: dtype, "labels": np.dtype("<i8")}
         self._types = [types.get(name, np.dtype(np.int8)) for name in self._columns.values()]
-        self.size_limit = size_limit
         self.config = {
             "column_encodings": [f"ndarray:{kind.name}" for kind in self._types],
             "column_names": list(self._columns),
@@ -113,11 +107,8 @@ class SampleLayout:
             "version": 2,
         }
         self._config_bytes = json_bytes(self.config)
-
-    @property
-    def room(self) -> int:
-        """What samples may add to a shard before the next one begins."""
-        return self.size_limit - 8 - len(self._config_bytes)
+        # What samples may add to a shard before the next one begins.
+        self.room = size_limit - 8 - len(self._config_bytes)
 
     def sizes(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Bytes of samples of these lengths."""
@@ -130,11 +121,7 @@ class SampleLayout:
 
     def header(self, lengths: NDArray[np.int64]) -> bytes:
         """What a shard of such samples begins with."""
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(self.sizes(lengths), out=offsets[1:])
-        offsets += 4 + 4 * len(offsets) + len(self._config_bytes)
-        count = np.array([len(lengths)], "<u4")
-        return count.tobytes() + offsets.astype("<u4").tobytes() + self._config_bytes
+        return offset_header(self.sizes(lengths), self._config_bytes)
 
     def encode(self, batch: RecordChunk) -> Iterator[memoryview | bytes]:
         """The samples of a batch."""
@@ -155,7 +142,7 @@ class SampleLayout:
         """Samples of one length: an array of records, in which each column is filled at once."""
         rows, length = batch.tokens.shape
         lengths = batch.lengths[:1]
-        head = _heads(lengths).tobytes()[: 1 + (1 << int(_width_codes(lengths)[0]))]
+        head = _heads(lengths)[_is_head(lengths)].tobytes()
         fields: list[Any] = [("sizes", f"V{4 * len(self._types)}")]
         for name, kind in zip(self._columns, self._types, strict=True):
             fields += [(f"{name} head", f"V{len(head)}"), (name, kind, (length,))]
@@ -164,9 +151,8 @@ class SampleLayout:
         for name, source in self._columns.items():
             samples[f"{name} head"] = np.void(head)
             # The assignment widens the ids: no copy before it.
-            samples[name] = (
-                batch.tokens if source == IDS else column(batch, source, dtype=self._dtype)
-            )
+            wide = source != IDS
+            samples[name] = batch.column(source, dtype=self._dtype) if wide else batch.tokens
         return samples.view(np.uint8)
 
     def _documents(self, batch: RecordChunk) -> Any:
@@ -179,7 +165,7 @@ class SampleLayout:
         for source, kind in zip(self._columns.values(), self._types, strict=True):
             pieces.append(_head_array(lengths, sizes))
             sizes = sizes[:, :0]  # they stand before the first column
-            values = column(batch, source, dtype=self._dtype)
+            values = batch.column(source, dtype=self._dtype)
             pieces.append(_binary_array(values, lengths * kind.itemsize))
         empty = pa.scalar(b"", pa.large_binary())
         return pc.binary_join_element_wise(*pieces, empty).buffers()[2]
@@ -190,14 +176,14 @@ class SampleLayout:
         if not lengths[0]:
             return
         yield self._column_sizes(lengths).astype("<u4").tobytes()
-        head = _heads(lengths).tobytes()[: 1 + (1 << int(_width_codes(lengths)[0]))]
+        head = _heads(lengths)[_is_head(lengths)].tobytes()
         for source in self._columns.values():
             yield head
             for first in range(0, int(lengths[0]), PIECE_TOKENS):
                 here = slice(first, first + PIECE_TOKENS)
                 mask = None if batch.mask is None else batch.mask[here]
                 piece = batch._replace(tokens=batch.tokens[here], mask=mask)
-                yield column(piece, source, dtype=self._dtype).data.cast("B")
+                yield piece.column(source, dtype=self._dtype).data.cast("B")
 
 
 def _width_codes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -207,17 +193,23 @@ def _width_codes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _heads(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
     """(documents, 5): the byte that tells the width of the length, then the length."""
-    heads = np.empty((len(lengths), MOST_HEAD_BYTES), np.uint8)
+    heads = np.empty((len(lengths), 5), np.uint8)
     heads[:, 0] = ONE_DIMENSION | _width_codes(lengths)
     heads[:, 1:] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
     return heads
 
 
+def _is_head(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which bytes of these a sample has."""
+    used: NDArray[np.bool_] = np.arange(5) < 1 + (1 << _width_codes(lengths))[:, None]
+    return used
+
+
 def _head_array(lengths: NDArray[np.int64], sizes: NDArray[np.uint8]) -> Any:
-    """What stands before the values of a column, as an Arrow array."""
-    used = sizes.shape[1] + 1 + (1 << _width_codes(lengths))
+    """What is before the values of a column, as an Arrow array."""
     heads = np.concatenate((sizes, _heads(lengths)), axis=1)
-    return _binary_array(heads[np.arange(heads.shape[1]) < used[:, None]], used)
+    used = np.concatenate((np.ones(sizes.shape, np.bool_), _is_head(lengths)), axis=1)
+    return _binary_array(heads[used], used.sum(axis=1))
 
 
 def _binary_array(values: NDArray[Any], sizes: NDArray[np.int64]) -> Any:
@@ -228,34 +220,138 @@ def _binary_array(values: NDArray[Any], sizes: NDArray[np.int64]) -> Any:
     return pa.Array.from_buffers(pa.large_binary(), len(sizes), buffers)
 
 
-# -------------------------------------------------------------------------------------------------
-# Reads MDS: shards by their index, a column of ids out of samples that may have others.
-#
-# Ids may be arrays of whole numbers of any width, or `bytes` of int64, which is what llm-foundry
-# once wrote. Columns that are not asked for are passed over unseen; some of them could be pickles.
+class Mds(RowFormat):
+    """MDS folders."""
 
-INDEX = "index.json"
-DTYPE_CODES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 32: "u4", 33: "i4", 64: "u8", 65: "i8"}
-DTYPE_NAMES = {np.dtype(kind).name: kind for kind in DTYPE_CODES.values()}
-CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
-"""Suffix of a packed shard -> what pyarrow calls it."""
-FAST_HASHES = ("xxh3_128", "xxh128", "xxh3_64", "xxh64", "xxh32")
-OLD_BYTES = np.dtype("<i8")
+    index = (INDEX,)
+    about = About(
+        name="mds",
+        title="MosaicML Streaming (MDS)",
+        read_by="mosaicml-streaming, llm-foundry, Composer",
+        kept="documents or rows, loss masks",
+        lost="documents without tokens, which MDS cannot hold",
+        rows=True,
+        settings={
+            **WRITE_SETTINGS,
+            "size_limit": Setting(default=SIZE_LIMIT, help="bytes of a shard, at most"),
+            **READ_SETTINGS,
+        },
+    )
+
+    def _layout(self, export: Export) -> SampleLayout:
+        dtype = id_dtype(next(iter(export.stores.values())), export.options)
+        limit = int(export.options.settings["size_limit"])
+        if export.options.file_tokens is not None:
+            limit = export.options.file_tokens * dtype.itemsize
+        if not 1 <= limit <= MAX_OFFSET:
+            raise UsageError(
+                f"shards of {limit:,} bytes cannot be: offsets in them are of 32 bits",
+                hint=f"choose up to {MAX_OFFSET:,}, for example: --set size_limit={SIZE_LIMIT}",
+            )
+        named = {TOKENS: IDS, **{name: name for name in extra_columns(export)}}
+        return SampleLayout(named, dtype=dtype, size_limit=limit)
+
+    def ranges(self, export: Export, split: str) -> list[Range]:
+        layout = self._layout(export)
+        found = self.records(export, split).cut(layout.costs, budget=layout.room)
+        return [each for each in found if each[2]]
+
+    def file_name(self, export: Export, split: str, number: int, count: int) -> str:
+        return export.name(split, f"shard.{number:05}.mds")
+
+    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        layout, records = self._layout(export), self.records(export, part.split)
+        lengths = records.lengths(part.first, part.last)
+        try:
+            header = layout.header(lengths[lengths > 0])
+        except OverflowError:
+            raise UsageError(
+                f"a document of {int(lengths.max()):,} tokens in"
+                f" {str(export.stores[part.split].path)!r} does not fit a shard, whose offsets are"
+                " of 32 bits",
+                hint="export rows instead: --seq-len 2048",
+            ) from None
+        file = out.create(part.files[0])
+        file.write(header)
+        for batch in records.batches(part.first, part.last):
+            for block in layout.encode(batch):
+                file.write(block)
+
+    def describe(self, export: Export, split: str, parts: Sequence[ExportTask]) -> list[bytes]:
+        records, config = self.records(export, split), self._layout(export).config
+        shards = [
+            {
+                **config,
+                "raw_data": {
+                    "basename": part.files[0].rpartition("/")[2],
+                    "bytes": (export.root / part.files[0]).stat().st_size,
+                    "hashes": {HASH: export.checksum(part.files[0])},
+                },
+                "samples": int(np.count_nonzero(records.lengths(part.first, part.last))),
+                "zip_data": None,
+            }
+            for part in parts
+        ]
+        return [json_bytes({"shards": shards, "version": 2})]
+
+    def how_to_read(self, export: Export) -> list[str]:
+        return [
+            f"read it with: streaming.StreamingDataset(local={folder!r}, batch_size=N)"
+            for folder in export.folders()
+        ]
+
+    def detect(self, path: Path) -> Detection | None:
+        found = find_indexes(path, INDEX, _is_mds)
+        return Detection(Sure.CERTAIN, f"its {INDEX} lists MDS shards") if found else None
+
+    def open(self, path: Path, options: ImportOptions) -> Foreign:
+        indexes = find_indexes(path, INDEX, _is_mds)
+        if not indexes:
+            raise damaged(
+                path,
+                f"has no {INDEX} of MDS shards that can be read",
+                hint=f"name the folder that holds the {INDEX}",
+            )
+        shards: dict[str, _Shard] = {}
+        parts: list[ForeignPart] = []
+        for prefix, folder, index in indexes:
+            for entry in index["shards"]:
+                shard = _open_entry(folder, entry)
+                name, size = f"{prefix}{shard.path.name}", shard.raw_bytes
+                shards[name] = shard
+                whole = shard.codec is not None or options.split_at_eos
+                edges = even_edges(shard.samples, size=size, whole=whole)
+                parts += row_parts(name, edges, size=size, split=split_of(prefix, options))
+        columns = {
+            name: choose_columns(shard.names, options, path=shard.path)
+            for name, shard in shards.items()
+        }
+
+        def read(part: ForeignPart, path: Path) -> Iterator[DocumentBlock]:
+            shard, chosen = shards[part.path], columns[part.path]
+            data = _read(shard, check=part.index == 0)
+            offsets = read_offsets(data, shard.samples, path=path, what="samples", gap=True)
+            begins = offsets[part.start : part.end]
+            for low, high in blocks_of(begins, BLOCK_BYTES):
+                here = offsets[part.start + low : part.start + high + 1]
+                found = {name: _column(data, here, shard, name) for name in chosen.names}
+                flat = {name: values for name, (values, _) in found.items()}
+                lengths = found[chosen.ids][1]
+                for name, (_, others) in found.items():
+                    if not np.array_equal(others, lengths):
+                        raise damaged(path, f"has {name!r} of other lengths than {chosen.ids!r}")
+                yield make_block(flat, chosen, lengths, options, path=path)
+
+        files = {name: shard.path for name, shard in shards.items()}
+        has_mask = any(each.has_mask for each in columns.values())
+        return open_rows(files, parts, read, options, has_mask=has_mask)
 
 
-def find_indexes(path: Path) -> list[tuple[str, Path, dict[str, Any]]]:
-    """Folders whose index lists MDS shards: what their files' names begin with, path, index."""
-    found = []
-    for prefix, folder in split_folders(path, INDEX):
-        index = read_json(folder / INDEX)
-        shards = index.get("shards") if isinstance(index, dict) else None
-        if isinstance(shards, list) and all(_is_mds(shard) for shard in shards):
-            found.append((prefix, folder, index))
-    return found
-
-
-def _is_mds(shard: object) -> bool:
-    return isinstance(shard, dict) and shard.get("format") == "mds"
+def _is_mds(index: Mapping[str, Any]) -> bool:
+    shards = index.get("shards")
+    return isinstance(shards, list) and all(
+        isinstance(shard, dict) and shard.get("format") == "mds" for shard in shards
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,62 +368,7 @@ class _Shard:
     sizes: tuple[int | None, ...]
 
 
-class MdsFolder(Foreign):
-    """One or more splits of MDS shards."""
-
-    has_borders = True
-
-    def __init__(self, path: Path, options: ImportOptions) -> None:
-        indexes = find_indexes(path)
-        if not indexes:
-            raise damaged(
-                path,
-                f"has no {INDEX} of MDS shards that can be read",
-                hint=f"name the folder that holds the {INDEX}",
-            )
-        self._options = options
-        self._shards: dict[str, _Shard] = {}
-        parts: list[ForeignPart] = []
-        for prefix, folder, index in indexes:
-            for entry in index["shards"]:
-                name, shard = _open_entry(prefix, folder, entry)
-                self._shards[name] = shard
-                parts += _cut(name, shard, options, split_of(prefix, options))
-        self.parts = tuple(parts)
-        self.files = {name: shard.path for name, shard in self._shards.items()}
-        self.note = note_of(options)
-        self.has_mask = any(
-            choose_columns(shard.names, options, path=shard.path).has_mask
-            for shard in self._shards.values()
-        )
-
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        """The samples of a part."""
-        return cut_at_eos(self._rows(part), self._options, path=self.files[part.path])
-
-    def _rows(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        shard = self._shards[part.path]
-        data = _read(shard, check=part.index == 0)
-        offsets = _offsets(data, shard)[part.start : None if part.end is None else part.end + 1]
-        columns = choose_columns(shard.names, self._options, path=shard.path)
-        place = 0
-        while place < len(offsets) - 1:
-            upto = (
-                int(np.searchsorted(offsets, int(offsets[place]) + BLOCK_BYTES, side="right")) - 1
-            )
-            upto = min(max(upto, place + 1), len(offsets) - 1)
-            here = offsets[place : upto + 1]
-            found = {name: _column(data, here, shard, name) for name in columns.names}
-            flat = {name: values for name, (values, _) in found.items()}
-            lengths = found[columns.ids][1]
-            for name, (_, others) in found.items():
-                if not np.array_equal(others, lengths):
-                    raise damaged(shard.path, f"has {name!r} of other lengths than {columns.ids!r}")
-            yield make_block(flat, columns, lengths, self._options, path=shard.path)
-            place = upto
-
-
-def _open_entry(prefix: str, folder: Path, entry: Mapping[str, Any]) -> tuple[str, _Shard]:
+def _open_entry(folder: Path, entry: Mapping[str, Any]) -> _Shard:
     index = folder / INDEX
     try:
         raw, packed = entry["raw_data"], entry.get("zip_data")
@@ -335,7 +376,7 @@ def _open_entry(prefix: str, folder: Path, entry: Mapping[str, Any]) -> tuple[st
         if not (folder / raw["basename"]).is_file() and packed is not None:
             file, codec = packed, str(packed["basename"]).rpartition(".")[2]
         name = str(file["basename"])
-        raw_bytes = whole_number(raw["bytes"], path=index, most=UNPACKED_BYTES)
+        raw_bytes = whole_number(raw["bytes"], path=index, most=MAX_OFFSET)
         shard = _Shard(
             path=folder / name,
             codec=codec,
@@ -365,24 +406,7 @@ def _open_entry(prefix: str, folder: Path, entry: Mapping[str, Any]) -> tuple[st
             hint=f"unpack it; of packed ones these are read: {', '.join(CODECS)}",
         )
     file_size(shard.path, size=size)
-    return f"{prefix}{name}", shard
-
-
-def _cut(name: str, shard: _Shard, options: ImportOptions, split: str) -> Iterator[ForeignPart]:
-    """Stretches of samples; one where they must be unpacked or joined in order."""
-    is_whole = shard.codec is not None or options.split_at_eos
-    size = max(1, shard.raw_bytes) if is_whole else IMPORT_PART_BYTES
-    stretches = ranges(shard.samples, total_bytes=shard.raw_bytes, part_bytes=size)
-    for index, (start, end) in enumerate(stretches):
-        share = (end - start) / max(1, shard.samples)
-        yield ForeignPart(
-            path=name,
-            index=index,
-            start=start,
-            end=end,
-            split=split,
-            bytes=int(shard.raw_bytes * share),
-        )
+    return shard
 
 
 def _read(shard: _Shard, *, check: bool) -> NDArray[np.uint8]:
@@ -405,19 +429,6 @@ def _check_hash(shard: _Shard, data: Any) -> None:
             return
 
 
-def _offsets(data: NDArray[np.uint8], shard: _Shard) -> NDArray[np.int64]:
-    """Where samples begin, and the last ends; the whole table is checked."""
-    count = int(data[:4].view("<u4")[0]) if len(data) >= 4 else -1
-    if count != shard.samples or len(data) < 8 + 4 * count:
-        raise damaged(
-            shard.path, f"says that it has {count:,} samples, its index {shard.samples:,}"
-        )
-    offsets = data[4 : 8 + 4 * count].view("<u4").astype(np.int64)
-    if offsets[0] < 8 + 4 * count or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
-        raise damaged(shard.path, "has offsets that do not run through its samples to its end")
-    return offsets
-
-
 def _column(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], shard: _Shard, name: str
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -428,13 +439,13 @@ def _column(
     sizes = ends - begins
     if (sizes < 0).any() or (sizes % dtype.itemsize).any():
         raise damaged(shard.path, f"has a sample whose {name!r} is cut short")
-    return gather(data, begins, ends).view(dtype), sizes // dtype.itemsize
+    return _gather(data, begins, ends).view(dtype), sizes // dtype.itemsize
 
 
 def _locate(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], shard: _Shard, wanted: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where a column begins and ends in each sample: behind sizes and the columns before it."""
+    """Where a column begins and ends in each sample: after sizes and the columns before it."""
     variable = sum(size is None for size in shard.sizes)
     if (np.diff(offsets) < 4 * variable).any():
         raise damaged(shard.path, "has a sample that is shorter than the sizes it begins with")
@@ -460,10 +471,10 @@ def _values(
     path: Path,
     name: str,
 ) -> tuple[np.dtype[Any], NDArray[np.int64]]:
-    """The type of a column's values, and where they begin behind its heads."""
+    """The type of a column's values, and where they begin after its heads."""
     kind, *details = encoding.split(":")
     if kind == "bytes":
-        return OLD_BYTES, begins
+        return np.dtype("<i8"), begins
     if kind != "ndarray":
         raise damaged(
             path,
@@ -490,124 +501,24 @@ def _values(
     return np.dtype(f"<{code}"), begins
 
 
-TOKENS = "tokens"
-SIZE_LIMIT = 1 << 26
-MAX_SHARD_BYTES = (1 << 32) - 1
-
-
-class Mds(Format):
-    """MDS folders."""
-
-    about = About(
-        name="mds",
-        title="MosaicML Streaming (MDS)",
-        read_by="mosaicml-streaming, llm-foundry, Composer",
-        kept="documents or rows, loss masks",
-        lost="documents without tokens, which MDS cannot hold",
-        rows=True,
-        settings={
-            "ids": IDS_SETTING,
-            "columns": COLUMNS_SETTING,
-            "size_limit": Setting(default=SIZE_LIMIT, help="bytes of a shard, at most"),
-            "column": COLUMN_SETTING,
-            "labels": LABELS_SETTING,
-        },
-    )
-
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
-        """A part to a shard."""
-        columns = extra_columns(stores, options)
-        layout = _layout(next(iter(stores.values())), options, columns)
-        folders = Folders(tuple(stores))
-        parts = []
-        for split, store in stores.items():
-            records = open_records(store, options)
-            stretches = [each for each in records.cut(layout.costs, budget=layout.room) if each[2]]
-            for number, stretch in enumerate(stretches):
-                file = folders.name(split, f"shard.{number:05}.mds")
-                parts.append(stretch_part(split, stretch, file, columns=columns))
-        indexes = tuple(folders.name(split, INDEX) for split in stores)
-        return ExportPlan(parts=tuple(parts), index_files=indexes)
-
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        """One shard."""
-        layout = _layout(store, options, columns_of(part))
-        records = open_records(store, options)
-        first, last = stretch_of(part)
-        lengths = records.lengths(first, last)
-        lengths = lengths[lengths > 0]
-        header = layout.header(lengths)
-        if len(header) + int(layout.sizes(lengths).sum()) > MAX_SHARD_BYTES:
-            raise _too_long(store, int(lengths.max()))
-        file = out.create(part.files[0])
-        file.write(header)
-        for batch in records.batches(first, last):
-            for block in layout.encode(batch):
-                file.write(block)
-
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
-        """The index of each split."""
-        columns = extra_columns(stores, options)
-        layout = _layout(next(iter(stores.values())), options, columns)
-        folders = Folders(tuple(stores))
-        notes = [
-            f"read it with: streaming.StreamingDataset(local={folder!r}, batch_size=N)"
-            for folder in folders.paths(out.root)
-        ]
-        for split, store in stores.items():
-            records = open_records(store, options)
-            shards = [
-                {
-                    **layout.config,
-                    "raw_data": {
-                        "basename": part.files[0].rpartition("/")[2],
-                        "bytes": (out.root / part.files[0]).stat().st_size,
-                        "hashes": {HASH: out.checksum(part.files[0])},
-                    },
-                    "samples": int(np.count_nonzero(records.lengths(*stretch_of(part)))),
-                    "zip_data": None,
-                }
-                for part in parts
-                if part.split == split
-            ]
-            out.write(folders.name(split, INDEX), json_bytes({"shards": shards, "version": 2}))
-            notes += padding_note(records, split, columns)
-        return notes
-
-    def detect(self, path: Path) -> Detection | None:
-        """By the index."""
-        if not find_indexes(path):
-            return None
-        return Detection(Sure.CERTAIN, f"its {INDEX} lists MDS shards")
-
-    def open(self, path: Path, options: ImportOptions) -> Foreign:
-        """Shards by their index."""
-        return MdsFolder(path, options)
-
-
-def _layout(store: Store, options: ExportOptions, columns: Sequence[str]) -> SampleLayout:
-    dtype = id_dtype(store, options)
-    limit = int(options.settings["size_limit"])
-    if options.file_tokens is not None:
-        limit = options.file_tokens * dtype.itemsize
-    if not 1 <= limit <= MAX_SHARD_BYTES:
-        raise UsageError(
-            f"shards of {limit:,} bytes cannot be: offsets in them are of 32 bits",
-            hint=f"choose up to {MAX_SHARD_BYTES:,}, for example: --set size_limit={SIZE_LIMIT}",
+def _gather(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Ranges of a file back to back: one strided copy where all are alike, else a join."""
+    if not len(starts):
+        return np.zeros(0, np.uint8)
+    if int(starts.min()) < 0 or int(ends.max()) > len(data) or (ends < starts).any():
+        raise IndexError("stretches that do not lie in the file")
+    if len(starts) == 1:
+        return data[int(starts[0]) : int(ends[0])]
+    length = int(ends[0] - starts[0])
+    step = int(starts[1] - starts[0])
+    alike = bool((ends - starts == length).all()) and bool((np.diff(starts) == step).all())
+    if alike and 0 < length <= step:
+        rows = np.lib.stride_tricks.as_strided(
+            data[int(starts[0]) :], (len(starts), length), (step, 1), writeable=False
         )
-    named = {TOKENS: IDS, **{name: name for name in columns}}
-    return SampleLayout(named, dtype=dtype, size_limit=limit)
-
-
-def _too_long(store: Store, length: int) -> UsageError:
-    return UsageError(
-        f"a document of {length:,} tokens in {str(store.path)!r} does not fit a shard, whose"
-        " offsets are of 32 bits",
-        hint="export rows instead: --seq-len 2048",
-    )
+        return np.ascontiguousarray(rows).reshape(-1)
+    view = data.data
+    pieces = [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.frombuffer(bytearray().join(pieces), np.uint8)

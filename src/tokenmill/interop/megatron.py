@@ -8,8 +8,7 @@ Read: any dtype code but floats, documents of several sequences (they are joined
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,50 +16,35 @@ from tokenmill.errors import UsageError
 from tokenmill.interop.base import (
     About,
     Detection,
-    ExportPlan,
     ExportTask,
-    FileLink,
     ImportOptions,
     Setting,
     Sure,
     damaged,
     file_size,
-    split_of,
-)
-from tokenmill.interop.raw import (
-    DocumentBounds,
-    EndBorders,
-    RawFormat,
-    RawShard,
-    check_ends,
-    count_tokens,
     find_files,
-    put_tokens,
-    require_files,
-    shards_of,
-    token_task,
+    first_bytes,
 )
+from tokenmill.interop.raw import RawFormat, RawShard, check_ends, raw_shard, token_task
 from tokenmill.store.format import HEADER, MAGIC, index_blocks, map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions
-    from tokenmill.interop.export import PartFiles
+    from tokenmill.interop.export import Export, PartFiles
     from tokenmill.store.reader import Store
 
+# As Megatron-LM numbers them; 6 and 7 are floats.
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-"""As Megatron-LM numbers them; 6 and 7 are floats."""
-NAME = "text_document"
 DATA_PATH = "data-path.txt"
 BLOCK_DOCUMENTS = 1 << 20
 _OPTIONS = {"train": "--train-data-path", "val": "--valid-data-path", "test": "--test-data-path"}
 
 
 class Megatron(RawFormat):
+    suffix = ".idx"
     about = About(
         name="megatron",
         title="Megatron-LM .bin and .idx",
@@ -77,90 +61,98 @@ class Megatron(RawFormat):
         },
     )
 
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
-        if not options.settings["merge"]:
-            parts = [
-                _pair(store, split, _prefix(split, number), [number])
-                for split, store in stores.items()
-                for number in range(len(store.shards))
-            ]
-            return ExportPlan(parts=tuple(parts), index_files=(DATA_PATH,))
-        if options.link is not FileLink.NEVER:
+    def names(self, store: Store, split: str, number: int) -> tuple[str, ...]:
+        prefix = f"{split}_{number:05d}_text_document"
+        return f"{prefix}.bin", f"{prefix}.idx"
+
+    def plan(self, export: Export) -> list[ExportTask]:
+        if not export.options.settings["merge"]:
+            return super().plan(export)
+        if export.options.link != "never":
             raise UsageError(
                 "a merged file has the ids of all shards, so it cannot be a link to one",
                 hint="leave --link or merge out",
             )
-        parts = [
-            _pair(store, split, _prefix(split), range(len(store.shards)))
-            for split, store in stores.items()
+        return [
+            token_task(
+                store,
+                split,
+                (f"{split}_text_document.bin", f"{split}_text_document.idx"),
+                0,
+                len(store.shards),
+            )
+            for split, store in export.stores.items()
         ]
-        return ExportPlan(parts=tuple(parts), index_files=(DATA_PATH,))
 
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        put_tokens(store, part, out)
-        lengths: list[NDArray[Any]] = [
-            np.asarray(store.map_shard(number).index.lengths) for number in shards_of(part)
-        ]
+    def index_files(self, export: Export) -> list[str]:
+        return [DATA_PATH]
+
+    def write_beside(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        store = export.stores[part.split]
+        numbers = range(part.first, part.last)
+        lengths = [np.asarray(store.map_shard(number).index.lengths) for number in numbers]
         file = out.create(part.files[1])
         for block in index_blocks(lengths, dtype=store.dtype):
             file.write(block)
 
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
+    def finish(self, export: Export, out: PartFiles) -> list[str]:
         lines = []
-        for split in stores:
-            here = [part for part in parts if part.split == split]
-            lines.append(_data_path(out.root, split, here, alone=len(stores) == 1))
+        for split in export.stores:
+            option = _OPTIONS.get(split, f"--{split}-data-path")
+            if len(export.stores) == 1:
+                option = "--data-path"
+            parts = [part for part in export.parts if part.split == split]
+            paths = [
+                shlex.quote(str(export.root / part.files[0].removesuffix(".bin"))) for part in parts
+            ]
+            if len(parts) > 1:
+                # Weights in tokens: every version of Megatron-LM takes them.
+                pairs = zip(parts, paths, strict=True)
+                paths = [f"{part.tokens} {path}" for part, path in pairs if part.tokens]
+            lines.append(" ".join([option, *paths]))
         out.write(DATA_PATH, "".join(f"{line}\n" for line in lines).encode())
         short = [line if len(line) < 2000 else f"see {DATA_PATH}" for line in lines]
         return [f"paste into the command of Megatron-LM: {line}" for line in dict.fromkeys(short)]
 
+    def token_files(self, path: Path) -> list[tuple[str, Path]]:
+        """By their indexes: a path may be a folder, one of the two files, or their prefix."""
+        if path.is_dir():
+            found = find_files(path, ".idx")
+        else:
+            plain = path.with_suffix("") if path.suffix in {".bin", ".idx"} else path
+            found = find_files(plain.with_name(f"{plain.name}.idx"), ".idx")
+        return [
+            (f"{name.removesuffix('.idx')}.bin", each.with_suffix(".bin")) for name, each in found
+        ]
+
     def detect(self, path: Path) -> Detection | None:
-        pairs = _pairs(path)
-        if pairs and file_head(pairs[0][2], len(MAGIC)) == MAGIC:
-            return Detection(Sure.CERTAIN, f"{pairs[0][2].name} begins with MMIDIDX")
+        for _, file in self.token_files(path)[:1]:
+            index = file.with_suffix(".idx")
+            if first_bytes(index).startswith(MAGIC):
+                return Detection(Sure.CERTAIN, f"{index.name} begins with MMIDIDX")
         return None
 
-    def shards(self, path: Path, options: ImportOptions) -> list[RawShard]:
-        pairs = _pairs(path)
-        require_files(pairs, path, "a Megatron .bin with its .idx")
-        found = []
-        for name, tokens, index in pairs:
-            header = read_header(index)
-            if header.modes:
-                raise damaged(
-                    index,
-                    "has a mode for every sequence: it is multimodal, which is more than ids",
-                    hint="only text can be read",
-                )
-            found.append(
-                RawShard(
-                    name=name,
-                    path=tokens,
-                    dtype=header.dtype,
-                    tokens=count_tokens(tokens, dtype=header.dtype),
-                    split=split_of(name, options),
-                    index=index,
-                )
+    def shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
+        index = path.with_suffix(".idx")
+        header = read_header(index)
+        if header.modes:
+            raise damaged(
+                index,
+                "has a mode for every sequence: it is multimodal, which is more than ids",
+                hint="only text can be read",
             )
-        return found
+        return raw_shard(name, path, options, dtype=header.dtype, index=index)
 
     def count_documents(self, shard: RawShard, options: ImportOptions) -> int:
         assert shard.index is not None
         return read_header(shard.index).documents
 
-    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
+    def ends(self, shard: RawShard, options: ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
-        return read_borders(shard.index, tokens=shard.tokens)
+        return read_ends(shard.index, tokens=shard.tokens)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IndexHeader:
+class IndexHeader(NamedTuple):
     """The first 34 bytes of an `.idx`, checked against its size."""
 
     dtype: str
@@ -171,7 +163,7 @@ class IndexHeader:
 
 def read_header(path: Path) -> IndexHeader:
     """Read and check a header; SourceError names the file."""
-    head, size = file_head(path, HEADER.size), file_size(path)
+    size, head = file_size(path), first_bytes(path, HEADER.size)
     if len(head) < HEADER.size or head[: len(MAGIC)] != MAGIC:
         hint = None
         if head[:8] == b"TNTIDX\x00\x00":
@@ -189,15 +181,10 @@ def read_header(path: Path) -> IndexHeader:
             f"has {size:,} bytes, and its header speaks of {sequences:,} sequences and {entries:,}"
             f" document entries, which take {plain:,}: it was cut off or damaged",
         )
-    return IndexHeader(
-        dtype=CODES[code],
-        sequences=sequences,
-        documents=entries - 1,
-        modes=size != plain,
-    )
+    return IndexHeader(CODES[code], sequences, entries - 1, size != plain)
 
 
-def read_borders(path: Path, *, tokens: int) -> EndBorders:
+def read_ends(path: Path, *, tokens: int) -> NDArray[np.int64]:
     """Where documents end, from an `.idx` that is checked entry by entry."""
     header, data = read_header(path), map_file(path)
     count, first = header.sequences, HEADER.size
@@ -224,47 +211,5 @@ def read_borders(path: Path, *, tokens: int) -> EndBorders:
     check_ends(ends[1:], tokens=tokens, path=path)
     if entries[0] != 0 or entries[-1] != count or np.any(entries[1:] < entries[:-1]):
         raise damaged(path, f"has a document array that does not rise from 0 to {count:,}")
-    return EndBorders(ends[entries[1:]])
-
-
-def file_head(path: Path, count: int) -> bytes:
-    """The first bytes of a file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror or error}") from error
-
-
-def _pairs(path: Path) -> list[tuple[str, Path, Path]]:
-    """Name, token file and index of every pair that a prefix, a file or a folder stands for."""
-    if path.is_dir():
-        found = find_files(path, ".idx")
-    else:
-        plain = path.with_suffix("") if path.suffix in {".bin", ".idx"} else path
-        index = plain.with_name(f"{plain.name}.idx")
-        found = [(index.name, index)] if index.is_file() else []
-    return [
-        (name.removesuffix(".idx") + ".bin", index.with_suffix(".bin"), index)
-        for name, index in found
-    ]
-
-
-def _prefix(split: str, number: int | None = None) -> str:
-    return f"{split}_{NAME}" if number is None else f"{split}_{number:05d}_{NAME}"
-
-
-def _pair(store: Store, split: str, prefix: str, shards: Sequence[int]) -> ExportTask:
-    return token_task(store, split, f"{prefix}.bin", shards=shards, others=[f"{prefix}.idx"])
-
-
-def _data_path(root: Path, split: str, parts: Sequence[ExportTask], *, alone: bool) -> str:
-    option = "--data-path" if alone else _OPTIONS.get(split, f"--{split}-data-path")
-    paths = [shlex.quote(str(root / part.files[0].removesuffix(".bin"))) for part in parts]
-    if len(paths) == 1:
-        return f"{option} {paths[0]}"
-    # Weights in tokens: every version of Megatron-LM takes them.
-    weighted = " ".join(
-        f"{part.tokens} {path}" for part, path in zip(parts, paths, strict=True) if part.tokens
-    )
-    return f"{option} {weighted}"
+    found: NDArray[np.int64] = ends[entries[1:]]
+    return found

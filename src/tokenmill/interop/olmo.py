@@ -16,7 +16,6 @@ import numpy as np
 from tokenmill.interop.base import (
     About,
     Detection,
-    ExportPlan,
     ExportTask,
     ImportOptions,
     Setting,
@@ -24,42 +23,36 @@ from tokenmill.interop.base import (
     check_expansion,
     damaged,
     file_size,
-    split_of,
+    first_bytes,
 )
-from tokenmill.interop.megatron import file_head
 from tokenmill.interop.raw import (
-    DocumentBounds,
-    EndBorders,
     RawFormat,
     RawShard,
     check_ends,
-    count_tokens,
-    find_files,
-    put_tokens,
-    raw_dtype,
-    require_files,
-    shards_of,
-    stream_mask,
-    token_task,
+    document_ends,
+    put_mask,
+    raw_shard,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tokenmill.interop.base import ExportOptions
-    from tokenmill.interop.export import OutFile, PartFiles
+    from numpy.typing import NDArray
+
+    from tokenmill.interop.export import Export, PartFiles
     from tokenmill.store.reader import Store
 
 NUMPY_MAGIC = b"\x93NUMPY"
 MASK = ".label_mask.npy"
 LINES = 1 << 16
 LINE_BYTES = 1 << 20
+# What may be empty, besides as many as there are tokens: more would fill the memory alone.
 EMPTY_DOCUMENTS = 1_000_000
-"""What may be empty, besides as many as there are tokens: more would fill the memory alone."""
 
 
 class Olmo(RawFormat):
+    suffix = ".npy"
     about = About(
         name="olmo",
         title="OLMo raw .npy and .csv.gz",
@@ -73,99 +66,61 @@ class Olmo(RawFormat):
         },
     )
 
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
-        parts = []
-        for split, store in stores.items():
-            for number in range(len(store.shards)):
-                stem = f"{split}/part-{number:05d}"
-                others = [f"{stem}.csv.gz", *([stem + MASK] if store.has_mask else [])]
-                parts.append(
-                    token_task(store, split, f"{stem}.npy", shards=[number], others=others)
-                )
-        return ExportPlan(parts=tuple(parts))
+    def names(self, store: Store, split: str, number: int) -> tuple[str, ...]:
+        stem = f"{split}/part-{number:05d}"
+        return f"{stem}.npy", f"{stem}.csv.gz", *((stem + MASK,) if store.has_mask else ())
 
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        stem, [number] = part.files[0].removesuffix(".npy"), shards_of(part)
-        put_tokens(store, part, out)
-        _write_csv(store, number, out.create(f"{stem}.csv.gz"), int(options.settings["level"]))
-        if stem + MASK in part.files:
-            stream_mask(store, number, out.create(stem + MASK))
+    def write_beside(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        file = out.create(part.files[1])
+        # No name and no time in it: the same bytes every time.
+        packer = zlib.compressobj(int(export.options.settings["level"]), wbits=31)
+        for begins, ends in document_ends(export.stores[part.split], part.first, LINES):
+            pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+            file.write(packer.compress("".join([f"{a},{b}\n" for a, b in pairs]).encode()))
+        file.write(packer.flush())
+        put_mask(export, part, part.files[0].removesuffix(".npy") + MASK, out)
 
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
-        width = next(iter(stores.values())).dtype.itemsize
+    def finish(self, export: Export, out: PartFiles) -> list[str]:
+        width = next(iter(export.stores.values())).dtype.itemsize
         name = {2: "uint16", 4: "uint32 (the same bytes as the store's int32)"}[width]
         return [f"ids are {name}: say so in OLMo's configuration, the files do not"]
 
+    def token_files(self, path: Path) -> list[tuple[str, Path]]:
+        found = super().token_files(path)
+        return [(name, file) for name, file in found if not name.endswith(MASK)]
+
     def detect(self, path: Path) -> Detection | None:
-        found = _token_files(path)
-        if not found or file_head(found[0][1], len(NUMPY_MAGIC)) == NUMPY_MAGIC:
-            return None
-        if _csv(found[0][1]).is_file():
-            return Detection(Sure.CERTAIN, f"{found[0][1].name} has a .csv.gz beside it")
-        return Detection(Sure.LIKELY, f"{found[0][1].name} has no NumPy header")
+        for _, file in self.token_files(path)[:1]:
+            if first_bytes(file).startswith(NUMPY_MAGIC):
+                return None
+            if file.with_suffix(".csv.gz").is_file():
+                return Detection(Sure.CERTAIN, f"{file.name} has a .csv.gz beside it")
+            return Detection(Sure.LIKELY, f"{file.name} has no NumPy header")
+        return None
 
-    def shards(self, path: Path, options: ImportOptions) -> list[RawShard]:
-        found = _token_files(path)
-        require_files(found, path, "OLMo .npy")
-        return [self._shard(name, file, options) for name, file in found]
-
-    def _shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
-        if file_head(path, len(NUMPY_MAGIC)) == NUMPY_MAGIC:
+    def shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
+        if first_bytes(path).startswith(NUMPY_MAGIC):
             raise damaged(
                 path,
                 "is a NumPy file, with a header; OLMo's have none",
                 hint="read it with: --from npz",
             )
-        if not _csv(path).is_file():
+        csv, mask = path.with_suffix(".csv.gz"), path.with_name(path.stem + MASK)
+        if not csv.is_file():
             raise damaged(
                 path,
-                f"has no {_csv(path).name} beside it, so nothing says where its documents end",
+                f"has no {csv.name} beside it, so nothing says where its documents end",
                 hint="get that file too, or read raw ids with: --from nanogpt --split-at-eos",
             )
-        dtype, mask = raw_dtype(options), path.with_suffix("").with_name(path.stem + MASK)
-        return RawShard(
-            name=name,
-            path=path,
-            dtype=dtype,
-            tokens=count_tokens(path, dtype=dtype),
-            split=split_of(name, options),
-            index=_csv(path),
-            mask=mask if mask.is_file() else None,
-        )
+        return raw_shard(name, path, options, index=csv, mask=mask if mask.is_file() else None)
 
-    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
+    def ends(self, shard: RawShard, options: ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
-        ends = np.concatenate([*_read_ends(shard.index, shard.tokens), np.zeros(0, np.int64)])
+        ends: NDArray[np.int64] = np.concatenate(
+            [np.zeros(0, np.int64), *_read_ends(shard.index, shard.tokens)]
+        )
         check_ends(ends, tokens=shard.tokens, path=shard.index)
-        return EndBorders(ends)
-
-
-def _token_files(path: Path) -> list[tuple[str, Path]]:
-    return [(name, file) for name, file in find_files(path, ".npy") if not name.endswith(MASK)]
-
-
-def _csv(path: Path) -> Path:
-    return path.with_suffix(".csv.gz")
-
-
-def _write_csv(store: Store, number: int, file: OutFile, level: int) -> None:
-    # No name and no time in it: the same bytes every time.
-    packer = zlib.compressobj(level, wbits=31)
-    index = store.map_shard(number).index
-    width = index.dtype.itemsize
-    for first in range(0, len(index.lengths), LINES):
-        here = slice(first, first + LINES)
-        starts = index.offsets[here] // width
-        ends = (starts + index.lengths[here]).tolist()
-        pairs = zip(starts.tolist(), ends, strict=True)
-        file.write(packer.compress("".join([f"{a},{b}\n" for a, b in pairs]).encode()))
-    file.write(packer.flush())
+        return ends
 
 
 def _lines(path: Path) -> Iterator[list[bytes]]:
@@ -182,7 +137,7 @@ def _lines(path: Path) -> Iterator[list[bytes]]:
     yield [rest]
 
 
-def _read_ends(path: Path, tokens: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _read_ends(path: Path, tokens: int) -> Iterator[NDArray[np.int64]]:
     """Ends of documents, some at a time; SourceError where starts do not follow from them."""
     last, count = 0, 0
     try:

@@ -23,60 +23,51 @@ from tokenmill.interop.base import (
     About,
     Detection,
     DocumentBlock,
-    ExportPlan,
+    ExportTask,
     Foreign,
     ForeignPart,
-    Format,
+    ImportOptions,
     Sure,
     damaged,
     file_size,
+    find_files,
+    first_bytes,
     reading,
     split_of,
 )
 from tokenmill.interop.records import (
     IDS,
-    Folders,
+    SETTINGS,
+    Range,
+    RowFormat,
+    RowRecords,
     choose_columns,
-    column,
-    columns_of,
-    cut_at_eos,
     extra_columns,
-    files_below,
-    first_bytes,
     id_dtype,
     make_block,
-    note_of,
-    open_records,
-    padding_note,
-    stretch_of,
-    stretch_part,
+    open_rows,
+    row_files,
 )
-from tokenmill.interop.tables import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
-    from tokenmill.interop.export import PartFiles
-    from tokenmill.interop.records import Records
-    from tokenmill.store.layout import Json
-    from tokenmill.store.reader import Store
-
+    from tokenmill.interop.export import Export, PartFiles
 
 METADATA = "metadata.json"
+SUFFIXES = (".pt", ".pth")
 ZIP_MAGIC = b"PK\x03\x04"
+# 64 MB as int32: a file is in memory while it is written.
 FILE_TOKENS = 16 << 20
-"""64 MB as int32: a file is in memory while it is written."""
 MOST_FILE_TOKENS = 1 << 28
 TYPES = {"labels": np.int64, "attention_mask": np.int8, "loss_mask": np.int8}
 
 
-class Pt(Format):
+class Pt(RowFormat):
     """Files of tensors."""
 
+    index = (METADATA,)
     about = About(
         name="pt",
         title="PyTorch tensors (.pt)",
@@ -88,76 +79,75 @@ class Pt(Format):
         settings=SETTINGS,
     )
 
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
-        """A part to a file."""
+    def ranges(self, export: Export, split: str) -> list[Range]:
         _require_torch("writing .pt files")
-        columns = extra_columns(stores, options)
-        folders = Folders(tuple(stores))
-        parts: list[ExportTask] = []
-        for split, store in stores.items():
-            id_dtype(store, options)
-            records = open_records(store, options)
-            stretches = records.cut(lambda lengths: lengths, budget=_file_tokens(options))
-            for number, stretch in enumerate(stretches):
-                file = folders.name(split, f"chunk_{number:06d}.pt")
-                parts.append(stretch_part(split, stretch, file, columns=columns))
-        files = tuple(folders.name(split, METADATA) for split in stores)
-        return ExportPlan(parts=tuple(parts), index_files=files)
+        budget = min(export.options.file_tokens or FILE_TOKENS, MOST_FILE_TOKENS)
+        return [*self.records(export, split).cut(lambda lengths: lengths, budget=budget)]
 
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        """One file."""
+    def file_name(self, export: Export, split: str, number: int, count: int) -> str:
+        return export.name(split, f"chunk_{number:06d}.pt")
+
+    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
         import torch
 
-        records, dtype = open_records(store, options), id_dtype(store, options)
-        first, last = stretch_of(part)
-        assert records.length is not None
-        names = (IDS, *columns_of(part))
-        shape = last - first, records.length
+        records = self.records(export, part.split)
+        dtype = id_dtype(export.stores[part.split], export.options)
+        assert isinstance(records, RowRecords)
+        shape = part.last - part.first, records.length
+        names = (IDS, *extra_columns(export))
         found = {name: np.empty(shape, TYPES.get(name, dtype)) for name in names}
         place = 0
-        for batch in records.batches(first, last):
+        for batch in records.batches(part.first, part.last):
             here = slice(place, place + len(batch.lengths))
             for name, array in found.items():
-                array[here] = batch.tokens if name == IDS else column(batch, name, dtype=dtype)
+                array[here] = batch.tokens if name == IDS else batch.column(name, dtype=dtype)
             place = here.stop
         tensors = {name: torch.from_numpy(array) for name, array in found.items()}
         torch.save(tensors, out.create(part.files[0]))
 
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
-        """What describes the files of each split."""
-        folders = Folders(tuple(stores))
-        columns = extra_columns(stores, options)
-        notes = ["read it with: torch.load(FILE, weights_only=True, mmap=True)"]
-        for split, store in stores.items():
-            chunks: list[Json] = [
-                {"file": part.files[0].rpartition("/")[2], "rows": last - first}
+    def describe(self, export: Export, split: str, parts: Sequence[ExportTask]) -> list[bytes]:
+        store, records = export.stores[split], self.records(export, split)
+        assert isinstance(records, RowRecords)
+        facts = {
+            "rows": records.count,
+            "seq_len": records.length,
+            "packing": export.options.packing,
+            "columns": [IDS, *extra_columns(export)],
+            "dtype": id_dtype(store, export.options).name,
+            "pad_id": records.pad_id,
+            "eos_id": store.eos_id,
+            "vocab_size": store.vocab_size,
+            "tokens": store.num_tokens,
+            "chunks": [
+                {"file": part.files[0].rpartition("/")[2], "rows": part.last - part.first}
                 for part in parts
-                for first, last in [stretch_of(part)]
-                if part.split == split
-            ]
-            records = open_records(store, options)
-            facts = _metadata(store, records, options, [IDS, *columns]) | {"chunks": chunks}
-            text = json.dumps(facts, indent=1) + "\n"
-            out.write(folders.name(split, METADATA), text.encode())
-            notes += padding_note(records, split, columns)
-        return notes
+            ],
+        }
+        return [(json.dumps(facts, indent=1) + "\n").encode()]
+
+    def how_to_read(self, export: Export) -> list[str]:
+        return ["read it with: torch.load(FILE, weights_only=True, mmap=True)"]
 
     def detect(self, path: Path) -> Detection | None:
-        """By names and first bytes."""
-        files = files_below(path, [".pt", ".pth"])
+        files = find_files(path, *SUFFIXES)
         if files and first_bytes(files[0][1]).startswith(ZIP_MAGIC):
             return Detection(Sure.CERTAIN, "holds zip files named .pt")
         return Detection(Sure.LIKELY, "holds files named .pt") if files else None
 
     def open(self, path: Path, options: ImportOptions) -> Foreign:
-        """Files in the order of their names."""
-        return PtFiles(path, options)
+        _require_torch("reading .pt files")
+        files = dict(row_files(path, *SUFFIXES, what=".pt files"))
+        parts = [
+            ForeignPart(path=name, split=split_of(name, options), bytes=file_size(file))
+            for name, file in files.items()
+        ]
+        has_mask = any(
+            choose_columns([*_tensors(file)], options, path=file).has_mask
+            for file in files.values()
+        )
+        return open_rows(
+            files, parts, lambda _, file: _read(file, options), options, has_mask=has_mask
+        )
 
 
 def _require_torch(purpose: str) -> None:
@@ -165,74 +155,24 @@ def _require_torch(purpose: str) -> None:
         raise MissingExtraError("torch", extra="torch", purpose=purpose)
 
 
-def _file_tokens(options: ExportOptions) -> int:
-    return min(options.file_tokens or FILE_TOKENS, MOST_FILE_TOKENS)
-
-
-def _metadata(
-    store: Store, records: Records, options: ExportOptions, columns: list[str]
-) -> dict[str, Json]:
-    return {
-        "rows": records.count,
-        "seq_len": records.length,
-        "packing": options.packing,
-        "columns": [*columns],
-        "dtype": id_dtype(store, options).name,
-        "pad_id": getattr(records, "pad_id", None),
-        "eos_id": store.eos_id,
-        "vocab_size": store.vocab_size,
-        "tokens": store.num_tokens,
-    }
-
-
-class PtFiles(Foreign):
-    """Files of tensors of one or more splits."""
-
-    has_borders = True
-
-    def __init__(self, path: Path, options: ImportOptions) -> None:
-        _require_torch("reading .pt files")
-        self._options = options
-        found = files_below(path, [".pt", ".pth"])
-        if not found and path.is_file():
-            found = [(path.name, path)]
-        if not found:
-            raise damaged(path, "holds no .pt files", hint="name a file or a folder of them")
-        self.files = dict(found)
-        self.parts = tuple(
-            ForeignPart(
-                path=name,
-                index=0,
-                start=0,
-                end=None,
-                split=split_of(name, options),
-                bytes=file_size(file),
-            )
-            for name, file in found
-        )
-        self.note = note_of(options)
-        self.has_mask = any(
-            choose_columns([*_tensors(file)], options, path=file).has_mask for _, file in found
-        )
-
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        """The rows of a file."""
-        path = self.files[part.path]
-        return cut_at_eos(self._read(path), self._options, path=path)
-
-    def _read(self, path: Path) -> Iterator[DocumentBlock]:
-        found = _tensors(path)
-        columns = choose_columns([*found], self._options, path=path)
-        rows = {name: _rows(found[name], name, path) for name in columns.names}
-        count = len(rows[columns.ids])
-        if any(len(each) != count for each in rows.values()):
-            raise damaged(path, "has tensors of different numbers of rows")
-        step = _step(rows[columns.ids])
-        for first in range(0, count, step):
-            here = {name: each[first : first + step] for name, each in rows.items()}
-            lengths = np.array([len(row) for row in here[columns.ids]], np.int64)
-            flat = {name: _flat(each) for name, each in here.items()}
-            yield make_block(flat, columns, lengths, self._options, path=path)
+def _read(path: Path, options: ImportOptions) -> Iterator[DocumentBlock]:
+    found = _tensors(path)
+    columns = choose_columns([*found], options, path=path)
+    rows = {name: _rows(found[name], name, path) for name in columns.names}
+    count = len(rows[columns.ids])
+    if any(len(each) != count for each in rows.values()):
+        raise damaged(path, "has tensors of different numbers of rows")
+    # Rows of about a block's size.
+    some = [len(row) for row in rows[columns.ids][:64]]
+    step = max(1, BLOCK_BYTES // (8 * max(1, sum(some) // max(1, len(some)))))
+    for first in range(0, count, step):
+        here = {name: each[first : first + step] for name, each in rows.items()}
+        lengths = np.array([len(row) for row in here[columns.ids]], np.int64)
+        flat = {
+            name: each.reshape(-1) if isinstance(each, np.ndarray) else np.concatenate(each)
+            for name, each in here.items()
+        }
+        yield make_block(flat, columns, lengths, options, path=path)
 
 
 def _tensors(path: Path) -> dict[str, Any]:
@@ -299,15 +239,3 @@ def _rows(value: Any, name: str, path: Path) -> Any:
     if all(array.ndim == 1 for array in arrays):
         return arrays
     raise damaged(path, f"holds tensors of {arrays[0].ndim} dimensions under {name!r}")
-
-
-def _step(rows: Any) -> int:
-    """Rows of about a block's size."""
-    mean = sum(map(len, rows[:64])) // max(1, len(rows[:64]))
-    return max(1, BLOCK_BYTES // (8 * max(1, mean)))
-
-
-def _flat(rows: Any) -> NDArray[Any]:
-    if isinstance(rows, np.ndarray):
-        return rows.reshape(-1)
-    return np.concatenate(rows) if rows else np.zeros(0, np.int64)

@@ -1,21 +1,19 @@
 """Formats whose token files are raw ids: megatron, datatrove, olmo, nanogpt, llm.c.
 
-A token file is a header (mostly of 0 bytes) and ids back to back, so it can be mapped as it lies:
-for an import, and for reading in place. Where documents end is said by a sidecar, by an
-end-of-text id, or by nobody.
+A token file is a header (mostly of 0 bytes) and ids back to back, so it can be mapped as it is: for
+an import, and for reading in place. Where documents end is said by a sidecar, by an end-of-text id,
+or by nobody.
 
     RawFormat.shards(path)      -> RawShard: file, header, dtype, split
-    RawFormat.borders(shard)    -> Borders: where its documents end
+    RawFormat.ends(shard)       -> where each of its documents ends, counted in tokens
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,63 +23,61 @@ from tokenmill.interop.base import (
     IMPORT_PART_BYTES,
     DocumentBlock,
     ExportTask,
-    FileLink,
     Foreign,
     ForeignPart,
     Format,
     ImportOptions,
     damaged,
     file_size,
+    find_files,
+    split_of,
 )
-from tokenmill.interop.export import copy_into
-from tokenmill.interop.records import shard_blocks
-from tokenmill.records import lazy
+from tokenmill.interop.records import blocks_of, document_blocks
 from tokenmill.store.format import map_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions
-    from tokenmill.interop.export import OutFile, PartFiles
+    from tokenmill.interop.export import Export, PartFiles
     from tokenmill.store.reader import Store
 
-
+# Of a document: files without boundaries are cut here, since an index has 31 bits for a length.
 MOST_TOKENS = 1 << 30
-"""Of a document: files without borders are cut here, since an index has 31 bits for a length."""
 DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
+NO_BORDERS = (
+    "the format does not say where documents end: each file is one document (cut every"
+    f" {MOST_TOKENS:,} tokens); to cut at the end-of-text id use --split-at-eos"
+)
+SCAN_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawShard:
     """A token file as its format describes it."""
 
-    name: str
-    """Relative to what was opened, with / between: its identity."""
+    name: str  # relative to what was opened, with / between: its identity
     path: Path
     dtype: str
     tokens: int
     split: str
-    offset: int = 0
-    """Bytes of header in front of the tokens."""
-    index: Path | None = None
-    """The file that says where documents end."""
-    mask: Path | None = None
-    """The file with a byte for each token, 1 = counts."""
+    offset: int = 0  # bytes of header before the tokens
+    index: Path | None = None  # the file that says where documents end
+    mask: Path | None = None  # the file with the loss mask, a byte for each token
+
+    @property
+    def width(self) -> int:
+        return DTYPES[self.dtype].itemsize
 
     @property
     def size(self) -> int:
         """Bytes of the whole token file."""
-        return self.offset + self.tokens * DTYPES[self.dtype].itemsize
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return tuple(path for path in (self.path, self.index, self.mask) if path is not None)
+        return self.offset + self.tokens * self.width
 
     def map_tokens(self) -> NDArray[np.integer[Any]]:
         """The ids, mapped."""
@@ -104,262 +100,233 @@ class RawShard:
         return mask
 
 
-class DocumentBounds(Protocol):
-    """Where the documents of a shard are, counted in tokens."""
-
-    def __len__(self) -> int:
-        """Documents."""
-        ...
-
-    def begin(self, number: int) -> int:
-        """First token of a document; of the one behind the last: the end."""
-        ...
-
-    def ends(self, first: int, last: int) -> NDArray[np.int64]:
-        """Where documents `first` to `last` end."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EndBorders:
-    """Documents that lie back to back, by where each ends; the array may be a mapped file."""
-
-    array: NDArray[np.integer[Any]]
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def begin(self, number: int) -> int:
-        return int(self.array[number - 1]) if number else 0
-
-    def ends(self, first: int, last: int) -> NDArray[np.int64]:
-        return np.asarray(self.array[first:last], np.int64)
-
-
-def no_borders(tokens: int) -> EndBorders:
-    """One document to a file, cut where it would be too long for an index."""
-    ends = np.arange(MOST_TOKENS, tokens, MOST_TOKENS, dtype=np.int64)
-    return EndBorders(np.append(ends, tokens) if tokens else ends)
-
-
-def lengths_of(borders: DocumentBounds, first: int, last: int) -> NDArray[np.int64]:
-    """Tokens of documents `first` to `last`."""
-    ends = borders.ends(first, last)
-    return np.diff(ends, prepend=borders.begin(first))
-
-
 class RawFormat(Format):
     """A format whose token files are raw ids."""
 
-    has_borders = True
+    suffix: str  # of the token files
+    # Where the end-of-text id is, for formats that do not say where documents end.
+    eos_in_front: bool | None = None
+
+    @property
+    def has_borders(self) -> bool:
+        """Whether the format says where documents end."""
+        return self.eos_in_front is None
+
+    # Export: a token file for each shard, and files beside it.
+
+    def names(self, store: Store, split: str, number: int) -> tuple[str, ...]:
+        """The token file of a shard, and the files beside it."""
+        raise NotImplementedError  # of formats that plan otherwise
+
+    def plan(self, export: Export) -> list[ExportTask]:
+        return [
+            token_task(store, split, self.names(store, split, number), number, number + 1)
+            for split, store in export.stores.items()
+            for number in range(len(store.shards))
+        ]
+
+    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        put_tokens(export, part, out)
+        self.write_beside(export, part, out)
+
+    def write_beside(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        """Make the files beside the token file of a part."""
+
+    # Import, and reading in place.
+
+    def token_files(self, path: Path) -> list[tuple[str, Path]]:
+        """The token files that a path is, each with its name."""
+        found = find_files(path, self.suffix)
+        if not found and not self.has_borders and path.is_file():
+            return [(path.name, path)]
+        return found
 
     @abstractmethod
+    def shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
+        """What a token file and those beside it say, sizes checked; SourceError otherwise."""
+
     def shards(self, path: Path, options: ImportOptions) -> list[RawShard]:
-        """The token files below a path, in order, with sizes checked; SourceError otherwise."""
+        """The token files that a path is, in order."""
+        found = self.token_files(path)
+        if not found:
+            raise SourceError(
+                f"there is nothing of the kind {self.about.title} at {str(path)!r}",
+                hint="check the path, or name another format with --from",
+            )
+        return [self.shard(name, file, options) for name, file in found]
 
-    @abstractmethod
-    def borders(self, shard: RawShard, options: ImportOptions) -> DocumentBounds:
-        """Where the documents of a shard are, checked: they fill the tokens without a gap."""
+    def ends(self, shard: RawShard, options: ImportOptions) -> NDArray[np.int64]:
+        """Where each document of a shard ends, checked; the array may be a mapped file."""
+        if not options.split_at_eos:
+            found = np.arange(MOST_TOKENS, shard.tokens, MOST_TOKENS, dtype=np.int64)
+            return np.append(found, shard.tokens) if shard.tokens else found
+        # Documents that go on in the next file are cut here.
+        stream = TokenSequence([shard], options, in_front=self.eos_in_front is True)
+        begins = stream.begins(0, stream.tokens)
+        return np.append(begins[1:], stream.tokens) if len(begins) else begins
 
     def count_documents(self, shard: RawShard, options: ImportOptions) -> int:
-        """Documents of a shard; formats that know it without reading the borders say so."""
-        return len(self.borders(shard, options))
+        """Documents of a shard; formats that know it without reading all ends say so."""
+        return len(self.ends(shard, options))
 
     def open(self, path: Path, options: ImportOptions) -> Foreign:
-        """Open files for import."""
-        return RawForeign(self, self.shards(path, options), options)
+        shards = self.shards(path, options)
+        if self.eos_in_front is not None and options.split_at_eos:
+            return _open_streams(shards, options, in_front=self.eos_in_front)
+        by_name = {shard.name: shard for shard in shards}
+        # Those of the shard that was read last are kept: parts of one file come together.
+        ends_of = lru_cache(1)(lambda name: self.ends(by_name[name], options))
 
+        def blocks(part: ForeignPart) -> Iterator[DocumentBlock]:
+            """The documents of a part: views of the mapped file."""
+            shard, ends = by_name[part.path], ends_of(part.path)[part.start : part.end]
+            first = int(ends_of(part.path)[part.start - 1]) if part.start else 0
+            begins = np.append(first, ends[:-1]) if len(ends) else ends
+            tokens, mask = shard.map_tokens(), shard.map_mask()
+            for low, high in blocks_of(begins, BLOCK_BYTES // shard.width):
+                here = slice(int(begins[low]), int(ends[high - 1]))
+                lengths = np.asarray(ends[low:high] - begins[low:high], np.int64)
+                yield DocumentBlock(tokens[here], lengths, None if mask is None else mask[here])
 
-class RawForeign(Foreign):
-    """Raw token files, read document by document as their borders say."""
-
-    def __init__(
-        self, format_: RawFormat, shards: Sequence[RawShard], options: ImportOptions
-    ) -> None:
-        self._format = format_
-        self._options = options
-        self._shards = {shard.name: shard for shard in shards}
-        self._borders: tuple[str, DocumentBounds] | None = None
-        self.files = {shard.name: shard.path for shard in shards}
-        self.sidecars = {shard.name: shard.files[1:] for shard in shards}
-        self.has_borders = format_.has_borders
-        self.has_mask = any(shard.mask is not None for shard in shards)
-        self.note = None if self.has_borders else NO_BORDERS
-
-    @lazy
-    def parts(self) -> tuple[ForeignPart, ...]:
-        """In order."""
-        return tuple(part for shard in self._shards.values() for part in self._cut(shard))
-
-    def _borders_of(self, shard: RawShard) -> DocumentBounds:
-        """Those of the shard that was read last are kept: parts of one file come together."""
-        kept = self._borders  # another thread may put others there
-        if kept is None or kept[0] != shard.name:
-            kept = self._borders = shard.name, self._format.borders(shard, self._options)
-        return kept[1]
-
-    def _cut(self, shard: RawShard) -> Iterator[ForeignPart]:
-        """Parts of a file, each of whole documents and about the same size."""
-        borders, width = self._borders_of(shard), DTYPES[shard.dtype].itemsize
-        first, number = 0, 0
-        while first < len(borders) or number == 0:
-            target = borders.begin(first) + IMPORT_PART_BYTES // width
-            last = bisect_left(range(len(borders)), target, lo=first, key=borders.begin)
-            last = min(max(last, first + 1), len(borders))
-            yield ForeignPart(
-                path=shard.name,
-                index=number,
-                start=first,
-                end=last,
-                split=shard.split,
-                bytes=(borders.begin(last) - borders.begin(first)) * width,
-            )
-            first, number = last, number + 1
-
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        """The documents of a part: views of the mapped file."""
-        shard = self._shards[part.path]
-        borders = self._borders_of(shard)
-        tokens, mask = shard.map_tokens(), shard.map_mask()
-        most = BLOCK_BYTES // tokens.itemsize
-        first, stop = part.start, len(borders) if part.end is None else part.end
-        while first < stop:
-            base = borders.begin(first)
-            last = bisect_left(range(stop), base + most, lo=first, key=borders.begin)
-            last = min(max(last, first + 1), stop)
-            here = slice(base, borders.begin(last))
-            lengths = lengths_of(borders, first, last)
-            yield DocumentBlock(tokens[here], lengths, None if mask is None else mask[here])
-            first = last
-
-
-NO_BORDERS = (
-    "the format does not say where documents end: each file is one document (cut every"
-    f" {MOST_TOKENS:,} tokens); to cut at the end-of-text id use --split-at-eos"
-)
-
-
-def find_files(path: Path, suffix: str) -> list[tuple[str, Path]]:
-    """The files with a suffix that a path stands for: itself, or all below a folder, sorted.
-
-    Each with its name relative to the folder.
-    """
-    if path.is_dir():
-        found = sorted(
-            each
-            for each in path.rglob(f"*{suffix}")
-            if each.is_file() and not any(p.startswith(".") for p in each.relative_to(path).parts)
-        )
-        return [(each.relative_to(path).as_posix(), each) for each in found]
-    return [(path.name, path)] if path.name.endswith(suffix) and path.is_file() else []
-
-
-def require_files(found: list[Any], path: Path, what: str) -> None:
-    if not found:
-        raise SourceError(
-            f"there is nothing of the kind {what} at {str(path)!r}",
-            hint="check the path, or name another format with --from",
+        return Foreign(
+            files={shard.name: shard.path for shard in shards},
+            sidecars={
+                shard.name: tuple(path for path in (shard.index, shard.mask) if path is not None)
+                for shard in shards
+            },
+            parts=tuple(part for shard in shards for part in _cut(shard, ends_of(shard.name))),
+            blocks=blocks,
+            has_borders=self.has_borders,
+            has_mask=any(shard.mask is not None for shard in shards),
+            note=None if self.has_borders else NO_BORDERS,
         )
 
 
-def count_tokens(path: Path, *, dtype: str, offset: int = 0) -> int:
-    """Tokens in a raw file; SourceError where its size does not fit."""
-    size = file_size(path) - offset
-    width = DTYPES[dtype].itemsize
-    if size < 0 or size % width:
+def _cut(shard: RawShard, ends: NDArray[np.int64]) -> Iterator[ForeignPart]:
+    """Parts of a file, each of whole documents and about the same size."""
+    first = begin = number = 0
+    while first < len(ends) or number == 0:
+        target = begin + IMPORT_PART_BYTES // shard.width
+        last = min(max(int(np.searchsorted(ends, target)), first) + 1, len(ends))
+        end = int(ends[last - 1]) if last else 0
+        yield ForeignPart(
+            path=shard.name,
+            index=number,
+            start=first,
+            end=last,
+            split=shard.split,
+            bytes=(end - begin) * shard.width,
+        )
+        first, begin, number = last, end, number + 1
+
+
+def raw_shard(
+    name: str, path: Path, options: ImportOptions, *, dtype: str | None = None, **more: Any
+) -> RawShard:
+    """A token file without a header; SourceError where its size does not fit its type."""
+    kind = dtype or options.dtype or "uint16"
+    if kind not in DTYPES:
+        raise UsageError(
+            f"dtype={kind!r} is not a type of ids", hint=f"use one of: {', '.join(DTYPES)}"
+        )
+    size, width = file_size(path), DTYPES[kind].itemsize
+    if size % width:
         raise damaged(
             path,
-            f"has {max(size, 0):,} bytes of tokens, which is not a multiple of the {width} of a"
-            f" {dtype}: it was cut off, or its ids have another type",
+            f"has {size:,} bytes of tokens, which is not a multiple of the {width} of a"
+            f" {kind}: it was cut off, or its ids have another type",
             hint="say which type its ids have with --dtype, or get the file again",
         )
-    return size // width
+    split = split_of(name, options)
+    return RawShard(name=name, path=path, dtype=kind, tokens=size // width, split=split, **more)
 
 
-def raw_dtype(options: ImportOptions, *, default: str = "uint16") -> str:
-    """The type of ids that files do not name themselves."""
-    name = options.dtype or default
-    if name not in DTYPES:
-        raise UsageError(
-            f"dtype={name!r} is not a type of ids", hint=f"use one of: {', '.join(DTYPES)}"
-        )
-    return name
-
-
-def check_ends(ends: NDArray[np.integer[Any]], *, tokens: int, path: Path) -> None:
+def check_ends(ends: NDArray[np.int64], *, tokens: int, path: Path) -> None:
     """Raise SourceError unless ends never fall and the last is the number of tokens."""
     for first in range(0, len(ends), 1 << 20):
         block = ends[first : first + (1 << 20) + 1]
-        if len(block) > 1 and np.any(block[1:] < block[:-1]):
+        if block[0] < 0 or np.any(block[1:] < block[:-1]):
             raise damaged(path, f"has a document after {first:,} that ends before it begins")
     last = int(ends[-1]) if len(ends) else 0
-    if last != tokens:
-        raise damaged(
-            path,
-            f"says that documents end at token {last:,}, and the token file has {tokens:,}: one of"
-            " the two was cut off or is of another file, or its ids have another type",
-            hint=_hint_of_ends(last, tokens),
-        )
-
-
-def _hint_of_ends(last: int, tokens: int) -> str | None:
-    """Twice or half as many tokens: most likely the width is another."""
+    if last == tokens:
+        return
+    hint = None  # twice or half as many tokens: most likely the width is another
     if last and tokens == 2 * last:
-        return "its ids have 4 bytes, most likely: --dtype uint32"
-    return "its ids have 2 bytes, most likely: --dtype uint16" if last == 2 * tokens else None
+        hint = "its ids have 4 bytes, most likely: --dtype uint32"
+    elif last == 2 * tokens:
+        hint = "its ids have 2 bytes, most likely: --dtype uint16"
+    raise damaged(
+        path,
+        f"says that documents end at token {last:,}, and the token file has {tokens:,}: one of"
+        " the two was cut off or is of another file, or its ids have another type",
+        hint=hint,
+    )
 
 
 # -------------------------------------------------------------------------------------------------
 # How the token file of a raw format gets its bytes: linked, copied, or streamed.
 #
-# A shard's ids are the same bytes in the store and in the formats; a store behind a URL, or one
-# whose files have a header, is streamed through its map.
+# A shard's ids are the same bytes in the store and in the formats; a store at a URL, or one whose
+# files have a header, is streamed through its map.
 
 
 def token_task(
-    store: Store, split: str, file: str, *, shards: Sequence[int], others: Sequence[str] = ()
+    store: Store, split: str, files: tuple[str, ...], first: int, last: int
 ) -> ExportTask:
     """The part that makes a file of the ids of some shards, and the files beside it."""
-    tokens = sum(store.shards[number].tokens for number in shards)
-    return ExportTask(
-        split=split,
-        tokens=tokens,
-        files=(file, *others),
-        sizes={file: tokens * store.dtype.itemsize},
-        task={"shards": [*shards]},
-    )
+    tokens = sum(shard.tokens for shard in store.shards[first:last])
+    sizes = {files[0]: tokens * store.dtype.itemsize}
+    return ExportTask(split=split, tokens=tokens, files=files, first=first, last=last, sizes=sizes)
 
 
-def shards_of(part: ExportTask) -> list[int]:
-    """The shards of such a part."""
-    shards = part.task["shards"]
-    assert isinstance(shards, list)
-    return [int(str(number)) for number in shards]
-
-
-def put_tokens(store: Store, part: ExportTask, out: PartFiles) -> None:
+def put_tokens(export: Export, part: ExportTask, out: PartFiles) -> None:
     """Make the token file of a part, which is its first."""
-    name, shards = part.files[0], shards_of(part)
-    source = local_tokens(store, shards[0]) if len(shards) == 1 else None
+    name, store = part.files[0], export.stores[part.split]
+    sources = {number: _local_tokens(store, number) for number in range(part.first, part.last)}
+    source = sources[part.first] if len(sources) == 1 else None
     if source is not None:
-        out.link_or_copy(name, source, checksum=bin_checksum(store, shards[0]))
+        out.link_or_copy(name, source, checksum=_checksum(store, part.first))
         return
-    if out.link_mode is FileLink.ALWAYS:
+    if export.options.link == "always":
         raise UsageError(
             f"the tokens of {str(store.path)!r} are not in a local file of their own, which a link"
             " needs",
             hint="leave --link out",
         )
     file = out.create(name)
-    for number in shards:
-        source = local_tokens(store, number)
-        if source is None:
-            stream_tokens(store, number, file)
-        else:
-            copy_into(file, source, checksum=bin_checksum(store, number))
+    for number, source in sources.items():
+        if source is not None:
+            file.append_file(source, checksum=_checksum(store, number))
+            continue
+        for block in shard_blocks(store, number):
+            file.write(np.ascontiguousarray(block.ids).data)
 
 
-def local_tokens(store: Store, number: int) -> Path | None:
+def shard_blocks(store: Store, number: int) -> Iterator[DocumentBlock]:
+    """The documents of a shard."""
+    shard = store.shards[number]
+    return document_blocks(store, shard.first_document, shard.first_document + shard.documents)
+
+
+def put_mask(export: Export, part: ExportTask, name: str, out: PartFiles) -> None:
+    """Make the file with the loss mask of a shard, where the plan has one."""
+    if name in part.files:
+        file = out.create(name)
+        for block in shard_blocks(export.stores[part.split], part.first):
+            file.write(np.ascontiguousarray(block.mask).data)
+
+
+def document_ends(
+    store: Store, number: int, step: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Where documents of a shard begin and end, counted in tokens, so many at a time."""
+    index = store.map_shard(number).index
+    for first in range(0, len(index.lengths), step):
+        begins = index.offsets[first : first + step] // index.dtype.itemsize
+        yield begins, begins + index.lengths[first : first + step]
+
+
+def _local_tokens(store: Store, number: int) -> Path | None:
     """The file that holds the ids of a shard and nothing else, where there is one."""
     if store.is_remote:
         return None
@@ -369,7 +336,7 @@ def local_tokens(store: Store, number: int) -> Path | None:
     return file.path if file.offset == 0 else None
 
 
-def bin_checksum(store: Store, number: int) -> str | None:
+def _checksum(store: Store, number: int) -> str | None:
     """What the store says about the bytes of a shard; None where it is not its own."""
     if "in_place" in store.manifest.identity.config:
         return None
@@ -381,47 +348,32 @@ def _checksums(store: Store) -> list[str]:
     return [entry.bin for _, entry in store.manifest.shards(split=store.split)]
 
 
-def stream_tokens(store: Store, number: int, file: OutFile) -> None:
-    for block in shard_blocks(store, number):
-        file.write(np.ascontiguousarray(block.ids).data)
-
-
-def stream_mask(store: Store, number: int, file: OutFile) -> None:
-    """A byte for each token of a shard; 1 for all where the shard has no mask."""
-    for block in shard_blocks(store, number):
-        mask: Any = np.ones(len(block.ids), np.uint8) if block.mask is None else block.mask
-        file.write(np.ascontiguousarray(mask).data)
-
-
-def one_link(stores: Mapping[str, Store], options: ExportOptions, *, what: str) -> None:
-    """Refuse links where a file would be made of several shards."""
-    for split, store in stores.items():
-        if options.link is not FileLink.NEVER and len(store.shards) != 1:
-            raise UsageError(
-                f"the split {split!r} has {len(store.shards)} shards and {what} is one file, which"
-                " cannot be a link to several",
-                hint="leave --link out",
-            )
-
-
 # -------------------------------------------------------------------------------------------------
-# Files without borders, cut at the end-of-text id: one stream of tokens over all files of a split.
+# Files without boundaries, cut at the end-of-text id: one stream of tokens over the files of a
+# split.
 #
 # A document may begin in one file and end in the next, so it belongs to the part in which it
-# begins: a part skips what lies before its first beginning, and reads on beyond its end until the
+# begins: a part skips what is before its first beginning, and reads on beyond its end until the
 # next.
-
-SCAN_TOKENS = 1 << 22
 
 
 class TokenSequence:
     """Files back to back, mapped when they are touched."""
 
-    def __init__(self, shards: Sequence[RawShard]) -> None:
+    def __init__(
+        self, shards: Sequence[RawShard], options: ImportOptions, *, in_front: bool
+    ) -> None:
+        if options.eos_id is None:
+            raise UsageError(
+                "documents are to end at the end-of-text id, and no tokenizer names one",
+                hint="name the tokenizer, and its end-of-text with --eos TOKEN",
+            )
+        self._eos_id = options.eos_id
+        self._lead = 0 if in_front else 1
         self.shards = [shard for shard in shards if shard.tokens]
         self.starts = np.cumsum([0, *(shard.tokens for shard in self.shards)])
         self.tokens = int(self.starts[-1])
-        self._mapped: tuple[int, NDArray[np.integer[Any]]] | None = None
+        self._map = lru_cache(1)(lambda number: self.shards[number].map_tokens())
 
     def read(self, first: int, last: int) -> NDArray[np.integer[Any]]:
         """Tokens `first` to `last`: a view where one file has them all."""
@@ -433,110 +385,68 @@ class TokenSequence:
             first, number = end, number + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.zeros(0, np.uint16)])
 
-    def _map(self, number: int) -> NDArray[np.integer[Any]]:
-        kept = self._mapped  # another thread may put another file there
-        if kept is None or kept[0] != number:
-            kept = self._mapped = number, self.shards[number].map_tokens()
-        return kept[1]
-
-    def begins(self, first: int, last: int, *, eos_id: int, lead: int) -> NDArray[np.int64]:
-        """Where documents begin in a stretch; `lead` is 0 for an id in front of each, 1 behind."""
-        found = [np.zeros(1, np.int64)] if first == 0 < last else []
+    def begins(self, first: int, last: int) -> NDArray[np.int64]:
+        """Where documents begin in a range."""
+        found = [np.zeros(int(first == 0 < last), np.int64)]
         first = max(first, 1)
         while first < last:
             end = min(last, first + SCAN_TOKENS)
-            window = self.read(first - lead, end - lead)
-            found.append(np.flatnonzero(window == eos_id) + first)
+            window = self.read(first - self._lead, end - self._lead)
+            found.append(np.flatnonzero(window == self._eos_id) + first)
             first = end
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.concatenate(found)
 
-    def next_begin(self, position: int, *, eos_id: int, lead: int) -> int:
-        """The first beginning at or behind a position, or the end."""
+    def next_begin(self, position: int) -> int:
+        """The first beginning at or after a position, or the end."""
         while position < self.tokens:
             end = min(self.tokens, position + SCAN_TOKENS)
-            found = self.begins(position, end, eos_id=eos_id, lead=lead)
+            found = self.begins(position, end)
             if len(found):
                 return int(found[0])
             position = end
         return self.tokens
 
-
-class EosForeign(Foreign):
-    """Raw token files, cut at the end-of-text id wherever it stands."""
-
-    has_borders = False
-
-    def __init__(
-        self, shards: Sequence[RawShard], options: ImportOptions, *, in_front: bool
-    ) -> None:
-        if options.eos_id is None:
-            raise _no_eos()
-        self._eos_id = options.eos_id
-        self._lead = 0 if in_front else 1
-        ordered = sorted(shards, key=lambda shard: shard.split)
-        self._streams = {
-            split: TokenSequence([*group])
-            for split, group in groupby(ordered, key=lambda shard: shard.split)
-        }
-        self.files = {shard.name: shard.path for shard in ordered}
-        place = "in front of" if in_front else "behind"
-        self.note = f"documents were cut at the id {self._eos_id} {place} each"
-        self.parts = tuple(
-            part for split, stream in self._streams.items() for part in _cut(stream, split)
-        )
-
     def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
         """The documents that begin in a part."""
-        stream = self._streams[part.split]
-        base = next(
-            int(start)
-            for start, shard in zip(stream.starts, stream.shards, strict=False)
-            if shard.name == part.path
-        )
-        assert part.end is not None
-        first, last = base + part.start, base + part.end
-        rule = {"eos_id": self._eos_id, "lead": self._lead}
-        begins = stream.begins(first, last, **rule)
+        number = [shard.name for shard in self.shards].index(part.path)
+        base, last = int(self.starts[number]), part.end
+        assert last is not None
+        begins = self.begins(base + part.start, base + last)
         if not len(begins):
             return
-        ends = np.append(begins[1:], stream.next_begin(last, **rule))
-        most = BLOCK_BYTES // DTYPES[stream.shards[0].dtype].itemsize
-        low = 0
-        while low < len(begins):
-            start = int(begins[low])
-            high = max(low + 1, int(np.searchsorted(begins, start + most)))
-            ids = stream.read(start, int(ends[high - 1]))
-            yield DocumentBlock(ids, np.diff(ends[low:high], prepend=start))
-            low = high
+        ends = np.append(begins[1:], self.next_begin(base + last))
+        for low, high in blocks_of(begins, BLOCK_BYTES // self.shards[0].width):
+            ids = self.read(int(begins[low]), int(ends[high - 1]))
+            yield DocumentBlock(ids, ends[low:high] - begins[low:high])
+
+    def parts(self) -> Iterator[ForeignPart]:
+        for shard in self.shards:
+            step = IMPORT_PART_BYTES // shard.width
+            for index, start in enumerate(range(0, shard.tokens, step)):
+                end = min(shard.tokens, start + step)
+                yield ForeignPart(
+                    path=shard.name,
+                    index=index,
+                    start=start,
+                    end=end,
+                    split=shard.split,
+                    bytes=(end - start) * shard.width,
+                )
 
 
-def _cut(stream: TokenSequence, split: str) -> Iterator[ForeignPart]:
-    for shard in stream.shards:
-        width = DTYPES[shard.dtype].itemsize
-        step = IMPORT_PART_BYTES // width
-        for index, start in enumerate(range(0, shard.tokens, step)):
-            end = min(shard.tokens, start + step)
-            yield ForeignPart(
-                path=shard.name,
-                index=index,
-                start=start,
-                end=end,
-                split=split,
-                bytes=(end - start) * width,
-            )
-
-
-def eos_borders(shard: RawShard, options: ImportOptions, *, in_front: bool) -> EndBorders:
-    """Where the documents of one file end; those that go on in the next are cut there."""
-    if options.eos_id is None:
-        raise _no_eos()
-    stream = TokenSequence([shard])
-    begins = stream.begins(0, stream.tokens, eos_id=options.eos_id, lead=0 if in_front else 1)
-    return EndBorders(np.append(begins[1:], stream.tokens) if len(begins) else begins)
-
-
-def _no_eos() -> UsageError:
-    return UsageError(
-        "documents are to end at the end-of-text id, and no tokenizer names one",
-        hint="name the tokenizer, and its end-of-text with --eos TOKEN",
+def _open_streams(shards: Sequence[RawShard], options: ImportOptions, *, in_front: bool) -> Foreign:
+    """Raw token files, cut at the end-of-text id wherever it is."""
+    streams = {
+        split: TokenSequence(
+            [shard for shard in shards if shard.split == split], options, in_front=in_front
+        )
+        for split in sorted({shard.split for shard in shards})
+    }
+    place = "in front of" if in_front else "behind"
+    return Foreign(
+        files={shard.name: shard.path for shard in shards},
+        parts=tuple(part for stream in streams.values() for part in stream.parts()),
+        blocks=lambda part: streams[part.split].blocks(part),
+        has_borders=False,
+        note=f"documents were cut at the id {options.eos_id} {place} each",
     )

@@ -1,10 +1,11 @@
-"""What the formats of rows write: rows of one length, or documents, as columns of numpy arrays.
+"""What the formats of rows share: records of a store on their way out, and rows on their way in.
 
-    store -> Records (rows or documents) -> cut into files, by size alone -> Batch after Batch
+    store -> records (rows or documents) -> cut into files, by size alone -> RecordChunk after chunk
+    files -> columns: ids, loss mask, padding -> DocumentBlock after block
 
-`Records` speaks of a store's rows or documents by number, so that a part of an export is two
-numbers. A batch is a few megabytes of them: views of the mapped shards wherever they lie back to
-back, so that the one copy made is the one that widens the ids.
+Records are a store's rows or documents by number, so that a part of an export is two numbers. A
+chunk is a few megabytes of them: views of the mapped shards wherever they are back to back, so that
+the one copy made is the one that widens the ids.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import itertools
 import json
 import mmap
 import tempfile
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +24,20 @@ import pyarrow as pa
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop.base import (
     BLOCK_BYTES,
+    IMPORT_PART_BYTES,
     DocumentBlock,
+    ExportOptions,
     ExportTask,
+    Foreign,
+    ForeignPart,
+    Format,
+    ImportOptions,
     Setting,
     check_expansion,
     check_held,
     damaged,
     file_size,
+    find_files,
 )
 from tokenmill.loader.batch import IGNORED
 from tokenmill.loader.options import check_pad_id
@@ -41,8 +50,30 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ImportOptions
-    from tokenmill.store.reader import Store
+    from tokenmill.interop.export import Export, PartFiles
+    from tokenmill.store.reader import MappedShard, Store
+
+    Costs = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+# First record, the one after the last, and their tokens.
+Range = tuple[int, int, int]
+# Columns that hold ids, in the order in which they are looked for.
+ID_NAMES = ("input_ids", "ids", "tokens", "input")
+MASK_NAMES = ("loss_mask", "mask")
+READ_SETTINGS = {
+    "column": Setting(
+        default="", help=f"import: the column of ids; else the first of {', '.join(ID_NAMES)}"
+    ),
+    "labels": Setting(
+        default=True, help="import: whether labels of -100 say what does not count for the loss"
+    ),
+}
+# Of an index of JSON, which becomes some 20 times as much in memory.
+INDEX_BYTES = 64 << 20
+# Offsets in the files of MDS and LitData are of 32 bits.
+MAX_OFFSET = (1 << 32) - 1
+ROWS_NOTE = "each row became a document; if rows were cut from a stream: --split-at-eos"
+CUT_NOTE = "rows were joined and cut behind the end-of-text id; what lies in two files is cut there"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -50,22 +81,6 @@ if TYPE_CHECKING:
 #
 # A row becomes a document. `attention_mask` takes padding out of it; `loss_mask` (or `mask`), or
 # `labels` that are the ids with -100 here and there, say what counts for the loss.
-
-ID_NAMES = ("input_ids", "ids", "tokens", "input")
-"""Columns that hold ids, in the order in which they are looked for."""
-MASK_NAMES = ("loss_mask", "mask")
-COLUMN_SETTING = Setting(
-    default="", help=f"import: the column of ids; else the first of {', '.join(ID_NAMES)}"
-)
-LABELS_SETTING = Setting(
-    default=True, help="import: whether labels of -100 say what does not count for the loss"
-)
-INDEX_BYTES = 64 << 20
-"""Of an index of JSON, which becomes some 20 times as much in memory."""
-UNPACKED_BYTES = (1 << 32) - 1
-"""Of a packed file of MDS or LitData: offsets in them are of 32 bits."""
-ROWS_NOTE = "each row became a document; if rows were cut from a stream: --split-at-eos"
-CUT_NOTE = "rows were joined and cut behind the end-of-text id; what lies in two files is cut there"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +102,9 @@ class Columns:
         return self.mask is not None or self.labels is not None
 
 
-def choose_columns(
-    names: Sequence[str], options: ImportOptions, *, path: Path | str, prefer: str | None = None
-) -> Columns:
+def choose_columns(names: Sequence[str], options: ImportOptions, *, path: Path | str) -> Columns:
     """Which columns to read; SourceError lists them where none is known to hold ids."""
-    wanted = str(options.settings.get("column") or "") or prefer
+    wanted = str(options.settings.get("column") or "")
     candidates = [wanted] if wanted else [name for name in ID_NAMES if name in names]
     if not candidates or candidates[0] not in names:
         raise SourceError(
@@ -131,12 +144,27 @@ def make_block(
             raise damaged(
                 path, f"has rows whose {name!r} and {columns.ids!r} are not of one length"
             )
-    mask = _mask(found, columns, ids, path=path)
-    if columns.padding is not None:
-        block = _without_padding(ids, lengths, mask, found[columns.padding] != 0)
-        check_padding(lengths - block.lengths, options, path=path)
-        return block
-    return DocumentBlock(ids, lengths, mask)
+    mask: NDArray[np.uint8] | None = None
+    if columns.mask is not None:
+        mask = (found[columns.mask] != 0).view(np.uint8)
+    elif columns.labels is not None:
+        labels = found[columns.labels]
+        counts = np.not_equal(labels, IGNORED)
+        if (np.not_equal(labels, ids) & counts).any():
+            raise damaged(
+                path,
+                f"has labels that are neither its {columns.ids!r} nor {IGNORED}, so they do not say"
+                " which ids count",
+                hint="import without them: --set labels=no",
+            )
+        mask = counts.view(np.uint8)
+    if columns.padding is None or (real := found[columns.padding] != 0).all():
+        return DocumentBlock(ids, lengths, mask)
+    sums = np.append(0, np.cumsum(real))
+    ends = np.cumsum(lengths)
+    kept = sums[ends] - sums[ends - lengths]
+    check_padding(lengths - kept, options, path=path)
+    return DocumentBlock(ids[real], kept, None if mask is None else mask[real])
 
 
 def check_padding(lacking: NDArray[np.int64], options: ImportOptions, *, path: Path | str) -> None:
@@ -149,48 +177,10 @@ def check_padding(lacking: NDArray[np.int64], options: ImportOptions, *, path: P
         )
 
 
-def _mask(
-    found: Mapping[str, NDArray[Any]], columns: Columns, ids: NDArray[Any], *, path: Path | str
-) -> NDArray[np.uint8] | None:
-    if columns.mask is not None:
-        return _bytes(found[columns.mask] != 0)
-    if columns.labels is None:
-        return None
-    labels = found[columns.labels]
-    counts = np.not_equal(labels, IGNORED)
-    if (np.not_equal(labels, ids) & counts).any():
-        raise damaged(
-            path,
-            f"has labels that are neither its {columns.ids!r} nor {IGNORED}, so they do not say"
-            " which ids count",
-            hint="import without them: --set labels=no",
-        )
-    return _bytes(counts)
-
-
-def _bytes(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    return flags.view(np.uint8)
-
-
-def _without_padding(
-    ids: NDArray[Any],
-    lengths: NDArray[np.int64],
-    mask: NDArray[np.uint8] | None,
-    real: NDArray[np.bool_],
-) -> DocumentBlock:
-    if real.all():
-        return DocumentBlock(ids, lengths, mask)
-    sums = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(real, out=sums[1:])
-    ends = np.cumsum(lengths)
-    kept = sums[ends] - sums[ends - lengths]
-    return DocumentBlock(ids[real], kept, None if mask is None else mask[real])
-
-
 def cut_at_eos(
     blocks: Iterable[DocumentBlock], options: ImportOptions, *, path: Path | str
 ) -> Iterator[DocumentBlock]:
-    """The documents of rows that were cut from a stream: rows joined, cut behind each eos."""
+    """The documents of rows that were cut from a stream: rows joined, cut after each eos."""
     if not options.split_at_eos:
         yield from blocks
         return
@@ -207,11 +197,11 @@ def cut_at_eos(
             check_held(path, sum(each.ids.nbytes for each in held), "rows without an end-of-text")
             continue
         last = int(ends[-1])
-        joined = _join([*held, _part(block, 0, last)])
+        joined = join_blocks([*held, _part(block, 0, last)])
         before = len(joined.ids) - last
         yield joined._replace(lengths=np.diff(ends + before, prepend=0))
         held = [_part(block, last, len(block.ids))]
-    rest = _join(held)
+    rest = join_blocks(held)
     if len(rest.ids):
         yield rest._replace(lengths=np.array([len(rest.ids)], np.int64))
 
@@ -221,7 +211,8 @@ def _part(block: DocumentBlock, first: int, last: int) -> DocumentBlock:
     return DocumentBlock(block.ids[first:last], np.array([last - first], np.int64), mask)
 
 
-def _join(blocks: Sequence[DocumentBlock]) -> DocumentBlock:
+def join_blocks(blocks: Sequence[DocumentBlock]) -> DocumentBlock:
+    """Blocks as one."""
     if not blocks:
         return DocumentBlock(np.zeros(0, np.uint16), np.zeros(0, np.int64))
     masks = [block.mask for block in blocks if block.mask is not None]
@@ -232,32 +223,93 @@ def _join(blocks: Sequence[DocumentBlock]) -> DocumentBlock:
     )
 
 
-def note_of(options: ImportOptions) -> str:
-    """What an import of rows tells of borders."""
-    return CUT_NOTE if options.split_at_eos else ROWS_NOTE
+# -------------------------------------------------------------------------------------------------
+# Foreign files of rows.
 
 
-def gather(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.uint8]:
-    """Stretches of a file back to back: one strided copy where all are alike, else a join."""
-    if not len(starts):
-        return np.zeros(0, np.uint8)
-    if int(starts.min()) < 0 or int(ends.max()) > len(data) or (ends < starts).any():
-        raise IndexError("stretches that do not lie in the file")
-    if len(starts) == 1:
-        return data[int(starts[0]) : int(ends[0])]
-    length = int(ends[0] - starts[0])
-    step = int(starts[1] - starts[0])
-    alike = bool((ends - starts == length).all()) and bool((np.diff(starts) == step).all())
-    if alike and 0 < length <= step:
-        rows = np.lib.stride_tricks.as_strided(
-            data[int(starts[0]) :], (len(starts), length), (step, 1), writeable=False
+def open_rows(
+    files: Mapping[str, Path],
+    parts: Iterable[ForeignPart],
+    read: Callable[[ForeignPart, Path], Iterator[DocumentBlock]],
+    options: ImportOptions,
+    *,
+    has_mask: bool = False,
+) -> Foreign:
+    """Files whose parts are read as rows, which are joined and cut at the end-of-text if asked."""
+
+    def blocks(part: ForeignPart) -> Iterator[DocumentBlock]:
+        path = files[part.path]
+        return cut_at_eos(read(part, path), options, path=path)
+
+    note = CUT_NOTE if options.split_at_eos else ROWS_NOTE
+    return Foreign(files=files, parts=tuple(parts), blocks=blocks, has_mask=has_mask, note=note)
+
+
+def row_files(
+    path: Path, *suffixes: str, what: str, hint: str = "name a file or a folder of them"
+) -> list[tuple[str, Path]]:
+    """The files with these suffixes that a path is, or the one that it is; SourceError if none."""
+    found = find_files(path, *suffixes) or ([(path.name, path)] if path.is_file() else [])
+    if not found:
+        raise damaged(path, f"holds no {what}", hint=hint)
+    return found
+
+
+def even_edges(count: int, *, size: int, whole: bool) -> list[int]:
+    """Where parts of so many records and bytes begin, and the last ends; one where it is whole."""
+    parts = 1 if whole else max(1, min(count, -(-size // IMPORT_PART_BYTES)))
+    return [count * i // parts for i in range(parts + 1)]
+
+
+def row_parts(name: str, edges: Sequence[int], *, size: int, split: str) -> Iterator[ForeignPart]:
+    """The parts of a file of so many bytes, from edge to edge."""
+    for index, (start, end) in enumerate(itertools.pairwise(edges)):
+        share = (end - start) / max(1, edges[-1])
+        yield ForeignPart(
+            path=name, index=index, start=start, end=end, split=split, bytes=int(size * share)
         )
-        return np.ascontiguousarray(rows).reshape(-1)
-    view = data.data
-    pieces = [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-    return np.frombuffer(bytearray().join(pieces), np.uint8)
+
+
+def blocks_of(begins: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of records that begin at these places, about `most` from the first to the last."""
+    first = 0
+    while first < len(begins):
+        last = first + int(np.searchsorted(begins[first:], int(begins[first]) + most))
+        last = max(first + 1, last)
+        yield first, last
+        first = last
+
+
+def read_offsets(
+    data: NDArray[np.uint8], count: int, *, path: Path, what: str, gap: bool
+) -> NDArray[np.int64]:
+    """Where the items of a file of MDS or LitData begin, and the last ends; all of it is checked.
+
+    It begins with their number and these offsets, 4 bytes each; a `gap` may follow.
+    """
+    found = int(data[:4].view("<u4")[0]) if len(data) >= 4 else -1
+    if found != count or len(data) < 8 + 4 * count:
+        raise damaged(path, f"says that it has {found:,} {what}, its index {count:,}")
+    offsets = data[4 : 8 + 4 * count].view("<u4").astype(np.int64)
+    before = int(offsets[0]) - 8 - 4 * count
+    if (
+        before < 0
+        or (before and not gap)
+        or offsets[-1] != len(data)
+        or (np.diff(offsets) < 0).any()
+    ):
+        raise damaged(path, f"has offsets that do not run through its {what} to its end")
+    return offsets
+
+
+def offset_header(sizes: NDArray[np.int64], between: bytes = b"") -> bytes:
+    """What such a file begins with, up to the first of items of these sizes."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    offsets += 4 + 4 * len(offsets) + len(between)
+    if int(offsets[-1]) > MAX_OFFSET:
+        raise OverflowError("offsets of more than 32 bits")
+    return np.array([len(sizes)], "<u4").tobytes() + offsets.astype("<u4").tobytes() + between
 
 
 def split_folders(path: Path, marker: str) -> list[tuple[str, Path]]:
@@ -273,6 +325,18 @@ def split_folders(path: Path, marker: str) -> list[tuple[str, Path]]:
         return []
     folders = sorted(folder for folder in path.iterdir() if (folder / marker).is_file())
     return [(f"{folder.name}/", folder) for folder in folders]
+
+
+def find_indexes(
+    path: Path, marker: str, is_one: Callable[[dict[str, Any]], bool]
+) -> list[tuple[str, Path, dict[str, Any]]]:
+    """Folders whose index is one of these: what their files' names begin with, path, index."""
+    found = []
+    for prefix, folder in split_folders(path, marker):
+        index = read_json(folder / marker)
+        if isinstance(index, dict) and is_one(index):
+            found.append((prefix, folder, index))
+    return found
 
 
 def read_json(path: Path) -> Any:
@@ -315,84 +379,13 @@ def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
 
 
-def ranges(count: int, *, total_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
-    """Stretches of `count` records that are about `part_bytes` each; one for none at all."""
-    parts = max(1, min(count, -(-total_bytes // part_bytes)))
-    borders = [count * i // parts for i in range(parts + 1)]
-    yield from itertools.pairwise(borders)
-
-
-def first_bytes(path: Path, count: int = 16) -> bytes:
-    """The beginning of a file; nothing where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError:
-        return b""
-
-
-def files_below(path: Path, suffixes: Iterable[str]) -> list[tuple[str, Path]]:
-    """The file itself, or all files below a folder with these suffixes: name and path, sorted."""
-    wanted = tuple(suffixes)
-    if path.is_file():
-        return [(path.name, path)] if path.name.endswith(wanted) else []
-    found = sorted(
-        each for each in path.rglob("*") if each.name.endswith(wanted) and each.is_file()
-    )
-    return [(each.relative_to(path).as_posix(), each) for each in found]
-
-
 # -------------------------------------------------------------------------------------------------
-# What exports of documents read of a store: blocks of whole documents, as views of its maps.
+# Records of a store: its documents, or rows of one length, as an export reads them.
 
-
-def document_blocks(
-    store: Store, *, first: int = 0, last: int | None = None, most_bytes: int = BLOCK_BYTES
-) -> Iterator[DocumentBlock]:
-    """Documents `first` to `last` of a store, about `most_bytes` of ids at a time.
-
-    Views of the mapped shards: a document of any size costs no memory.
-    """
-    end = store.num_documents if last is None else last
-    for number, shard in enumerate(store.shards):
-        low = max(first - shard.first_document, 0)
-        high = min(end - shard.first_document, shard.documents)
-        if low < high:
-            yield from shard_blocks(store, number, first=low, last=high, most_bytes=most_bytes)
-
-
-def shard_blocks(
-    store: Store,
-    shard: int,
-    *,
-    first: int = 0,
-    last: int | None = None,
-    most_bytes: int = BLOCK_BYTES,
-) -> Iterator[DocumentBlock]:
-    """Documents `first` to `last` of one shard."""
-    mapped = store.map_shard(shard)
-    index, mask = mapped.index, mapped.mask
-    size = index.dtype.itemsize
-    end = len(index.lengths) if last is None else last
-    while first < end:
-        base = int(index.offsets[first])
-        upto = first + int(np.searchsorted(index.offsets[first:end], base + most_bytes))
-        upto = max(first + 1, upto)
-        stop = int(index.offsets[upto - 1]) + int(index.lengths[upto - 1]) * size
-        here = slice(base // size, stop // size)
-        yield DocumentBlock(
-            mapped.tokens[here],
-            np.asarray(index.lengths[first:upto], np.int64),
-            None if mask is None else mask[here],
-        )
-        first = upto
-
-
+# 4 MB as int32: enough to make the calls for it cheap, and about what a cache holds.
 BATCH_TOKENS = 1 << 20
-"""4 MB as int32: enough to make the calls for it cheap, and about what a cache holds."""
 IDS = "input_ids"
 EXTRA_COLUMNS = ("labels", "attention_mask", "loss_mask")
-
 IDS_SETTING = Setting(
     default="int32",
     help="type of the ids: int32, which everything reads, or uint16, half the size",
@@ -403,19 +396,48 @@ COLUMNS_SETTING = Setting(
     help="columns beside the ids, of labels, attention_mask, loss_mask, with commas between; auto:"
     " loss_mask where the store has one, attention_mask where the packing pads; none",
 )
+# Of formats with columns of one's choice.
+WRITE_SETTINGS = {"ids": IDS_SETTING, "columns": COLUMNS_SETTING}
+SETTINGS = WRITE_SETTINGS | READ_SETTINGS
+
+
+def document_blocks(
+    store: Store, first: int, last: int, *, most_bytes: int = BLOCK_BYTES
+) -> Iterator[DocumentBlock]:
+    """Documents `first` to `last` of a store, about `most_bytes` of ids at a time.
+
+    Views of the mapped shards: a document of any size costs no memory.
+    """
+    for mapped, low, high in _shard_ranges(store, first, last):
+        index, size = mapped.index, mapped.index.dtype.itemsize
+        for begin, end in blocks_of(index.offsets[low:high], most_bytes):
+            documents = slice(low + begin, low + end)
+            lengths = np.asarray(index.lengths[documents], np.int64)
+            base = int(index.offsets[low + begin]) // size
+            stop = int(index.offsets[low + end - 1]) // size + int(lengths[-1])
+            mask = None if mapped.mask is None else mapped.mask[base:stop]
+            yield DocumentBlock(mapped.tokens[base:stop], lengths, mask)
+
+
+def _shard_ranges(store: Store, first: int, last: int) -> Iterator[tuple[MappedShard, int, int]]:
+    """The shards of documents `first` to `last`, and which of its documents these are."""
+    number = store.locate(first)[0] if first < last else len(store.shards)
+    for place, shard in enumerate(store.shards[number:], number):
+        low = max(first - shard.first_document, 0)
+        high = min(last - shard.first_document, shard.documents)
+        if low < high:
+            yield store.map_shard(place), low, high
+        elif shard.first_document >= last:
+            return
 
 
 class RecordChunk(NamedTuple):
     """Some consecutive records."""
 
-    tokens: NDArray[Any]
-    """Rows: (rows, length), maybe with strides; documents: their ids back to back."""
-    lengths: NDArray[np.int64]
-    """Tokens of each record."""
-    real: NDArray[np.bool_] | None
-    """As `tokens`: False on padding; None where there is none."""
-    mask: NDArray[np.uint8] | None
-    """As `tokens`: 0 where a token does not count for the loss; None where all do."""
+    tokens: NDArray[Any]  # rows: (rows, length), maybe with strides; documents: back to back
+    lengths: NDArray[np.int64]  # tokens of each record
+    real: NDArray[np.bool_] | None  # as `tokens`: False on padding; None where there is none
+    mask: NDArray[np.uint8] | None  # as `tokens`: the loss mask; None where all tokens count
 
     @property
     def counts(self) -> NDArray[np.bool_] | None:
@@ -425,33 +447,17 @@ class RecordChunk(NamedTuple):
         mask = self.mask.astype(np.bool_)
         return mask if self.real is None else mask & self.real
 
-
-class Records(Protocol):
-    """The rows or documents of a store, by number."""
-
-    count: int
-    length: int | None
-    """Tokens of every record, where they are all the same."""
-    has_mask: bool
-
-    def batches(
-        self, first: int, last: int, *, tokens: int = BATCH_TOKENS
-    ) -> Iterator[RecordChunk]:
-        """Records `first` to `last`, about so many tokens at a time."""
-        ...
-
-    def lengths(self, first: int, last: int) -> NDArray[np.int64]:
-        """Tokens of each of these records."""
-        ...
-
-    def cut(
-        self, costs: Callable[[NDArray[np.int64]], NDArray[np.int64]], *, budget: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Stretches of records whose costs, given their lengths, are within a budget in all.
-
-        First, last, and tokens of each; a record that costs more than the budget is alone.
-        """
-        ...
+    def column(self, name: str, *, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A column, as `tokens` is; ids become `dtype`."""
+        if name == IDS:
+            return self.tokens.astype(dtype, order="C", copy=False)
+        counts = self.real if name == "attention_mask" else self.counts
+        if name == "labels":
+            labels = self.tokens.astype(np.int64)
+            if counts is not None:
+                labels[~counts] = IGNORED
+            return labels
+        return np.ones(self.tokens.shape, np.int8) if counts is None else counts.astype(np.int8)
 
 
 def open_records(store: Store, options: ExportOptions, *, overlap: int = 0) -> Records:
@@ -461,57 +467,45 @@ def open_records(store: Store, options: ExportOptions, *, overlap: int = 0) -> R
     """
     if options.seq_len is None:
         return DocumentRecords(store)
-    return RowRecords(
-        store, length=options.seq_len + overlap, overlap=overlap, packing=options.packing
-    )
+    length = options.seq_len + overlap
+    return RowRecords(store, length=length, overlap=overlap, packing=options.packing)
 
 
 class DocumentRecords:
     """The documents of a store."""
 
-    length: int | None = None
-
     def __init__(self, store: Store) -> None:
         self.count = store.num_documents
-        self.has_mask = store.has_mask
         self._store = store
 
     def batches(
         self, first: int, last: int, *, tokens: int = BATCH_TOKENS
     ) -> Iterator[RecordChunk]:
-        """Documents, those of more tokens than asked for alone."""
-        most_bytes = tokens * self._store.dtype.itemsize
-        for ids, lengths, mask in document_blocks(
-            self._store, first=first, last=last, most_bytes=most_bytes
-        ):
+        """Documents `first` to `last`, about so many tokens at a time; longer ones are alone."""
+        most = tokens * self._store.dtype.itemsize
+        for ids, lengths, mask in document_blocks(self._store, first, last, most_bytes=most):
             yield RecordChunk(ids, lengths, None, mask)
 
     def lengths(self, first: int, last: int) -> NDArray[np.int64]:
         """Tokens of each of these documents."""
-        parts = list(self._length_blocks(first, last))
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *self._length_blocks(first, last)])
 
     def _length_blocks(self, first: int, last: int) -> Iterator[NDArray[np.int64]]:
-        for number, shard in enumerate(self._store.shards):
-            low = max(first - shard.first_document, 0)
-            high = min(last - shard.first_document, shard.documents)
-            if low < high:
-                yield self._store.map_shard(number).index.lengths[low:high].astype(np.int64)
+        for mapped, low, high in _shard_ranges(self._store, first, last):
+            yield mapped.index.lengths[low:high].astype(np.int64)
 
-    def cut(
-        self, costs: Callable[[NDArray[np.int64]], NDArray[np.int64]], *, budget: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Go over the index once, a shard at a time."""
+    def cut(self, costs: Costs, *, budget: int) -> Iterator[Range]:
+        """Ranges of documents whose costs, given their lengths, are within a budget in all.
+
+        A document that costs more than the budget is alone. Goes over the index once.
+        """
         return cut_lengths(self._length_blocks(0, self.count), costs, budget=budget)
 
 
 def cut_lengths(
-    blocks: Iterable[NDArray[np.int64]],
-    costs: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    *,
-    budget: int,
-) -> Iterator[tuple[int, int, int]]:
-    """Stretches of records whose lengths come in blocks, as `Records.cut` gives them."""
+    blocks: Iterable[NDArray[np.int64]], costs: Costs, *, budget: int
+) -> Iterator[Range]:
+    """Ranges of documents whose lengths come in blocks, as `DocumentRecords.cut` gives them."""
     first = number = held = tokens = 0
     for lengths in blocks:
         ends = np.cumsum(costs(lengths), dtype=np.int64)
@@ -521,7 +515,7 @@ def cut_lengths(
             before, sum_before = (int(ends[place - 1]), int(sums[place - 1])) if place else (0, 0)
             upto = int(np.searchsorted(ends, budget - held + before, side="right"))
             if upto <= place:
-                # It does not fit, and goes into the next stretch, or alone into this one.
+                # It does not fit, and goes into the next range, or alone into this one.
                 upto = place + (number + place == first)
             if upto > place:
                 held += int(ends[upto - 1]) - before
@@ -538,8 +532,8 @@ def cut_lengths(
 class RowRecords:
     """A store cut into rows of `length` tokens, in its order, as the loader would cut it.
 
-    `concat` without overlap: each token stands in one row. Other packings are those of the
-    loader for `length - 1` inputs, whose rows have `length` tokens.
+    `concat` without overlap: each token is in one row. Other packings are those of the loader for
+    `length - 1` inputs, whose rows have `length` tokens.
     """
 
     def __init__(self, store: Store, *, length: int, overlap: int, packing: str) -> None:
@@ -548,119 +542,87 @@ class RowRecords:
                 f"rows of {length} tokens teach nothing", hint="use a longer --seq-len"
             )
         self._store = store
-        self.length: int | None = length
-        self._length = length
-        self.has_mask = store.has_mask
+        self.length = length
         self.pad_id = check_pad_id(store, None)
         self._step = length - overlap
         self._stream = TokenStream(store)
         kind = find_packing(packing)
-        self._layout: Layout | None = None
+        # None where rows follow each other as the tokens do, so that only the last one is padded.
+        self.layout: Layout | None = None
         if not kind.back_to_back:
-            self._layout = kind(self._stream, seq_len=length - 1)
-            self.count = self._layout.num_rows
+            self.layout = kind(self._stream, seq_len=length - 1)
+            self.count = self.layout.num_rows
         else:
             rows = -(-(store.num_tokens - overlap) // self._step)
             self.count = max(1, rows) if store.num_tokens else 0
 
-    @property
-    def back_to_back(self) -> bool:
-        """Whether rows follow each other as the tokens do, so that only the last one is padded."""
-        return self._layout is None
-
-    @property
-    def dropped(self) -> int:
-        """Tokens that are in no row."""
-        return 0 if self._layout is None else self._store.num_tokens - self._layout.used
-
     def lengths(self, first: int, last: int) -> NDArray[np.int64]:
         """All the same."""
-        return np.full(last - first, self._length, np.int64)
+        return np.full(last - first, self.length, np.int64)
 
-    def cut(
-        self, costs: Callable[[NDArray[np.int64]], NDArray[np.int64]], *, budget: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """Equally many rows in all stretches but the last."""
-        cost = int(costs(np.array([self._length], np.int64))[0])
+    def cut(self, costs: Costs, *, budget: int) -> Iterator[Range]:
+        """Equally many rows in all ranges but the last."""
+        cost = int(costs(self.lengths(0, 1))[0])
         step = max(1, budget // cost)
         for first in range(0, self.count, step):
             last = min(first + step, self.count)
-            yield first, last, (last - first) * self._length
+            yield first, last, (last - first) * self.length
 
     def batches(
         self, first: int, last: int, *, tokens: int = BATCH_TOKENS
     ) -> Iterator[RecordChunk]:
         """Rows, as (rows, length) arrays."""
-        step = max(1, tokens // self._length)
+        step = max(1, tokens // self.length)
         for begin in range(first, last, step):
             rows = np.arange(begin, min(begin + step, last), dtype=np.int64)
-            yield self._packed(rows) if self._layout is not None else self._concatenated(rows)
+            yield self._concatenated(rows) if self.layout is None else self._packed(rows)
 
     def _concatenated(self, rows: NDArray[np.int64]) -> RecordChunk:
-        """Rows that lie back to back in the stream."""
+        """Rows that are back to back in the stream: views where they are in one shard."""
         low, wanted = int(rows[0]) * self._step, len(rows) * self._step
-        wanted += self._length - self._step
-        high = min(low + wanted, self._store.num_tokens)
-        tokens, mask = self._stretch(low, high)
+        wanted += self.length - self._step
+        count = min(wanted, self._store.num_tokens - low)
+        spans = self._stream.locate(np.array([low], np.int64), np.array([count], np.int64))
+        pieces = [
+            self._store.map_shard(shard).tokens[first:last]
+            for shard, first, last in map(spans.at, range(len(spans.shards)))
+        ]
+        tokens: NDArray[Any] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        mask: NDArray[Any] | None = None
+        if self._store.has_mask:
+            mask = self._stream.read_mask(spans).view(np.uint8)
         real: NDArray[np.bool_] | None = None
-        if high - low < wanted:
-            lacking = wanted - (high - low)
+        if lacking := wanted - count:
             tokens = np.append(tokens, np.full(lacking, self.pad_id, tokens.dtype))
             mask = None if mask is None else np.append(mask, np.zeros(lacking, np.uint8))
-            real = self._as_rows(np.arange(wanted) < high - low)
-        return RecordChunk(
-            self._as_rows(tokens),
-            np.full(len(rows), self._length, np.int64),
-            real,
-            None if mask is None else self._as_rows(mask),
-        )
+            real = np.arange(wanted) < count
 
-    def _as_rows(self, flat: NDArray[Any]) -> NDArray[Any]:
-        """Rows as a view: with an overlap, the last token of one is the first of the next."""
-        return np.lib.stride_tricks.sliding_window_view(flat, self._length)[:: self._step]
+        def as_rows(flat: NDArray[Any] | None) -> Any:
+            # With an overlap, the last token of a row is the first of the next.
+            if flat is None:
+                return None
+            return np.lib.stride_tricks.sliding_window_view(flat, self.length)[:: self._step]
 
-    def _stretch(self, low: int, high: int) -> tuple[NDArray[Any], NDArray[np.uint8] | None]:
-        """Tokens and mask of a stretch of the stream; a view where it lies in one shard."""
-        length = np.array([high - low], np.int64)
-        spans = self._stream.locate(np.array([low], np.int64), length)
-        tokens, masks = [], []
-        for place in range(len(spans.shards)):
-            shard, first, last = spans.at(place)
-            mapped = self._store.map_shard(shard)
-            tokens.append(mapped.tokens[first:last])
-            if self.has_mask:
-                masks.append(_mask_slice(mapped.mask, first, last))
-        joined: NDArray[Any] = tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
-        return joined, np.concatenate(masks) if masks else None
+        lengths = self.lengths(0, len(rows))
+        return RecordChunk(as_rows(tokens), lengths, as_rows(real), as_rows(mask))
 
     def _packed(self, rows: NDArray[np.int64]) -> RecordChunk:
         """Rows of pieces from here and there."""
-        assert self._layout is not None
-        pieces = self._layout.pieces(rows)
-        shape = len(rows), self._length
-        tokens = self._stream.read(pieces.starts, pieces.lengths, pad=self.pad_id).reshape(shape)
+        assert self.layout is not None
+        pieces = self.layout.pieces(rows)
+        shape = len(rows), self.length
+        spans = self._stream.locate(pieces.starts, pieces.lengths)
+        tokens = self._stream.read_spans(spans, pad=self.pad_id).reshape(shape)
         real: NDArray[np.bool_] | None = None
         if pieces.starts.min(initial=0) == PADDING:
             real = np.repeat(pieces.starts != PADDING, pieces.lengths).reshape(shape)
-        mask = None
-        if self.has_mask:
-            mask = self._piece_masks(pieces.starts, pieces.lengths).reshape(shape)
-        return RecordChunk(tokens, np.full(len(rows), self._length, np.int64), real, mask)
-
-    def _piece_masks(
-        self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
-        found = [
-            np.zeros(length, np.uint8)
-            if start == PADDING
-            else self._stretch(start, start + length)[1]
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
-        return np.concatenate([piece for piece in found if piece is not None])
+        mask: NDArray[np.uint8] | None = None
+        if self._store.has_mask:
+            mask = self._stream.read_mask(spans).view(np.uint8).reshape(shape)
+        return RecordChunk(tokens, self.lengths(0, len(rows)), real, mask)
 
 
-def _mask_slice(mask: NDArray[np.uint8] | None, first: int, last: int) -> NDArray[np.uint8]:
-    return np.ones(last - first, np.uint8) if mask is None else mask[first:last]
+Records = DocumentRecords | RowRecords
 
 
 def id_dtype(store: Store, options: ExportOptions) -> np.dtype[Any]:
@@ -674,13 +636,15 @@ def id_dtype(store: Store, options: ExportOptions) -> np.dtype[Any]:
     return np.dtype(name).newbyteorder("<")
 
 
-def extra_columns(stores: Mapping[str, Store], options: ExportOptions) -> tuple[str, ...]:
+def extra_columns(export: Export) -> tuple[str, ...]:
     """The columns beside the ids, in the order of `EXTRA_COLUMNS`; the same for all splits."""
-    text = str(options.settings["columns"])
+    options = export.options
+    text = str(options.settings.get("columns", "none"))
     if text == "auto":
         pads = options.seq_len is not None and not LAYOUTS[options.packing].back_to_back
+        has_mask = any(store.has_mask for store in export.stores.values())
         wanted = {"attention_mask"} if pads else set()
-        wanted |= {"loss_mask"} if any(store.has_mask for store in stores.values()) else set()
+        wanted |= {"loss_mask"} if has_mask else set()
     else:
         wanted = {name.strip() for name in text.split(",")} - {"none", ""}
     if unknown := wanted - {*EXTRA_COLUMNS}:
@@ -691,68 +655,6 @@ def extra_columns(stores: Mapping[str, Store], options: ExportOptions) -> tuple[
     return tuple(name for name in EXTRA_COLUMNS if name in wanted)
 
 
-def column(batch: RecordChunk, name: str, *, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A column of a batch, as `tokens` is; ids become `dtype`."""
-    if name == "attention_mask":
-        return _ones(batch) if batch.real is None else batch.real.astype(np.int8)
-    counts = batch.counts
-    if name == "loss_mask":
-        return _ones(batch) if counts is None else counts.astype(np.int8)
-    if name == "labels":
-        labels = batch.tokens.astype(np.int64)
-        if counts is not None:
-            labels[~counts] = IGNORED
-        return labels
-    return batch.tokens.astype(dtype, order="C", copy=False)
-
-
-def _ones(batch: RecordChunk) -> NDArray[np.int8]:
-    return np.ones(batch.tokens.shape, np.int8)
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where the splits of an export go: one alone at the top, several in folders of their names."""
-
-    splits: tuple[str, ...]
-
-    def name(self, split: str, file: str) -> str:
-        """The name of a split's file in the export."""
-        return file if len(self.splits) == 1 else f"{split}/{file}"
-
-    def paths(self, root: Path) -> list[str]:
-        """The folder of each split."""
-        return [str(root)] if len(self.splits) == 1 else [str(root / name) for name in self.splits]
-
-
-def stretch_part(
-    split: str, stretch: tuple[int, int, int], file: str, *, columns: Sequence[str] = ()
-) -> ExportTask:
-    """The part that writes a stretch of records into a file of its own."""
-    first, last, tokens = stretch
-    return ExportTask(
-        split=split,
-        tokens=tokens,
-        files=(file,),
-        task={"first": first, "last": last, "columns": [*columns]},
-    )
-
-
-def stretch_of(part: ExportTask) -> tuple[int, int]:
-    """First and last record of such a part."""
-    first, last = part.task["first"], part.task["last"]
-    assert isinstance(first, int)
-    assert isinstance(last, int)
-    return first, last
-
-
-def columns_of(part: ExportTask) -> tuple[str, ...]:
-    """The columns beside the ids, as they were planned for all splits together."""
-    columns = part.task["columns"]
-    assert isinstance(columns, list)
-    return tuple(map(str, columns))
-
-
 def json_bytes(value: object) -> bytes:
     """As Python's own writer puts it, keys sorted: what most projects' indexes are."""
     return json.dumps(value, sort_keys=True).encode()
@@ -760,16 +662,15 @@ def json_bytes(value: object) -> bytes:
 
 def rows_note(store: Store, options: ExportOptions, split: str, *, overlap: int) -> list[str]:
     """How many rows were written, and what is not in them."""
-    if options.seq_len is None:
-        return []
-    length = options.seq_len + overlap
     rows = open_records(store, options, overlap=overlap)
-    notes = [f"{split}: {rows.count:,} rows of {length:,} tokens, packed by {options.packing}"]
-    lost = rows.dropped if isinstance(rows, RowRecords) else 0
+    if not isinstance(rows, RowRecords):
+        return []
+    notes = [f"{split}: {rows.count:,} rows of {rows.length:,} tokens, packed by {options.packing}"]
+    lost = 0 if rows.layout is None else store.num_tokens - rows.layout.used
     if lost:
         notes.append(
             f"{split}: {lost:,} of {store.num_tokens:,} tokens are in no row: they come after"
-            f" the first {length:,} of their document"
+            f" the first {rows.length:,} of their document"
         )
     return notes
 
@@ -778,10 +679,63 @@ def padding_note(records: Records, split: str, columns: Sequence[str]) -> list[s
     """What to know about padding that no column tells of."""
     if not isinstance(records, RowRecords) or not records.count or "attention_mask" in columns:
         return []
-    if not records.back_to_back:
+    if records.layout is not None:
         return [f"{split}: rows are filled up with the id {records.pad_id}; no column says where"]
     [last] = records.batches(records.count - 1, records.count)
     if last.real is None:
         return []
     lacking = int(np.count_nonzero(~last.real))
     return [f"{split}: the last row ends with {lacking:,} ids of padding ({records.pad_id})"]
+
+
+class RowFormat(Format):
+    """A format of records, some to a file, and of files that describe those of a split."""
+
+    index: tuple[str, ...] = ()  # the latter
+
+    def records(self, export: Export, split: str) -> Records:
+        """What is written of a split."""
+        overlap = self.about.row_overlap
+        return open_records(export.stores[split], export.options, overlap=overlap)
+
+    @abstractmethod
+    def ranges(self, export: Export, split: str) -> list[Range]:
+        """The records of each file."""
+
+    @abstractmethod
+    def file_name(self, export: Export, split: str, number: int, count: int) -> str:
+        """The name of a file, given how many there are."""
+
+    def plan(self, export: Export) -> list[ExportTask]:
+        parts = []
+        extra_columns(export)  # refused here, if they are
+        for split, store in export.stores.items():
+            id_dtype(store, export.options)
+            found = self.ranges(export, split)
+            for number, (first, last, tokens) in enumerate(found):
+                file = self.file_name(export, split, number, len(found))
+                parts.append(
+                    ExportTask(split=split, tokens=tokens, files=(file,), first=first, last=last)
+                )
+        return parts
+
+    def index_files(self, export: Export) -> list[str]:
+        return [export.name(split, file) for split in export.stores for file in self.index]
+
+    def describe(self, export: Export, split: str, parts: Sequence[ExportTask]) -> list[bytes]:
+        """The files that describe those of a split."""
+        return []
+
+    @abstractmethod
+    def how_to_read(self, export: Export) -> list[str]:
+        """Lines for the user."""
+
+    def finish(self, export: Export, out: PartFiles) -> list[str]:
+        notes, columns = self.how_to_read(export), extra_columns(export)
+        for split in export.stores:
+            parts = [part for part in export.parts if part.split == split]
+            described = self.describe(export, split, parts)
+            for file, data in zip(self.index, described, strict=True):
+                out.write(export.name(split, file), data)
+            notes += padding_note(self.records(export, split), split, columns)
+        return notes

@@ -1,13 +1,24 @@
-"""Arrow tables of tokens: columns of lists, written from records and read back.
+"""Arrow tables of tokens: what `datasets.load_from_disk` opens, and Parquet files.
 
-`datasets` and Parquet files hold the same columns: a list of ids in each row, maybe `labels` and
-masks beside it. What both formats share is here.
+Both hold the same columns: a list of ids in each row, maybe `labels` and masks beside it.
+
+    data-00000-of-00002.arrow       record batches with lists `input_ids`, ...
+    state.json                      the files in their order
+    dataset_info.json               all that `datasets` asks for; types are those of the columns
+
+Several splits are a `DatasetDict`: a folder for each, and `dataset_dict.json`. An import reads the
+same, and single `.arrow` files of either kind, streams and files.
+
+    train-00000-of-00004.parquet    id, chunk_index (documents), input_ids, ...
+
+A list of Parquet must fit one page of 2 GiB, so documents of more than `ROW_TOKENS` tokens are cut;
+`chunk_index` counts the pieces, and an import puts them together again. Row groups are small enough
+to be streamed and shuffled. Names are those that `datasets.load_dataset` finds splits by.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,163 +32,134 @@ from tokenmill.interop.base import (
     About,
     Detection,
     DocumentBlock,
-    ExportPlan,
+    ExportTask,
     Foreign,
     ForeignPart,
-    Format,
+    ImportOptions,
     Setting,
     Sure,
     check_expansion,
     check_held,
     damaged,
     file_size,
+    find_files,
+    first_bytes,
     split_of,
 )
 from tokenmill.interop.records import (
-    COLUMN_SETTING,
-    COLUMNS_SETTING,
     IDS,
-    IDS_SETTING,
-    LABELS_SETTING,
-    Folders,
+    SETTINGS,
+    Columns,
+    Range,
+    RecordChunk,
+    RowFormat,
     choose_columns,
-    column,
-    columns_of,
-    cut_at_eos,
     extra_columns,
-    files_below,
-    first_bytes,
     id_dtype,
+    join_blocks,
     make_block,
-    note_of,
-    open_records,
-    padding_note,
+    open_rows,
     read_json,
+    row_files,
     split_folders,
-    stretch_of,
-    stretch_part,
 )
-from tokenmill.sources.tables import check_chunks, columns_below, pages
+from tokenmill.sources.tables import batch_bytes, check_chunks, columns_below, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.interop.base import ExportOptions, ExportTask, ImportOptions
-    from tokenmill.interop.export import PartFiles
-    from tokenmill.interop.records import Columns, RecordChunk
+    from tokenmill.interop.export import Export, PartFiles
     from tokenmill.store.layout import Json
-    from tokenmill.store.reader import Store
 
-
+# What `datasets` makes of columns with these names.
 TYPES = {"labels": pa.int64(), "attention_mask": pa.int8(), "loss_mask": pa.int8()}
-"""What `datasets` makes of columns with these names."""
 FILE_TOKENS = 64 << 20
-SETTINGS = {
-    "ids": IDS_SETTING,
-    "columns": COLUMNS_SETTING,
-    "column": COLUMN_SETTING,
-    "labels": LABELS_SETTING,
-}
-"""Of formats with columns of one's choice."""
 CHUNK_INDEX = "chunk_index"
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+STATE, INFO, DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+FILE_MAGIC, STREAM_MAGIC = b"ARROW1", b"\xff\xff\xff\xff"
+MAGIC = b"PAR1"
+ID = "id"
+# 64 MB as int32: far below a page, and what others cut at too.
+ROW_TOKENS = 16 << 20
+GROUP_TOKENS = 4 << 20
 
 
-def table_parts(
-    stores: Mapping[str, Store],
-    options: ExportOptions,
-    name: Callable[[str, int, int], str],
-) -> tuple[ExportTask, ...]:
-    """A part to a file, whose name is made of its split, its number and their count."""
-    columns = extra_columns(stores, options)
-    parts = []
-    for split, store in stores.items():
-        id_dtype(store, options)
-        budget = options.file_tokens or FILE_TOKENS
-        records = open_records(store, options)
+class _Table(RowFormat):
+    """Files of columns of lists."""
+
+    def ranges(self, export: Export, split: str) -> list[Range]:
+        budget = export.options.file_tokens or FILE_TOKENS
         # A document counts as one token at least: files full of empty ones are bounded too.
-        stretches = [*records.cut(lambda lengths: lengths + (lengths == 0), budget=budget)]
-        stretches = stretches or [(0, 0, 0)]
-        parts += [
-            stretch_part(split, stretch, name(split, number, len(stretches)), columns=columns)
-            for number, stretch in enumerate(stretches)
-        ]
-    return tuple(parts)
+        found = self.records(export, split).cut(
+            lambda lengths: lengths + (lengths == 0), budget=budget
+        )
+        return [*found] or [(0, 0, 0)]
 
 
-def list_fields(extra: Sequence[str], dtype: np.dtype[Any]) -> list[Any]:
+def _fields(extra: Sequence[str], dtype: np.dtype[Any]) -> list[Any]:
     """The fields of ids and of the columns beside them."""
     fields = [pa.field(IDS, pa.list_(pa.from_numpy_dtype(dtype)))]
     return fields + [pa.field(name, pa.list_(TYPES[name])) for name in extra]
 
 
-def list_arrays(
+def _arrays(
     batch: RecordChunk, extra: Sequence[str], dtype: np.dtype[Any], lengths: NDArray[np.int64]
 ) -> list[Any]:
     """The columns of a batch as arrays of lists of these lengths."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    borders = pa.array(offsets)
-    values = (column(batch, name, dtype=dtype).reshape(-1) for name in (IDS, *extra))
-    return [pa.ListArray.from_arrays(borders, pa.array(each)) for each in values]
+    offsets = pa.array(np.append(0, np.cumsum(lengths)).astype(np.int32))
+    values = (batch.column(name, dtype=dtype).reshape(-1) for name in (IDS, *extra))
+    return [pa.ListArray.from_arrays(offsets, pa.array(each)) for each in values]
 
 
-def read_batches(
-    batches: Iterable[Any],
-    columns: Columns,
-    options: ImportOptions,
-    *,
-    path: Path,
-    chunked: bool,
+def _read_batches(
+    batches: Iterable[Any], schema: Any, options: ImportOptions, *, path: Path
 ) -> Iterator[DocumentBlock]:
     """Documents of record batches; where rows are chunks, those of a document are joined."""
+    columns = _table_columns(schema, options, path=path)
     held: list[DocumentBlock] = []
     for batch in batches:
         # What a file says of its buffers is not true before it was compared, entry by entry.
         batch.validate(full=True)
         block = _block(batch, columns, options, path)
-        if not chunked:
+        if not _is_chunked(schema):
             yield block
             continue
-        begins = _flat_numbers(batch, CHUNK_INDEX, path) == 0
-        if not len(begins):
-            continue
-        first = int(np.argmax(begins)) if begins.any() else len(begins)
-        last = len(begins) - 1 - int(np.argmax(begins[::-1])) if begins.any() else 0
+        numbers = batch.column(batch.schema.get_field_index(CHUNK_INDEX))
+        if numbers.null_count:
+            raise damaged(path, f"has rows without {CHUNK_INDEX!r}: null")
+        begins = np.flatnonzero(numbers.to_numpy() == 0)
+        first, last = (int(begins[0]), int(begins[-1])) if len(begins) else (len(numbers), 0)
         held.append(_rows(block, 0, first))
         check_held(path, sum(each.ids.nbytes for each in held), "a document")
-        if begins.any():
+        if len(begins):
             yield from _whole(held)
             if first < last:
                 whole = _rows(block, first, last)
-                yield whole._replace(
-                    lengths=np.add.reduceat(whole.lengths, np.flatnonzero(begins[first:last]))
-                )
-            held = [_rows(block, last, len(begins))]
+                joined = np.add.reduceat(whole.lengths, begins[:-1] - first)
+                yield whole._replace(lengths=joined)
+            held = [_rows(block, last, len(numbers))]
     yield from _whole(held)
 
 
 def _whole(held: Sequence[DocumentBlock]) -> Iterator[DocumentBlock]:
     """The one document whose chunks were held back."""
-    parts = [block for block in held if len(block.lengths)]
-    if parts:
-        ids = np.concatenate([block.ids for block in parts])
-        masks = [block.mask for block in parts if block.mask is not None]
-        mask = np.concatenate(masks) if masks else None
-        yield DocumentBlock(ids, np.array([len(ids)], np.int64), mask)
+    joined = join_blocks([block for block in held if len(block.lengths)])
+    if len(joined.lengths):
+        yield joined._replace(lengths=np.array([len(joined.ids)], np.int64))
 
 
 def _rows(block: DocumentBlock, first: int, last: int) -> DocumentBlock:
-    ends = np.cumsum(np.concatenate(([0], block.lengths)))
+    ends = np.append(0, np.cumsum(block.lengths))
     here = slice(int(ends[first]), int(ends[last]))
     mask = None if block.mask is None else block.mask[here]
     return DocumentBlock(block.ids[here], block.lengths[first:last], mask)
 
 
-def table_columns(schema: Any, options: ImportOptions, *, path: Path) -> Columns:
+def _table_columns(schema: Any, options: ImportOptions, *, path: Path) -> Columns:
     """Which columns of lists to read."""
     names = [field.name for field in schema if any(check(field.type) for check in LISTS)]
     columns = choose_columns(names, options, path=path)
@@ -191,10 +173,16 @@ def table_columns(schema: Any, options: ImportOptions, *, path: Path) -> Columns
     return columns
 
 
-def is_chunked(schema: Any) -> bool:
+def _is_chunked(schema: Any) -> bool:
     """Whether rows may be chunks of documents that are too long for one."""
     place = schema.get_field_index(CHUNK_INDEX)
     return bool(place >= 0 and pa.types.is_integer(schema.field(place).type))
+
+
+def _names(schema: Any, options: ImportOptions, *, path: Path) -> list[str]:
+    """The columns that are read."""
+    names = _table_columns(schema, options, path=path).names
+    return [*names, *([CHUNK_INDEX] if _is_chunked(schema) else [])]
 
 
 def _block(batch: Any, columns: Columns, options: ImportOptions, path: Path) -> DocumentBlock:
@@ -228,31 +216,10 @@ def _flat_lists(batch: Any, name: str, path: Path) -> tuple[NDArray[Any], NDArra
     return values.to_numpy(), lengths
 
 
-def _flat_numbers(batch: Any, name: str, path: Path) -> NDArray[Any]:
-    numbers = batch.column(batch.schema.get_field_index(name))
-    if numbers.null_count:
-        raise damaged(path, f"has rows without {name!r}: null")
-    found: NDArray[Any] = numbers.to_numpy()
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
-# What `datasets.load_from_disk` opens: Arrow streams, and two small files that describe them.
-#
-#   | data-00000-of-00002.arrow    record batches with lists `input_ids`, ...
-#   | state.json                   the files in their order
-#   | dataset_info.json            all that `datasets` asks for; types are those of the columns
-#
-# Several splits are a `DatasetDict`: a folder for each, and `dataset_dict.json`. An import reads
-# the same, and single `.arrow` files of either kind, streams and files.
-
-STATE, INFO, DICT = "state.json", "dataset_info.json", "dataset_dict.json"
-FILE_MAGIC, STREAM_MAGIC = b"ARROW1", b"\xff\xff\xff\xff"
-
-
-class Arrow(Format):
+class Arrow(_Table):
     """Folders of `save_to_disk`."""
 
+    index = (STATE, INFO)
     about = About(
         name="arrow",
         title="Hugging Face datasets on disk (Arrow)",
@@ -263,116 +230,67 @@ class Arrow(Format):
         settings=SETTINGS,
     )
 
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
-        """A part to a data file."""
-        folders = Folders(tuple(stores))
-        parts = table_parts(
-            stores,
-            options,
-            lambda split, number, count: folders.name(
-                split, f"data-{number:05d}-of-{count:05d}.arrow"
-            ),
-        )
-        files = [folders.name(split, file) for split in stores for file in (STATE, INFO)]
-        files += [DICT] if len(stores) > 1 else []
-        return ExportPlan(parts=parts, index_files=tuple(files))
+    def file_name(self, export: Export, split: str, number: int, count: int) -> str:
+        return export.name(split, f"data-{number:05d}-of-{count:05d}.arrow")
 
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        """One data file."""
-        columns, dtype = columns_of(part), id_dtype(store, options)
-        schema = pa.schema(list_fields(columns, dtype))
+    def index_files(self, export: Export) -> list[str]:
+        return super().index_files(export) + ([DICT] if len(export.stores) > 1 else [])
+
+    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        columns, dtype = extra_columns(export), id_dtype(export.stores[part.split], export.options)
+        schema = pa.schema(_fields(columns, dtype))
         with pa.ipc.new_stream(out.create(part.files[0]), schema) as writer:
-            for batch in open_records(store, options).batches(*stretch_of(part)):
-                arrays = list_arrays(batch, columns, dtype, batch.lengths)
+            for batch in self.records(export, part.split).batches(part.first, part.last):
+                arrays = _arrays(batch, columns, dtype, batch.lengths)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
-        """What describes the data files of each split."""
-        folders = Folders(tuple(stores))
-        columns = extra_columns(stores, options)
-        notes = ["read it with: datasets.load_from_disk(FOLDER)"]
-        for split, store in stores.items():
-            files = [part.files[0] for part in parts if part.split == split]
-            state = _state(store, [file.rpartition("/")[2] for file in files], split)
-            out.write(folders.name(split, STATE), _pretty(state))
-            out.write(folders.name(split, INFO), _pretty({"citation": "", "description": ""}))
-            notes += padding_note(open_records(store, options), split, columns)
-        if len(stores) > 1:
-            out.write(DICT, json.dumps({"splits": [*stores]}).encode())
-        return notes
+    def describe(self, export: Export, split: str, parts: Sequence[ExportTask]) -> list[bytes]:
+        state: dict[str, Json] = {
+            "_data_files": [{"filename": part.files[0].rpartition("/")[2]} for part in parts],
+            "_fingerprint": export.stores[split].content[:16],
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": split,
+        }
+        both = (state, {"citation": "", "description": ""})
+        return [json.dumps(each, indent=2, sort_keys=True).encode() for each in both]
+
+    def how_to_read(self, export: Export) -> list[str]:
+        return ["read it with: datasets.load_from_disk(FOLDER)"]
+
+    def finish(self, export: Export, out: PartFiles) -> list[str]:
+        if len(export.stores) > 1:
+            out.write(DICT, json.dumps({"splits": [*export.stores]}).encode())
+        return super().finish(export, out)
 
     def detect(self, path: Path) -> Detection | None:
-        """By what describes a folder, or by the first bytes of a file."""
         if split_folders(path, STATE):
             return Detection(Sure.CERTAIN, f"has the {STATE} of a dataset on disk")
         if path.is_file() and first_bytes(path).startswith((FILE_MAGIC, STREAM_MAGIC)):
             return Detection(Sure.CERTAIN, "begins as an Arrow file or stream")
-        if files_below(path, [".arrow"]):
+        if find_files(path, ".arrow"):
             return Detection(Sure.LIKELY, "holds .arrow files")
         return None
 
     def open(self, path: Path, options: ImportOptions) -> Foreign:
-        """Data files in their order."""
-        return ArrowFiles(path, options)
-
-
-def _state(store: Store, files: Sequence[str], split: str) -> dict[str, Json]:
-    return {
-        "_data_files": [{"filename": file} for file in files],
-        "_fingerprint": store.content[:16],
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": split,
-    }
-
-
-def _pretty(value: object) -> bytes:
-    return json.dumps(value, indent=2, sort_keys=True).encode()
-
-
-class ArrowFiles(Foreign):
-    """Data files of one or more splits."""
-
-    has_borders = True
-
-    def __init__(self, path: Path, options: ImportOptions) -> None:
-        self._options = options
         found = [*_list_files(path, options)]
-        if not found:
-            raise damaged(
-                path, "holds no Arrow files", hint=f"name a folder with a {STATE}, or a file"
-            )
-        self.files = {name: file for name, file, _ in found}
-        self.parts = tuple(
-            ForeignPart(path=name, index=0, start=0, end=None, split=split, bytes=file_size(file))
+        files = {name: file for name, file, _ in found}
+        parts = [
+            ForeignPart(path=name, split=split, bytes=file_size(file))
             for name, file, split in found
-        )
-        self.note = note_of(options)
-        self.has_mask = any(
-            table_columns(_schema(file), options, path=file).has_mask
-            for file in self.files.values()
-        )
+        ]
 
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        """The rows of a file."""
-        path = self.files[part.path]
-        return cut_at_eos(self._read(path), self._options, path=path)
+        def read(_: ForeignPart, file: Path) -> Iterator[DocumentBlock]:
+            schema = _schema(file)
+            fields = [schema.get_field_index(name) for name in _names(schema, options, path=file)]
+            return _read_batches(_batches(file, fields), schema, options, path=file)
 
-    def _read(self, path: Path) -> Iterator[DocumentBlock]:
-        schema = _schema(path)
-        columns, chunked = table_columns(schema, self._options, path=path), is_chunked(schema)
-        names = [*columns.names, *([CHUNK_INDEX] if chunked else [])]
-        fields = [schema.get_field_index(name) for name in names]
-        batches = _batches(path, fields)
-        yield from read_batches(batches, columns, self._options, path=path, chunked=chunked)
+        has_mask = any(
+            _table_columns(_schema(file), options, path=file).has_mask for file in files.values()
+        )
+        return open_rows(files, parts, read, options, has_mask=has_mask)
 
 
 def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path, str]]:
@@ -398,16 +316,13 @@ def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path,
                 raise damaged(folder / STATE, f"names a file {name!r} outside its folder")
             yield f"{prefix}{name}", folder / name, split
     if not folders:
-        for name, file in files_below(path, [".arrow", ".feather"]) or _alone(path):
+        hint = f"name a folder with a {STATE}, or a file"
+        for name, file in row_files(path, ".arrow", ".feather", what="Arrow files", hint=hint):
             yield name, file, split_of(name, options)
 
 
-def _alone(path: Path) -> list[tuple[str, Path]]:
-    return [(path.name, path)] if path.is_file() else []
-
-
 def _stream(path: Path) -> Any:
-    """The bytes of a stream; an Arrow file is one behind its first eight."""
+    """The bytes of a stream; an Arrow file is one after its first eight."""
     file_size(path)
     data = pa.memory_map(str(path)).read_buffer()
     return data.slice(8) if first_bytes(path).startswith(FILE_MAGIC) else data
@@ -424,9 +339,8 @@ def _batches(path: Path, fields: Sequence[int]) -> Iterator[Any]:
     """Batches with some columns of a file, which are compared with what the file says of itself."""
     try:
         data, count = _stream(path), 0
-        for message in pa.ipc.MessageReader.open_stream(data):
-            if message.type != "schema":
-                check_held(path, _unpacked_bytes(message), "a packed batch")
+        for held in batch_bytes(str(path), is_mapped=True):
+            check_held(path, held, "a packed batch")
         options = pa.ipc.IpcReadOptions(included_fields=[*fields])
         for batch in pa.ipc.open_stream(data, options=options):
             count += 1
@@ -439,57 +353,7 @@ def _batches(path: Path, fields: Sequence[int]) -> Iterator[Any]:
         raise damaged(path, f"cannot be read as Arrow: {error}") from error
 
 
-def _unpacked_bytes(message: Any) -> int:
-    """What the packed buffers of a message claim to unpack to; 0 where they are not packed.
-
-    pyarrow allocates whatever they claim, and does not tell it before. The claims stand in front of
-    the buffers, and where these lie in a table of the message's flatbuffer.
-    """
-    data, body = message.metadata, message.body
-
-    def field(table: int, number: int) -> int:
-        """Where a field of a table lies; 0 where it has none."""
-        (back,) = struct.unpack_from("<i", data, table)
-        (size,) = struct.unpack_from("<H", data, table - back)
-        slot = 4 + 2 * number
-        offset = struct.unpack_from("<H", data, table - back + slot)[0] if slot < size else 0
-        return table + offset if offset else 0
-
-    def follow(place: int) -> int:
-        return place + int(struct.unpack_from("<I", data, place)[0])
-
-    batch = follow(field(follow(0), 2))
-    if message.type == "dictionary":
-        batch = follow(field(batch, 1))
-    if not field(batch, 3):
-        return 0
-    buffers = follow(field(batch, 2))
-    (count,) = struct.unpack_from("<I", data, buffers)
-    claims = 0
-    for number in range(count):
-        offset, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
-        (claim,) = struct.unpack_from("<q", body, offset) if length else (0,)
-        claims += length if claim == -1 else claim  # -1: not packed after all
-    return claims
-
-
-# -------------------------------------------------------------------------------------------------
-# Parquet files of tokens: a row is a document, a piece of a very long one, or a packed row.
-#
-#   | train-00000-of-00004.parquet    id, chunk_index (documents), input_ids, ...
-#
-# A list must fit one page of 2 GiB, so documents of more than `ROW_TOKENS` tokens are cut;
-# `chunk_index` counts the pieces, and an import puts them together again. Row groups are small
-# enough to be streamed and shuffled. Names are those that `datasets.load_dataset` finds splits by.
-
-MAGIC = b"PAR1"
-ID = "id"
-ROW_TOKENS = 16 << 20
-"""64 MB as int32: far below a page, and what others cut at too."""
-GROUP_TOKENS = 4 << 20
-
-
-class Parquet(Format):
+class Parquet(_Table):
     """Parquet files."""
 
     about = About(
@@ -509,24 +373,17 @@ class Parquet(Format):
         },
     )
 
-    def plan(self, stores: Mapping[str, Store], options: ExportOptions) -> ExportPlan:
-        """A part to a file."""
-        parts = table_parts(
-            stores,
-            options,
-            lambda split, number, count: f"{split}-{number:05d}-of-{count:05d}.parquet",
-        )
-        return ExportPlan(parts=parts)
+    def file_name(self, export: Export, split: str, number: int, count: int) -> str:
+        return f"{split}-{number:05d}-of-{count:05d}.parquet"
 
-    def write(self, store: Store, part: ExportTask, options: ExportOptions, out: PartFiles) -> None:
-        """One file."""
-        columns, dtype = columns_of(part), id_dtype(store, options)
-        chunked = options.seq_len is None
+    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+        options, columns = export.options, extra_columns(export)
+        dtype = id_dtype(export.stores[part.split], options)
+        chunked, limit = options.seq_len is None, int(options.settings["row_tokens"])
         numbers = [pa.field(ID, pa.int64())]
         numbers += [pa.field(CHUNK_INDEX, pa.int32())] if chunked else []
-        schema = pa.schema(numbers + list_fields(columns, dtype))
-        first, last = stretch_of(part)
-        groups = int(options.settings["group_tokens"])
+        schema = pa.schema(numbers + _fields(columns, dtype))
+        first, groups = part.first, int(options.settings["group_tokens"])
         with pq.ParquetWriter(
             out.create(part.files[0]),
             schema,
@@ -535,45 +392,53 @@ class Parquet(Format):
             use_dictionary=False,
             write_statistics=[ID],
         ) as writer:
-            for batch in open_records(store, options).batches(first, last, tokens=groups):
-                number, index, lengths = _pieces(batch, first, int(options.settings["row_tokens"]))
+            records = self.records(export, part.split)
+            for batch in records.batches(first, part.last, tokens=groups):
+                number, index, lengths = _pieces(batch, first, limit)
                 first += len(batch.lengths)
                 arrays = [pa.array(number), *([pa.array(index)] if chunked else [])]
-                arrays += list_arrays(batch, columns, dtype, lengths)
+                arrays += _arrays(batch, columns, dtype, lengths)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-    def finish(
-        self,
-        stores: Mapping[str, Store],
-        options: ExportOptions,
-        parts: Sequence[ExportTask],
-        out: PartFiles,
-    ) -> Sequence[str]:
-        """Nothing to write: the files say all."""
+    def how_to_read(self, export: Export) -> list[str]:
         notes = ['read it with: datasets.load_dataset("parquet", data_dir=FOLDER)']
-        cut, limit = 0, int(options.settings["row_tokens"])
-        for part in parts:
-            lengths = open_records(stores[part.split], options).lengths(*stretch_of(part))
+        cut, limit = 0, int(export.options.settings["row_tokens"])
+        for part in export.parts:
+            lengths = self.records(export, part.split).lengths(part.first, part.last)
             cut += int((np.maximum(lengths - 1, 0) // limit).sum())
         if cut:
             notes.append(f"documents of over {limit:,} tokens were cut into {cut:,} rows more")
-        columns = extra_columns(stores, options)
-        for split, store in stores.items():
-            notes += padding_note(open_records(store, options), split, columns)
         return notes
 
     def detect(self, path: Path) -> Detection | None:
-        """By names and first bytes."""
-        files = files_below(path, [".parquet"])
-        if files and first_bytes(files[0][1]).startswith(MAGIC):
-            return Detection(Sure.CERTAIN, "begins with PAR1")
-        if path.is_file() and first_bytes(path).startswith(MAGIC):
+        files = [file for _, file in find_files(path, ".parquet")[:1]]
+        files += [path] if path.is_file() else []
+        if any(first_bytes(file).startswith(MAGIC) for file in files):
             return Detection(Sure.CERTAIN, "begins with PAR1")
         return None
 
     def open(self, path: Path, options: ImportOptions) -> Foreign:
-        """Files in the order of their names."""
-        return ParquetFiles(path, options)
+        files = dict(row_files(path, ".parquet", what="Parquet files"))
+        parts: list[ForeignPart] = []
+        has_mask = False
+        for name, file in files.items():
+            with _open(file) as parquet:
+                schema = parquet.schema_arrow
+                columns = _table_columns(schema, options, path=file)
+                _check_claims(parquet.metadata, columns, file)
+                has_mask = has_mask or columns.has_mask
+                joined = _is_chunked(schema) or options.split_at_eos
+                parts += _cut(name, split_of(name, options), parquet.metadata, joined)
+
+        def read(part: ForeignPart, path: Path) -> Iterator[DocumentBlock]:
+            with _open(path) as parquet:
+                schema, end = parquet.schema_arrow, part.end
+                names = _names(schema, options, path=path)
+                groups = range(part.start, parquet.metadata.num_row_groups if end is None else end)
+                batches = _parquet_batches(parquet, groups, names, path)
+                yield from _read_batches(batches, schema, options, path=path)
+
+        return open_rows(files, parts, read, options, has_mask=has_mask)
 
 
 def _pieces(
@@ -588,47 +453,6 @@ def _pieces(
     return numbers, index.astype(np.int32), np.minimum(left, limit)
 
 
-class ParquetFiles(Foreign):
-    """Files of one or more splits."""
-
-    has_borders = True
-
-    def __init__(self, path: Path, options: ImportOptions) -> None:
-        self._options = options
-        found = files_below(path, [".parquet"])
-        if not found and path.is_file():
-            found = [(path.name, path)]
-        if not found:
-            raise damaged(path, "holds no Parquet files", hint="name a file or a folder of them")
-        self.files = dict(found)
-        self.has_mask = False
-        parts: list[ForeignPart] = []
-        for name, file in found:
-            with _open(file) as parquet:
-                schema = parquet.schema_arrow
-                columns = table_columns(schema, options, path=file)
-                _check_claims(parquet.metadata, columns, file)
-                self.has_mask = self.has_mask or columns.has_mask
-                joined = is_chunked(schema) or options.split_at_eos
-                parts += _cut(name, split_of(name, options), parquet.metadata, joined)
-        self.parts = tuple(parts)
-        self.note = note_of(options)
-
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        """The rows of some row groups."""
-        return cut_at_eos(self._read(part), self._options, path=self.files[part.path])
-
-    def _read(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        path = self.files[part.path]
-        with _open(path) as parquet:
-            schema = parquet.schema_arrow
-            columns, chunked = table_columns(schema, self._options, path=path), is_chunked(schema)
-            names = [*columns.names, *([CHUNK_INDEX] if chunked else [])]
-            end = parquet.metadata.num_row_groups if part.end is None else part.end
-            batches = _parquet_batches(parquet, range(part.start, end), names, path)
-            yield from read_batches(batches, columns, self._options, path=path, chunked=chunked)
-
-
 def _open(path: Path) -> Any:
     file_size(path)
     try:
@@ -640,7 +464,7 @@ def _open(path: Path) -> Any:
 def _check_claims(metadata: Any, columns: Columns, path: Path) -> None:
     """Compare what the end of a file says of its ids with the bytes that they take."""
     try:
-        chunked = is_chunked(metadata.schema.to_arrow_schema())
+        chunked = _is_chunked(metadata.schema.to_arrow_schema())
         wanted = (*columns.names, *([CHUNK_INDEX] if chunked else []))
         check_chunks(metadata, wanted, size=file_size(path))
     except (pa.ArrowException, OSError) as error:

@@ -426,7 +426,7 @@ class ArrowSource(ColumnSource):
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
             self._columns = find_columns(self._reader.schema, options, path=file.path)
-            self._needs = _batch_bytes(file.location, is_mapped=self._map is not None)
+            self._needs = batch_bytes(file.location, is_mapped=self._map is not None)
             self._num_parts = self._reader.num_record_batches if self._is_file else len(self._needs)
         except UNREADABLE as error:
             raise damaged(file.path, error) from error
@@ -485,7 +485,7 @@ def _arrow_facts(path: str) -> tuple[Any, int]:
             return reader.schema, reader.num_record_batches
     with open_native(path) as native:
         schema = pa.ipc.open_stream(native).schema
-    return schema, len(_batch_bytes(path))
+    return schema, len(batch_bytes(path))
 
 
 def _is_file_format(native: Any, path: str) -> bool:
@@ -515,7 +515,7 @@ def _map_or_open(path: str) -> tuple[Any, mmap.mmap | None]:
     return pa.BufferReader(pa.py_buffer(mapped)), mapped
 
 
-def _batch_bytes(path: str, *, is_mapped: bool = False) -> list[int]:
+def batch_bytes(path: str, *, is_mapped: bool = False) -> list[int]:
     """Memory that each record batch takes, with the dictionaries in front of it."""
     with files_module.open_binary(path) as file:
         size = file.seek(0, 2)
