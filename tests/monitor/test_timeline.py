@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.monitor import Recorder, read_timeline, record
+from tokenmill.monitor import Recorder, read_timeline
 
 WRITER = """
 import sys, time
-from tokenmill.monitor import record
-with record(sys.argv[1], facts={"store": "here"}, interval_seconds=0.05) as recorder:
+from tokenmill.monitor import Recorder
+with Recorder(sys.argv[1], facts={"store": "here"}, interval_seconds=0.05) as recorder:
     for number in range(10_000):
         recorder.note(phase="building", input_bytes=1000 * number, tokens=10 * number)
         time.sleep(0.01)
@@ -28,7 +28,7 @@ with record(sys.argv[1], facts={"store": "here"}, interval_seconds=0.05) as reco
 
 def write(path: Path, *, samples: int = 4, facts: dict[str, object] | None = None) -> None:
     """A run in which work is noted."""
-    with record(path, facts=facts, interval_seconds=0.05) as recorder:
+    with Recorder(path, facts=facts, interval_seconds=0.05) as recorder:
         number = 0
         while recorder.num_samples < samples:
             number += 1
@@ -77,7 +77,7 @@ def test_a_run_is_read_back_as_arrays(tmp_path: Path) -> None:
 def test_children_are_part_of_the_build(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
     code = "block = bytearray(b'x') * 80_000_000; print(flush=True); input()"
-    with record(path, interval_seconds=0.05) as recorder:
+    with Recorder(path, interval_seconds=0.05) as recorder:
         await_samples(recorder)
         child = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -95,7 +95,7 @@ def test_children_are_part_of_the_build(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts of a process: Linux")
 def test_what_the_build_writes_to_disk_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
-    with record(path, interval_seconds=0.05) as recorder:
+    with Recorder(path, interval_seconds=0.05) as recorder:
         with (tmp_path / "block").open("wb") as file:
             file.write(os.urandom(20_000_000))
             file.flush()
@@ -155,7 +155,7 @@ def _is_json(line: bytes) -> bool:
 
 def test_a_failure_is_told_and_passed_on(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
-    with pytest.raises(ZeroDivisionError), record(path):
+    with pytest.raises(ZeroDivisionError), Recorder(path):
         1 / 0  # noqa: B018
     [segment] = read_timeline(path).segments
     assert segment.summary is not None
@@ -165,7 +165,7 @@ def test_a_failure_is_told_and_passed_on(tmp_path: Path) -> None:
 
 def test_a_run_killed_at_once_has_no_samples(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
-    with record(path):
+    with Recorder(path):
         pass
     header, _, _ = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(header)
@@ -211,20 +211,20 @@ def test_places_that_cannot_be_written_are_refused_at_once(tmp_path: Path) -> No
         (corpus / "t.jsonl", "Not a directory"),
         (corpus, "exists and is no time line; it would be damaged"),
     ):
-        with pytest.raises(UsageError, match=f"{reason}.*--monitor"), record(path):
+        with pytest.raises(UsageError, match=f"{reason}.*--monitor"), Recorder(path):
             pytest.fail("it began")
     assert corpus.read_text() == '{"text": "precious"}\n'
 
 
 def test_an_interval_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="interval_seconds=0 is not a time"):
-        record(tmp_path / "t.jsonl", interval_seconds=0)
+        Recorder(tmp_path / "t.jsonl", interval_seconds=0)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_disk_that_fills_up_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
-    with record(path, interval_seconds=0.02) as recorder:
+    with Recorder(path, interval_seconds=0.02) as recorder:
         # From here on every write goes to a device that is always full.
         full = os.open("/dev/full", os.O_WRONLY)
         assert recorder._file is not None

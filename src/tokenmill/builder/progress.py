@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import fnmatch
+import json
 import os
 import platform
 import shlex
@@ -25,7 +26,7 @@ import psutil
 from tokenmill._version import __version__
 from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.errors import UsageError
-from tokenmill.monitor import record, rss_bytes
+from tokenmill.monitor import Recorder, rss_bytes
 from tokenmill.records import RejectReason
 from tokenmill.runners.local import (
     Event,
@@ -251,27 +252,6 @@ def run_record(result: BuildResult) -> dict[str, Json]:
     }
 
 
-def profile_of(result: BuildResult, monitor: Monitor) -> dict[str, object]:
-    """What `--profile` writes: where the time of each unit went."""
-    return {
-        "seconds": result.seconds,
-        "startup_seconds": result.startup_seconds,
-        "workers": result.workers,
-        "stage_seconds": dict(result.stage_seconds),
-        "limiting_stage": result.limiting_stage,
-        "units": [
-            {
-                "unit": report.unit,
-                "pid": report.pid,
-                "input_bytes": report.counts.input_bytes,
-                "tokens": report.counts.tokens,
-                "stage_seconds": report.stage_seconds,
-            }
-            for report in monitor.reports
-        ],
-    }
-
-
 # -------------------------------------------------------------------------------------------------
 # Listens to a running build: sums what the workers report and watches memory and cores.
 #
@@ -306,14 +286,12 @@ class Monitor:
     started: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     engine: EngineReport | None = None
-    keeps_reports: bool = False
-    """Remember the report of every unit; there may be a million of them."""
+    on_unit: Callable[[UnitReport], None] | None = None
     units: set[str] = field(default_factory=set)
     """Names: a unit is reported twice if its worker dies right after committing it."""
     built: Counts = field(default_factory=Counts.of)
     checked_bytes: int = 0
     redone: list[str] = field(default_factory=list)
-    reports: list[UnitReport] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     startup_seconds: float = 0.0
@@ -386,8 +364,8 @@ class Monitor:
         self.units.add(report.unit)
         self.built += report.counts
         self.checked_bytes += report.checked_bytes
-        if self.keeps_reports:
-            self.reports.append(report)
+        if self.on_unit is not None:
+            self.on_unit(report)
         for stage, seconds in report.stage_seconds.items():
             self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
         if report.engine.redone:
@@ -483,30 +461,42 @@ class Monitor:
 
 
 # -------------------------------------------------------------------------------------------------
-# A build with its time line written beside it: `build(monitor=FILE)`.
+# A build that is recorded: its time line (`monitor`), and where the time of each unit went
+# (`profile`).
 #
-# The time line is no part of the store: it may not lie in it, nor among the input, where the next
+# The time line is no part of the store: it may not be in it, nor among the input, where the next
 # run would take it for text. It has no names of input files or tokenizers, which may be URLs with
 # keys.
 
 
-def run_recorded(run: BuildRun, path: PathInput) -> BuildResult:
+def run_recorded(run: BuildRun) -> BuildResult:
     """Carry out the build and record it; a time line that breaks off becomes a warning."""
-    refuse_bad_place(Path(path), store=run.layout.root, inputs=run.inputs)
-    recorder = record(path, facts=_facts(run))
-    on_progress = run.options.on_progress
+    options = run.options
+    if options.monitor is not None:
+        refuse_bad_place(Path(options.monitor), store=run.layout.root, inputs=run.inputs)
+    recorder = Recorder(options.monitor, facts=_facts(run))
 
     def tell(progress: Progress) -> None:
         recorder.note(phase=progress.phase, input_bytes=progress.bytes_done, tokens=progress.tokens)
-        if on_progress is not None:
-            on_progress(progress)
+        if options.on_progress is not None:
+            options.on_progress(progress)
 
-    run.options = dataclasses.replace(run.options, on_progress=tell)
+    def keep(report: UnitReport) -> None:
+        counts = {"input_bytes": report.counts.input_bytes, "tokens": report.counts.tokens}
+        stages = {"stage_seconds": report.stage_seconds}
+        recorder.units.append({"unit": report.unit, "pid": report.pid, **counts, **stages})
+
+    run.options = dataclasses.replace(options, on_progress=tell)
+    run.on_unit = None if options.profile is None else keep
     with recorder:
         result = run.run()
+    if options.profile is not None:
+        names = ("seconds", "startup_seconds", "workers", "stage_seconds", "limiting_stage")
+        profile = {name: getattr(result, name) for name in names} | {"units": recorder.units}
+        Path(options.profile).write_text(json.dumps(profile, indent=1) + "\n")
     if recorder.problem is None:
         return result
-    warning = f"the time line {str(path)!r} ends early: {recorder.problem}"
+    warning = f"the time line {str(options.monitor)!r} ends early: {recorder.problem}"
     return dataclasses.replace(result, warnings=(*result.warnings, warning))
 
 

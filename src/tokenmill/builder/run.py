@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import secrets
 import shlex
 import shutil
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.builder.plan import (
@@ -42,7 +40,6 @@ from tokenmill.builder.progress import (
     held_by,
     make_result,
     measure_rows,
-    profile_of,
     run_record,
     run_recorded,
 )
@@ -83,6 +80,7 @@ if TYPE_CHECKING:
 
     from tokenmill.builder.plan import BuildPart
     from tokenmill.builder.progress import BuildResult, Progress, RowLengths
+    from tokenmill.builder.worker import UnitReport
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
     from tokenmill.runners.ray import RayCluster, RayRunner
@@ -142,10 +140,8 @@ class BuildRun:
     """Of how many parts this is the end: a unit that is not there is an error then."""
     document_bytes: int | None = None
     """Largest document, where it does not follow from this machine's budget but was said."""
-    keeps_reports: bool = False
-    """Remember what each unit took, for a profile."""
+    on_unit: Callable[[UnitReport], None] | None = None
     started: float = field(default_factory=time.monotonic)
-    profile: dict[str, object] = field(default_factory=dict)
     _cluster: RayCluster | None = None
 
     def run(self) -> BuildResult:
@@ -335,7 +331,6 @@ class BuildRun:
             runs = (*record.runs, run_record(result))
             write_record(self.layout, record.but(runs=runs))
             self.layout.remove_empty_tmp()
-        self.profile = profile_of(result, monitor)
         return result
 
     def _record(self, part: BuildPart, work: Work) -> PartRecord:
@@ -392,7 +387,7 @@ class BuildRun:
             units_total=work.plan.units_to_do,
             on_progress=self.options.on_progress,
             num_workers=min(work.memory.workers, len(work.plan.tasks)),
-            keeps_reports=self.keeps_reports,
+            on_unit=self.on_unit,
             started=self.started,
         )
 
@@ -524,14 +519,11 @@ def build(options: BuildOptions) -> BuildResult:
     and writes no manifest; `tokenmill.finish` does, when all parts are done.
     """
     run = make_run(options)
-    run.keeps_reports = options.profile is not None
+    is_plain = options.monitor is None and options.profile is None
     try:
-        result = run.run() if options.monitor is None else run_recorded(run, options.monitor)
+        return run.run() if is_plain else run_recorded(run)
     finally:
         run.close()
-    if options.profile is not None:
-        Path(options.profile).write_text(json.dumps(run.profile, indent=1) + "\n")
-    return result
 
 
 def make_run(options: BuildOptions) -> BuildRun:
