@@ -1,14 +1,46 @@
-"""Torch users begin here: `from tokenmill.torch import DeviceFeeder`."""
+"""Torch tensors from the loader: batches on whatever device, datasets, and the device feeder.
 
-from tokenmill.loader.torch.feeder import DeviceFeeder
-from tokenmill.loader.torch.tensors import (
-    BatchDataset,
-    TensorBatch,
-    TokenDataset,
-    distributed_ranks,
-    slice_row,
-    to_tensors,
-)
+    batches --stacked--> narrow arrays --(the bus)--> narrow tensors --unstacked--> fields
+    loader (thread: narrow arrays) -> lane (pinned) -> copy stream (widens) -> consumer's stream
+
+Several steps travel together, (steps, ...) of each field. Tokens travel once, `seq_len + 1` of them
+in their stored width; inputs and labels are made of them where they are used. Masks of stores
+travel with the tokens, a byte each. What the host alone knows to mask (padding, boundaries of
+documents) travels as `loss_mask`, and only if there is any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+import time
+import weakref
+from functools import partial
+from importlib.util import find_spec
+from itertools import cycle, groupby, islice
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import MissingExtraError, UsageError
+from tokenmill.loader.batch import IGNORED, Window, batches_of
+from tokenmill.loader.loader import Loader, ReadAhead
+
+if find_spec("torch") is None:
+    raise MissingExtraError("torch", extra="torch", purpose="feeding tensors")
+
+import torch
+from torch import distributed
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from tokenmill.loader.batch import Batch
+    from tokenmill.loader.mixture import StoreInput
+    from tokenmill.store.format import TokenArray
 
 __all__ = [
     "BatchDataset",
@@ -19,3 +51,639 @@ __all__ = [
     "slice_row",
     "to_tensors",
 ]
+
+Arrays: TypeAlias = dict[str, NDArray[np.generic]]
+Tensors: TypeAlias = dict[str, torch.Tensor]
+Parcel: TypeAlias = tuple[range, int, Arrays]
+
+DEFAULT_FIELDS = ("input_ids", "labels")
+_COPIED_FIELDS = ("position_ids", "doc_ids", "cu_seqlens")
+FIELDS = (*DEFAULT_FIELDS, *_COPIED_FIELDS, "loss_mask")
+
+
+class TensorBatch(dict[str, torch.Tensor]):
+    """The tensors of one step by name: `batch.labels`, `batch["labels"]`, `model(**batch)`."""
+
+    __slots__ = ("max_seqlen", "step")
+
+    step: int | None
+    """Number of the step; None in a copy that another library made of the tensors alone."""
+    max_seqlen: int | None
+    """Longest document part that `cu_seqlens` can name: the same number in every step."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]] = (),
+        *,
+        step: int | None = None,
+        max_seqlen: int | None = None,
+    ) -> None:
+        super().__init__(tensors)
+        self.step = step
+        self.max_seqlen = max_seqlen
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this batch has no {name!r}, only {[*self]}") from None
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TensorBatch:
+        """The same batch on another device."""
+        moved = {name: t.to(device, non_blocking=non_blocking) for name, t in self.items()}
+        return TensorBatch(moved, step=self.step, max_seqlen=self.max_seqlen)
+
+
+def to_tensors(
+    batch: Batch, *, fields: Sequence[str] = DEFAULT_FIELDS, dtype: torch.dtype = torch.int64
+) -> TensorBatch:
+    """Contiguous tensors of a batch, on the CPU.
+
+    >>> to_tensors(loader.batch(0), fields=("input_ids", "labels", "position_ids"))
+    """
+    fields = check_fields(fields, dtype)
+    mask = None if batch.mask is None else batch.mask[None]
+    arrays = stacked([batch], fields, tokens=batch.tokens[None], mask=mask)
+    (tensors,) = unstacked(share(arrays), fields, dtype)
+    return TensorBatch(tensors, step=batch.step, max_seqlen=batch.max_seqlen)
+
+
+def share(arrays: Arrays) -> Tensors:
+    """Tensors on the memory of the arrays."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def check_fields(fields: Sequence[str], dtype: torch.dtype) -> tuple[str, ...]:
+    """What a consumer wants of each batch; `dtype` is that of `input_ids` and `labels`."""
+    chosen = (fields,) if isinstance(fields, str) else tuple(fields)
+    if unknown := [name for name in chosen if name not in FIELDS]:
+        raise UsageError(
+            f"a batch has no fields {unknown}", hint=f"choose among: {', '.join(FIELDS)}"
+        )
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UsageError(
+            f"fields={chosen} must name at least one field, and none twice",
+            hint=f"choose among: {', '.join(FIELDS)}",
+        )
+    if dtype not in (torch.int64, torch.int32):
+        raise UsageError(
+            f"dtype={dtype} cannot hold every id and the {IGNORED} of ignored labels",
+            hint="use torch.int64 or torch.int32",
+        )
+    return chosen
+
+
+def stacked(
+    batches: Sequence[Batch],
+    fields: Sequence[str],
+    *,
+    tokens: TokenArray,
+    mask: NDArray[np.bool_] | None,
+) -> Arrays:
+    """All that is needed of batches for their fields: (batches, ...), as narrow as it can be.
+
+    There is a `loss_mask` if any of them masks a label; where the tokens have a mask, which knows
+    of padding too, only if boundaries of documents are masked besides.
+    """
+    names = [name for name in _COPIED_FIELDS if name in fields]
+    has_labels = "labels" in fields or "loss_mask" in fields
+    if mask is not None:
+        sends_loss_mask = has_labels and any(batch.masks_boundaries for batch in batches)
+    else:
+        sends_loss_mask = "loss_mask" in fields or (
+            "labels" in fields
+            and any(not (batch.all_count or batch.loss_mask.all()) for batch in batches)
+        )
+    if sends_loss_mask:
+        names.append("loss_mask")
+    arrays: Arrays = {name: np.stack([getattr(each, name) for each in batches]) for name in names}
+    if "input_ids" in fields or "labels" in fields:
+        arrays["tokens"] = tokens
+    if has_labels and mask is not None:
+        arrays["mask"] = mask
+    return arrays
+
+
+def unstacked(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> list[Tensors]:
+    """The fields of each step, of what was sent for some. They share memory, and nothing else.
+
+    By `data` each gets a version of its own: writing to one batch would spoil the backward pass of
+    another.
+    """
+    counts, mask = sent.get("loss_mask"), sent.get("mask")
+    if mask is not None:
+        labels = mask.narrow(-1, 1, mask.shape[-1] - 1)
+        counts = labels if counts is None else counts.logical_and(labels)
+    made: Tensors = {}
+    for name in fields:
+        if name in DEFAULT_FIELDS:
+            tokens = sent["tokens"]
+            part = tokens.narrow(-1, 1 if name == "labels" else 0, tokens.shape[-1] - 1)
+            # One call for memory and copy. Without `copy` a view of the same dtype would stay one.
+            made[name] = part.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        elif name == "loss_mask":
+            assert counts is not None
+            made[name] = counts.contiguous()
+        else:
+            made[name] = sent[name]
+    if "labels" in made and counts is not None:
+        made["labels"].masked_fill_(counts.logical_not(), IGNORED)
+    columns = [[part.data for part in tensor.unbind()] for tensor in made.values()]
+    return [dict(zip(made, step, strict=True)) for step in zip(*columns, strict=True)]
+
+
+Sent: TypeAlias = "tuple[list[TensorBatch], torch.cuda.Event | None]"
+
+
+# -------------------------------------------------------------------------------------------------
+# Batches on the device before they are asked for.
+#
+# One thread reads ahead by `depth` parcels of up to 16 steps. It holds neither the feeder nor its
+# iterator, so that both can be dropped at any time and take the thread with them. What counts as
+# consumed is what was handed out: the loader is at the step after the last batch taken, however far
+# the thread is.
+#
+# What the thread sends at a time is a parcel: some steps, their seq_len, and their arrays.
+# Python's lock is why steps travel together: each call of the thread takes it from the training
+# loop for some tens of microseconds, and a parcel needs no more calls than a step. The first
+# parcels hold 1, 2, 4, ... steps, as the loader's chunks do, so that the first batch does not wait
+# for others.
+
+MOST_STEPS = 16
+# Of a parcel with more than one step: it is some megabytes, of which several are on their way.
+MOST_TOKENS = 1 << 18
+
+
+def parcels(loader: Loader, fields: Sequence[str], *, first: int) -> Iterator[Parcel]:
+    """From a step on, until the steps end; all arrays of a parcel have one shape."""
+
+    def varying_size(batch: Batch) -> int:
+        """Of the one field whose size depends on the documents."""
+        return len(batch.cu_seqlens) if "cu_seqlens" in fields else 0
+
+    for chunk in loader.chunks(first):
+        window, places, tokens, mask = chunk
+        most = max(1, min(MOST_STEPS, MOST_TOKENS // max(1, window.rows.shape[1] * window.seq_len)))
+        begin = 0
+        for _, alike in groupby(batches_of(chunk), key=varying_size):
+            while batches := list(islice(alike, most)):
+                here = slice(begin, begin + len(batches))
+                its_mask = None if mask is None else mask[here]
+                arrays = stacked(batches, fields, tokens=tokens[here], mask=its_mask)
+                steps = window.steps[places.start + begin : places.start + here.stop]
+                yield steps, window.seq_len, arrays
+                begin = here.stop
+
+
+# -------------------------------------------------------------------------------------------------
+# How arrays get to the device: pinned memory that is used again and again, and one copy stream.
+#
+# The thread waits until the lane's last copy is done, writes, copies, makes tensors and records an
+# event; the consumer's stream waits for it, and the host never does. Stream order alone does not
+# protect pinned memory: the host could rewrite what a copy still reads.
+
+
+class CudaLane:
+    """Pinned memory by name: allocated once, and again only for arrays of another shape."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned: Tensors = {}
+        self._sent: torch.cuda.Event | None = None
+
+    def send(self, arrays: Arrays) -> Tensors:
+        """The arrays on the device, as far as the copy stream, which is current, has come."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        sent = {}
+        for name, array in arrays.items():
+            dtype, kept = torch.from_numpy(array[:0]).dtype, self._pinned.get(name)
+            is_alike = kept is not None and (kept.dtype, kept.shape[1:]) == (dtype, array.shape[1:])
+            if kept is None or not is_alike or len(kept) < len(array):
+                kept = self._pinned[name] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+            np.copyto(kept[: len(array)].numpy(), array)
+            sent[name] = kept[: len(array)].to(self._device, non_blocking=True)
+        return sent
+
+    def seal(self) -> torch.cuda.Event:
+        """Passed when all that was made of the arrays is there."""
+        # Blocking: the thread sleeps for the copy instead of spinning on a core.
+        self._sent = torch.cuda.Event(blocking=True)
+        self._sent.record()
+        return self._sent
+
+
+def send(fields: Sequence[str], dtype: torch.dtype, parcel: Parcel, lane: CudaLane | None) -> Sent:
+    """The batches of a parcel, last first, and what to wait for before they are used.
+
+    Without a lane the consumer reads the arrays where they are.
+    """
+    steps, seq_len, arrays = parcel
+    sent = share(arrays) if lane is None else lane.send(arrays)
+    made = zip(steps, unstacked(sent, fields, dtype), strict=True)
+    batches = [TensorBatch(tensors, step=step, max_seqlen=seq_len) for step, tensors in made]
+    return batches[::-1], None if lane is None else lane.seal()
+
+
+_STALE = -1  # no step: makes an iterator begin anew
+
+
+class DeviceFeeder:
+    """Iterates over a loader's steps, as tensors on a device.
+
+    >>> with DeviceFeeder(loader, device="cuda") as feeder:
+    ...     for batch in feeder:
+    ...         loss = model(batch.input_ids, batch.labels)
+
+    Iterating goes on at `loader.step`, and begins anew after the last step, as the loader's own
+    iteration does; `state_dict()` says what has been consumed. Batches are yours to keep; one that
+    is kept also keeps the memory of those that were sent with it, half a million tokens at most.
+
+    With `reuse_buffers=True` every batch is in the same tensors instead, as CUDA graphs need it:
+    it is valid until the next one is asked for, on the stream that is current then. (Capture with
+    capture_error_mode="thread_local": the feeder's thread uses CUDA meanwhile.)
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        device: torch.device | str | None = None,
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        dtype: torch.dtype = torch.int64,
+        depth: int = 3,
+        reuse_buffers: bool = False,
+    ) -> None:
+        if depth < 1:
+            raise UsageError(f"depth={depth} leaves no batch to read ahead", hint="use depth=3")
+        self.loader = loader
+        self.device = _device(device)
+        self.depth = depth
+        self.wait_seconds = 0.0
+        """How long consumers have waited for batches, in all."""
+        self.last_wait_seconds = 0.0
+        """How long the last batch was waited for."""
+        # One for all epochs: each would leave the allocator's cached blocks behind with it.
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._fields = check_fields(fields, dtype)
+        self._send = partial(send, self._fields, dtype)
+        self._kept: Tensors | None = {} if reuse_buffers else None
+        # Its iterator holds what reads ahead: where that is dropped, the thread must end.
+        self._ahead: Callable[[], ReadAhead[Sent] | None] = lambda: None
+        self._next_step = _STALE
+        self._has_ended = False
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        self.close()
+        if self._has_ended and self.loader.step == self.loader.num_steps:
+            self.loader.seek(0)
+        self._has_ended = False
+        # Reading ahead begins now, not when the first batch is asked for.
+        return self._follow(self._start())
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def num_ready(self) -> int:
+        """Parcels of steps that wait to be taken: `depth` where the thread keeps up."""
+        ahead = self._ahead()
+        return 0 if ahead is None else ahead.num_ready
+
+    def _start(self) -> ReadAhead[Sent]:
+        self._next_step = self.loader.step
+        stream = self._stream
+        lanes = [None if stream is None else CudaLane(self.device) for _ in range(self.depth)]
+        made = parcels(self.loader, self._fields, first=self._next_step)
+        ahead = ReadAhead(
+            map(self._send, made, cycle(lanes)),
+            depth=self.depth,
+            name="tokenmill feeder",
+            # The thread's work is queued on the copy stream, whose device becomes current with it.
+            within=contextlib.nullcontext if stream is None else partial(torch.cuda.stream, stream),
+        )
+        self._ahead = weakref.ref(ahead)
+        return ahead
+
+    def _follow(self, ahead: ReadAhead[Sent]) -> Iterator[TensorBatch]:
+        batches: list[TensorBatch] = []
+        event: torch.cuda.Event | None = None
+        opened_on: torch.cuda.Stream | None = None
+        try:
+            while True:
+                if ahead.is_closed:
+                    raise UsageError(
+                        "the feeder was closed, or iterated anew, while this iterator was in use",
+                        hint="iterate over the feeder again: it goes on where it was",
+                    )
+                if self._next_step != self.loader.step:
+                    # The loader was moved, by load_state_dict or seek: what was read is of no use.
+                    ahead.close()
+                    ahead, batches = self._start(), []
+                asked = time.perf_counter()
+                if not batches:
+                    (batches, event), opened_on = next(ahead, ([], None)), None
+                batch = batches.pop() if batches else None
+                if batch is not None and event is not None:
+                    opened_on = _open(batch, event, self.device, opened_on)
+                self.last_wait_seconds = time.perf_counter() - asked
+                self.wait_seconds += self.last_wait_seconds
+                if batch is None:
+                    self._has_ended = True
+                    return
+                self._next_step += 1
+                self.loader.seek(self._next_step)
+                if self._kept is not None:
+                    batch.update(_copied(batch, self._kept))
+                yield batch
+                del batch
+        finally:
+            ahead.close()
+
+    def state_dict(self) -> dict[str, object]:
+        """The loader's state: all batches handed out so far come before it."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from a state; an iterator in use follows."""
+        self.loader.load_state_dict(state)
+        self._has_ended = False
+        self._next_step = _STALE  # the step may be the same, and its rows others
+
+    def close(self) -> None:
+        """End the thread, if one is running; the feeder can be iterated again."""
+        if (ahead := self._ahead()) is not None:
+            ahead.close()
+
+    def __enter__(self) -> DeviceFeeder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open(
+    batch: TensorBatch,
+    event: torch.cuda.Event,
+    device: torch.device,
+    opened_on: torch.cuda.Stream | None,
+) -> torch.cuda.Stream:
+    """Let the current stream use a batch: once for a parcel, unless another becomes current."""
+    current = torch.cuda.current_stream(device)
+    if current != opened_on:
+        current.wait_event(event)
+        for tensor in batch.values():
+            # They belong to the copy stream; without this their memory could be given out again
+            # while the consumer's stream still has to read it.
+            tensor.record_stream(current)
+    return current
+
+
+def _copied(tensors: Tensors, kept: Tensors) -> Tensors:
+    """The tensors in those that are kept, where they have the right shape."""
+    for name, tensor in tensors.items():
+        if name not in kept or kept[name].shape != tensor.shape:
+            kept[name] = torch.empty_like(tensor)
+        kept[name].copy_(tensor)
+    return kept
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = torch.device(device)
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"the feeder has no way to the device {str(found)!r}, only to the CPU and to CUDA",
+            hint='use device="cpu" and move the batches with batch.to(...)',
+        )
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            f"device={str(device)!r}, and torch {torch.__version__} finds no CUDA device",
+            hint='use device="cpu", or device=None for whatever there is',
+        )
+    # "cuda" alone would mean another device in a thread that makes another one current.
+    return torch.device("cuda", torch.cuda.current_device()) if str(found) == "cuda" else found
+
+
+# -------------------------------------------------------------------------------------------------
+# Datasets for torch's DataLoader, and for torchdata's StatefulDataLoader.
+#
+# `BatchDataset` keeps the loader's stream whatever the number of workers: worker w of k makes
+# every k-th batch from the w-th on, and DataLoader takes them in turn. Labels are the next tokens
+# already; a model that shifts labels itself (as those of transformers do) must be told not to.
+
+
+class TokenDataset(Dataset[Tensors]):
+    """The rows of a store, as dicts of one-dimensional tensors.
+
+    >>> rows = TokenDataset("my-store", seq_len=2048)
+    >>> DataLoader(rows, batch_size=16, shuffle=True, num_workers=2)
+
+    Order and resumption are the sampler's; for those of a loader use `BatchDataset`.
+    """
+
+    def __init__(
+        self,
+        store: StoreInput,
+        *,
+        seq_len: int,
+        packing: str = "concat",
+        boundaries: str = "keep",
+        pad_id: int | None = None,
+        split: str | None = None,
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
+        options = {
+            "source": store,
+            "seq_len": seq_len,
+            "packing": packing,
+            "boundaries": boundaries,
+            "pad_id": pad_id,
+            "split": split,
+        }
+        self.__setstate__((options, check_fields(fields, dtype), dtype))
+
+    # A process that is spawned opens the store itself.
+    def __getstate__(self) -> tuple[dict[str, Any], tuple[str, ...], torch.dtype]:
+        return self._options, self._fields, self._dtype
+
+    def __setstate__(self, state: tuple[dict[str, Any], tuple[str, ...], torch.dtype]) -> None:
+        self._options, self._fields, self._dtype = state
+        if "cu_seqlens" in self._fields:
+            raise UsageError(
+                "a single row has no cu_seqlens: they count through all rows of a batch",
+                hint="leave them out, or take whole batches with BatchDataset",
+            )
+        self._loader = Loader(**self._options, batch_size=1, shuffle=False, prefetch=0)
+        layouts = self._loader.layouts()
+        if len(layouts) > 1:
+            raise UsageError(
+                f"a mixture of {len(layouts)} stores has no rows of its own to number",
+                hint="use BatchDataset(Loader(mixture, ...))",
+            )
+        self.layout = layouts[0]
+
+    def __len__(self) -> int:
+        return self.layout.num_rows
+
+    def __getitem__(self, row: SupportsIndex) -> Tensors:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[Tensors]:
+        """Several rows, read in one go; DataLoader asks for a batch in this way."""
+        numbers = [operator.index(row) for row in rows]
+        if outside := [number for number in numbers if not -len(self) <= number < len(self)]:
+            raise IndexError(f"row {outside[0]} of a layout of {len(self):,} rows")
+        wanted = np.array(numbers, np.int64)[None] % len(self)
+        zeros = np.zeros_like(wanted)
+        window = Window(self._loader, self.layout.seq_len, range(1), zeros, wanted, zeros)
+        batch = next(batches_of(window.read(0, 1)))
+        tensors = to_tensors(batch, fields=self._fields, dtype=self._dtype)
+        columns = [tensor.unbind() for tensor in tensors.values()]
+        return [dict(zip(tensors, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+class BatchDataset(IterableDataset["TensorBatch"]):
+    """The batches of a loader, from `loader.step` on.
+
+    >>> DataLoader(BatchDataset(loader), batch_size=None, num_workers=2)
+
+    StatefulDataLoader saves and restores its position by itself. With a plain DataLoader the loader
+    stays where it is, since workers read ahead; move it with the batches that were consumed, and
+    save its state:
+
+    >>> loader.seek(batch.step + 1)
+    >>> state = loader.state_dict()     # later: loader.load_state_dict(state), before iterating
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        fields: Sequence[str] = DEFAULT_FIELDS,
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
+        self.loader = loader
+        self._fields, self._dtype = check_fields(fields, dtype), dtype
+
+    def __len__(self) -> int:
+        return len(self.loader) - self.loader.step
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        worker = get_worker_info()
+        number, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        made = partial(to_tensors, fields=self._fields, dtype=self._dtype)
+        return _Steps(self.loader, made, first=self.loader.step + number, stride=stride)
+
+
+class _Steps:
+    """Every stride-th batch of a loader; stateful, as StatefulDataLoader wants iterators to be."""
+
+    def __init__(
+        self, loader: Loader, made: Callable[[Batch], TensorBatch], *, first: int, stride: int
+    ) -> None:
+        # A loader of its own to move: the user's stays where it is.
+        self._loader = copy.copy(loader)
+        self._made, self._stride = made, stride
+        self._go_to(first)
+
+    def _go_to(self, step: int) -> None:
+        self._next = step
+        self._batches = self._loader.batches(first=step, stride=self._stride)
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        return self
+
+    def __next__(self) -> TensorBatch:
+        batch = next(self._batches)
+        self._next = batch.step + self._stride
+        return self._made(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of a loader at the next step of this worker."""
+        end = self._loader.num_steps
+        self._loader.seek(self._next if end is None else min(self._next, end))
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+        self._go_to(self._loader.step)
+
+
+# -------------------------------------------------------------------------------------------------
+# Which part of every global batch this process takes, as torch.distributed knows it.
+
+
+class Ranks(TypedDict):
+    """Two options of the loader."""
+
+    rank: int
+    world_size: int
+
+
+def distributed_ranks(group: distributed.ProcessGroup | None = None) -> Ranks:
+    """Rank and size of a process group, for the loader; of all processes unless one is given.
+
+    Where a model is split over several processes, those must get the same rows: give the group of
+    the data-parallel dimension, such as `mesh["dp"].get_group()`.
+
+    >>> Loader(store, seq_len=2048, batch_size=16, **distributed_ranks())
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise UsageError(
+            "torch.distributed is not initialised, so it knows neither rank nor world_size;"
+            " guessed ones could give every process the same rows",
+            hint="call torch.distributed.init_process_group() first, or give the loader rank and"
+            " world_size",
+        )
+    return Ranks(rank=distributed.get_rank(group), world_size=distributed.get_world_size(group))
+
+
+# -------------------------------------------------------------------------------------------------
+# Cuts the rows of a batch for context parallelism: every peer holds a part of each row.
+#
+# Peers of one group pass the same `rank` to the loader, get the same rows, and cut them here. With
+# causal attention the later tokens cost more, so `zigzag` gives each peer one early and one late
+# chunk (ring attention's balanced order):
+#
+#   size=2, rows of 8        rank 0: 0 1 6 7      rank 1: 2 3 4 5
+#
+# Labels are next tokens already, so `input_ids`, `labels`, `position_ids`, `doc_ids` and
+# `loss_mask` are cut alike. `cu_seqlens` counts whole rows and cannot be cut.
+
+
+Rows = TypeVar("Rows", bound="torch.Tensor | NDArray[Any]")
+
+
+def slice_row(array: Rows, *, rank: int, size: int, order: str = "zigzag") -> Rows:
+    """What peer `rank` of `size` holds of each row; rows lie along the last axis.
+
+    >>> slice_row(batch.input_ids, rank=0, size=2)
+    """
+    if size < 1 or not 0 <= rank < size:
+        raise UsageError(
+            f"rank {rank} of {size} context-parallel peers does not exist",
+            hint=f"use a rank from 0 to {max(size, 1) - 1}",
+        )
+    if order not in ("zigzag", "contiguous"):
+        raise UsageError(
+            f"order={order!r} is not known", hint='use order="zigzag" or order="contiguous"'
+        )
+    rows: Any = array
+    num_chunks = size if order == "contiguous" else 2 * size
+    *lead, seq_len = rows.shape
+    if seq_len % num_chunks:
+        raise UsageError(
+            f"rows of {seq_len} tokens cannot be cut into {num_chunks} equal chunks"
+            f" for {size} context-parallel peers",
+            hint=f"use a seq_len that is a multiple of {num_chunks}",
+        )
+    chunks = rows.reshape(*lead, num_chunks, seq_len // num_chunks)
+    last = rank if order == "contiguous" else num_chunks - 1 - rank
+    # A plain slice picks both chunks: a list of two would be copied to the device, and waited for.
+    taken: Rows = chunks[..., rank : last + 1 : max(1, last - rank), :].reshape(*lead, -1)
+    # Neighbouring chunks come as a view; of a tensor, many want to take a view in turn.
+    contiguous: Callable[[], Rows] | None = getattr(taken, "contiguous", None)
+    return taken if contiguous is None else contiguous()

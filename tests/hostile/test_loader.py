@@ -20,8 +20,7 @@ from tests.loader.stores import numbered_store
 
 from tokenmill.errors import StateError, TokenmillError
 from tokenmill.loader.loader import Loader
-from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.plan import _checksum
+from tokenmill.loader.mixture import Mixture, Stage, _checksum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

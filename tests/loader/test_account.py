@@ -42,9 +42,9 @@ def walk(rows: Layout, *, packing: str) -> Account:
     rows_with_targets: dict[int, set[int]] = defaultdict(set)
     padding = targets = 0
     for row in range(rows.num_rows):
-        pieces = rows.pieces(np.array([row]))
+        starts, lengths = rows.pieces(np.array([row]))
         places: list[int] = []
-        for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             places += [PADDING] * length if start == PADDING else range(start, start + length)
         assert len(places) == capacity
         padding += places.count(PADDING)

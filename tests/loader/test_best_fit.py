@@ -35,7 +35,7 @@ def layout(store: Store) -> BestFitLayout:
 
 
 def as_lists(pieces: Pieces) -> list[tuple[int, int]]:
-    return list(zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True))
+    return list(zip(pieces[0].tolist(), pieces[1].tolist(), strict=True))
 
 
 def row_by_row(layout: BestFitLayout) -> list[list[tuple[int, int]]]:
@@ -85,7 +85,7 @@ def test_every_pair_of_neighbouring_tokens_of_a_document_is_in_exactly_one_row(
     store: Store, layout: BestFitLayout
 ) -> None:
     pieces = layout.pieces(np.arange(layout.num_rows))
-    read = layout.stream.read(pieces.starts, pieces.lengths, pad=PAD)
+    read = layout.stream.read(pieces[0], pieces[1], pad=PAD)
     tokens = read.reshape(layout.num_rows, SEQ_LEN + 1)
     found = [
         (first, second)
@@ -149,8 +149,8 @@ def test_rows_may_be_a_million_tokens_long(store: Store) -> None:
     assert layout.num_rows == 1
     pieces = layout.pieces(np.array([0]))
     documents = np.cumsum(store.lengths()) - store.lengths()
-    assert pieces.lengths.sum() == 2**20 + 1
-    assert pieces.starts.tolist() == [*documents, PADDING]
+    assert pieces[1].sum() == 2**20 + 1
+    assert pieces[0].tolist() == [*documents, PADDING]
 
 
 def test_a_plan_that_was_changed_is_not_read_over_the_end_of_a_row(

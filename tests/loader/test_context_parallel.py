@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.torch.tensors import slice_row
+from tokenmill.torch import slice_row
 
 
 def test_zigzag_gives_every_peer_an_early_and_a_late_chunk() -> None:

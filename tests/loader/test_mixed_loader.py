@@ -190,7 +190,7 @@ def test_rows_found_for_many_steps_and_read_for_some_are_those_of_each_step(
     monkeypatch.setattr("tokenmill.loader.loader.CHUNK_TOKENS", 3 * 4 * 8)
     sources = {name: (store, 0.5) for name, store in zip(names, stores, strict=False)}
     loader = make(Mixture(sources, max_epochs=3), packing=packing, boundaries="mask")
-    windows = [len(window) for window, _, _ in loader._parts(0, 1)]
+    windows = [len(window.steps) for window, _, _, _ in loader.chunks(0)]
     assert max(windows) > 3, "else this shows nothing"
     for batch in loader.batches():
         alone = loader.batch(batch.step)

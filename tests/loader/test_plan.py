@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.mixture import Extent, Mixture, Stage
+from tokenmill.loader.mixture import Extent, Mixture, Plan, Position, Stage
 from tokenmill.loader.order import make_round, weights_to_parts
-from tokenmill.loader.plan import Plan, Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +65,7 @@ def steps_of(plan: Plan, most: int) -> list[list[Row]]:
 
 def walk_run(mixture: Mixture, *, batch_rows: int, most: int) -> list[list[Row]]:
     """The oracle: a run that goes from row to row and knows no formula but the rounds."""
-    sources = range(len(mixture.sources))
+    sources = range(len(mixture.names))
     epoch, row = [0 for _ in sources], [0 for _ in sources]
     seen = [Fraction(0) for _ in sources]
     steps: list[list[Row]] = []
@@ -155,7 +154,6 @@ def test_steps_are_those_of_a_run_that_goes_row_by_row(
         assert plan.find(len(expected)) is None
         with pytest.raises(IndexError):
             plan.stage_of(len(expected))
-        assert plan.last_step_rows == (len(expected[-1]) if expected else None)
 
 
 @FIXED
@@ -199,7 +197,7 @@ def test_another_batch_size_ends_the_stage_with_the_batch_that_reaches_its_token
     origin = make_plan(mixture, batch_rows=4).position(3)
     plan = make_plan(mixture, batch_rows=10, origin=origin, origin_step=3)
     # 12 rows are drawn, 18 are left: two batches of 10, which overshoot by 2.
-    assert [plan.stage_of(step).number for step in (3, 4, 5)] == [0, 0, 1]
+    assert [plan.stage_of(step).start.stage for step in (3, 4, 5)] == [0, 0, 1]
     assert plan.stage_of(5).start.past[0].rows == (16, 16, 0)
 
 
@@ -220,10 +218,10 @@ def test_what_was_seen_is_what_the_steps_drew(
             tokens[source] += seq_len
             epochs[source] += Fraction(1, measure(seq_len)[source].rows)
     seen = make_plan(mixture).seen(step)
-    assert [item.name for item in seen] == list(NAMES)
-    assert [item.rows for item in seen] == rows
-    assert [item.tokens for item in seen] == tokens
-    assert [item.epochs for item in seen] == [float(epoch) for epoch in epochs]
+    assert list(seen) == list(NAMES)
+    assert [item["rows"] for item in seen.values()] == rows
+    assert [item["tokens"] for item in seen.values()] == tokens
+    assert [item["epochs"] for item in seen.values()] == [float(epoch) for epoch in epochs]
     for cap, epoch in zip(mixture.max_epochs, epochs, strict=True):
         assert cap is None or epoch <= cap
 
@@ -260,7 +258,8 @@ def test_where_seq_len_stays_sources_go_on_and_where_it_changes_they_begin_an_ep
     assert plan.stage_of(6).rows_per_epoch.tolist() == [13, 4, 6]
     # 18 of 7 rows are in epochs 0, 1 and 2, so the fresh pass of 4 longer rows begins with 3.
     assert draw(plan, 6) == [(1, 3, 0), (1, 3, 1)]
-    assert [(item.rows, item.tokens) for item in plan.seen(7)] == [(6, 48), (20, 176), (0, 0)]
+    seen = [(item["rows"], item["tokens"]) for item in plan.seen(7).values()]
+    assert seen == [(6, 48), (20, 176), (0, 0)]
 
 
 def test_rows_that_fill_no_batch_wait_for_the_next_stage_and_come_last(
@@ -269,9 +268,9 @@ def test_rows_that_fill_no_batch_wait_for_the_next_stage_and_come_last(
     # One epoch of code is 7 rows: one batch of 4 in stage 0, and 3 rows that stage 1 still has.
     stages = [Stage(tokens=1000), Stage(tokens=1000)]
     plan = make_plan(mix(stores, [0, 1, 0], stages=stages, max_epochs=1), batch_rows=4)
-    assert [plan.stage_of(step).number for step in (0, 1)] == [0, 1]
+    assert [plan.stage_of(step).start.stage for step in (0, 1)] == [0, 1]
     assert draw(plan, 1) == [(1, 0, 4), (1, 0, 5), (1, 0, 6)]
-    assert (plan.num_steps, plan.last_step_rows) == (2, 3)
+    assert plan.num_steps == 2
 
 
 def test_half_an_epoch_is_half_the_rows_whatever_their_length(stores: list[Store]) -> None:
@@ -282,7 +281,7 @@ def test_half_an_epoch_is_half_the_rows_whatever_their_length(stores: list[Store
     drawn = [row for step in range(2, plan.num_steps) for row in draw(plan, step)]
     assert len(drawn) == 23 * 7 // 6
     assert drawn[0] == (2, 1, 0)
-    assert plan.seen(plan.num_steps)[2].epochs <= 1.5
+    assert plan.seen(plan.num_steps)["wiki"]["epochs"] <= 1.5
 
 
 def test_token_weights_draw_more_rows_where_rows_are_emptier(stores: list[Store]) -> None:
@@ -306,11 +305,10 @@ def test_an_endless_run_has_no_last_step_and_measures_only_the_stages_it_reaches
     mixture = mix(stores, [1, 1, 1], stages=[Stage(tokens=10**12), Stage(seq_len=16)])
     plan = Plan(mixture, seq_len=SEQ_LEN, batch_rows=4, measure=count)
     assert plan.num_steps is None
-    assert plan.last_step_rows is None
     assert asked == []
     plan.stage_of(10**9)
     assert asked == [8]
-    assert plan.stage_of(10**12).number == 1
+    assert plan.stage_of(10**12).start.stage == 1
     assert asked == [8, 16]
 
 

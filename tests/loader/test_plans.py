@@ -67,8 +67,7 @@ def lay_out_path(store: Store) -> Path:
 
 
 def rows_of(layout: BestFitLayout) -> list[list[int]]:
-    pieces = layout.pieces(np.arange(layout.num_rows))
-    return [pieces.starts.tolist(), pieces.lengths.tolist()]
+    return [part.tolist() for part in layout.pieces(np.arange(layout.num_rows))]
 
 
 def flipped(data: bytes, place: int) -> bytes:
@@ -109,13 +108,13 @@ def test_the_file_is_what_the_format_says(store: Store) -> None:
     row_starts = np.frombuffer(data, "<i8", num_rows + 1, HEADER_BYTES + 8 * num_items).tolist()
     assert len(data) == HEADER_BYTES + 8 * len(items) + 8 * len(row_starts)
     row = 2
-    pieces = layout.pieces(np.array([row]))
-    filled = pieces.starts >= 0
+    starts, lengths = layout.pieces(np.array([row]))
+    filled = starts >= 0
     assert [item >> 21 for item in items[row_starts[row] : row_starts[row + 1]]] == (
-        pieces.starts[filled].tolist()
+        starts[filled].tolist()
     )
     assert [item % 2**21 for item in items[row_starts[row] : row_starts[row + 1]]] == (
-        pieces.lengths[filled].tolist()
+        lengths[filled].tolist()
     )
     assert row_starts[-1] == len(items)
 

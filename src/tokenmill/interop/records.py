@@ -39,8 +39,7 @@ from tokenmill.interop.base import (
     file_size,
     find_files,
 )
-from tokenmill.loader.batch import IGNORED
-from tokenmill.loader.options import check_pad_id
+from tokenmill.loader.batch import IGNORED, check_pad_id
 from tokenmill.loader.packing import LAYOUTS, PADDING, Layout, find_packing
 from tokenmill.store.stream import TokenStream
 
@@ -609,13 +608,13 @@ class RowRecords:
     def _packed(self, rows: NDArray[np.int64]) -> RecordChunk:
         """Rows of pieces from here and there."""
         assert self.layout is not None
-        pieces = self.layout.pieces(rows)
+        starts, lengths = self.layout.pieces(rows)
         shape = len(rows), self.length
-        spans = self._stream.locate(pieces.starts, pieces.lengths)
+        spans = self._stream.locate(starts, lengths)
         tokens = self._stream.read_spans(spans, pad=self.pad_id).reshape(shape)
         real: NDArray[np.bool_] | None = None
-        if pieces.starts.min(initial=0) == PADDING:
-            real = np.repeat(pieces.starts != PADDING, pieces.lengths).reshape(shape)
+        if starts.min(initial=0) == PADDING:
+            real = np.repeat(starts != PADDING, lengths).reshape(shape)
         mask: NDArray[np.uint8] | None = None
         if self._store.has_mask:
             mask = self._stream.read_mask(spans).view(np.uint8).reshape(shape)

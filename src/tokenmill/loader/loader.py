@@ -1,7 +1,7 @@
 """The loader: an endless, exact, resumable stream of batches from stores.
 
-    Plan (which rows make a step) -> Order (shuffled) -> Draw (row numbers) -> Layout (pieces)
-        -> Window (many steps, found) -> Chunk (tokens of some) -> Batch
+    Plan (which rows make a step) -> ordered_rows (shuffled) -> Layout (pieces of the stores)
+        -> Window (many steps, found) -> chunk (the tokens of some) -> Batch
 
 Everything about a batch follows from the number of its step; nothing is remembered between steps
 but that number. A global batch is `batch_size * world_size` rows, of which rank r takes the r-th
@@ -18,38 +18,25 @@ from functools import partial
 from math import inf
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.batch import NO_ROW, Draw, RowOrigin, Window, trace
-from tokenmill.loader.mixture import Extent, Mixture, rows_of_batch
-from tokenmill.loader.options import (
-    Boundaries,
-    Last,
-    LoaderOptions,
-    check_pad_id,
-    choice,
-    id_dtype,
-    require_number,
-)
-from tokenmill.loader.order import Order, Shuffle
+from tokenmill.loader.batch import NO_ROW, RowOrigin, Window, batches_of, check_pad_id
+from tokenmill.loader.mixture import Extent, Mixture, Plan, check_state, make_state, rows_of_batch
+from tokenmill.loader.order import Shuffle, ordered_rows
 from tokenmill.loader.packing import find_packing
-from tokenmill.loader.plan import Plan, check_state, make_state, stage_of
-from tokenmill.records import lazy
+from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
-
-    from numpy.typing import NDArray
 
     from tokenmill.loader.batch import Batch, Chunk
+    from tokenmill.loader.mixture import StageRun, StoreInput
+    from tokenmill.loader.order import Ints
     from tokenmill.loader.packing import Layout
-    from tokenmill.loader.plan import StageRun
-    from tokenmill.store.reader import Store
 
 
 # -------------------------------------------------------------------------------------------------
@@ -64,10 +51,8 @@ if TYPE_CHECKING:
 # program.
 
 T = TypeVar("T")
-SLOW_ITEMS = 3
-"""So many slow items in a row make a thread worth its cost."""
-JOIN_SECONDS = 10.0
-"""A read of a remote store may be under way when the reader is told to stop."""
+SLOW_ITEMS = 3  # so many slow items in a row make a thread worth its cost
+JOIN_SECONDS = 10.0  # a read of a remote store may be under way when the reader is told to stop
 
 
 def read_ahead_when_slow(
@@ -205,17 +190,25 @@ def _close(
         thread.join(JOIN_SECONDS)
 
 
+# Tokens read in one go, 0.5 or 1 MB: enough to make what a read costs beside copying small, and
+# little enough to stay in a core's cache on its way.
 CHUNK_TOKENS = 1 << 18
-"""Tokens read in one go, 0.5 or 1 MB: enough to make what a read costs beside copying small,
-and little enough to stay in a core's cache on its way."""
+# Rows whose order is computed in one go: for one batch it costs as much as for a hundred.
 DRAW_ROWS = 4096
-"""Rows whose order is computed in one go: a draw of one batch costs as much as one of a hundred."""
-_ENDLESS = 1 << 62
+# Pieces of rows found in one go, about: enough to make what finding costs small, and little enough
+# to take a fraction of a millisecond.
 WINDOW_PIECES = 1 << 13
-"""Pieces of rows found in one go, about: enough to make what finding costs small, and little enough
-to take a fraction of a millisecond."""
 SLOW_READ_SECONDS = 2e-3
 SLOW_READ_SECONDS_PER_BYTE = 2e-9
+CHOICES = {"boundaries": ("keep", "mask"), "last": ("pad", "keep", "drop")}
+DTYPES: dict[str, np.dtype[np.integer] | None] = {
+    "int64": np.dtype(np.int64),
+    "int32": np.dtype(np.int32),
+    "stored": None,
+}
+
+# Steps of a window that are read in one go: the places of the first, and after the last.
+_Part: TypeAlias = tuple[Window, int, int]
 
 
 class Loader:
@@ -226,11 +219,15 @@ class Loader:
     ...     batch.input_ids, batch.labels
 
     Iterating again goes on where the last iteration stopped. `batch_size` is that of this rank.
+    `boundaries="mask"` leaves out the label that is the first token of another document. `last`
+    says what becomes of rows that do not fill the last batch of a run that ends: filled up with
+    rows of padding, whose labels do not count ("pad"), a smaller batch, with which the last of
+    several ranks may have no row at all ("keep"), or left out ("drop").
     """
 
     def __init__(
         self,
-        source: Store | Mixture | str | os.PathLike[str],
+        source: StoreInput | Mixture,
         *,
         seq_len: int,
         batch_size: int,
@@ -249,28 +246,22 @@ class Loader:
         split: str | None = None,
     ) -> None:
         self.mixture = _mixture(source, epochs=epochs, split=split)
-        store = self.mixture.stores[0]
-        self.options = LoaderOptions(
-            seq_len=seq_len,
-            batch_size=batch_size,
-            packing=find_packing(packing),
-            boundaries=choice(Boundaries, "boundaries", boundaries),
-            shuffle=Shuffle.of(shuffle),
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            last=choice(Last, "last", last),
-            dtype=id_dtype(dtype),
-            pad_id=check_pad_id(store, pad_id),
-            prefetch=prefetch,
-            cu_seqlens_capacity=cu_seqlens_capacity,
-        )
-        self._streams = tuple(
-            TokenStream(store, scattered=self.options.shuffle is Shuffle.FULL)
-            for store in self.mixture.stores
-        )
+        self.packing = find_packing(packing)
+        self.shuffle = Shuffle.of(shuffle)
+        self.pad_id = check_pad_id(self.mixture.stores[0], pad_id)
+        self.seq_len, self.batch_size, self.world_size = seq_len, batch_size, world_size
+        self.boundaries, self.last, self.prefetch = boundaries, last, prefetch
+        self.seed, self.rank, self.cu_seqlens_capacity = seed, rank, cu_seqlens_capacity
+        self._check(dtype)
+        self.dtype = DTYPES[dtype]  # of input_ids and labels; None: as they are stored
+        stores = self.mixture.stores
+        self._is_remote = any(store.is_remote for store in stores)
+        # Documents per token, of the store where they are shortest.
+        self._density = max(store.num_documents / store.num_tokens for store in stores)
+        is_scattered = self.shuffle is Shuffle.FULL
+        streams = tuple(TokenStream(store, scattered=is_scattered) for store in stores)
         # Not a method: a plan that held its loader would keep the maps of one that was dropped.
-        self._lay_out = partial(_lay_out, self.options.packing, self._streams, {})
+        self._lay_out = partial(_lay_out, self.packing, streams, {})
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
         self._plan = self._first_plan = self._make_plan()
@@ -283,18 +274,47 @@ class Loader:
                 hint='use a smaller batch, or last="pad"',
             )
 
+    def _check(self, dtype: object) -> None:
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(
+                    f"{name}={value!r} is not known",
+                    hint=f"use one of: {', '.join(map(repr, known))}",
+                )
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise UsageError(
+                f"dtype={dtype!r} is not known",
+                hint='use "int64", "int32" or "stored" (narrow ids, labels as views)',
+            )
+        for name, least in (("seq_len", 1), ("batch_size", 1), ("world_size", 1), ("prefetch", 0)):
+            require_number(name, getattr(self, name), at_least=least)
+        if self.cu_seqlens_capacity is not None:
+            require_number("cu_seqlens_capacity", self.cu_seqlens_capacity, at_least=2)
+        if self.seq_len >= MAX_DOCUMENT_TOKENS:
+            raise UsageError(
+                f"seq_len={self.seq_len:,} is more than any document can have",
+                hint="give what your model takes, like seq_len=2048",
+            )
+        if type(self.seed) is not int:
+            raise UsageError(f"seed={self.seed!r} is not a whole number", hint="use one: seed=0")
+        if type(self.rank) is not int or not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank={self.rank!r} is not one of the {self.world_size} ranks",
+                hint=f"ranks count from 0 to world_size - 1 = {self.world_size - 1}",
+            )
+
     def _make_plan(self, **origin: Any) -> Plan:
         return Plan(
             self.mixture,
-            seq_len=self.options.seq_len,
-            batch_rows=self.options.batch_size * self.options.world_size,
+            seq_len=self.seq_len,
+            batch_rows=self.batch_size * self.world_size,
             measure=partial(_measure, self._lay_out),
             **origin,
         )
 
     def layouts(self, seq_len: int | None = None) -> tuple[Layout, ...]:
         """The layout of each source, for rows of `seq_len` (None: as the loader was told)."""
-        return self._lay_out(self.options.seq_len if seq_len is None else seq_len)
+        return self._lay_out(self.seq_len if seq_len is None else seq_len)
 
     # Where the run is.
 
@@ -307,10 +327,9 @@ class Loader:
     def num_steps(self) -> int | None:
         """Steps of the whole run; None is endless."""
         steps = self._plan.num_steps
-        if steps is None or self.options.last is not Last.DROP or steps == self._plan.origin_step:
+        if steps is None or self.last != "drop" or steps == self._plan.origin_step:
             return steps
-        full = self._plan.stage_of(steps - 1).batch_rows
-        return steps if self._plan.last_step_rows == full else steps - 1
+        return steps if self._find(self._plan, steps - 1) is not None else steps - 1
 
     def __len__(self) -> int:
         steps = self.num_steps
@@ -329,20 +348,11 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the run has come; the same on every rank."""
-        seen = {
-            seen.name: {"rows": seen.rows, "tokens": seen.tokens, "epochs": seen.epochs}
-            for seen in self._plan.seen(self._step)
-        }
-        position = self._plan.position(self._step)
-        return make_state(
-            self._facts(position.stage), step=self._step, position=position, seen=seen
-        )
+        return make_state(self._plan, self._step, self._facts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was called; StateError for a state of something else."""
-        step, position = check_state(
-            state, self._facts(stage_of(state)), num_sources=len(self.mixture.sources)
-        )
+        step, position = check_state(state, self._facts, num_sources=len(self.mixture.names))
         try:
             is_ours = self._first_plan.position(step) == position
         except IndexError:
@@ -354,16 +364,17 @@ class Loader:
         self._step, self._has_ended = step, False
 
     def _facts(self, stage: int) -> dict[str, object]:
-        """What a position depends on, as plain values."""
+        """What a position in a stage depends on, as plain values."""
         stage = min(stage, len(self.mixture.stages) - 1)
-        seq_len = self.mixture.stages[stage].seq_len or self.options.seq_len
+        seq_len = self.mixture.stages[stage].seq_len or self.seq_len
+        sources = zip(self.mixture.names, self.mixture.stores, strict=True)
         return {
-            "seed": self.options.seed,
-            "shuffle": str(self.options.shuffle),
-            "packing": self.options.packing.name,
+            "seed": self.seed,
+            "shuffle": str(self.shuffle),
+            "packing": self.packing.name,
             "seq_len": seq_len,
             "mixture": self.mixture.facts(stage),
-            "stores": {source.name: source.store.content for source in self.mixture.sources},
+            "stores": {name: store.content for name, store in sources},
             "layouts": [layout.fingerprint for layout in self.layouts(seq_len)],
         }
 
@@ -380,168 +391,134 @@ class Loader:
     def batches(self, first: int | None = None, *, stride: int = 1) -> Iterator[Batch]:
         """Batches of the steps first, first + stride, ...; the loader itself stays where it is."""
         for chunk in self.chunks(first, stride=stride):
-            yield from chunk.batches()
+            yield from batches_of(chunk)
 
     def chunks(self, first: int | None = None, *, stride: int = 1) -> Iterator[Chunk]:
         """The same batches as they are read, several steps at a time, few at first."""
-        parts = self._parts(self._step if first is None else first, stride)
-        if any(store.is_remote for store in self.mixture.stores):
+        require_number("stride", stride, at_least=1)
+        # The plan of now: a loader may be moved, or resumed, while an iteration goes on.
+        parts = self._parts(self._plan, self._step if first is None else first, stride)
+        if self._is_remote:
             parts = _announced(parts)
-        chunks = (window.chunk(first, last) for window, first, last in parts)
-        if not self.options.prefetch:
+        chunks = (window.read(first, last) for window, first, last in parts)
+        if not self.prefetch:
             return chunks
         return read_ahead_when_slow(
-            chunks,
-            depth=self.options.prefetch,
-            name="tokenmill loader",
-            slow_seconds=_slow_seconds,
+            chunks, depth=self.prefetch, name="tokenmill loader", slow_seconds=_slow_seconds
         )
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, whichever steps were read before."""
-        return next(self._window(self.draw(step)).chunk(0, 1).batches())
-
-    def draw(self, step: int) -> Draw:
-        """Which rows this rank gets in one step."""
-        run = self._find(self._plan, step) if step >= 0 else None
-        if run is None:
-            raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
-        return self._draw(run, range(step, step + 1))
+        return next(batches_of(self._window(step).read(0, 1)))
 
     def rows(self, step: int) -> list[RowOrigin]:
         """What made this rank's batch of a step: stores, documents, rows of the input files."""
-        draw = self.draw(step)
-        return trace(draw, layouts=self.layouts(draw.seq_len), names=self.mixture.names)
+        return self._window(step).origins(self.mixture.names)
 
-    def draws(self, first: int, *, stride: int = 1) -> Iterator[Draw]:
-        """Which rows this rank gets from a step on, many steps at a time."""
-        if stride != 1:
-            require_number("stride", stride, at_least=1)
-        # The plan of now: a loader may be moved, or resumed, while an iteration goes on.
-        return self._draws(self._plan, first, stride)
-
-    def _draws(self, plan: Plan, first: int, stride: int) -> Iterator[Draw]:
-        while (run := self._find(plan, first)) is not None:
-            steps = range(first, self._end_of_draw(run, first, stride), stride)
-            yield self._draw(run, steps)
-            first += len(steps) * stride
-
-    def _draw(self, run: StageRun, steps: range) -> Draw:
-        """Rows of some steps of one stage; steps that are not full are drawn alone."""
-        size = run.batch_rows // self.options.world_size
-        first = run.first_row + (np.array(steps) - run.first_step) * run.batch_rows
-        wanted = first[:, None] + (self.options.rank * size + np.arange(size))
-        inside = wanted < (_ENDLESS if run.num_rows is None else run.num_rows)
-        if inside.all():
-            found = self._locate(run, wanted.ravel())
-            sources, rows, epochs = (part.reshape(wanted.shape) for part in found)
-            only = 0 if len(self._streams) == 1 else None
-            return Draw(steps, run.seq_len, sources, rows, epochs, only)
-        sources, rows, epochs = (np.full(wanted.shape, NO_ROW, np.int64) for _ in range(3))
-        sources[inside], rows[inside], epochs[inside] = self._locate(run, wanted[inside])
-        kept = int(inside[-1].sum()) if self.options.last is Last.KEEP else size
-        return Draw(steps, run.seq_len, sources[:, :kept], rows[:, :kept], epochs[:, :kept])
-
-    def _locate(self, run: StageRun, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Source, row and epoch of rows of a stage."""
-        sources, indices = run.schedule.locate(wanted)
-        if len(self._streams) == 1:
-            return (sources, *self._order(run, 0).rows(indices))
-        rows, epochs = np.empty_like(indices), np.empty_like(indices)
-        for source in distinct(sources):
-            here = sources == source
-            rows[here], epochs[here] = self._order(run, source).rows(indices[here])
-        return sources, rows, epochs
-
-    def _order(self, run: StageRun, source: int) -> Order:
-        return Order(
-            shuffle=self.options.shuffle,
-            seed=self.options.seed,
-            source=self.mixture.names[source],
-            num_rows=int(run.rows_per_epoch[source]),
-            seq_len=run.seq_len,
-        )
-
-    def _end_of_draw(self, run: StageRun, step: int, stride: int) -> int:
-        """First step that is not drawn together with `step`: too far, or of another shape."""
-        size = run.batch_rows // self.options.world_size
-        # A source of a few rows has many epochs in a draw, and each has an order of its own.
-        rows = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
-        ends = [step + stride * max(1, rows // size)]
-        if run.num_steps is not None and run.num_rows is not None:
-            ends.append(run.first_step + run.num_steps)
-            full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
-            if step < full:
-                ends.append(full)
-        return min(ends)
-
-    def _parts(self, first: int, stride: int) -> Iterator[_Part]:
-        """The run from a step on, one step first, then as many as are found and read in one go."""
-        size = 1
-        for draw in self.draws(first, stride=stride):
-            most, place = self._chunk_steps(draw), 0
-            while place < len(draw.steps):
-                window = self._window(draw.part(place, place + size))
-                place += size
-                for begin in range(0, len(window), most):
-                    yield window, begin, min(begin + most, len(window))
-                # Windows of whole chunks, as soon as they are longer than one.
-                size = min(2 * size, most if size < most else self._window_steps(draw))
+    def _window(self, step: int) -> Window:
+        run = self._find(self._plan, step) if step >= 0 else None
+        if run is None:
+            raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
+        steps = range(step, step + 1)
+        return Window(self, run.seq_len, steps, *self._draw(run, steps))
 
     def _find(self, plan: Plan, step: int) -> StageRun | None:
         """The stage of a step; None past the end, and for a last batch that is dropped."""
         run = plan.find(step)
-        if run is None or self.options.last is not Last.DROP:
+        if run is None or self.last != "drop":
             return run
         return run if len(run.rows(step)) == run.batch_rows else None
 
-    def _window(self, draw: Draw) -> Window:
-        return Window(
-            draw,
-            layouts=self.layouts(draw.seq_len),
-            options=self.options,
-            capacity=self.capacity(draw.seq_len),
-        )
+    def _parts(self, plan: Plan, first: int, stride: int) -> Iterator[_Part]:
+        """The run from a step on, one step first, then as many as are found and read in one go."""
+        size = 1
+        while (run := self._find(plan, first)) is not None:
+            rows = run.batch_rows // self.world_size
+            chunk = max(1, CHUNK_TOKENS // (rows * run.seq_len))
+            pieces = rows * (2 + run.seq_len * self._density)
+            # Windows of whole chunks, as soon as they are longer than one.
+            most = chunk * max(1, int(WINDOW_PIECES / pieces) // chunk)
+            steps = range(first, self._end_of_draw(run, first, stride, rows), stride)
+            drawn = self._draw(run, steps)
+            place = 0
+            while place < len(steps):
+                here = slice(place, place + size)
+                window = Window(self, run.seq_len, steps[here], *(part[here] for part in drawn))
+                place += size
+                for begin in range(0, len(window.steps), chunk):
+                    yield window, begin, min(begin + chunk, len(window.steps))
+                size = min(2 * size, chunk if size < chunk else most)
+            first += len(steps) * stride
 
-    def _chunk_steps(self, draw: Draw) -> int:
-        return max(1, CHUNK_TOKENS // max(1, int(draw.rows.shape[1]) * draw.seq_len))
+    def _end_of_draw(self, run: StageRun, step: int, stride: int, rows: int) -> int:
+        """First step that is not drawn together with `step`: too far, or of another shape."""
+        # A source of a few rows has many epochs in a draw, and each has an order of its own.
+        drawn = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
+        end = step + stride * max(1, drawn // rows)
+        if run.num_rows is None or run.end_step is None:
+            return end
+        full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
+        return min(end, full if step < full else run.end_step)
 
-    def _window_steps(self, draw: Draw) -> int:
-        """Whole chunks of about so many pieces as are found in one go; at least one."""
-        pieces = int(draw.rows.shape[1]) * (2 + draw.seq_len * self._density)
-        chunk = self._chunk_steps(draw)
-        return chunk * max(1, int(WINDOW_PIECES / pieces) // chunk)
+    def _draw(self, run: StageRun, steps: range) -> tuple[Ints, ...]:
+        """Source, row and epoch of each row of some steps of a stage, for this rank.
 
-    @lazy
-    def _density(self) -> float:
-        """Documents per token, of the store where they are shortest."""
-        return max(store.num_documents / store.num_tokens for store in self.mixture.stores)
+        A step that is not full is drawn alone.
+        """
+        size = run.batch_rows // self.world_size
+        first = run.first_row + (np.array(steps) - run.first_step) * run.batch_rows
+        wanted = first[:, None] + (self.rank * size + np.arange(size))
+        inside = wanted < (inf if run.num_rows is None else run.num_rows)
+        if inside.all():
+            return tuple(part.reshape(wanted.shape) for part in self._locate(run, wanted.ravel()))
+        kept = int(inside[-1].sum()) if self.last == "keep" else size
+        drawn = tuple(np.full(wanted.shape, NO_ROW, np.int64) for _ in range(3))
+        for part, found in zip(drawn, self._locate(run, wanted[inside]), strict=True):
+            part[inside] = found
+        return tuple(part[:, :kept] for part in drawn)
+
+    def _locate(self, run: StageRun, wanted: Ints) -> tuple[Ints, ...]:
+        """Source, row and epoch of rows of a stage."""
+        sources, indices = run.schedule.locate(wanted)
+        rows, epochs = np.empty_like(indices), np.empty_like(indices)
+        for source in distinct(sources):
+            here = slice(None) if len(self.mixture.names) == 1 else sources == source
+            rows[here], epochs[here] = ordered_rows(
+                indices[here],
+                shuffle=self.shuffle,
+                seed=self.seed,
+                source=self.mixture.names[source],
+                num_rows=int(run.rows_per_epoch[source]),
+                seq_len=run.seq_len,
+            )
+        return sources, rows, epochs
 
     def capacity(self, seq_len: int) -> int:
         """Entries of cu_seqlens: as told, or twice the documents of an average batch, and some.
 
         The most documents of any batch are known only after looking at all of them. A batch with
-        more than fit has a larger array: one more compilation, and no wrong border.
+        more than fit has a larger array: one more compilation, and no wrong boundary.
         """
-        if self.options.cu_seqlens_capacity is not None:
-            return self.options.cu_seqlens_capacity
-        rows = self.options.batch_size * self.options.seq_len // seq_len
-        expected = rows * (2 + seq_len * self._density)
-        enough = 64 * (int(2 * expected) // 64 + 2)
-        most = rows * self.options.packing.most_pieces(seq_len)
-        return min(enough, most) + 1
+        if self.cu_seqlens_capacity is not None:
+            return self.cu_seqlens_capacity
+        rows = self.batch_size * self.seq_len // seq_len
+        enough = 64 * (int(2 * rows * (2 + seq_len * self._density)) // 64 + 2)
+        return min(enough, rows * self.packing.most_pieces(seq_len)) + 1
 
     def __repr__(self) -> str:
-        said = self.options
         return (
             f"Loader({', '.join(str(store.path) for store in self.mixture.stores)}):"
-            f" rows of {said.seq_len:,} ({said.packing.name}), batch {said.batch_size} on each of"
-            f" {said.world_size} ranks, step {self._step:,} of {_number(self.num_steps)}"
+            f" rows of {self.seq_len:,} ({self.packing.name}), batch {self.batch_size} on each of"
+            f" {self.world_size} ranks, step {self._step:,} of {_number(self.num_steps)}"
         )
 
 
-_Part: TypeAlias = tuple[Window, int, int]
-"""Steps of a window that are read in one go: the places of the first, and after the last."""
+def require_number(name: str, value: object, *, at_least: int) -> None:
+    if type(value) is not int or value < at_least:
+        raise UsageError(
+            f"{name}={value!r} is not a whole number of {at_least} or more",
+            hint=f"give one, like {name}={max(at_least, 8)}",
+        )
 
 
 def _announced(parts: Iterator[_Part]) -> Iterator[_Part]:
@@ -561,7 +538,9 @@ def _number(steps: int | None) -> str:
 
 def _slow_seconds(chunk: Chunk) -> float:
     """Longer than reading it from memory takes, on any machine."""
-    return SLOW_READ_SECONDS + chunk.num_bytes * SLOW_READ_SECONDS_PER_BYTE
+    _, _, tokens, mask = chunk
+    num_bytes = tokens.nbytes + (0 if mask is None else mask.nbytes)
+    return SLOW_READ_SECONDS + num_bytes * SLOW_READ_SECONDS_PER_BYTE
 
 
 def _lay_out(
@@ -583,9 +562,7 @@ def _measure(lay_out: Callable[[int], tuple[Layout, ...]], seq_len: int) -> list
     return [Extent(rows=layout.num_rows, tokens=layout.used) for layout in layouts]
 
 
-def _mixture(
-    source: Store | Mixture | str | os.PathLike[str], *, epochs: float | None, split: str | None
-) -> Mixture:
+def _mixture(source: StoreInput | Mixture, *, epochs: float | None, split: str | None) -> Mixture:
     if not isinstance(source, Mixture):
         if epochs is not None and not (isinstance(epochs, int | float) and 0 < epochs < inf):
             raise UsageError(

@@ -1,61 +1,65 @@
-"""Several stores with weights, in stages: what a user says about a mixture, checked and complete.
+"""Several stores with weights, in stages, and which rows make up which step.
 
-    Mixture (names, stores, weights) + Stage ... -> plan.Plan (rows of every step)
+    Mixture (names, stores, weights) + Stage ... -> Plan (any step) -> StageRun (rows of a step)
 
 Weights are shares of tokens. A stage says how long they hold; what it leaves out stays as in the
-stage before. Which row comes when is decided in schedule.py, and plan.py strings stages together:
-nothing here reads a token.
+stage before. Which row comes when within a stage is decided in order.py: nothing here reads a
+token.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from tokenmill.errors import UsageError
-from tokenmill.loader.order import exact, exact_weight, weights_to_parts
+import numpy as np
+
+from tokenmill.errors import StateError, UsageError
+from tokenmill.loader import order
+from tokenmill.loader.order import MixtureSchedule, exact, exact_weight, weights_to_parts
+from tokenmill.store.facts import Count, Fact, brief, read_fact
+from tokenmill.store.layout import checksum_of
 from tokenmill.store.reader import Store
+from tokenmill.words import count
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from tokenmill.loader.order import Weight
+    from tokenmill.loader.order import Ints, Weight
 
+StoreInput: TypeAlias = Store | str | os.PathLike[str]
 EXAMPLE = '{"web": ("stores/web", 0.7), "code": ("stores/code", 0.3)}'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A stretch of training; what is not given stays as in the stage before.
+    """A part of training; what is not given stays as in the stage before.
 
     >>> Stage(tokens=1_000_000_000, weights={"web": 0.4, "code": 0.6}, seq_len=8192)
     """
 
     tokens: int | None = None
-    """How long it lasts, as rows * seq_len; it ends with the batch that reaches them.
-    None is endless, for the last stage only."""
+    """How long it lasts, as rows * seq_len; it ends with the batch that reaches them. None is
+    endless, for the last stage only."""
     weights: Mapping[str, Weight] | None = None
     """Share of the tokens of every source, by its name; 0 leaves it out."""
     seq_len: int | None = None
     """Tokens of a row; a batch keeps its tokens, so its rows become fewer or more."""
 
     def __post_init__(self) -> None:
-        _check_count("tokens", self.tokens, example="1_000_000_000")
-        _check_count("seq_len", self.seq_len, example="8192")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixtureSource:
-    """A store in a mixture."""
-
-    name: str
-    store: Store
-    weight: Weight
+        for name, example in (("tokens", "1_000_000_000"), ("seq_len", "8192")):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(
+                    f"{name}={value!r} of a stage is not a whole number above 0",
+                    hint=f"write it out, like {name}={example}, or leave it out",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +68,15 @@ class FullStage:
 
     tokens: int | None
     weights: tuple[Weight, ...]
-    seq_len: int | None
-    """None: as the loader was told."""
+    seq_len: int | None  # none: as the loader was told
 
 
 class Extent(NamedTuple):
     """One epoch of a source in one layout."""
 
     rows: int
+    # Tokens that are in its rows; None where all rows are full (`concat`).
     tokens: int | None = None
-    """Tokens that are in its rows; None where all rows are full (`concat`)."""
 
 
 class Mixture:
@@ -91,45 +94,41 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[Store | str | os.PathLike[str], Weight]],
+        sources: Mapping[str, tuple[StoreInput, Weight]],
         *,
         stages: Sequence[Stage] = (),
         max_epochs: float | Mapping[str, float] | None = None,
         split: str | None = None,
     ) -> None:
         _check_sources(sources)
-        opened = tuple(
-            MixtureSource(name=name, store=_open(store, split), weight=weight)
-            for name, (store, weight) in sources.items()
-        )
-        self._fill_in(opened, tuple(stages), max_epochs)
+        self._fill_in(sources, tuple(stages), max_epochs, split)
 
     @classmethod
     def of(
-        cls,
-        store: Store | str | os.PathLike[str],
-        *,
-        max_epochs: float | None = None,
-        split: str | None = None,
+        cls, store: StoreInput, *, max_epochs: float | None = None, split: str | None = None
     ) -> Mixture:
         """A single store: one source with the name ''."""
         mixture = cls.__new__(cls)
-        source = MixtureSource(name="", store=_open(store, split), weight=1)
-        mixture._fill_in((source,), (), max_epochs)
+        mixture._fill_in({"": (store, 1)}, (), max_epochs, split)
         return mixture
 
     def _fill_in(
         self,
-        sources: tuple[MixtureSource, ...],
+        sources: Mapping[str, tuple[StoreInput, Weight]],
         stages: tuple[Stage, ...],
         max_epochs: float | Mapping[str, float] | None,
+        split: str | None,
     ) -> None:
-        _check_stores(sources)
-        self.sources = sources
-        self.names = tuple(source.name for source in sources)
-        self.stores = tuple(source.store for source in sources)
-        self.stages = _full_stages(sources, stages)
-        self.max_epochs = _caps(self.names, max_epochs)
+        self.names = tuple(sources)
+        self.stores = tuple(_open(store, split) for store, _ in sources.values())
+        _check_stores(self.names, self.stores)
+        weights = tuple(weight for _, weight in sources.values())
+        self.stages = _full_stages(self.names, weights, stages)
+        caps = max_epochs
+        if not isinstance(caps, Mapping):
+            caps = {} if caps is None else dict.fromkeys(self.names, caps)
+        _check_names(caps, self.names, where="max_epochs")
+        self.max_epochs = tuple(_cap(caps.get(name)) for name in self.names)
 
     def facts(self, stage: int) -> dict[str, object]:
         """What must be equal for a position in this stage to mean the same rows, as plain values.
@@ -141,13 +140,13 @@ class Mixture:
             "weights": [*weights_to_parts(self.stages[stage].weights)],
             # Of one source they say when the run ends, not which rows it has until then.
             "max_epochs": [None if cap is None else str(cap) for cap in self.max_epochs]
-            if len(self.sources) > 1
+            if len(self.names) > 1
             else [],
         }
 
     def expected_epochs(self) -> tuple[float, ...]:
         """Epochs of each source in the stages that end, were all rows full."""
-        sizes = [source.store.num_tokens for source in self.sources]
+        sizes = [store.num_tokens for store in self.stores]
         seen = [Fraction(0)] * len(sizes)
         for stage in self.stages:
             if stage.tokens is not None:
@@ -157,9 +156,24 @@ class Mixture:
 
     def describe(self) -> str:
         """A line for the whole, one for each source, one for each stage."""
-        lines = [f"mixture of {_count(len(self.sources), 'source')}"]
-        lines += _source_lines(self)
-        lines += [_stage_line(number, stage) for number, stage in enumerate(self.stages)]
+        lines = [f"mixture of {count(len(self.names), 'source')}"]
+        sizes = [f"{store.num_tokens:,} tokens" for store in self.stores]
+        size_width = max(map(len, sizes))
+        name_width = max(len(repr(name)) for name in self.names)
+        expected = self.expected_epochs()
+        for number, (name, cap) in enumerate(zip(self.names, self.max_epochs, strict=True)):
+            weights = [str(stage.weights[number]) for stage in self.stages]
+            facts = [f"weight {', then '.join(weight for weight, _ in itertools.groupby(weights))}"]
+            if cap is not None:
+                facts.append(f"at most {float(cap):g} epochs")
+            if any(stage.tokens is not None for stage in self.stages):
+                facts.append(f"{expected[number]:.2f} epochs in the stages that end")
+            start = f"  {name!r:<{name_width}}  {sizes[number]:>{size_width}}"
+            lines.append(f"{start}  {', '.join(facts)}")
+        for number, stage in enumerate(self.stages):
+            length = "endless" if stage.tokens is None else f"{stage.tokens:,} tokens"
+            rows = "" if stage.seq_len is None else f", rows of {stage.seq_len:,}"
+            lines.append(f"  stage {number}: {length}{rows}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -193,14 +207,6 @@ def rows_of_batch(batch_size: int, *, seq_len: int, stage_seq_len: int) -> int:
     return rows
 
 
-def _check_count(name: str, value: int | None, *, example: str) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise UsageError(
-            f"{name}={value!r} of a stage is not a whole number above 0",
-            hint=f"write it out, like {name}={example}, or leave it out",
-        )
-
-
 def _check_sources(sources: object) -> None:
     if not isinstance(sources, Mapping) or not sources:
         raise UsageError(
@@ -219,7 +225,7 @@ def _check_sources(sources: object) -> None:
             )
 
 
-def _open(store: Store | str | os.PathLike[str], split: str | None) -> Store:
+def _open(store: StoreInput, split: str | None) -> Store:
     if not isinstance(store, Store):
         opened = Store(store, split=split)
         names = [*opened.manifest.splits]
@@ -241,41 +247,36 @@ def _open(store: Store | str | os.PathLike[str], split: str | None) -> Store:
     return store
 
 
-def _check_stores(sources: Sequence[MixtureSource]) -> None:
-    first = sources[0]
-    for source in sources:
-        if not source.store.num_tokens:
+def _check_stores(names: Sequence[str], stores: Sequence[Store]) -> None:
+    """Rows of all sources are fed to one model: their ids must mean the same."""
+    first, one = stores[0], stores[0].manifest.identity
+    for name, store in zip(names, stores, strict=True):
+        if not store.num_tokens:
             raise UsageError(
-                f"the store {str(source.store.path)!r} has no tokens in its split"
-                f" {source.store.split!r}: there is nothing to draw from it",
+                f"the store {str(store.path)!r} has no tokens in its split"
+                f" {store.split!r}: there is nothing to draw from it",
                 hint="leave it out, or open another split",
             )
-        _check_alike(first, source)
-
-
-def _check_alike(first: MixtureSource, other: MixtureSource) -> None:
-    """Rows of all sources are fed to one model: their ids must mean the same."""
-    both = f"{first.name!r} ({first.store.path}) and {other.name!r} ({other.store.path})"
-    one, two = first.store.manifest.identity, other.store.manifest.identity
-    if (one.tokenizer.fingerprint, one.dtype) != (two.tokenizer.fingerprint, two.dtype):
-        raise UsageError(
-            f"the sources {both} were made with different tokenizers, {one.tokenizer.kind} of"
-            f" {one.tokenizer.vocab_size:,} ids and {two.tokenizer.kind} of"
-            f" {two.tokenizer.vocab_size:,}: an id of one is other text in the other",
-            hint="build both with one tokenizer",
-        )
-    if first.store.eos_id != other.store.eos_id:
-        raise UsageError(
-            f"documents of the sources {both} end differently, with the ids"
-            f" {first.store.eos_id} and {other.store.eos_id}: a model would learn two ends of text",
-            hint="build both with the same --eos",
-        )
+        both = f"{names[0]!r} ({first.path}) and {name!r} ({store.path})"
+        two = store.manifest.identity
+        if (one.tokenizer.fingerprint, one.dtype) != (two.tokenizer.fingerprint, two.dtype):
+            raise UsageError(
+                f"the sources {both} were made with different tokenizers, {one.tokenizer.kind} of"
+                f" {one.tokenizer.vocab_size:,} ids and {two.tokenizer.kind} of"
+                f" {two.tokenizer.vocab_size:,}: an id of one is other text in the other",
+                hint="build both with one tokenizer",
+            )
+        if first.eos_id != store.eos_id:
+            raise UsageError(
+                f"documents of the sources {both} end differently, with the ids {first.eos_id} and"
+                f" {store.eos_id}: a model would learn two ends of text",
+                hint="build both with the same --eos",
+            )
 
 
 def _full_stages(
-    sources: Sequence[MixtureSource], stages: Sequence[Stage]
+    names: Sequence[str], weights: tuple[Weight, ...], stages: Sequence[Stage]
 ) -> tuple[FullStage, ...]:
-    weights = tuple(source.weight for source in sources)
     weights_to_parts(weights)
     seq_len: int | None = None
     full = []
@@ -287,28 +288,20 @@ def _full_stages(
                 f"stage {number} has no tokens, so it never ends and the next never begins",
                 hint="say how long it lasts: Stage(tokens=1_000_000_000)",
             )
-        if stage.weights is not None:
-            names = [source.name for source in sources]
-            weights = _weights_by_name(names, stage.weights, number=number)
+        if (given := stage.weights) is not None:
+            where = f"the weights of stage {number}"
+            _check_names(given, names, where=where)
+            if missing := [name for name in names if name not in given]:
+                example = ", ".join(f'"{name}": {given.get(name, 0)}' for name in names)
+                raise UsageError(
+                    f"{where} leave out {_quoted(missing)}",
+                    hint=f"give every source a weight, 0 for none: {{{example}}}",
+                )
+            weights = tuple(given[name] for name in names)
+            weights_to_parts(weights)
         seq_len = stage.seq_len or seq_len
         full.append(FullStage(tokens=stage.tokens, weights=weights, seq_len=seq_len))
     return tuple(full)
-
-
-def _weights_by_name(
-    names: Sequence[str], weights: Mapping[str, Weight], *, number: int
-) -> tuple[Weight, ...]:
-    where = f"the weights of stage {number}"
-    _check_names(weights, names, where=where)
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise UsageError(
-            f"{where} leave out {_quoted(missing)}",
-            hint=f"give every source a weight, 0 for none: {_example_weights(names, weights)}",
-        )
-    ordered = tuple(weights[name] for name in names)
-    weights_to_parts(ordered)
-    return ordered
 
 
 def _check_names(given: object, names: Sequence[str], *, where: str) -> None:
@@ -320,15 +313,6 @@ def _check_names(given: object, names: Sequence[str], *, where: str) -> None:
             f"{where} name {_quoted(unknown)}, which the mixture does not have",
             hint=f"its sources are {_quoted(names)}",
         )
-
-
-def _caps(
-    names: Sequence[str], max_epochs: float | Mapping[str, float] | None
-) -> tuple[Fraction | None, ...]:
-    if isinstance(max_epochs, Mapping):
-        _check_names(max_epochs, names, where="max_epochs")
-        return tuple(_cap(max_epochs.get(name)) for name in names)
-    return (_cap(max_epochs),) * len(names)
 
 
 def _cap(epochs: float | None) -> Fraction | None:
@@ -368,38 +352,386 @@ def _pour(
         active -= {i for i, most in room.items() if most <= amount}
 
 
-def _source_lines(mixture: Mixture) -> list[str]:
-    sizes = [f"{source.store.num_tokens:,} tokens" for source in mixture.sources]
-    names = [repr(name) for name in mixture.names]
-    size_width, name_width = max(map(len, sizes)), max(map(len, names))
-    expected = mixture.expected_epochs()
-    has_end = any(stage.tokens is not None for stage in mixture.stages)
-    lines = []
-    for number, cap in enumerate(mixture.max_epochs):
-        weights = [str(stage.weights[number]) for stage in mixture.stages]
-        facts = [f"weight {', then '.join(weight for weight, _ in groupby(weights))}"]
-        if cap is not None:
-            facts.append(f"at most {float(cap):g} epochs")
-        if has_end:
-            facts.append(f"{expected[number]:.2f} epochs in the stages that end")
-        start = f"  {names[number]:<{name_width}}  {sizes[number]:>{size_width}}"
-        lines.append(f"{start}  {', '.join(facts)}")
-    return lines
-
-
-def _stage_line(number: int, stage: FullStage) -> str:
-    length = "endless" if stage.tokens is None else f"{stage.tokens:,} tokens"
-    rows = "" if stage.seq_len is None else f", rows of {stage.seq_len:,}"
-    return f"  stage {number}: {length}{rows}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _example_weights(names: Sequence[str], weights: Mapping[str, Weight]) -> str:
-    return "{" + ", ".join(f'"{name}": {weights.get(name, 0)}' for name in names) + "}"
+# -------------------------------------------------------------------------------------------------
+# Which rows make up which step: the stages of a mixture strung together, from any position.
+#
+# A source counts its rows on and on: `index // rows_per_epoch` is the epoch, the rest the row.
+# Where a stage keeps seq_len, sources go on where they were. Where it changes, the rows are others:
+# every source begins a fresh pass, at the first epoch number that no pass before has used. Every
+# stage begins a round of its own, so shares are exact to a row within a stage. A `Position` says
+# how far a run has come without saying anything about batches, so a run may go on from it with
+# another batch size, at exactly the next row.
+
+# Rows that a state may speak of: more than any run has, and far from where int64 ends.
+MAX_NUMBER = 2**53
+
+
+class Pass(Fact, frozen=True, kw_only=True):
+    """What was drawn with one seq_len, before a stage changed it; per source."""
+
+    seq_len: Count
+    rows: tuple[Count, ...]
+    rows_per_epoch: tuple[Count, ...]
+
+
+class Position(Fact, frozen=True, kw_only=True):
+    """How far a run has come: plain integers, the same on every rank and for every batch size."""
+
+    stage: Count
+    row: Count  # rows drawn in this stage
+    drawn: tuple[Count, ...]  # rows drawn from each source in this pass before this stage
+    past: tuple[Pass, ...]  # passes with another seq_len, oldest first
+
+    def epochs_before(self, source: int) -> list[Fraction]:
+        """Epochs of a source in each pass before this one."""
+        return [Fraction(done.rows[source], done.rows_per_epoch[source]) for done in self.past]
+
+    def to_json(self) -> dict[str, Any]:
+        """For a state dict, with lists as JSON has them."""
+        members: dict[str, Any] = json.loads(json.dumps(super().to_json()))
+        return members
+
+    @classmethod
+    def from_json(cls, members: object, *, num_sources: int) -> Position:
+        """The inverse of `to_json`; StateError where the state is not one of so many sources."""
+        try:
+            found = read_fact(members, cls, where="position")
+        except ValueError as error:
+            raise _damaged(str(error)) from error
+        per_source, above_0 = [found.drawn], [1]
+        for done in found.past:
+            per_source += [done.rows, done.rows_per_epoch]
+            above_0 += [done.seq_len, *done.rows_per_epoch]
+        most = max(found.stage, found.row, *above_0, *itertools.chain(*per_source))
+        has_all = all(len(numbers) == num_sources for numbers in per_source)
+        if not has_all or 0 in above_0 or most >= MAX_NUMBER:
+            raise _damaged(f"{brief(members)} for {num_sources} sources")
+        return found
+
+
+def _damaged(what: str) -> StateError:
+    return StateError(
+        f"the loader's state holds what no tokenmill loader saves: {what}",
+        hint="resume from a state that state_dict() gave, with the same sources",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StageRun:
+    """A stage as this run goes through it."""
+
+    start: Position  # where the stage begins
+    seq_len: int
+    batch_rows: int  # rows of a global batch
+    first_step: int
+    # Row of the stage at which `first_step` begins: above 0 where the run was resumed inside.
+    first_row: int
+    num_rows: int | None  # rows of the stage, those before `first_row` included; None is endless
+    schedule: MixtureSchedule
+    rows_per_epoch: Ints
+
+    @property
+    def end_step(self) -> int | None:
+        """The step after the last, which may have fewer rows than the others in the last stage."""
+        if self.num_rows is None:
+            return None
+        return self.first_step - (self.first_row - self.num_rows) // self.batch_rows
+
+    def rows(self, step: int) -> range:
+        """Rows of the stage that make up a step."""
+        first = self.first_row + (step - self.first_step) * self.batch_rows
+        end = first + self.batch_rows if self.num_rows is None else self.num_rows
+        return range(min(first, end), min(first + self.batch_rows, end))
+
+    def drawn(self, row: int) -> Pass:
+        """What this pass has drawn before a row of the stage."""
+        counts = zip(self.start.drawn, self.schedule.first, self.schedule.counts(row), strict=True)
+        return Pass(
+            seq_len=self.seq_len,
+            rows=tuple(drawn + count - first for drawn, first, count in counts),
+            rows_per_epoch=tuple(self.rows_per_epoch.tolist()),
+        )
+
+
+class Plan:
+    """The steps of a run, from a position on; any step in O(number of stages).
+
+    `measure(seq_len)` gives the extent of every source; it is asked only for the stages that a
+    step needs.
+
+    >>> plan = Plan(mixture, seq_len=2048, batch_rows=64, measure=measure)
+    >>> run = plan.stage_of(step)
+    >>> source, index = run.schedule.locate(np.array(run.rows(step)))
+    >>> state = plan.position(step + 1).to_json()
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        *,
+        seq_len: int,
+        batch_rows: int,
+        measure: Callable[[int], Sequence[Extent]],
+        origin: Position | None = None,
+        origin_step: int = 0,
+    ) -> None:
+        self.mixture = mixture
+        self.origin = origin or Position(stage=0, row=0, drawn=(0,) * len(mixture.names), past=())
+        self.origin_step = origin_step
+        self._measure = measure
+        if self.origin.stage >= len(mixture.stages):
+            raise StateError(
+                f"the state is of stage {self.origin.stage}, and the mixture has"
+                f" {len(mixture.stages)}",
+                hint="resume with the stages of the run that was saved",
+            )
+        # Of each stage: tokens of a row, and rows of a batch, which keeps its tokens.
+        lengths = [stage.seq_len or seq_len for stage in mixture.stages]
+        self._shapes = [
+            (length, rows_of_batch(batch_rows, seq_len=seq_len, stage_seq_len=length))
+            for length in lengths
+        ]
+        # Grows when a step asks for it, and is replaced as a whole: readers may be threads.
+        self._runs: tuple[StageRun, ...] = ()
+
+    @property
+    def num_steps(self) -> int | None:
+        """Number of the step after the last one; None is endless."""
+        stage = self.mixture.stages[-1]
+        caps = zip(stage.weights, self.mixture.max_epochs, strict=True)
+        if stage.tokens is None and any(weight > 0 and cap is None for weight, cap in caps):
+            return None
+        return self._last().end_step
+
+    def find(self, step: int) -> StageRun | None:
+        """The stage that a step belongs to; None past the end."""
+        if step < self.origin_step:
+            raise IndexError(
+                f"step {step:,} is before step {self.origin_step:,}, where this run was resumed"
+            )
+        for number in range(len(self.mixture.stages) - self.origin.stage):
+            run = self._run(number)
+            if run.end_step is None or step < run.end_step:
+                return run
+        return None
+
+    def stage_of(self, step: int) -> StageRun:
+        """The stage that a step belongs to; IndexError past the end."""
+        run = self.find(step)
+        if run is None:
+            raise IndexError(f"step {step:,} of a run of {self.num_steps} steps")
+        return run
+
+    def position(self, step: int) -> Position:
+        """How far the run has come before a step; also for the step after the last."""
+        return self._reached(step)[1]
+
+    def seen(self, step: int) -> dict[str, dict[str, Any]]:
+        """Rows, tokens (rows * seq_len) and epochs drawn of each source before a step."""
+        run, position = self._reached(step)
+        whole = position.but(past=(*position.past, run.drawn(position.row)))
+        return {
+            name: {
+                "rows": sum(done.rows[i] for done in whole.past),
+                "tokens": sum(done.rows[i] * done.seq_len for done in whole.past),
+                "epochs": float(sum(whole.epochs_before(i))),
+            }
+            for i, name in enumerate(self.mixture.names)
+        }
+
+    def _reached(self, step: int) -> tuple[StageRun, Position]:
+        run = self.find(step)
+        if run is None and step == self.num_steps:
+            run = self._last()
+        if run is None:
+            raise IndexError(f"step {step:,} of a run of {self.num_steps} steps")
+        return run, run.start.but(row=run.rows(step).start)
+
+    def _last(self) -> StageRun:
+        return self._run(len(self.mixture.stages) - 1 - self.origin.stage)
+
+    def _run(self, number: int) -> StageRun:
+        """The stage so many stages after that of the origin."""
+        runs = self._runs
+        while len(runs) <= number:
+            runs = self._runs = (*runs, self._next_run(runs[-1] if runs else None))
+        return runs[number]
+
+    def _next_run(self, before: StageRun | None) -> StageRun:
+        """The stage after another, or that of the origin."""
+        if before is None:
+            return self._enter(self.origin, step=self.origin_step)
+        assert before.num_rows is not None
+        assert before.end_step is not None
+        done = before.drawn(before.num_rows)
+        start = before.start.but(stage=before.start.stage + 1, drawn=done.rows)
+        if self._shapes[start.stage][0] != before.seq_len:
+            start = start.but(drawn=(0,) * len(done.rows), past=(*start.past, done))
+        return self._enter(start, step=before.end_step)
+
+    def _enter(self, position: Position, *, step: int) -> StageRun:
+        """The stage of a position, with `step` beginning there."""
+        stage, number = self.mixture.stages[position.stage], position.stage
+        seq_len, batch_rows = self._shapes[number]
+        extents = self._extents(seq_len)
+        schedule = self._schedule(position, extents)
+        if schedule.num_rows is not None and position.row > schedule.num_rows:
+            raise UsageError(
+                f"the state has drawn {position.row:,} rows of stage {number}, in which"
+                f" max_epochs leaves {schedule.num_rows:,}",
+                hint="resume with the max_epochs of the run that was saved",
+            )
+        # Whole batches until the stage's tokens are reached or rows run out. Rows left over by the
+        # last whole batch stay for the next stage; in the last stage they make one more batch.
+        limits = []
+        if stage.tokens is not None:
+            wanted = max(0, -(-stage.tokens // seq_len) - position.row)
+            limits.append(-(-wanted // batch_rows) * batch_rows)
+        if schedule.num_rows is not None:
+            left = schedule.num_rows - position.row
+            is_last = number == len(self.mixture.stages) - 1
+            limits.append(left if is_last else left - left % batch_rows)
+        return StageRun(
+            start=position.but(row=0),
+            seq_len=seq_len,
+            batch_rows=batch_rows,
+            first_step=step,
+            first_row=position.row,
+            num_rows=position.row + min(limits) if limits else None,
+            schedule=schedule,
+            rows_per_epoch=np.array([extent.rows for extent in extents], np.int64),
+        )
+
+    def _schedule(self, position: Position, extents: Sequence[Extent]) -> MixtureSchedule:
+        first: list[int] = []
+        limits: list[int | None] = []
+        caps = zip(extents, position.drawn, self.mixture.max_epochs, strict=True)
+        for source, (extent, drawn, cap) in enumerate(caps):
+            past = position.epochs_before(source)
+            base = sum(map(math.ceil, past)) * extent.rows
+            left = None if cap is None else math.floor((cap - sum(past)) * extent.rows)
+            first.append(base + drawn)
+            limits.append(None if left is None else base + max(0, left))
+        weights = self.mixture.stages[position.stage].weights
+        return MixtureSchedule(row_parts(weights, extents), first=first, limits=limits)
+
+    def _extents(self, seq_len: int) -> Sequence[Extent]:
+        extents = self._measure(seq_len)
+        pairs = zip(self.mixture.names, self.mixture.stores, extents, strict=True)
+        for name, store, extent in pairs:
+            if not extent.rows:
+                raise UsageError(
+                    f"the source {name!r} ({store.path}) has no row of {seq_len:,} tokens",
+                    hint="leave it out of the mixture",
+                )
+        return extents
+
+
+# -------------------------------------------------------------------------------------------------
+# What a loader saves: a few integers and fingerprints, the same on every rank.
+#
+# A state says how far a run has come, and everything that this position depends on: sources,
+# packing, sequence length, order. A state of anything else is refused, with the reason; continuing
+# would feed rows twice, or never, without a word. Batch size, ranks, workers and the form of the
+# batches are no part of it: they may change from one run to the next.
+
+STATE_VERSION = 1
+_MEMBERS = {
+    *("version", "order", "seed", "shuffle", "packing", "seq_len", "mixture", "stores", "layouts"),
+    *("step", "position", "seen", "checksum"),
+}
+_ANEW = "resume with what the run was begun with, or begin anew without load_state_dict"
+
+
+def make_state(
+    plan: Plan, step: int, facts: Callable[[int], Mapping[str, object]]
+) -> dict[str, Any]:
+    """A state dict of plain values: it survives JSON, pickle and torch.save.
+
+    `facts` are those that a position in a stage depends on.
+    """
+    position = plan.position(step)
+    state = {
+        "version": STATE_VERSION,
+        "order": order.VERSION,
+        **facts(position.stage),
+        "step": step,
+        "position": position.to_json(),
+        "seen": plan.seen(step),
+    }
+    return {**state, "checksum": _checksum(state)}
+
+
+def check_state(
+    state: object, facts: Callable[[int], Mapping[str, object]], *, num_sources: int
+) -> tuple[int, Position]:
+    """Step and position of a state; StateError says what is not as it was saved."""
+    if not isinstance(state, dict):
+        raise StateError(
+            f"{brief(state)} is no state of a loader", hint="give what state_dict() gave"
+        )
+    for name, known in (("version", STATE_VERSION), ("order", order.VERSION)):
+        if name in state and state[name] != known:
+            raise StateError(
+                f"the state has {name} {brief(state[name])}, and this release reads {name} {known}",
+                hint="resume with the release of tokenmill that saved it",
+            )
+    if set(state) != _MEMBERS:
+        names = sorted(map(brief, set(state) - _MEMBERS)) + sorted(_MEMBERS - set(state))
+        odd = ", ".join(names)[:200]
+        raise StateError(
+            f"the state is not one that a loader saved: {odd} is missing or unknown",
+            hint="give what state_dict() gave, whole",
+        )
+    try:
+        found = _checksum({name: state[name] for name in state if name != "checksum"})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateError(
+            f"the state holds what no loader saves: {error}", hint="give what state_dict() gave"
+        ) from error
+    if found != state["checksum"]:
+        raise StateError(
+            "the state was changed after it was saved: its checksum does not hold",
+            hint="resume from another checkpoint; loader.seek(step) goes to any step by its number",
+        )
+    position, step = state["position"], state["step"]
+    stage = position.get("stage") if isinstance(position, dict) else None
+    for name, ours in facts(max(0, stage) if isinstance(stage, int) else 0).items():
+        if _canonical(state[name]) != _canonical(ours):
+            raise _changed(name, state[name], ours)
+    if type(step) is not int or not 0 <= step < MAX_NUMBER:
+        raise StateError(f"the state has step {brief(step)}", hint="give what state_dict() gave")
+    return step, Position.from_json(position, num_sources=num_sources)
+
+
+def _changed(name: str, saved: Any, ours: Any) -> StateError:
+    hint = _ANEW
+    what = (
+        f"the state was saved with {name}={brief(saved)}, and this loader has"
+        f" {name}={brief(ours)}: the rows would be others"
+    )
+    if name == "layouts":
+        what = "the state was saved by a release that cut rows by other rules"
+        hint = "resume with the release of tokenmill that saved it"
+    elif name == "stores" and (not isinstance(saved, dict) or set(saved) != set(ours)):
+        what = f"the state is of the sources {brief(saved)}, and this loader has {brief(ours)}"
+    elif name == "stores":
+        names = [repr(name) for name in ours if saved[name] != ours[name]]
+        which = "the store" if names == ["''"] else f"the source {', '.join(names)}"
+        what = (
+            f"{which} does not hold what it held when the state was saved (other text, tokenizer,"
+            " split or order of shards): its rows are others"
+        )
+    return StateError(what, hint=hint)
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _checksum(members: Mapping[str, object]) -> str:
+    return checksum_of(_canonical(members).encode())

@@ -10,39 +10,41 @@ never change, since runs are resumed by it: a change of anything here is a new `
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import heapq
 import math
+import operator
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import cached_property, lru_cache, partial
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.store.stream import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+Weight: TypeAlias = float | Fraction
+Ints: TypeAlias = NDArray[np.int64]
+Located: TypeAlias = tuple[Ints, Ints]  # two numbers for each row that was asked for
 
 VERSION = 1
 ROUNDS = 6
+# Smaller networks shuffle badly; walking down from 64 to a few rows costs nothing to speak of.
 MIN_BITS = 6
-"""Smaller networks shuffle badly; walking down from 64 to a few rows costs nothing to speak of."""
-RUN_TOKENS = 1 << 17
-"""Block shuffle reads stretches of so many tokens: 256 KiB or 512 KiB in one go."""
-WINDOW_RUNS = 256
-"""Block shuffle mixes the rows of so many stretches: about 33 million tokens."""
+RUN_TOKENS = 1 << 17  # block shuffle reads ranges of so many tokens: 256 KiB or 512 KiB in one go
+WINDOW_RUNS = 256  # block shuffle mixes the rows of so many ranges: about 33 million tokens
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
+_ENDLESS = 1 << 62
 
 
 class Shuffle(StrEnum):
@@ -66,50 +68,38 @@ class Shuffle(StrEnum):
             ) from None
 
 
-class Permutation:
-    """A permutation of 0..size-1 that is a function of its key.
+def permuted(indices: Ints, size: int, *, key: str, inverse: bool = False) -> Ints:
+    """Where a permutation of 0..size-1, which is a function of its key, sends each index.
 
-    >>> Permutation(5, key="seed 0")(np.arange(5))
+    >>> permuted(np.arange(5), 5, key="seed 0")
     array([...])
     """
+    if size == 1:
+        return np.zeros_like(indices)
+    bits = max(MIN_BITS, (size - 1).bit_length())
+    shift = np.uint64(bits // 2)
+    left_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+    right_mask = np.uint64((1 << (bits // 2)) - 1)
+    digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
+    rounds = list(enumerate(np.frombuffer(digest, "<u8").astype(np.uint64)))
+    if inverse:
+        rounds.reverse()
 
-    def __init__(self, size: int, *, key: str) -> None:
-        self.size = size
-        bits = max(MIN_BITS, (size - 1).bit_length())
-        self._right_bits = np.uint64(bits // 2)
-        self._left_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-        self._right_mask = np.uint64((1 << (bits // 2)) - 1)
-        digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
-        self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
-
-    def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where each index goes; all must be below the size."""
-        return self._walk(indices, range(ROUNDS))
-
-    def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The index that goes to each value."""
-        return self._walk(values, range(ROUNDS - 1, -1, -1))
-
-    def _walk(self, indices: NDArray[np.int64], rounds: range) -> NDArray[np.int64]:
-        if self.size == 1:
-            return np.zeros_like(indices)
-        found = self._network(indices.astype(np.uint64), rounds)
-        size = np.uint64(self.size)
-        while (outside := found >= size).any():
-            found[outside] = self._network(found[outside], rounds)
-        return found.astype(np.int64)
-
-    def _network(self, values: NDArray[np.uint64], rounds: range) -> NDArray[np.uint64]:
-        left, right = values >> self._right_bits, values & self._right_mask
-        for number in rounds:
-            key = self._keys[number]
+    def network(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> shift, values & right_mask
+        for number, round_key in rounds:
             if number % 2:
-                right ^= _mix(left, key) & self._right_mask
+                right ^= _mix(left, round_key) & right_mask
             else:
-                left ^= _mix(right, key) & self._left_mask
-        left <<= self._right_bits
+                left ^= _mix(right, round_key) & left_mask
+        left <<= shift
         left |= right
         return left
+
+    found = network(indices.astype(np.uint64))
+    while (outside := found >= np.uint64(size)).any():
+        found[outside] = network(found[outside])
+    return found.astype(np.int64)
 
 
 def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
@@ -121,91 +111,89 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     return mixed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """The rows of one source, epoch after epoch without end."""
+def ordered_rows(
+    indices: Ints,
+    *,
+    shuffle: Shuffle,
+    seed: int,
+    source: str,
+    num_rows: int,
+    seq_len: int,
+    run_tokens: int = RUN_TOKENS,
+    window_runs: int = WINDOW_RUNS,
+) -> Located:
+    """The row at each index of a source's endless order, and the epoch it belongs to.
 
-    shuffle: Shuffle
-    seed: int
-    source: str
-    """Sources of a mixture have orders of their own."""
-    num_rows: int
-    seq_len: int
-    run_tokens: int = RUN_TOKENS
-    window_runs: int = WINDOW_RUNS
+    Sources of a mixture have orders of their own, by their names.
+    """
 
-    def rows(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The row at each index of the endless order, and the epoch it belongs to."""
-        first, last = int(indices.min(initial=0)), int(indices.max(initial=0))
-        if (epoch := last // self.num_rows) == first // self.num_rows:  # so it nearly always is
-            places = indices - epoch * self.num_rows
-            return self._epoch_rows(places, epoch), np.full_like(places, epoch)
-        epochs, places = np.divmod(indices, self.num_rows)
-        rows = np.empty_like(places)
-        for epoch in distinct(epochs):
-            here = epochs == epoch
-            rows[here] = self._epoch_rows(places[here], epoch)
-        return rows, epochs
+    def key(*parts: object) -> str:
+        return "\n".join(map(str, ("tokenmill order", VERSION, seed, *parts, source)))
 
-    def _epoch_rows(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        if self.shuffle is Shuffle.NONE:
+    def epoch_rows(places: Ints, epoch: int) -> Ints:
+        if shuffle is Shuffle.NONE:
             return places
-        if self.shuffle is Shuffle.FULL:
-            return Permutation(self.num_rows, key=self._key(epoch))(places)
-        return self._block_rows(places, epoch)
+        if shuffle is Shuffle.FULL:
+            return permuted(places, num_rows, key=key(epoch))
+        run = max(1, run_tokens // seq_len)
+        return _block_rows(
+            places, num_rows, run=run, window=window_runs * run, key=partial(key, epoch)
+        )
 
-    def _key(self, epoch: int, *parts: object) -> str:
-        facts = ("tokenmill order", VERSION, self.seed, epoch, *parts, self.source)
-        return "\n".join(map(str, facts))
+    first, last = int(indices.min(initial=0)), int(indices.max(initial=0))
+    if (epoch := last // num_rows) == first // num_rows:  # so it nearly always is
+        places = indices - epoch * num_rows
+        return epoch_rows(places, epoch), np.full_like(places, epoch)
+    epochs, places = np.divmod(indices, num_rows)
+    rows = np.empty_like(places)
+    for epoch in distinct(epochs):
+        here = epochs == epoch
+        rows[here] = epoch_rows(places[here], epoch)
+    return rows, epochs
 
-    def _block_rows(self, places: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Runs of rows in a shuffled order; the rows of each window of runs shuffled.
 
-        The last run is short unless it divides evenly. Places behind it are moved up by what it
-        lacks, so that place // run is the number of a run; inside its window likewise.
-        """
-        run = max(1, self.run_tokens // self.seq_len)
-        num_runs = -(-self.num_rows // run)
-        lacking = num_runs * run - self.num_rows
-        runs = Permutation(num_runs, key=self._key(epoch, "runs"))
-        short = int(runs.inverse(np.array([num_runs - 1], np.int64))[0])
-        end_of_short = short * run + run - lacking
-        window = self.window_runs * run
-        moved = places + np.where(places >= end_of_short, lacking, 0)
-        rows = np.empty_like(places)
-        for number in distinct(moved // window):
-            here = moved // window == number
-            first = number * window
-            holds_short = first <= short * run < first + window
-            size = min(window, num_runs * run - first) - (lacking if holds_short else 0)
-            before = lacking if first > short * run else 0
-            inner = Permutation(size, key=self._key(epoch, "window", number))
-            mixed = inner(places[here] - (first - before)) + first
-            if holds_short:
-                mixed += np.where(mixed >= end_of_short, lacking, 0)
-            rows[here] = runs(mixed // run) * run + mixed % run
-        return rows
+def _block_rows(
+    places: Ints, num_rows: int, *, run: int, window: int, key: Callable[..., str]
+) -> Ints:
+    """Runs of rows in a shuffled order; the rows of each window of runs shuffled.
+
+    The last run is short unless it divides evenly. Places after it are moved up by what it lacks,
+    so that place // run is the number of a run; inside its window likewise.
+    """
+    num_runs = -(-num_rows // run)
+    lacking = num_runs * run - num_rows
+    last_run = np.array([num_runs - 1], np.int64)
+    short = int(permuted(last_run, num_runs, key=key("runs"), inverse=True)[0])
+    end_of_short = short * run + run - lacking
+    moved = places + np.where(places >= end_of_short, lacking, 0)
+    rows = np.empty_like(places)
+    for number in distinct(moved // window):
+        here = moved // window == number
+        first = number * window
+        holds_short = first <= short * run < first + window
+        size = min(window, num_runs * run - first) - (lacking if holds_short else 0)
+        before = lacking if first > short * run else 0
+        inner = permuted(places[here] - (first - before), size, key=key("window", number))
+        mixed = inner + first
+        if holds_short:
+            mixed += np.where(mixed >= end_of_short, lacking, 0)
+        rows[here] = permuted(mixed // run, num_runs, key=key("runs")) * run + mixed % run
+    return rows
 
 
 # -------------------------------------------------------------------------------------------------
 # Which source of a mixture gives which row: integer arithmetic, O(1) for any row, no state.
 #
-#   | weights -> parts (whole numbers, their sum is the period) -> Round (one period) -> Schedule
+#   weights -> parts (whole numbers, their sum is the period) -> Round (one period) -> schedule
 #
 # A round is Tijdeman's chairman assignment: with n sources, at every prefix of s rows each source
 # has been drawn s * part / period times, give or take at most 1 - 1/(2n - 2): always less than one
-# row. A schedule repeats its round until a source is used up; then a round of the remaining
-# sources begins (a new phase). Where phases end follows from the tables; no row is ever walked
-# over.
+# row. A schedule repeats its round until a source is used up; then a schedule of the others
+# follows. Where it begins follows from the tables; no row is ever walked over.
 
-if TYPE_CHECKING:
-    Weight = float | Fraction
-    Located = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-MAX_PERIOD = 65_536
-"""Longest round: its tables take 1.5 MiB and about 30 ms to build."""
+MAX_PERIOD = 65_536  # longest round: its tables take 1.5 MiB and about 30 ms to build
+# Shares nearer than this are one: 1/6 is not the decimal that a float of it prints.
 SAME_SHARE = Fraction(1, 10**12)
-"""Shares nearer than this are one: 1/6 is not the decimal that a float of it prints."""
 
 
 def weights_to_parts(weights: Sequence[Weight]) -> tuple[int, ...]:
@@ -289,17 +277,12 @@ def _largest_remainder(numbers: Sequence[int]) -> tuple[int, ...]:
 class Round:
     """One period: which source each place belongs to, and where the places of a source are."""
 
-    parts: NDArray[np.int64]
-    source: NDArray[np.int64]
-    """Source of each place."""
-    rank: NDArray[np.int64]
-    """How many places before this one belong to the same source."""
-    order: NDArray[np.int64]
-    """The places of source 0, then those of source 1, and so on."""
-    starts: NDArray[np.int64]
-    """Where the places of each source begin in `order`."""
-    only: int | None
-    """The source, where there is no other."""
+    parts: Ints
+    source: Ints  # source of each place
+    rank: Ints  # how many places before this one belong to the same source
+    order: Ints  # the places of source 0, then those of source 1, and so on
+    starts: Ints  # where the places of each source begin in `order`
+    only: int | None  # the source, where there is no other
 
     @property
     def period(self) -> int:
@@ -318,7 +301,7 @@ class Round:
         return counts
 
 
-@functools.lru_cache(maxsize=16)
+@lru_cache(maxsize=16)
 def make_round(parts: tuple[int, ...]) -> Round:
     """The round of these parts, which must be in lowest terms; made once per process."""
     source = _assign(parts)
@@ -332,7 +315,7 @@ def make_round(parts: tuple[int, ...]) -> Round:
     return Round(parts=sizes, source=source, rank=rank, order=order, starts=starts, only=only)
 
 
-def _assign(parts: tuple[int, ...]) -> NDArray[np.int64]:
+def _assign(parts: tuple[int, ...]) -> Ints:
     """Earliest deadline first among the draws whose time has come; ties go to the lower source."""
     period = sum(parts)
     drawn = [i for i, part in enumerate(parts) if part]
@@ -352,9 +335,7 @@ def _assign(parts: tuple[int, ...]) -> NDArray[np.int64]:
     return np.array(chosen, np.int64) % len(parts)
 
 
-def _windows(
-    source: int, parts: tuple[int, ...], slack: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _windows(source: int, parts: tuple[int, ...], slack: int) -> tuple[Ints, Ints]:
     """First step of each draw of a source, and its last step joined with the source.
 
     After step s a source may have been drawn c times only if |c - s * part / period| is at most
@@ -368,30 +349,6 @@ def _windows(
     return first, last * len(parts) + source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Phase:
-    """Rows of a schedule between two sources that are used up."""
-
-    round: Round
-    start: int
-    end: int | None
-    first: NDArray[np.int64]
-    """Index of each source at `start`."""
-
-    def locate(self, rows: NDArray[np.int64]) -> Located:
-        if self.round.only is not None:
-            source = np.full(len(rows), self.round.only, np.int64)
-            return source, rows + (int(self.first[self.round.only]) - self.start)
-        turn, place = np.divmod(rows - self.start, self.round.period)
-        source = self.round.source[place]
-        index = self.first[source] + turn * self.round.parts[source] + self.round.rank[place]
-        return source, index
-
-    def counts(self, row: int) -> list[int]:
-        drawn = self.round.counts(row - self.start)
-        return [first + more for first, more in zip(self.first.tolist(), drawn, strict=True)]
-
-
 class MixtureSchedule:
     """The rows of one stage of a mixture, numbered from 0.
 
@@ -399,95 +356,81 @@ class MixtureSchedule:
     drawn from it before. A source is used up at index `limits[source]` (None: never); the others
     then share its part, in proportion to their own. The schedule ends when none is left.
 
-    >>> Schedule((2, 1), first=(0, 100), limits=(None, None)).locate(np.arange(6))
+    >>> MixtureSchedule((2, 1), first=(0, 100), limits=(None, None)).locate(np.arange(6))
     (array([0, 1, 0, 0, 1, 0]), array([  0, 100,   1,   2, 101,   3]))
     """
 
     def __init__(
         self, parts: Sequence[int], *, first: Sequence[int], limits: Sequence[int | None]
     ) -> None:
-        if not len(parts) == len(first) == len(limits):
-            raise ValueError(f"{len(parts)} parts, {len(first)} firsts, {len(limits)} limits")
-        self.parts = tuple(parts)
-        self.first = tuple(first)
-        self.limits = tuple(limits)
-        self.num_rows = self._count_rows()
-        # Made when a row asks for them, and replaced as a whole: readers may be threads.
-        self._phases: tuple[_Phase, ...] = ()
+        self.parts, self.first, self.limits = tuple(parts), tuple(first), tuple(limits)
+        left = [
+            None if limit is None else max(0, limit - reached)
+            for reached, limit in zip(first, limits, strict=True)
+        ]
+        wanted = [more for part, more in zip(parts, left, strict=True) if part]
+        self.num_rows = None if None in wanted else sum(filter(None, wanted))
+        # Sources that are not used up share the rows below `_end`, by a round of their own.
+        self._first = np.array(first, np.int64)
+        self._end = 0
+        live = [0 if more == 0 else part for part, more in zip(parts, left, strict=True)]
+        if divisor := math.gcd(*live):
+            self._round = make_round(tuple(part // divisor for part in live))
+            ends = [
+                self._round.row_of_draw(source, more - 1) + 1
+                for source, more in enumerate(left)
+                if more is not None and live[source]
+            ]
+            self._end = min(ends, default=_ENDLESS)
 
-    def _count_rows(self) -> int | None:
-        """Rows until all sources that have a part are used up; None if one never is."""
-        rows = 0
-        for part, first, limit in zip(self.parts, self.first, self.limits, strict=True):
-            if part and limit is None:
-                return None
-            if part and limit is not None:
-                rows += max(0, limit - first)
-        return rows
-
-    def locate(self, rows: NDArray[np.int64]) -> Located:
+    def locate(self, rows: Ints) -> Located:
         """Source of each row, and index of the row in it; rows in any order."""
         rows = np.asarray(rows, np.int64)
         if not len(rows):
             return rows, rows
-        low, high = int(rows.min()), int(rows.max())
-        phases = self._reach(low, high)
-        if low >= phases[-1].start:
-            return phases[-1].locate(rows)
+        phase, start = self._holding(int(rows.min()))
+        last, _ = self._holding(int(rows.max()))
+        if phase is last:  # so it nearly always is
+            return phase._by_round(rows - start)
         source, index = np.empty_like(rows), np.empty_like(rows)
-        for phase in phases:
-            here = rows >= phase.start
-            if phase.end is not None:
-                here &= rows < phase.end
-            source[here], index[here] = phase.locate(rows[here])
-        return source, index
+        while True:
+            here = (rows >= start) & (rows < start + phase._end)
+            source[here], index[here] = phase._by_round(rows[here] - start)
+            if phase is last:
+                return source, index
+            phase, start = phase._then, start + phase._end
 
     def counts(self, row: int) -> tuple[int, ...]:
         """Index that each source has reached before a row: `first`, and what was drawn since."""
         if row == 0:
             return self.first
-        phase = self._reach(row - 1, row - 1)[-1]
-        return tuple(phase.counts(row))
+        phase, start = self._holding(row - 1)
+        return phase._reached(row - start)
 
-    def _reach(self, low: int, high: int) -> tuple[_Phase, ...]:
-        """The phases up to the one that holds row `high`."""
-        if low < 0 or (self.num_rows is not None and high >= self.num_rows):
-            raise IndexError(f"rows {low} to {high} of a schedule of {self.num_rows} rows")
-        phases = self._phases
-        while not phases or (phases[-1].end is not None and phases[-1].end <= high):
-            phases = (*phases, self._next_phase(phases[-1] if phases else None))
-            self._phases = phases
-        for number, phase in enumerate(phases):
-            if phase.end is None or phase.end > high:
-                return phases[: number + 1]
-        raise AssertionError("the last phase holds the row")
+    def _holding(self, row: int) -> tuple[MixtureSchedule, int]:
+        """The schedule, this or a later one, whose round gives a row; and where it begins."""
+        if row < 0 or (self.num_rows is not None and row >= self.num_rows):
+            raise IndexError(f"row {row} of a schedule of {self.num_rows} rows")
+        phase, start = self, 0
+        while row - start >= phase._end:
+            phase, start = phase._then, start + phase._end
+        return phase, start
 
-    def _next_phase(self, before: _Phase | None) -> _Phase:
-        start, first = 0, list(self.first)
-        if before is not None:
-            assert before.end is not None
-            start, first = before.end, before.counts(before.end)
-        left = [
-            None if limit is None else limit - reached
-            for limit, reached in zip(self.limits, first, strict=True)
-        ]
-        parts = [
-            0 if more is not None and more <= 0 else part
-            for part, more in zip(self.parts, left, strict=True)
-        ]
-        divisor = math.gcd(*parts)
-        round_ = make_round(tuple(part // divisor for part in parts))
-        ends = [
-            start + round_.row_of_draw(source, more - 1) + 1
-            for source, more in enumerate(left)
-            if more is not None and parts[source]
-        ]
-        return _Phase(
-            round=round_,
-            start=start,
-            end=min(ends, default=None),
-            first=np.array(first, np.int64),
-        )
+    @cached_property
+    def _then(self) -> MixtureSchedule:
+        """What follows when a source is used up."""
+        return MixtureSchedule(self.parts, first=self._reached(self._end), limits=self.limits)
+
+    def _by_round(self, rows: Ints) -> Located:
+        found = self._round
+        if found.only is not None:
+            return np.full_like(rows, found.only), rows + self.first[found.only]
+        turn, place = np.divmod(rows, found.period)
+        source = found.source[place]
+        return source, self._first[source] + turn * found.parts[source] + found.rank[place]
+
+    def _reached(self, row: int) -> tuple[int, ...]:
+        return tuple(map(operator.add, self.first, self._round.counts(row)))
 
     def __repr__(self) -> str:
-        return f"Schedule({self.parts}, first={self.first}, limits={self.limits})"
+        return f"MixtureSchedule({self.parts}, first={self.first}, limits={self.limits})"

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import shlex
 from bisect import bisect_left, insort
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.loader.order import Ints
+from tokenmill.records import lazy
+from tokenmill.store import plans
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.layout import checksum_of
-from tokenmill.store.plans import (
-    MAX_ITEM_TOKENS,
-    MAX_STREAM_TOKENS,
-    PLAN_VERSION,
-    PlanKey,
-    PlanTally,
-    open_plan,
-    pack_items,
-    unpack_items,
-)
 from tokenmill.store.reader import PREPARED_SHARDS, Store
 from tokenmill.store.stream import TokenStream
 from tokenmill.words import count, share
@@ -33,34 +26,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.plans import PlanWriter
-
     OnProgress = Callable[[int, int], None]
 
 
 # -------------------------------------------------------------------------------------------------
 # What every packing gives the loader: rows by number, as pieces of the store's token stream.
 #
-#   | rows (numbers)  ->  pieces (position, length), laid back to back  ->  tokens (rows, seq_len +
-#   1)
+#   rows (numbers)  ->  pieces (position, length), back to back  ->  tokens (rows, seq_len + 1)
 #
 # A row is `seq_len + 1` tokens: the inputs are all but the last, the labels all but the first. The
 # pieces of a row fill it exactly; what no document fills is a piece of padding, at the position
 # `PADDING`. A layout is a function of the store's content and its own options, never of the
 # machine.
 
-PADDING = -1
-"""Position of a piece that no document fills."""
+PADDING = -1  # position of a piece that no document fills
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Stretches of a stream in the order in which they lie in the rows."""
-
-    starts: NDArray[np.int64]
-    """Position of the first token in the stream, or `PADDING`."""
-    lengths: NDArray[np.int64]
-    """Tokens; never 0."""
+# Ranges of a stream in the order in which they are in rows: the positions of their first tokens, or
+# `PADDING`; and how many tokens they have, never 0.
+Pieces: TypeAlias = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,38 +76,38 @@ class Account:
     has masks: what there is to learn from."""
 
     @property
-    def sentence(self) -> str:
-        """What the numbers mean for training."""
-        return LAYOUTS[self.packing].sentence(self)
-
-    @property
-    def row(self) -> str:
-        return count(self.seq_len + 1, "token")
-
-    @property
     def places(self) -> int:
         return self.rows * (self.seq_len + 1)
-
-    @property
-    def padding_share(self) -> str:
-        return f"padding: {share(self.padding, self.places)} of all places in rows"
 
     def documents_of(self, number: int) -> str:
         return f"{count(number, 'document')} ({share(number, self.documents)})"
 
+    @property
+    def sentence(self) -> str:
+        """What the numbers mean for training."""
+        return LAYOUTS[self.packing].sentence.format(
+            row=count(self.seq_len + 1, "token"),
+            split=self.documents_of(self.split_documents),
+            cut=self.documents_of(self.cut_documents),
+            dropped=share(self.dropped, self.tokens),
+            padding=f"padding: {share(self.padding, self.places)} of all places in rows",
+        )
 
+
+# The packings by name, in the order of `tokenmill.options.PACKINGS`.
 LAYOUTS: dict[str, type[Layout]] = {}
-"""The packings by name, in the order of `tokenmill.options.PACKINGS`."""
 
 
 class Layout:
     """A store, cut into rows. A subclass is a packing; its name is in `PACKINGS` too."""
 
     name: ClassVar[str]
+    # Changes when the packing cuts rows by other rules: what a saved position depends on.
     rules: ClassVar[str]
-    """Changes when the packing cuts rows by other rules: what a saved position depends on."""
+    # What the numbers of an account mean for training.
+    sentence: ClassVar[str]
+    # Whether rows follow each other as the tokens do, so that only the last one is padded.
     back_to_back: ClassVar[bool] = False
-    """Whether rows follow each other as the tokens do, so that only the last one is padded."""
 
     def __init_subclass__(cls) -> None:
         LAYOUTS[cls.name] = cls
@@ -155,11 +139,11 @@ class Layout:
         """Tokens of the store that are in a row; may read the whole index."""
         return self.stream.num_tokens
 
-    def pieces(self, rows: NDArray[np.int64]) -> Pieces:
+    def pieces(self, rows: Ints) -> Pieces:
         """What to read for these rows, as few pieces as possible."""
         raise NotImplementedError
 
-    def segments(self, rows: NDArray[np.int64]) -> Pieces:
+    def segments(self, rows: Ints) -> Pieces:
         """The same, cut so that every piece is of one document or padding."""
         return self.pieces(rows)
 
@@ -167,8 +151,13 @@ class Layout:
         """Where the tokens go; may read the whole index, and all masks."""
         raise NotImplementedError
 
-    def _account(self, *, used: int, targets: int, **counted: int) -> Account:
-        """The account of rows whose places are all used, repeated or padding."""
+    def _account(
+        self, *, used: int, targets: int, row_tokens: int | None = None, **counted: int
+    ) -> Account:
+        """The account of rows whose places are all used, repeated or padding.
+
+        `targets` are those of a store without masks; `row_tokens` are what documents are cut to.
+        """
         store, repeated = self.stream.store, counted.get("repeated", 0)
         return Account(
             packing=self.name,
@@ -179,21 +168,16 @@ class Layout:
             used=used,
             dropped=store.num_tokens - used,
             padding=self.num_rows * (self.seq_len + 1) - used - repeated,
-            targets=targets,
+            targets=masked_targets(store, row_tokens=row_tokens) if store.has_mask else targets,
             **{"repeated": 0, "split_documents": 0, "cut_documents": 0, **counted},
         )
-
-    @staticmethod
-    def sentence(account: Account) -> str:
-        """What the numbers of an account mean for training."""
-        raise NotImplementedError
 
 
 # -------------------------------------------------------------------------------------------------
 # Best-fit decreasing on counts of lengths: which documents share a row.
 #
-#   | lengths of 2**20 documents -> pieces -> how many of each length -> rows of equal shape
-#   | -> which document stands where in them
+#   lengths of 2**20 documents -> pieces -> how many of each length -> rows of equal shape
+#   -> which document is where in them
 #
 # Longest first, each piece goes to the fullest row that still has room for it. Pieces of one
 # length are alike, and so are rows with the same room, so the rule is followed for whole groups of
@@ -203,8 +187,8 @@ class Layout:
 # Plans are a function of these two and of the rules below: whoever changes one must raise
 # `PLAN_VERSION` in store/plans.py.
 BLOCK_DOCUMENTS = 1 << 20
+# Blocks with more pieces than these, of documents much longer than a row, are cut into parts.
 PART_PIECES = 1 << 22
-"""Blocks with more pieces than these, of documents much longer than a row, are cut into parts."""
 _INDEX_BITS = 31
 _LAST = 1 << _INDEX_BITS
 
@@ -212,18 +196,15 @@ _LAST = 1 << _INDEX_BITS
 class PackedRows(NamedTuple):
     """Rows back to back, and what was packed into them."""
 
-    items: NDArray[np.uint64]
-    """As `tokenmill.store.plans.pack_items` makes them."""
-    row_starts: NDArray[np.int64]
-    """Where the items of each row begin."""
-    documents: int
-    """Without those that have no token."""
+    items: NDArray[np.uint64]  # as `tokenmill.store.plans.pack_items` makes them
+    row_starts: Ints  # where the items of each row begin
+    documents: int  # without those that have no token
     split_documents: int
     tokens: int
 
 
+# Pieces of one length that go to neighbouring bins: first bin, bins, pieces to each bin.
 Run: TypeAlias = tuple[int, int, int]
-"""Pieces of one length that go to neighbouring bins: first bin, bins, pieces to each bin."""
 
 
 def length_blocks(store: Store) -> Iterator[NDArray[np.int32]]:
@@ -234,7 +215,13 @@ def length_blocks(store: Store) -> Iterator[NDArray[np.int32]]:
         if shard % PREPARED_SHARDS == 0:
             soon = store.shards[shard : shard + PREPARED_SHARDS]
             store.files.prepare_indexes([each.name for each in soon])
-        lengths = _shard_lengths(store, shard)
+        facts, lengths = store.shards[shard], store.map_shard(shard).index.lengths
+        if lengths.min(initial=0) < 0 or int(lengths.sum(dtype=np.int64)) != facts.tokens:
+            raise StoreError(
+                f"the lengths in the index of shard {facts.name!r} are not those of"
+                f" {facts.tokens:,} tokens; its documents cannot be told apart",
+                hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(store.path))}",
+            )
         while len(lengths):
             part = lengths[: BLOCK_DOCUMENTS - held]
             parts.append(part)
@@ -244,18 +231,6 @@ def length_blocks(store: Store) -> Iterator[NDArray[np.int32]]:
                 parts, held = [], 0
     if held:
         yield np.concatenate(parts)
-
-
-def _shard_lengths(store: Store, shard: int) -> NDArray[np.int32]:
-    lengths = store.map_shard(shard).index.lengths
-    facts = store.shards[shard]
-    if lengths.min(initial=0) < 0 or int(lengths.sum(dtype=np.int64)) != facts.tokens:
-        raise StoreError(
-            f"the lengths in the index of shard {facts.name!r} are not those of {facts.tokens:,}"
-            " tokens; its documents cannot be told apart",
-            hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(store.path))}",
-        )
-    return lengths
 
 
 def _earlier_pieces(lengths: NDArray[np.int32], *, seq_len: int) -> NDArray[np.int32]:
@@ -327,7 +302,7 @@ def _pack(lengths: NDArray[np.int32], *, position: int, seq_len: int) -> PackedR
 
 def _cut(
     lengths: NDArray[np.int32], *, position: int, seq_len: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int32]]:
+) -> tuple[Ints, NDArray[np.uint64], NDArray[np.int32]]:
     """Owners of the earlier pieces; items, first of the last pieces; lengths of the last pieces."""
     positions = np.cumsum(lengths, dtype=np.int64)
     positions -= lengths
@@ -342,32 +317,26 @@ def _cut(
     rests = lengths.copy()
     rests[long] -= counts * np.int32(seq_len)
     positions[long] += counts * np.int64(seq_len)
-    items = np.concatenate((pack_items(positions, rests), pack_items(starts, seq_len + 1)))
+    items = np.concatenate(
+        (plans.pack_items(positions, rests), plans.pack_items(starts, seq_len + 1))
+    )
     return owners, items, rests
 
 
-def _share_bins(
-    lengths: NDArray[np.int32], *, capacity: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _share_bins(lengths: NDArray[np.int32], *, capacity: int) -> tuple[Ints, Ints]:
     """For each piece, longest first: the lowest index in its bin, and its own."""
-    runs = best_fit(np.bincount(lengths, minlength=capacity + 1), capacity=capacity)
-    bins = _spread(runs)
-    order = _longest_first(lengths, capacity=capacity)
-    lowest = np.full(int(bins.max()) + 1, len(order), np.int64)
-    np.minimum.at(lowest, bins, order)
-    return lowest[bins], order
-
-
-def _longest_first(lengths: NDArray[np.int32], *, capacity: int) -> NDArray[np.int64]:
-    """Indices by decreasing length, those of equal length ascending."""
+    bins = _spread(best_fit(np.bincount(lengths, minlength=capacity + 1), capacity=capacity))
+    # By decreasing length, those of equal length ascending. Keys are all different, so that any
+    # sort gives the same; small ones sort twice as fast.
     bits = BLOCK_DOCUMENTS.bit_length() - 1
     keys = (capacity - lengths).astype(np.int64)
     keys <<= bits
     keys |= np.arange(len(keys))
-    # Keys are all different, so that any sort gives the same; small ones sort twice as fast.
     narrow = np.uint32 if capacity >> (32 - bits) == 0 else np.int64
-    ordered = np.sort(keys.astype(narrow)).astype(np.int64)
-    return ordered & (BLOCK_DOCUMENTS - 1)
+    order = np.sort(keys.astype(narrow)).astype(np.int64) & (BLOCK_DOCUMENTS - 1)
+    lowest = np.full(int(bins.max()) + 1, len(order), np.int64)
+    np.minimum.at(lowest, bins, order)
+    return lowest[bins], order
 
 
 def _spread(runs: list[Run]) -> NDArray[np.int32]:
@@ -382,7 +351,7 @@ def _spread(runs: list[Run]) -> NDArray[np.int32]:
     return bins
 
 
-def best_fit(counts: NDArray[np.int64], *, capacity: int) -> list[Run]:
+def best_fit(counts: Ints, *, capacity: int) -> list[Run]:
     """Where best-fit decreasing puts `counts[n]` pieces of each length n, longest first."""
     runs: list[Run] = []
     opened = 0
@@ -439,22 +408,15 @@ def masked_targets(store: Store, *, row_tokens: int | None = None) -> int:
     total = 0
     for position in range(len(store.shards)):
         for mask, lengths in store.map_shard(position).mask_runs():
-            total += _count_targets(mask, lengths, row_tokens=row_tokens)
+            starts = np.cumsum(lengths) - lengths
+            kept = lengths if row_tokens is None else np.minimum(lengths, row_tokens)
+            bounds = np.stack((starts + 1, starts + kept), axis=1)[kept > 1].ravel()
+            if len(bounds):
+                # Sums between bounds: every second one is of labels. One more value, so that a
+                # document may end with the mask.
+                values = np.append(mask, np.uint8(0))
+                total += int(np.add.reduceat(values, bounds, dtype=np.int64)[::2].sum())
     return total
-
-
-def _count_targets(
-    mask: NDArray[np.uint8], lengths: NDArray[np.int64], *, row_tokens: int | None
-) -> int:
-    starts = np.cumsum(lengths) - lengths
-    kept = lengths if row_tokens is None else np.minimum(lengths, row_tokens)
-    bounds = np.stack((starts + 1, starts + kept), axis=1)[kept > 1].ravel()
-    if not len(bounds):
-        return 0
-    # Sums between bounds: every second one is of labels. One more value, so that a document may
-    # end with the mask.
-    sums = np.add.reduceat(np.append(mask, np.uint8(0)), bounds, dtype=np.int64)
-    return int(sums[::2].sum())
 
 
 # -------------------------------------------------------------------------------------------------
@@ -468,34 +430,37 @@ def _count_targets(
 
 class ConcatLayout(Layout):
     name = rules = "concat"
+    sentence = (
+        "every token is used; split at the end of a row, to go on in the next without what came"
+        " before: {split}"
+    )
     back_to_back = True
 
     def _open(self, progress: OnProgress | None) -> int:  # noqa: ARG002 (nothing is planned)
         tokens = self.stream.num_tokens
         return max(1, -(-(tokens - 1) // self.seq_len)) if tokens else 0
 
-    def pieces(self, rows: NDArray[np.int64]) -> Pieces:
+    def pieces(self, rows: Ints) -> Pieces:
         """One piece for each row; the last row of the layout has padding after it."""
         starts = rows * self.seq_len
         lengths = np.full(len(rows), self.seq_len + 1, np.int64)
         lacking = self.num_rows * self.seq_len + 1 - self.stream.num_tokens
         if not lacking or rows.max(initial=0) < self.num_rows - 1:
-            return Pieces(starts, lengths)
+            return starts, lengths
         ends = np.flatnonzero(rows == self.num_rows - 1)
         lengths[ends] -= lacking
         starts = np.insert(starts, ends + 1, PADDING)
         lengths = np.insert(lengths, ends + 1, lacking)
-        return Pieces(starts, lengths)
+        return starts, lengths
 
-    def segments(self, rows: NDArray[np.int64]) -> Pieces:
+    def segments(self, rows: Ints) -> Pieces:
         """The pieces, cut where documents begin."""
-        pieces = self.pieces(rows)
-        return Pieces(*self.stream.cut_at_documents(pieces.starts, pieces.lengths))
+        return self.stream.cut_at_documents(*self.pieces(rows))
 
     def account(self) -> Account:
         """A token and its label meet in exactly one row."""
-        store, tokens, nonempty, split = self.stream.store, 0, 0, 0
-        for lengths in length_blocks(store):
+        tokens = nonempty = split = 0
+        for lengths in length_blocks(self.stream.store):
             starts = np.cumsum(lengths, dtype=np.int64)
             starts -= lengths
             starts += tokens
@@ -508,14 +473,7 @@ class ConcatLayout(Layout):
             used=tokens,
             repeated=max(self.num_rows - 1, 0),
             split_documents=split,
-            targets=masked_targets(store) if store.has_mask else tokens - nonempty,
-        )
-
-    @staticmethod
-    def sentence(account: Account) -> str:
-        return (
-            "every token is used; split at the end of a row, to go on in the next without what"
-            f" came before: {account.documents_of(account.split_documents)}"
+            targets=tokens - nonempty,
         )
 
 
@@ -529,21 +487,33 @@ class ConcatLayout(Layout):
 
 class BestFitLayout(Layout):
     name = "best-fit"
-    rules = f"best-fit {PLAN_VERSION}"
+    rules = f"best-fit {plans.PLAN_VERSION}"
+    sentence = "every token is used; split, as longer than a row of {row}: {split}; {padding}"
 
     def _open(self, progress: OnProgress | None) -> int:
         store, seq_len = self.stream.store, self.seq_len
-        _check_limits(store, seq_len=seq_len)
-        self._plan = open_plan(
+        if not 0 < seq_len < plans.MAX_ITEM_TOKENS:
+            raise UsageError(
+                f"seq_len {seq_len:,} is not from 1 to {plans.MAX_ITEM_TOKENS - 1:,}, which is what"
+                " a plan of best-fit rows can hold",
+                hint="choose another seq_len, or packing='concat'",
+            )
+        if store.num_tokens > plans.MAX_STREAM_TOKENS:
+            raise UsageError(
+                f"{store!r} has more than the {plans.MAX_STREAM_TOKENS:,} tokens that a plan of"
+                " best-fit rows can point into",
+                hint="train on it with packing='concat', or divide it into several stores",
+            )
+        self._plan = plans.open_plan(
             store,
-            PlanKey(packing=self.name, seq_len=seq_len, content=store.content),
+            plans.PlanKey(packing=self.name, seq_len=seq_len, content=store.content),
             make=lambda writer: _plan(writer, store, seq_len=seq_len, progress=progress),
         )
         self._items = self._plan.items
         self._row_starts = self._plan.row_starts
         return self._plan.facts.rows
 
-    def pieces(self, rows: NDArray[np.int64]) -> Pieces:
+    def pieces(self, rows: Ints) -> Pieces:
         """What to read for these rows: one piece for each document in them, then padding."""
         self._plan.require_whole()
         first = self._row_starts[rows]
@@ -555,7 +525,7 @@ class BestFitLayout(Layout):
         begins = ends - counts
         wanted = np.repeat(first - begins, counts)
         wanted += np.arange(len(wanted))
-        starts, lengths = unpack_items(self._items.take(wanted, mode="clip"))
+        starts, lengths = plans.unpack_items(self._items.take(wanted, mode="clip"))
         last = ends - 1
         starts[last] = PADDING
         lengths[last] = 0
@@ -564,9 +534,9 @@ class BestFitLayout(Layout):
             raise self._damaged()
         lengths[last] = room
         if room.all():
-            return Pieces(starts, lengths)
+            return starts, lengths
         filled = lengths > 0
-        return Pieces(starts[filled], lengths[filled])
+        return starts[filled], lengths[filled]
 
     @property
     def used(self) -> int:
@@ -574,19 +544,12 @@ class BestFitLayout(Layout):
 
     def account(self) -> Account:
         """As it was counted when the rows were planned; reads all masks."""
-        facts = self._plan.facts
-        counted = {field.name: getattr(facts, field.name) for field in fields(Account)}
-        if self.stream.has_mask:
-            # The plan knows of lengths alone. No document is cut off: all its tokens but the first
-            # are labels somewhere.
-            counted["targets"] = masked_targets(self.stream.store)
-        return Account(**counted)
-
-    @staticmethod
-    def sentence(account: Account) -> str:
-        return (
-            f"every token is used; split, as longer than a row of {account.row}:"
-            f" {account.documents_of(account.split_documents)}; {account.padding_share}"
+        facts = self._plan.facts  # no document is cut off: all its tokens but the first are labels
+        return self._account(
+            used=facts.used,
+            repeated=facts.repeated,
+            split_documents=facts.split_documents,
+            targets=facts.targets,
         )
 
     def _damaged(self) -> StoreError:
@@ -601,28 +564,9 @@ class BestFitLayout(Layout):
         return partial(BestFitLayout, seq_len=self.seq_len), (self.stream,)
 
 
-def _check_limits(store: Store, *, seq_len: int) -> None:
-    if not 0 < seq_len < MAX_ITEM_TOKENS:
-        raise UsageError(
-            f"seq_len {seq_len:,} is not from 1 to {MAX_ITEM_TOKENS - 1:,}, which is what a plan of"
-            " best-fit rows can hold",
-            hint="choose another seq_len, or packing='concat'",
-        )
-    if store.num_tokens > MAX_STREAM_TOKENS:
-        raise UsageError(
-            f"{store!r} has more than the {MAX_STREAM_TOKENS:,} tokens that a plan of best-fit rows"
-            " can point into",
-            hint="train on it with packing='concat', or divide it into several stores",
-        )
-
-
 def _plan(
-    writer: PlanWriter,
-    store: Store,
-    *,
-    seq_len: int,
-    progress: OnProgress | None,
-) -> PlanTally:
+    writer: plans.PlanWriter, store: Store, *, seq_len: int, progress: OnProgress | None
+) -> plans.PlanTally:
     """Write all rows; returns what they account for."""
     documents = tokens = pieces = split = 0
     for rows in pack(length_blocks(store), seq_len=seq_len):
@@ -633,7 +577,7 @@ def _plan(
         split += rows.split_documents
         if progress is not None:
             progress(documents, store.num_documents)
-    return PlanTally(
+    return plans.PlanTally(
         documents=store.num_documents,
         tokens=tokens,
         used=tokens,
@@ -654,6 +598,7 @@ def _plan(
 
 class PadLayout(Layout):
     name = rules = "pad"
+    sentence = "{padding}; cut off after {row}: {cut}, which drops {dropped} of all tokens"
 
     def _open(self, progress: OnProgress | None) -> int:  # noqa: ARG002 (nothing is planned)
         return self.stream.store.num_documents
@@ -662,7 +607,7 @@ class PadLayout(Layout):
     def most_pieces(cls, seq_len: int) -> int:  # noqa: ARG003 (a document, and padding)
         return 2
 
-    def pieces(self, rows: NDArray[np.int64]) -> Pieces:
+    def pieces(self, rows: Ints) -> Pieces:
         """For each row the beginning of its document, and padding."""
         spans = np.array([self.stream.document_span(row) for row in rows.tolist()], np.int64)
         starts = np.full((len(rows), 2), PADDING, np.int64)
@@ -672,13 +617,14 @@ class PadLayout(Layout):
             np.minimum(spans[:, 1], self.seq_len + 1, out=lengths[:, 0])
         np.subtract(self.seq_len + 1, lengths[:, 0], out=lengths[:, 1])
         filled = lengths > 0
-        return Pieces(starts[filled], lengths[filled])
+        return starts[filled], lengths[filled]
 
     @property
     def used(self) -> int:
-        return self._count()[0]
+        return self._counted[0]
 
-    def _count(self) -> tuple[int, int, int]:
+    @lazy
+    def _counted(self) -> tuple[int, int, int]:
         """Tokens that are in a row, documents with any, and documents that are cut off."""
         used = nonempty = cut = 0
         for lengths in length_blocks(self.stream.store):
@@ -688,20 +634,9 @@ class PadLayout(Layout):
         return used, nonempty, cut
 
     def account(self) -> Account:
-        store, row_tokens = self.stream.store, self.seq_len + 1
-        used, nonempty, cut = self._count()
-        targets = used - nonempty
-        if store.has_mask:
-            targets = masked_targets(store, row_tokens=row_tokens)
-        return self._account(used=used, cut_documents=cut, targets=targets)
-
-    @staticmethod
-    def sentence(account: Account) -> str:
-        return (
-            f"{account.padding_share}; cut off after {account.row}:"
-            f" {account.documents_of(account.cut_documents)}, which drops"
-            f" {share(account.dropped, account.tokens)} of all tokens"
-        )
+        used, nonempty, cut = self._counted
+        targets, row_tokens = used - nonempty, self.seq_len + 1
+        return self._account(used=used, cut_documents=cut, targets=targets, row_tokens=row_tokens)
 
 
 def find_packing(name: object) -> type[Layout]:
@@ -715,8 +650,6 @@ def find_packing(name: object) -> type[Layout]:
 
 # -------------------------------------------------------------------------------------------------
 # The verb `layout`: what each packing would do with a store, before anyone trains on it.
-#
-#   | Store -> one Account per packing -> LayoutReport -> the command line draws it
 #
 # Only `best-fit` needs more than a pass over the lengths: its plan is made if there is none yet,
 # and kept for the training to come. Where a store has masks, they are read too: to count targets.

@@ -27,6 +27,6 @@ def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
         group = distributed.new_group([0])
         assert distributed_ranks(group) == {"rank": 0, "world_size": 1}
         loader = make_loader(make_store(tmp_path), **distributed_ranks())
-        assert loader.options.world_size == 1
+        assert loader.world_size == 1
     finally:
         distributed.destroy_process_group()

@@ -25,8 +25,7 @@ from tests.loader.torch.feeding import (
 from tokenmill.errors import UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.torch.feeder import MOST_STEPS
-from tokenmill.torch import DeviceFeeder
+from tokenmill.torch import MOST_STEPS, DeviceFeeder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -376,7 +375,7 @@ def test_wrong_options_are_refused(store: Path, options: dict[str, Any], reason:
 SCRIPT = """
 import gc, os, signal, sys, threading, time
 from tokenmill.loader.loader import Loader
-from tokenmill.torch import DeviceFeeder
+from tokenmill.torch import MOST_STEPS, DeviceFeeder
 
 loader = Loader(sys.argv[1], seq_len=8, batch_size=2)
 feeder = DeviceFeeder(loader, device="cpu")

@@ -11,14 +11,20 @@ from tests.loader.torch.feeding import ALL_FIELDS, assert_same, make_loader, mak
 
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.torch.feeder import MOST_STEPS, MOST_TOKENS, parcels
-from tokenmill.loader.torch.tensors import DEFAULT_FIELDS, Form, share, unstacked
+from tokenmill.torch import (
+    DEFAULT_FIELDS,
+    MOST_STEPS,
+    MOST_TOKENS,
+    parcels,
+    share,
+    unstacked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tokenmill.loader.torch.feeder import Parcel
+    from tokenmill.torch import Parcel
 
 
 @pytest.fixture
@@ -30,13 +36,12 @@ def parcels_of(
     loader: Loader, *, first: int = 0, fields: Sequence[str] = DEFAULT_FIELDS
 ) -> list[Parcel]:
     """All parcels; their tensors are those of the loader's batches."""
-    form = Form.of(fields, dtype=torch.int64)
-    found = list(parcels(loader, form, first=first))
-    for parcel in found:
-        made = unstacked(form.tensors(share(parcel.arrays)))
-        for step, tensors in zip(parcel.steps, made, strict=True):
-            assert_same(tensors, loader.batch(step), form.fields)
-    sent = [step for parcel in found for step in parcel.steps]
+    found = list(parcels(loader, fields, first=first))
+    for steps, _, arrays in found:
+        made = unstacked(share(arrays), fields, torch.int64)
+        for step, tensors in zip(steps, made, strict=True):
+            assert_same(tensors, loader.batch(step), fields)
+    sent = [step for steps, _, _ in found for step in steps]
     assert sent == list(range(first, len(loader)))
     return found
 
@@ -44,7 +49,7 @@ def parcels_of(
 def test_parcels_grow_to_a_few_steps_and_end_with_the_run(store: Path) -> None:
     for epochs in (0.5, 1, 4, 4.5, 5):
         loader = make_loader(store, epochs=epochs)
-        sizes = [len(parcel.steps) for parcel in parcels_of(loader)]
+        sizes = [len(steps) for steps, _, _ in parcels_of(loader)]
         assert sizes[:2] == [1, 2]
         assert max(sizes) <= MOST_STEPS
     assert sizes[:5] == [1, 2, 4, 8, MOST_STEPS]
@@ -56,7 +61,7 @@ def test_steps_with_many_tokens_travel_in_smaller_parcels(tmp_path: Path) -> Non
     write_store(tmp_path / "store", [[[number % 50_000 for number in range(400_000)]]])
     loader = Loader(tmp_path / "store", seq_len=1000, batch_size=100, epochs=5)
     sent = parcels_of(loader)
-    assert max(len(parcel.steps) for parcel in sent) == MOST_TOKENS // 100_100 == 2
+    assert max(len(steps) for steps, _, _ in sent) == MOST_TOKENS // 100_100 == 2
 
 
 def test_steps_of_another_shape_travel_in_another_parcel(store: Path) -> None:
@@ -65,25 +70,25 @@ def test_steps_of_another_shape_travel_in_another_parcel(store: Path) -> None:
         Mixture({"a": (store, 1.0)}, stages=stages, max_epochs=9), seq_len=8, batch_size=4
     )
     sent = parcels_of(loader, fields=ALL_FIELDS)
-    shapes = {(parcel.arrays["tokens"].shape[1], parcel.seq_len) for parcel in sent}
+    shapes = {(arrays["tokens"].shape[1], seq_len) for _, seq_len, arrays in sent}
     assert shapes == {(4, 8), (2, 16)}
 
 
 def test_steps_with_more_documents_travel_in_another_parcel(store: Path) -> None:
     loader = make_loader(store, epochs=4, cu_seqlens_capacity=3)
     sent = parcels_of(loader, fields=ALL_FIELDS)
-    sizes = [parcel.arrays["cu_seqlens"].shape[1] for parcel in sent]
+    sizes = [arrays["cu_seqlens"].shape[1] for _, _, arrays in sent]
     assert set(sizes) == {3, 6}
     assert len(sent) > 10
-    assert max(len(parcel.steps) for parcel in sent) > 1
+    assert max(len(steps) for steps, _, _ in sent) > 1
 
 
 def test_a_mask_travels_for_the_parcels_that_need_one(store: Path) -> None:
     loader = make_loader(store, packing="best-fit", pad_id=256, epochs=4)
     sent = parcels_of(loader)
     masked = [
-        [bool((loader.batch(step).labels < 0).any()) for step in parcel.steps] for parcel in sent
+        [bool((loader.batch(step).labels < 0).any()) for step in steps] for steps, _, _ in sent
     ]
-    assert [any(steps) for steps in masked] == ["loss_mask" in p.arrays for p in sent]
+    assert [any(steps) for steps in masked] == ["loss_mask" in arrays for _, _, arrays in sent]
     assert any(any(steps) and not all(steps) for steps in masked)
     assert not all(any(steps) for steps in masked)
