@@ -1,4 +1,4 @@
-"""Stands between a loop and its batches, and measures how long the loop waits for each.
+"""Measures how long a loop waits for each of its batches.
 
     loop asks -> [clock] next(batches) [clock] -> loop has its batch, works, and asks again
 
@@ -25,21 +25,23 @@ from tokenmill.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
-    from types import TracebackType
     from typing import Self
 
     from numpy.typing import NDArray
+
+    Event = Any
+    Floats = NDArray[np.float64]
+    Steps = NDArray[np.int64]
 
 
 # -------------------------------------------------------------------------------------------------
 # What a StallMeter found: numbers for programs, and the same in words for people.
 
 SCHEMA = "tokenmill.stalls/1"
+# Up to here a loop is not called starved: a better feed could not make it a hundredth faster.
 FINE_SHARE = 0.01
-"""Up to here a loop is not called starved: a better feed could not make it a hundredth faster."""
 SHOWN_WAITS = 5
-FAR_ABOVE = 20
-"""A longest wait so many times the usual step is worth a sentence of its own."""
+FAR_ABOVE = 20  # a longest wait so many times the usual step is worth a sentence of its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,7 @@ class StallReport:
     """None where the loop does not use CUDA."""
     waits_ms: list[tuple[int, float]]
     """For plots: (step, milliseconds), every wait of a short run. A long one is cut into at most
-    2,048 equal stretches, and the longest wait of each is here."""
+    2,048 equal ranges, and the longest wait of each is here."""
 
     @property
     def starved_share(self) -> float:
@@ -120,8 +122,10 @@ class StallReport:
         """The report in plain words, and what to do about it."""
         if not self.steps:
             return "nothing was measured: the loop has not been handed a batch yet"
-        lines = [self._verdict(), "", *_aligned(self._rows())]
-        if advice := self._advice():
+        rows = self._rows()
+        width = max(map(len, rows))
+        lines = [self._verdict(), "", *(f"{name:<{width}}  {text}" for name, text in rows.items())]
+        if self.steps > 1 and (advice := self._advice()):
             lines += ["", *advice]
         return "\n".join(lines)
 
@@ -138,30 +142,26 @@ class StallReport:
         faster = f"{times:.2f} times" if times < 100 else "more than 100 times"
         return f"{waits}: without that it would be {faster} as fast"
 
-    def _rows(self) -> list[tuple[str, str]]:
-        rows = [("steps", f"{self.steps:,} in {brief(self.wall_seconds)}")]
-        rows.append(
-            ("first batch", f"after {brief(self.first_wait_ms / 1000)}, counted nowhere else")
-        )
+    def _rows(self) -> dict[str, str]:
+        rows = {
+            "steps": f"{self.steps:,} in {brief(self.wall_seconds)}",
+            "first batch": f"after {_ms(self.first_wait_ms)}, counted nowhere else",
+        }
         if self.steps > 1:
-            spread = (
-                f"median {brief(self.p50_ms / 1000)}, 90% below {brief(self.p90_ms / 1000)}, "
-                f"99% below {brief(self.p99_ms / 1000)}, longest {brief(self.max_ms / 1000)}"
+            rows["waits"] = (
+                f"{brief(self.wait_seconds)} in all: median {_ms(self.p50_ms)}, 90% below"
+                f" {_ms(self.p90_ms)}, 99% below {_ms(self.p99_ms)}, longest {_ms(self.max_ms)}"
             )
-            rows.append(("waits", f"{brief(self.wait_seconds)} in all: {spread}"))
             shown = self.slowest[:SHOWN_WAITS]
-            rows.append(
-                ("slowest", ", ".join(f"step {n:,}: {brief(ms / 1000)}" for n, ms in shown))
-            )
+            rows["slowest"] = ", ".join(f"step {step:,}: {_ms(wait)}" for step, wait in shown)
         if (gap := self.device_gap) is not None:
-            spread = f"median {brief(gap.p50_ms / 1000)}, 99% below {brief(gap.p99_ms / 1000)}"
-            longest = f"longest {brief(gap.max_ms / 1000)} (of {gap.steps:,} steps)"
-            rows.append(("device idle", f"{brief(gap.seconds)} in all: {spread}, {longest}"))
+            rows["device idle"] = (
+                f"{brief(gap.seconds)} in all: median {_ms(gap.p50_ms)}, 99% below"
+                f" {_ms(gap.p99_ms)}, longest {_ms(gap.max_ms)} (of {gap.steps:,} steps)"
+            )
         return rows
 
     def _advice(self) -> list[str]:
-        if self.steps == 1:
-            return []
         if self.starved_share > FINE_SHARE:
             return [
                 "what your text, tokenizer and machine can feed, each way, and what to change:",
@@ -169,24 +169,20 @@ class StallReport:
                 "or tokenize once, before you train, and never in the loop again:",
                 "    tokenmill build DATA --tokenizer TOKENIZER --out STORE",
             ]
-        if self.max_ms > FAR_ABOVE * self._step_ms:
-            step, ms = self.slowest[0]
-            steps = f"as long as {ms / self._step_ms:,.0f} steps take"
-            return [
-                f"one wait stands out: step {step:,} waited {brief(ms / 1000)}, {steps};",
-                "a new epoch, a new file or a slow disk looks like that",
-            ]
-        return []
-
-    @property
-    def _step_ms(self) -> float:
-        """A usual step: what the loop's own work takes."""
-        return 1000 * max(self.wall_seconds - self.wait_seconds, 1e-9) / self.steps
+        # A usual step is what the loop's own work takes.
+        step_ms = 1000 * max(self.wall_seconds - self.wait_seconds, 1e-9) / self.steps
+        if self.max_ms <= FAR_ABOVE * step_ms:
+            return []
+        step, longest = self.slowest[0]
+        steps = f"as long as {longest / step_ms:,.0f} steps take"
+        return [
+            f"one wait stands out: step {step:,} waited {_ms(longest)}, {steps};",
+            "a new epoch, a new file or a slow disk looks like that",
+        ]
 
 
-def _aligned(rows: list[tuple[str, str]]) -> list[str]:
-    width = max(len(name) for name, _ in rows)
-    return [f"{name:<{width}}  {text}" for name, text in rows]
+def _ms(milliseconds: float) -> str:
+    return brief(milliseconds / 1000)
 
 
 def _percent(share: float) -> str:
@@ -203,14 +199,10 @@ def _percent(share: float) -> str:
 # drawn at random. The histogram's bins grow by one percent from one to the next, from 100 ns on,
 # so that a percentile is right to within one percent of itself (below 100 ns it is 0).
 
-if TYPE_CHECKING:
-    Floats = NDArray[np.float64]
-    Steps = NDArray[np.int64]
-
 _SMALLEST = 1e-7
 _GROWTH = math.log(1.01)
+# Up to a day and a bit; what is longer counts as that long, and as what it is in the maximum.
 _BINS = 2 + math.ceil(math.log(1e5 / _SMALLEST) / _GROWTH)
-"""Up to a day and a bit; what is longer counts as that long, and as what it is in the maximum."""
 
 
 class WaitTally:
@@ -237,19 +229,24 @@ class WaitTally:
         """As numpy's default has it, between the two nearest ranks; 0 of nothing."""
         if not self.count:
             return 0.0
+        ends = np.cumsum(self._bins)
+
+        def at(rank: int) -> float:
+            """The duration of this rank, shortest first: the middle of its bin."""
+            if rank >= self.count - 1:
+                return self.longest
+            index = int(np.searchsorted(ends, rank, side="right"))
+            middle = _SMALLEST * math.exp((index - 0.5) * _GROWTH) if index else 0.0
+            return min(middle, self.longest)
+
         place = percent / 100 * (self.count - 1)
         below = math.floor(place)
-        ends = np.cumsum(self._bins)
-        low, high = (self._at(ends, min(rank, self.count - 1)) for rank in (below, below + 1))
-        return low + (high - low) * (place - below)
+        return at(below) + (at(below + 1) - at(below)) * (place - below)
 
-    def _at(self, ends: Steps, rank: int) -> float:
-        """The duration of this rank, shortest first: the middle of its bin."""
-        if rank == self.count - 1:
-            return self.longest
-        index = int(np.searchsorted(ends, rank, side="right"))
-        middle = _SMALLEST * math.exp((index - 0.5) * _GROWTH) if index else 0.0
-        return min(middle, self.longest)
+    def milliseconds(self, *percents: int) -> dict[str, float]:
+        """Percentiles and the longest, as reports have them."""
+        found = {f"p{percent}_ms": 1000 * self.percentile(percent) for percent in percents}
+        return {**found, "max_ms": 1000 * self.longest}
 
 
 class Slowest:
@@ -257,8 +254,8 @@ class Slowest:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        # (step, seconds), longest first.
         self.found: list[tuple[int, float]] = []
-        """(step, seconds), longest first."""
 
     def add(self, first_step: int, durations: Floats) -> None:
         # Most portions have nothing that is longer than what is known already.
@@ -272,9 +269,9 @@ class Slowest:
 
 
 class WaitSeries:
-    """The run cut into at most `most` equal stretches of steps, and the longest wait of each.
+    """The run cut into at most `most` equal ranges of steps, and the longest wait of each.
 
-    Stretches are a power of two steps long, so that they can be joined when there are too many.
+    Ranges are a power of two steps long, so that they can be joined when there are too many.
     """
 
     def __init__(self, most: int) -> None:
@@ -302,9 +299,9 @@ class WaitSeries:
             length *= 2
         if length == 1:
             return
-        stretches = self._steps // length
-        order = np.lexsort((self._steps, -self._durations, stretches))
-        first = np.flatnonzero(np.diff(stretches[order], prepend=-1))
+        ranges = self._steps // length
+        order = np.lexsort((self._steps, -self._durations, ranges))
+        first = np.flatnonzero(np.diff(ranges[order], prepend=-1))
         kept = order[first]
         self._steps, self._durations = self._steps[kept], self._durations[kept]
 
@@ -337,16 +334,12 @@ class WaitSeries:
 #
 # torch is never imported, only used where the program has it, with CUDA already in use.
 
-if TYPE_CHECKING:
-    Event = Any
-
+# Steps that the host may be ahead; where it is more, steps in between are left out.
 _MOST_UNREAD = 64
-"""Steps that the host may be ahead; where it is more, steps in between are left out."""
 _READ_AT_ONCE = 4
+# The first 64 steps are measured whatever it costs: a short run must have numbers too.
 _FREE_EVENTS = 128
-"""The first 64 steps are measured whatever it costs: a short run must have numbers too."""
-_MOST_SHARE = 0.0003
-"""Of the time, that events may take after them."""
+_MOST_SHARE = 0.0003  # of the time, that events may take after them
 _KEPT = 256
 
 
@@ -355,14 +348,14 @@ class DeviceClock:
 
     def __init__(self, cuda: Any, clock: Callable[[], float]) -> None:
         self.tally = WaitTally()
+        # Of the device, over the steps that were measured.
         self.seconds = 0.0
-        """Of the device, over the steps that were measured."""
         self._cuda = cuda
         self._clock = clock
         self._is_broken = False
         self._free: list[Event] = []
+        # Start of a step, its end, start of the next, and whether that one is measured too.
         self._unread: deque[tuple[Event, Event, Event, bool]] = deque()
-        """Start of a step, its end, start of the next, and whether that one is measured too."""
         self._start: Event | None = None
         self._end: Event | None = None
         self._gaps: list[float] = []
@@ -380,7 +373,7 @@ class DeviceClock:
 
     def asked(self) -> None:
         """All work of a step has been put into the stream."""
-        # A step that was not measured has no start; behind a pause there is no step.
+        # A step that was not measured has no start; after a pause there is no step.
         is_wanted = self._start is not None or (self._is_paused and self._has_time())
         if not is_wanted and not self._unread:
             return
@@ -442,7 +435,7 @@ class DeviceClock:
         if len(self._gaps) >= _KEPT:
             self._fold()
 
-    def measured(self) -> WaitTally | None:
+    def gap(self) -> DeviceGap | None:
         """All gaps so far; None where there are none."""
         if not self._is_broken:
             try:
@@ -450,7 +443,15 @@ class DeviceClock:
             except RuntimeError:
                 self._give_up()
         self._fold()
-        return self.tally if self.tally.count else None
+        gaps = self.tally
+        if not gaps.count:
+            return None
+        return DeviceGap(
+            steps=gaps.count,
+            seconds=gaps.seconds,
+            share=gaps.seconds / self.seconds if self.seconds else 0.0,
+            **gaps.milliseconds(50, 99),
+        )
 
     def _record(self) -> Event | None:
         if self._is_broken or len(self._unread) >= _MOST_UNREAD:
@@ -478,8 +479,7 @@ class DeviceClock:
 Batch = TypeVar("Batch")
 
 _FOLD_STEPS = 1024
-_LOOK_STEPS = 16
-"""So many steps may pass before a loop uses CUDA for the first time."""
+_LOOK_STEPS = 16  # so many steps may pass before a loop uses CUDA for the first time
 _SLOWEST = 10
 _POINTS = 2048
 
@@ -502,8 +502,8 @@ class StallMeter:
         self._steps = 0
         self._first_wait: float | None = None
         self._working_seconds = 0.0
+        # When the step that is being worked on began.
         self._handed_at: float | None = None
-        """When the step that is being worked on began."""
         self._recent: list[float] = []
         self._tally = WaitTally()
         self._slowest = Slowest(_SLOWEST)
@@ -546,7 +546,9 @@ class StallMeter:
         if self._device is not None:
             self._device.asked()
         elif self._steps < _LOOK_STEPS:
-            self._look_for_device()
+            self._device = DeviceClock.find(self._clock)
+            if self._device is not None:
+                self._device.asked()
         if len(self._recent) >= _FOLD_STEPS:
             self._fold()
         now = self._clock()
@@ -576,11 +578,6 @@ class StallMeter:
         if self._device is not None:
             self._device.paused()
 
-    def _look_for_device(self) -> None:
-        self._device = DeviceClock.find(self._clock)
-        if self._device is not None:
-            self._device.asked()
-
     def _fold(self) -> None:
         if not self._recent:
             return
@@ -605,38 +602,17 @@ class StallMeter:
             wall_seconds=wall,
             wait_seconds=waits.seconds,
             wait_share=waits.seconds / wall if wall else 0.0,
-            p50_ms=1000 * waits.percentile(50),
-            p90_ms=1000 * waits.percentile(90),
-            p99_ms=1000 * waits.percentile(99),
-            max_ms=1000 * waits.longest,
+            **waits.milliseconds(50, 90, 99),
             slowest=[(step, 1000 * seconds) for step, seconds in self._slowest.found],
             first_wait_ms=1000 * (self._first_wait or 0.0),
-            device_gap=self._device_gap(),
+            device_gap=None if self._device is None else self._device.gap(),
             waits_ms=[(step, 1000 * seconds) for step, seconds in self._series.points()],
-        )
-
-    def _device_gap(self) -> DeviceGap | None:
-        gaps = None if self._device is None else self._device.measured()
-        if self._device is None or gaps is None:
-            return None
-        return DeviceGap(
-            steps=gaps.count,
-            seconds=gaps.seconds,
-            share=gaps.seconds / self._device.seconds if self._device.seconds else 0.0,
-            p50_ms=1000 * gaps.percentile(50),
-            p99_ms=1000 * gaps.percentile(99),
-            max_ms=1000 * gaps.longest,
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
 
