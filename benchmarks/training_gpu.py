@@ -41,7 +41,7 @@ from tokenmill.trainer.options import TrainOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tokenmill.trainer.loop import Setup, TrainingBatch
+    from tokenmill.trainer.loop import Setup
 
 PACKAGES = ("numpy", "tokenizers", "torch", "triton")
 LONG = 1_000_000
@@ -91,11 +91,11 @@ class Turn:
 class Waiting:
     """Batches, with the seconds that the host waited for each."""
 
-    def __init__(self, batches: Iterator[TrainingBatch]) -> None:
+    def __init__(self, batches: Iterator[Any]) -> None:
         self.seconds: list[float] = []
         self._batches = batches
 
-    def __iter__(self) -> Iterator[TrainingBatch]:
+    def __iter__(self) -> Iterator[Any]:
         while True:
             asked = time.perf_counter()
             batch = next(self._batches)

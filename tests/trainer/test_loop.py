@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tests.trainer.runs import SEQ_LEN, counting_store, losses_of, make_setup, m
 from torch.overrides import TorchFunctionMode
 
 from tokenmill.errors import TrainingError
-from tokenmill.trainer.loop import Collector, LateReader, Trainer
+from tokenmill.trainer.loop import LateReader, Trainer, freeze_collector
 from tokenmill.trainer.model import scale_and_clip
 from tokenmill.trainer.run import Checkpoints
 
@@ -225,13 +226,10 @@ def test_a_state_that_was_saved_goes_on_as_if_nothing_happened(
 
 
 def test_the_collector_is_kept_out_of_the_steps() -> None:
-    collector = Collector()
     assert gc.isenabled()
-    for step in range(1, 5):
-        collector.after_step(step)
-    assert not gc.isenabled()
-    assert gc.get_freeze_count()
-    collector.pause()
-    collector.close()
+    with contextlib.ExitStack() as resources:
+        freeze_collector(resources)
+        assert not gc.isenabled()
+        assert gc.get_freeze_count()
     assert gc.isenabled()
     assert not gc.get_freeze_count()

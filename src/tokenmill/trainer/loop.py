@@ -1,4 +1,4 @@
-"""Steps of training, on any iterable of batches that lie on the device.
+"""Steps of training, on any iterable of batches on the device.
 
     micro-batch -> summed loss -> backward     `accumulate` times, gradients add up
     ranks add their losses and counts
@@ -20,7 +20,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import psutil
 import torch
@@ -46,71 +46,54 @@ if TYPE_CHECKING:
 
     from tokenmill.trainer.options import ModelConfig, TrainOptions
 
+    Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
 
 # -------------------------------------------------------------------------------------------------
 # Numbers of a step, read without waiting for the device.
 #
-#   | device: row of numbers --copy--> pinned memory, [event]        the host goes on
-#   | steps later:                     the event has passed: read
+#   device: row of numbers --copy--> pinned memory, [event]        the host goes on
+#   steps later:                     the event has passed: read
 #
 # Nothing here makes the host wait. A reading that is not there yet is taken at the next look; only
-# `drain`, at the end of a run or before a checkpoint, waits. Time between two marks is the
-# device's own: the host is ahead of it by a step or two.
+# `read(wait=True)`, at the end of a run or before a checkpoint, waits. Time between two marks is
+# the device's own: the host is ahead of it by a step or two.
 
-if TYPE_CHECKING:
-    Mark = torch.cuda.Event | float
-
-SLOTS = 8
-"""Readings that may be under way."""
+# A moment: an event of the device, or seconds where it is the CPU.
+Mark: TypeAlias = Any
+SLOTS = 8  # readings that may be under way
 
 
 class Row(NamedTuple):
     """What a step leaves on the device, in this order."""
 
-    loss: float
-    """Mean over the tokens that count, of all ranks."""
-    tokens: float
-    """That count."""
-    grad_norm: float
-    """Before clipping."""
+    loss: float  # mean over the tokens that count, of all ranks
+    tokens: float  # that count
+    grad_norm: float  # before clipping
     learning_rate: float
-    stop: float
-    """How many ranks were asked to stop."""
+    stop: float  # how many ranks were asked to stop
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """The numbers of one step, on the host."""
 
     step: int
     row: Row
-    steps: int
-    """That were made since the mark before."""
-    seconds: float
-    """That they took, on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    step: int
-    slot: int
-    start: Mark
-    end: Mark
-    steps: int
+    steps: int  # that were made since the mark before
+    seconds: float  # that they took, on the device
 
 
 class LateReader:
-    """Brings rows of numbers to the host, when they have arrived."""
+    """Has rows of numbers on the host when they have arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
-        self._slots = [
-            torch.zeros(len(Row._fields), pin_memory=self._is_cuda) for _ in range(SLOTS)
-        ]
-        # Views that are made once: reading them later needs no tensor.
-        self._views: list[NDArray[np.float32]] = [slot.numpy() for slot in self._slots]
+        self._slots = torch.zeros(SLOTS, len(Row._fields), pin_memory=self._is_cuda)
+        # A view that is made once: reading it later needs no tensor.
+        self._view: NDArray[np.float32] = self._slots.numpy()
         self._next = 0
-        self._pending: deque[_Pending] = deque()
+        # Step, slot, steps since the mark before, that mark, and the mark of this step.
+        self._pending: deque[tuple[int, int, int, Mark, Mark]] = deque()
         self._start: Mark | None = None
         self._start_step = 0
 
@@ -119,31 +102,30 @@ class LateReader:
         self._start, self._start_step = self._mark(), step
 
     def send(self, step: int, row: torch.Tensor) -> None:
-        """Start bringing the row of a step to the host."""
+        """Start copying the row of a step to the host."""
         slot = self._next
         self._next = (slot + 1) % SLOTS
         self._slots[slot].copy_(row, non_blocking=True)
         end = self._mark()
         start = end if self._start is None else self._start
-        self._pending.append(_Pending(step, slot, start, end, step - self._start_step))
+        self._pending.append((step, slot, step - self._start_step, start, end))
         self._start, self._start_step = end, step
 
     def read(self, *, wait: bool = False) -> Iterator[Reading]:
         """What has arrived; with `wait`, all that was sent."""
         # A slot that is about to be used again has to be read first.
         while self._pending:
-            oldest = self._pending[0]
-            if self._is_cuda and not oldest.end.query():  # type: ignore[union-attr]
+            step, slot, steps, start, end = self._pending[0]
+            if self._is_cuda and not end.query():
                 if not wait and len(self._pending) < SLOTS:
                     return
-                oldest.end.synchronize()  # type: ignore[union-attr]
+                end.synchronize()
             self._pending.popleft()
-            yield Reading(
-                step=oldest.step,
-                row=Row(*(float(number) for number in self._views[oldest.slot])),
-                steps=oldest.steps,
-                seconds=self._between(oldest.start, oldest.end),
-            )
+            seconds = 0.0 if start is end else self._seconds(start, end)
+            yield Reading(step, Row(*self._view[slot].tolist()), steps, seconds)
+
+    def _seconds(self, start: Mark, end: Mark) -> float:
+        return float(start.elapsed_time(end) / 1000 if self._is_cuda else end - start)
 
     def _mark(self) -> Mark:
         if not self._is_cuda:
@@ -151,30 +133,6 @@ class LateReader:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def _between(self, start: Mark, end: Mark) -> float:
-        if isinstance(start, float) or isinstance(end, float):
-            assert isinstance(start, float)
-            assert isinstance(end, float)
-            return end - start
-        return start.elapsed_time(end) / 1000 if start is not end else 0.0
-
-
-if TYPE_CHECKING:
-    Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-
-FREEZE_AFTER = 3
-"""Steps until all that lives as long as the run has been made."""
-
-
-class TrainingBatch(Protocol):
-    """What a step needs of a batch; `position_ids` and `cu_seqlens` too for documents."""
-
-    @property
-    def input_ids(self) -> torch.Tensor: ...
-
-    @property
-    def labels(self) -> torch.Tensor: ...
 
 
 class Trainer:
@@ -186,18 +144,28 @@ class Trainer:
     >>> trainer.row        # loss, tokens, norm and rate of the last step, on the device
     """
 
-    def __init__(self, setup: Setup, *, batches: Iterable[TrainingBatch] = ()) -> None:
+    def __init__(self, setup: Setup, *, batches: Iterable[Any] = ()) -> None:
+        """A batch has `input_ids` and `labels`; `position_ids` and `cu_seqlens` for documents."""
         if setup.options.optimizer == "adamw8bit":
             require_eight_bit()
         self.setup = setup
+        # Steps that were made.
         self.step_number = 0
-        """Steps that were made."""
+        # Asked of this rank; the last number of `row` says what all ranks were asked.
         self.stop_wanted = False
-        """Asked of this rank; the last number of `row` says what all ranks were asked."""
         self.feed(batches)
-        self.model = self._make_model()
-        self._parameters = list(self.model.parameters())
         options, device = setup.options, setup.device
+        torch.manual_seed(options.seed)
+        with device:
+            self.model = Model(
+                setup.config,
+                vocab_size=setup.vocab_size,
+                seq_len=setup.seq_len,
+                dtype=setup.dtype,
+                checkpointing=setup.checkpointing,
+                has_documents=options.attention == "documents",
+            )
+        self._parameters = list(self.model.parameters())
         rates = learning_rates(
             options.schedule, peak=setup.learning_rate, steps=options.steps, warmup=setup.warmup
         )
@@ -211,40 +179,23 @@ class Trainer:
         )
         self._totals = torch.zeros(3, device=device)
         self.row = torch.zeros(len(Row._fields), device=device)
-        self.forward = self._make_forward()
-
-    def feed(self, batches: Iterable[TrainingBatch]) -> None:
-        """Take the batches of coming steps from here."""
-        self._batches: Iterator[TrainingBatch] = iter(batches)
-
-    def _make_model(self) -> Model:
-        setup = self.setup
-        torch.manual_seed(setup.options.seed)
-        with setup.device:
-            return Model(
-                setup.config,
-                vocab_size=setup.vocab_size,
-                seq_len=setup.seq_len,
-                dtype=setup.dtype,
-                checkpointing=setup.checkpointing,
-                has_documents=setup.options.attention == "documents",
+        forward: torch.nn.Module = self.model
+        if setup.compiles:
+            forward = cast("torch.nn.Module", torch.compile(self.model, dynamic=False))
+        # Without the other ranks: for evaluation.
+        self.local_forward: Forward = forward
+        self.forward: Forward = forward
+        if setup.ranks.world_size > 1:
+            self.forward = DistributedDataParallel(
+                forward,
+                device_ids=[device] if device.type == "cuda" else None,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
             )
 
-    def _make_forward(self) -> Forward:
-        forward: torch.nn.Module = self.model
-        if self.setup.compiles:
-            forward = cast("torch.nn.Module", torch.compile(self.model, dynamic=False))
-        self.local_forward: Forward = forward
-        """Without the other ranks: for evaluation."""
-        if self.setup.ranks.world_size == 1:
-            return forward
-        device = self.setup.device
-        return DistributedDataParallel(
-            forward,
-            device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-        )
+    def feed(self, batches: Iterable[Any]) -> None:
+        """Take the batches of coming steps from here."""
+        self._batches: Iterator[Any] = iter(batches)
 
     def step(self) -> None:
         """One step of the optimizer."""
@@ -262,17 +213,15 @@ class Trainer:
                 f"the batches ended in step {self.step_number + 1:,}",
                 hint="give the trainer batches that do not end, or make fewer steps",
             )
-        with self._alone(not is_last):
+        # Gradients go to the other ranks with the last micro-batch of a step.
+        apart: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if isinstance(self.forward, DistributedDataParallel) and not is_last:
+            apart = self.forward.no_sync()
+        with apart:
             loss, count = self.forward(*inputs_of(batch, self.setup.fields))
             (loss / self.setup.batch_tokens).backward()
         self._totals[0].add_(loss.detach())
         self._totals[1].add_(count)
-
-    def _alone(self, alone: bool) -> contextlib.AbstractContextManager[object]:
-        """Gradients go to the other ranks with the last micro-batch of a step."""
-        if alone and isinstance(self.forward, DistributedDataParallel):
-            return self.forward.no_sync()
-        return contextlib.nullcontext()
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -349,37 +298,22 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device}{' with gaps' * has_gaps}"
 
 
-def inputs_of(batch: TrainingBatch, fields: tuple[str, ...]) -> list[torch.Tensor]:
+def inputs_of(batch: Any, fields: tuple[str, ...]) -> list[torch.Tensor]:
     """The tensors of a batch in the order in which the model takes them."""
     return [getattr(batch, name) for name in fields]
 
 
-class Collector:
-    """Python's garbage collector, kept out of the steps: it stops all threads when it likes."""
+def freeze_collector(resources: contextlib.ExitStack) -> None:
+    """Keep Python's garbage collector out of the steps: it stops all threads when it likes.
 
-    def __init__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        self._is_frozen = False
-
-    def after_step(self, steps_of_this_process: int) -> None:
-        """Collect and freeze once everything that stays has been made."""
-        if steps_of_this_process == FREEZE_AFTER and not self._is_frozen:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            self._is_frozen = True
-
-    def pause(self) -> None:
-        """A good time to collect: nothing is being waited for."""
-        if self._is_frozen:
-            gc.collect()
-
-    def close(self) -> None:
-        """As it was before."""
-        if self._is_frozen:
-            gc.unfreeze()
-            if self._was_enabled:
-                gc.enable()
+    To be called once everything that stays has been made; `resources` puts it back.
+    """
+    gc.collect()
+    gc.freeze()
+    resources.callback(gc.unfreeze)
+    if gc.isenabled():
+        gc.disable()
+        resources.callback(gc.enable)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -389,8 +323,8 @@ class Collector:
 # backward pass keeps: per token and block, 18 numbers for each of the model's width (the inputs of
 # the matrices, of both norms, of attention and of GELU); the logits come on top.
 
+# Of the optimizer, for each parameter; the scales of 8-bit blocks are under 2% more.
 STATE_BYTES = {"adamw": 8, "adamw8bit": 2}
-"""Of the optimizer, for each parameter; the scales of 8-bit blocks are under 2% more."""
 NUMBERS_OF_A_BLOCK = 18
 CPU_WORDS = ("can't allocate memory", "not enough memory")
 
@@ -402,39 +336,28 @@ class MemoryNeed:
     parameters: int
     gradients: int
     optimizer: int
-    activations: int
-    """Of a micro-batch, estimated."""
+    activations: int  # of a micro-batch, estimated
     micro_batch: int
 
     @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        *,
-        vocab_size: int,
-        seq_len: int,
-        micro_batch: int,
-        element_bytes: int,
-        optimizer: str,
-        checkpointing: bool,
-        is_distributed: bool,
-        has_mask: bool,
-    ) -> MemoryNeed:
+    def of(cls, setup: Setup) -> MemoryNeed:
         """Of a model, and the way it is trained."""
-        parameters = 4 * config.num_parameters(vocab_size)
-        block = NUMBERS_OF_A_BLOCK * config.width * element_bytes
-        kept = config.width * element_bytes if checkpointing else block
+        config, size, rows = setup.config, setup.dtype.itemsize, setup.micro_batch
+        parameters = 4 * config.num_parameters(setup.vocab_size)
+        block = NUMBERS_OF_A_BLOCK * config.width * size
+        kept = config.width * size if setup.checkpointing else block
         # Logits and their gradient, and one copy in float32 as the loss wants it.
-        logits = padded_vocab(vocab_size) * (2 * element_bytes + 4)
-        per_token = config.num_layers * kept + (block if checkpointing else 0) + logits
-        mask = seq_len * 5 * config.num_heads if has_mask else 0
+        logits = padded_vocab(setup.vocab_size) * (2 * size + 4)
+        per_token = config.num_layers * kept + (block if setup.checkpointing else 0) + logits
+        if setup.options.attention == "documents" and setup.device.type == "cpu":
+            per_token += setup.seq_len * 5 * config.num_heads  # a mask
         return cls(
             parameters=parameters,
             # Buckets of DDP are the gradients themselves; the copy under way is one bucket more.
-            gradients=parameters + (25_000_000 if is_distributed else 0),
-            optimizer=parameters // 4 * STATE_BYTES[optimizer],
-            activations=micro_batch * seq_len * (per_token + mask),
-            micro_batch=micro_batch,
+            gradients=parameters + (25_000_000 if setup.ranks.world_size > 1 else 0),
+            optimizer=parameters // 4 * STATE_BYTES[setup.options.optimizer],
+            activations=rows * setup.seq_len * per_token,
+            micro_batch=rows,
         )
 
     @property
@@ -447,26 +370,22 @@ class MemoryNeed:
         return self.activations // self.micro_batch
 
     def describe(self) -> str:
-        """The parts in one line."""
+        """The parts, and their sum."""
         return (
-            f"parameters {format_size(self.parameters)}, gradients {format_size(self.gradients)},"
-            f" optimizer state {format_size(self.optimizer)}, activations about"
+            f"about {format_size(self.fixed_bytes + self.activations)}: parameters"
+            f" {format_size(self.parameters)}, gradients {format_size(self.gradients)}, optimizer"
+            f" state {format_size(self.optimizer)}, activations about"
             f" {format_size(self.activations)} for a micro-batch of {self.micro_batch}"
         )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory of a device that nobody uses; on the CPU, that of the machine."""
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Bytes of a device that nobody uses, and all of them; on the CPU, those of the machine."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
-
-
-def total_bytes(device: torch.device) -> int:
-    """Memory of a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return int(psutil.virtual_memory().total)
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free), int(total)
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -485,26 +404,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def memory_error(setup: Setup) -> DeviceMemoryError:
     """What was needed, what there is, and what to do about it."""
-    need, device = setup.need, setup.device
+    device = setup.device
     name = "the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     return DeviceMemoryError(
-        f"out of memory on {name}, which has {format_size(total_bytes(device))} in all;"
-        f" this run needs {describe_need(need)}",
+        f"out of memory on {name}, which has {format_size(memory_of(device)[1])} in all;"
+        f" this run needs {setup.need.describe()}",
         hint="; or ".join(advice(setup)),
     )
-
-
-def describe_need(need: MemoryNeed) -> str:
-    """The parts, and their sum."""
-    total = need.fixed_bytes + need.activations
-    return f"about {format_size(total)}: {need.describe()}"
 
 
 def advice(setup: Setup) -> list[str]:
     """Ways to need less, what costs nothing first, each with what it saves."""
     need, found = setup.need, []
     if setup.micro_batch > 1:
-        micro = _largest_divisor(setup.micro_batch)
+        # Its largest divisor but itself.
+        micro = next(n for n in range(setup.micro_batch // 2, 0, -1) if setup.micro_batch % n == 0)
         more = setup.accumulate * setup.micro_batch // micro
         saved = need.activations - need.activation_bytes * micro
         found.append(
@@ -512,7 +426,7 @@ def advice(setup: Setup) -> list[str]:
             f" (saves about {format_size(saved)})"
         )
     if not setup.checkpointing:
-        lean = replace_checkpointing(setup).need
+        lean = replace(setup, checkpointing=True).need
         found.append(
             f"use --checkpointing, a third more work (saves about"
             f" {format_size(need.activations - lean.activations)})"
@@ -523,30 +437,19 @@ def advice(setup: Setup) -> list[str]:
     return found or ["use a smaller --model or a shorter --seq-len: there is nothing left to save"]
 
 
-def replace_checkpointing(setup: Setup) -> Setup:
-    """The same run with activations computed again."""
-    return replace(setup, checkpointing=True)
-
-
-def _largest_divisor(number: int) -> int:
-    """The largest divisor that is at most half of it."""
-    return next(each for each in range(number // 2, 0, -1) if number % each == 0)
-
-
 # -------------------------------------------------------------------------------------------------
 # What follows from the options, the store and this machine: all numbers of a run, settled.
 #
-#   | batch_tokens = seq_len * micro_batch * accumulate * ranks
-#
-# Two of the three numbers on the right and the left follow from the others; what cannot come out
-# even is refused with the nearest numbers that do.
+# The tokens of a step are seq_len * micro_batch * accumulate * ranks. Two of the three numbers
+# after seq_len follow from the others; what cannot come out even is refused with the nearest
+# numbers that do.
 
+# From so many tokens a row on, activations are computed again unless one says otherwise.
 LONG_ROW = 8192
-"""From so many tokens a row on, activations are computed again unless one says otherwise."""
+# Of a micro-batch that nobody chose: enough to keep the device busy.
 MOST_MICRO_TOKENS = {"cuda": 65_536, "cpu": 8_192}
-"""Of a micro-batch that nobody chose: enough to keep the device busy."""
+# Of the free memory, that a run may fill whose micro-batch nobody chose, by the estimate.
 SHARE_OF_MEMORY = 0.8
-"""Of the free memory, that a run may fill whose micro-batch nobody chose, by the estimate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -597,12 +500,12 @@ class Setup:
     @property
     def fields(self) -> tuple[str, ...]:
         """What is needed of a batch."""
-        borders = ("position_ids", "cu_seqlens") if self.options.attention == "documents" else ()
-        return ("input_ids", "labels", *borders)
+        documents = ("position_ids", "cu_seqlens") if self.options.attention == "documents" else ()
+        return ("input_ids", "labels", *documents)
 
     @property
     def need(self) -> MemoryNeed:
-        return memory_need(self)
+        return MemoryNeed.of(self)
 
 
 def settle(options: TrainOptions, *, vocab_size: int, ranks: TrainRanks | None = None) -> Setup:
@@ -610,15 +513,20 @@ def settle(options: TrainOptions, *, vocab_size: int, ranks: TrainRanks | None =
     ranks = TrainRanks.from_environment() if ranks is None else ranks
     config = preset(options.model)
     device = find_device(options.device, local_rank=ranks.local_rank)
+    is_half = options.precision == "bf16"
+    if options.precision == "auto":
+        is_half = device.type == "cuda" and torch.cuda.is_bf16_supported()
     bare = Setup(
         options=options,
         config=config,
         vocab_size=vocab_size,
         ranks=ranks,
         device=device,
-        dtype=find_dtype(options.precision, device),
+        dtype=torch.bfloat16 if is_half else torch.float32,
         compiles=device.type == "cuda" if options.compile is None else options.compile,
-        checkpointing=_or(options.checkpointing, options.seq_len >= LONG_ROW),
+        checkpointing=options.seq_len >= LONG_ROW
+        if options.checkpointing is None
+        else options.checkpointing,
         micro_batch=1,
         accumulate=1,
         learning_rate=options.learning_rate or config.learning_rate,
@@ -627,16 +535,7 @@ def settle(options: TrainOptions, *, vocab_size: int, ranks: TrainRanks | None =
         else options.warmup,
     )
     micro_batch, accumulate = divide(bare)
-    return replace_batch(bare, micro_batch=micro_batch, accumulate=accumulate)
-
-
-def replace_batch(setup: Setup, *, micro_batch: int, accumulate: int) -> Setup:
-    """The same with another division of its steps."""
-    return replace(setup, micro_batch=micro_batch, accumulate=accumulate)
-
-
-def _or(value: bool | None, otherwise: bool) -> bool:
-    return otherwise if value is None else value
+    return replace(bare, micro_batch=micro_batch, accumulate=accumulate)
 
 
 def find_device(name: str, *, local_rank: int = 0) -> torch.device:
@@ -661,14 +560,6 @@ def find_device(name: str, *, local_rank: int = 0) -> torch.device:
     return device
 
 
-def find_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """What the model computes in."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    if precision == "auto":
-        return torch.bfloat16 if has_bf16 else torch.float32
-    return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """What a device can do at most in a second; None where it is not known."""
     if device.type != "cuda" or dtype != torch.bfloat16:
@@ -688,48 +579,28 @@ def divide(setup: Setup) -> tuple[int, int]:
         tokens = max(1, setup.config.batch_tokens // unit) * unit
     both = micro is not None and accumulate is not None
     if tokens % unit or (both and tokens != unit):
-        raise _uneven(setup, tokens, unit, both=both)
+        parts = [f"--seq-len {setup.seq_len}"]
+        parts += [f"--micro-batch {micro}"] if micro else []
+        parts += [f"--accumulate {accumulate}"] if accumulate else []
+        parts += [f"{setup.ranks.world_size} ranks"] if setup.ranks.world_size > 1 else []
+        lower = tokens // unit * unit
+        near = [unit] if both else [number for number in (lower, lower + unit) if number]
+        raise UsageError(
+            f"--batch-tokens {tokens} does not come out even with {', '.join(parts)}:"
+            f" it must be {'' if both else 'a multiple of '}{unit}",
+            hint="use " + " or ".join(f"--batch-tokens {number}" for number in near),
+        )
     rows = tokens // (setup.seq_len * setup.ranks.world_size)
     if micro is None:
         micro = rows // accumulate if accumulate else fitting_rows(setup, rows)
     return micro, rows // micro
 
 
-def _uneven(setup: Setup, tokens: int, unit: int, *, both: bool) -> UsageError:
-    options = setup.options
-    parts = [f"--seq-len {setup.seq_len}"]
-    parts += [f"--micro-batch {options.micro_batch}"] if options.micro_batch else []
-    parts += [f"--accumulate {options.accumulate}"] if options.accumulate else []
-    parts += [f"{setup.ranks.world_size} ranks"] if setup.ranks.world_size > 1 else []
-    lower, upper = tokens // unit * unit, (tokens // unit + 1) * unit
-    near = [unit] if both else [number for number in (lower, upper) if number]
-    return UsageError(
-        f"--batch-tokens {tokens} does not come out even with {', '.join(parts)}:"
-        f" it must be {'' if both else 'a multiple of '}{unit}",
-        hint="use " + " or ".join(f"--batch-tokens {number}" for number in near),
-    )
-
-
 def fitting_rows(setup: Setup, rows: int, *, free: int | None = None) -> int:
     """Rows of a micro-batch, a divisor of a rank's rows: as many as should fit, and are of use."""
     most = max(1, MOST_MICRO_TOKENS[setup.device.type] // setup.seq_len)
-    need = memory_need(setup)
-    free = free_bytes(setup.device) if free is None else free
+    need = setup.need
+    free = memory_of(setup.device)[0] if free is None else free
     room = SHARE_OF_MEMORY * free - need.fixed_bytes
     most = max(1, min(most, int(room / need.activation_bytes), rows))
     return next(number for number in range(most, 0, -1) if rows % number == 0)
-
-
-def memory_need(setup: Setup) -> MemoryNeed:
-    """What a run takes on one rank."""
-    return MemoryNeed.of(
-        setup.config,
-        vocab_size=setup.vocab_size,
-        seq_len=setup.seq_len,
-        micro_batch=setup.micro_batch,
-        element_bytes=setup.dtype.itemsize,
-        optimizer=setup.options.optimizer,
-        checkpointing=setup.checkpointing,
-        is_distributed=setup.ranks.world_size > 1,
-        has_mask=setup.options.attention == "documents" and setup.device.type == "cpu",
-    )

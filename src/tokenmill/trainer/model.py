@@ -36,12 +36,9 @@ if TYPE_CHECKING:
 
     from tokenmill.trainer.options import ModelConfig
 
-
-if TYPE_CHECKING:
     Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
-IGNORED = -100
-"""Label that does not count."""
+IGNORED = -100  # label that does not count
 INIT_STD = 0.02
 NORM_EPS = 1e-6
 
@@ -72,14 +69,12 @@ def find_varlen() -> Kernel | None:
 class DocumentBoundaries(NamedTuple):
     """Where documents lie in the flattened rows, for attention that stays within them."""
 
-    cu_seqlens: torch.Tensor
-    """Starts of documents, filled up with the number of tokens."""
+    cu_seqlens: torch.Tensor  # starts of documents, filled up with the number of tokens
+    # A constant, not the longest of this batch: a changed number would compile again.
     max_seqlen: int
-    """A constant, not the longest of this batch: a changed number would compile again."""
+    # What may look at what, where there is no kernel.
     mask_b1tt: torch.Tensor | None
-    """What may look at what, where there is no kernel."""
-    kernel: Kernel | None
-    """Attention that takes `cu_seqlens`."""
+    kernel: Kernel | None  # attention that takes `cu_seqlens`
 
 
 class Linear(nn.Linear):
@@ -115,13 +110,13 @@ class Attention(nn.Module):
         self.out = Linear(config.width, config.width)
 
     def forward(
-        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: DocumentBoundaries | None
+        self, x_btd: torch.Tensor, rotation: torch.Tensor, documents: DocumentBoundaries | None
     ) -> torch.Tensor:
         rows, length, width = x_btd.shape
         shape = (rows, length, 3, self.num_heads, width // self.num_heads)
         q_bthk, k_bthk, v_bthk = self.qkv(x_btd).view(shape).unbind(2)
         q_bthk, k_bthk = rotated(q_bthk, rotation), rotated(k_bthk, rotation)
-        mixed = attend(q_bthk, k_bthk, v_bthk, borders)
+        mixed = attend(q_bthk, k_bthk, v_bthk, documents)
         return self.out(mixed.reshape(rows, length, width))  # type: ignore[no-any-return]
 
 
@@ -129,18 +124,18 @@ def attend(
     q_bthk: torch.Tensor,
     k_bthk: torch.Tensor,
     v_bthk: torch.Tensor,
-    borders: DocumentBoundaries | None,
+    documents: DocumentBoundaries | None,
 ) -> torch.Tensor:
     """Softmax attention, by the fastest kernel there is for what is asked."""
-    if borders is None or borders.kernel is None:
+    if documents is None or documents.kernel is None:
         q, k, v = (each.transpose(1, 2) for each in (q_bthk, k_bthk, v_bthk))
-        mask = None if borders is None else borders.mask_b1tt
+        mask = None if documents is None else documents.mask_b1tt
         mixed = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None
         )
         return mixed.transpose(1, 2)
     q, k, v = (each.flatten(0, 1) for each in (q_bthk, k_bthk, v_bthk))
-    mixed = borders.kernel(q, k, v, borders.cu_seqlens, borders.max_seqlen)
+    mixed = documents.kernel(q, k, v, documents.cu_seqlens, documents.max_seqlen)
     return mixed.view_as(q_bthk)
 
 
@@ -164,9 +159,9 @@ class Block(nn.Module):
         self.down = Linear(4 * config.width, config.width)
 
     def forward(
-        self, x_btd: torch.Tensor, rotation: torch.Tensor, borders: DocumentBoundaries | None
+        self, x_btd: torch.Tensor, rotation: torch.Tensor, documents: DocumentBoundaries | None
     ) -> torch.Tensor:
-        x_btd = x_btd + self.attention(self.norm_1(x_btd), rotation, borders)
+        x_btd = x_btd + self.attention(self.norm_1(x_btd), rotation, documents)
         hidden = functional.gelu(self.up(self.norm_2(x_btd)), approximate="tanh")
         return x_btd + self.down(hidden)  # type: ignore[no-any-return]
 
@@ -200,19 +195,14 @@ class Model(nn.Module):
         self.tokens = nn.Embedding(padded_vocab(vocab_size), config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.width)
-        self.register_buffer("rotation_tk2", self._rotation(), persistent=False)
-        self._init_weights()
-
-    def _rotation(self) -> torch.Tensor:
-        """(positions, half a head, 2): cosine and sine of each position's angles."""
-        half = self.config.width // self.config.num_heads // 2
-        speeds = self.config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
-        angles = torch.outer(torch.arange(self.seq_len, dtype=torch.float32), speeds)
-        return torch.stack((angles.cos(), angles.sin()), dim=-1)
-
-    def _init_weights(self) -> None:
+        # (positions, half a head, 2): cosine and sine of each position's angles.
+        half = config.width // config.num_heads // 2
+        speeds = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+        angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), speeds)
+        rotation = torch.stack((angles.cos(), angles.sin()), dim=-1)
+        self.register_buffer("rotation_tk2", rotation, persistent=False)
         # What is added to the residual stream is made smaller the more often it happens.
-        into_stream = INIT_STD / math.sqrt(2 * self.config.num_layers)
+        into_stream = INIT_STD / math.sqrt(2 * config.num_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 is_last = name.endswith(("attention.out.weight", "down.weight"))
@@ -241,21 +231,20 @@ class Model(nn.Module):
         table: torch.Tensor = self.rotation_tk2  # type: ignore[assignment]
         rotation = table[: ids_bt.shape[1]] if position_ids is None else table[position_ids]
         rotation = rotation.unsqueeze(-3)  # the same for all heads
-        borders = None if cu_seqlens is None else self._borders(cu_seqlens, ids_bt)
+        documents: DocumentBoundaries | None = None
+        if cu_seqlens is not None:
+            kernel = self.varlen if ids_bt.is_cuda else None
+            mask = document_mask(cu_seqlens, ids_bt) if kernel is None else None
+            documents = DocumentBoundaries(cu_seqlens, self.seq_len, mask, kernel)
         x_btd = self.tokens(ids_bt).to(self.dtype)
         for block in self.blocks:
             if self.checkpointing and self.training:
                 x_btd = checkpoint(
-                    block, x_btd, rotation, borders, use_reentrant=False, preserve_rng_state=False
+                    block, x_btd, rotation, documents, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                x_btd = block(x_btd, rotation, borders)
+                x_btd = block(x_btd, rotation, documents)
         return functional.linear(self.norm(x_btd), self.tokens.weight.to(self.dtype))
-
-    def _borders(self, cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> DocumentBoundaries:
-        kernel = self.varlen if ids_bt.is_cuda else None
-        mask = document_mask(cu_seqlens, ids_bt) if kernel is None else None
-        return DocumentBoundaries(cu_seqlens, self.seq_len, mask, kernel)
 
 
 def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tensor:
@@ -323,10 +312,8 @@ def scale_and_clip(
 # wsd      warmup, then flat, then straight down to a tenth over the last fifth: a run can be made
 #   |      longer from any checkpoint before that
 
-LAST_SHARE = 0.1
-"""Of the learning rate, at the end."""
-DECAY_SHARE = 0.2
-"""Of the steps, at the end of wsd."""
+LAST_SHARE = 0.1  # of the learning rate, at the end
+DECAY_SHARE = 0.2  # of the steps, at the end of wsd
 
 
 def learning_rates(kind: str, *, peak: float, steps: int, warmup: int) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """What a training run is told: the one home of every option, for the command and for Python.
 
 Checked here as far as it can be without looking at the store or the device; what follows from them
-is worked out in setup.py.
+is worked out in loop.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # six operations for each parameter (forward 2, backward 4), and 12 * layers * width * seq_len for
 # attention, as if it were not causal.
 
+# The vocabulary is filled up to a multiple of this: matrices of odd sizes are slow.
 VOCAB_MULTIPLE = 128
-"""The vocabulary is filled up to a multiple of this: matrices of odd sizes are slow."""
 
 
 def padded_vocab(vocab_size: int) -> int:
@@ -43,7 +43,7 @@ def padded_vocab(vocab_size: int) -> int:
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a model, and what it is trained with unless one says otherwise."""
 
@@ -79,43 +79,16 @@ class ModelConfig:
         return 12 * self.num_layers * self.width**2 + padded_vocab(vocab_size) * self.width
 
 
+_LONG = 500_000.0
+# With GPT-2's vocabulary of 50,257: 3.3, 10.5, 124, 861 and 1,814 million parameters.
 PRESETS: dict[str, ModelConfig] = {
-    "tiny": ModelConfig(
-        num_layers=2,
-        width=64,
-        num_heads=2,
-        max_seq_len=1024,
-        batch_tokens=2048,
-        learning_rate=3e-3,
-    ),
-    "mini": ModelConfig(
-        num_layers=8,
-        width=160,
-        num_heads=5,
-        max_seq_len=2048,
-        batch_tokens=65_536,
-        learning_rate=2e-3,
-    ),
-    "small": ModelConfig(num_layers=12, width=768, num_heads=12, max_seq_len=4096),
-    "medium": ModelConfig(
-        num_layers=20,
-        width=1792,
-        num_heads=14,
-        max_seq_len=16_384,
-        rope_base=500_000.0,
-        learning_rate=3e-4,
-    ),
-    "large": ModelConfig(
-        num_layers=34,
-        width=2048,
-        num_heads=16,
-        max_seq_len=32_768,
-        rope_base=500_000.0,
-        batch_tokens=1_048_576,
-        learning_rate=2e-4,
-    ),
+    # Layers, width, heads, longest row, rotation, tokens of a step, learning rate.
+    "tiny": ModelConfig(2, 64, 2, 1024, batch_tokens=2048, learning_rate=3e-3),
+    "mini": ModelConfig(8, 160, 5, 2048, batch_tokens=65_536, learning_rate=2e-3),
+    "small": ModelConfig(12, 768, 12, 4096),
+    "medium": ModelConfig(20, 1792, 14, 16_384, _LONG, learning_rate=3e-4),
+    "large": ModelConfig(34, 2048, 16, 32_768, _LONG, 1_048_576, learning_rate=2e-4),
 }
-"""With GPT-2's vocabulary of 50,257: 3.3, 10.5, 124, 861 and 1,814 million parameters."""
 
 
 def preset(name: str) -> ModelConfig:
@@ -207,21 +180,22 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("steps", "seq_len", "keep", "eval_rows", "log_every"):
-            _require_whole(name, getattr(self, name))
-        for name in ("batch_tokens", "micro_batch", "accumulate", "save_every", "eval_every"):
-            if getattr(self, name) is not None:
-                _require_whole(name, getattr(self, name))
-        self._check_rates()
-        longest = preset(self.model).max_seq_len
-        if self.seq_len > longest:
-            raise UsageError(
-                f"seq_len={self.seq_len:,} is longer than the context of the model"
-                f" {self.model!r}, {longest:,} tokens",
-                hint=f"use {longest} or less, or a model with a longer context (medium, large)",
-            )
-
-    def _check_rates(self) -> None:
+        given = ("steps", "seq_len", "keep", "eval_rows", "log_every")
+        for name in (
+            *given,
+            "batch_tokens",
+            "micro_batch",
+            "accumulate",
+            "save_every",
+            "eval_every",
+        ):
+            value = getattr(self, name)
+            is_left_out = value is None and name not in given
+            if not is_left_out and (type(value) is not int or value < 1):
+                raise UsageError(
+                    f"{name}={value!r} is not a whole number above 0",
+                    hint=f"give one, like {name}=8",
+                )
         if self.warmup is not None and not 0 <= self.warmup < self.steps:
             raise UsageError(
                 f"warmup={self.warmup} leaves no step of {self.steps} for anything else",
@@ -233,6 +207,13 @@ class TrainOptions:
                 raise UsageError(f"{name}={value!r} is not above 0", hint="use a number above 0")
         if not self.weight_decay >= 0:
             raise UsageError(f"weight_decay={self.weight_decay!r} is below 0", hint="use 0 or more")
+        longest = preset(self.model).max_seq_len
+        if self.seq_len > longest:
+            raise UsageError(
+                f"seq_len={self.seq_len:,} is longer than the context of the model"
+                f" {self.model!r}, {longest:,} tokens",
+                hint=f"use {longest} or less, or a model with a longer context (medium, large)",
+            )
 
     def essentials(self) -> dict[str, object]:
         """What a resumed run must have in common with the one it goes on with."""
@@ -248,17 +229,11 @@ class TrainOptions:
         return {**values, **infinite, "out": str(self.out)}
 
 
-def _require_whole(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise UsageError(
-            f"{name}={value!r} is not a whole number above 0", hint=f"give one, like {name}=8"
-        )
-
-
 # -------------------------------------------------------------------------------------------------
 # What GPUs can do at most: dense bfloat16 multiplications with sums in float32, by data sheet
 # (float16 where a GPU has no bfloat16). `diagnose` needs it without loading torch.
 
+# Part of a device's name -> operations per second; the first that fits.
 PEAKS = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -274,7 +249,6 @@ PEAKS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-"""Part of a device's name -> operations per second; the first that fits."""
 
 
 def peak_of(device_name: str) -> float | None:
@@ -287,54 +261,49 @@ def peak_of(device_name: str) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainProgress:
-    """Where a run stands. Numbers are those of a step or two ago: nothing waits for them."""
+class TrainNumbers:
+    """What is told of a run, while it goes and at its end."""
 
-    phase: str
-    """starting, training, evaluating or saving."""
-    step: int = 0
     steps: int = 0
+    """Of the whole run; at its end, those that were made."""
     seconds: float = 0.0
-    """Since this process began to train."""
-    loss: float | None = None
+    """Of this process, with start, evaluation and checkpoints."""
     val_loss: float | None = None
-    learning_rate: float | None = None
-    grad_norm: float | None = None
     tokens: int = 0
     """That went through the model, those before a resume counted."""
     tokens_per_second: float | None = None
-    """Since the line before, on the device, over all ranks."""
+    """On the device, over all ranks: since the line before; at the end, the median of all lines."""
     mfu: float | None = None
     """Share of the device's peak; None where that is not known."""
     wait_share: float | None = None
     wait_p50_ms: float | None = None
     wait_p99_ms: float | None = None
     memory_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainProgress(TrainNumbers):
+    """Where a run is. Numbers are those of a step or two ago: nothing waits for them."""
+
+    phase: str
+    """starting, training, evaluating or saving."""
+    step: int = 0
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
     eta_seconds: float | None = None
     message: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainResult:
+class TrainResult(TrainNumbers):
     """What a run has come to."""
 
     out: Path
-    steps: int
     resumed_from: int | None
     parameters: int
     loss: float
     """Of the last step."""
-    val_loss: float | None
-    tokens: int
-    seconds: float
-    """Of this process, with start, evaluation and checkpoints."""
-    tokens_per_second: float | None
-    """Median of the run, steps alone."""
-    mfu: float | None
-    wait_share: float | None
-    wait_p50_ms: float | None
-    wait_p99_ms: float | None
-    memory_bytes: int
     checkpoint: Path
     """The last one."""
     notes: list[str] = field(default_factory=list)
@@ -342,10 +311,6 @@ class TrainResult:
 
 # -------------------------------------------------------------------------------------------------
 # `tokenmill.train`: opens the store, then brings in torch and the rest.
-
-HOW_TO_BUILD = (
-    "build one with: tokenmill build FILES --tokenizer TOKENIZER --out {store} --val 0.01"
-)
 
 
 @with_options(TrainOptions)
@@ -377,7 +342,8 @@ def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:
 
     path = store.path if isinstance(store, Store) else store
     shown = files.shown(os.fspath(path))
-    hint = HOW_TO_BUILD.format(store=shlex.quote(shown))
+    build = f"tokenmill build FILES --tokenizer TOKENIZER --out {shlex.quote(shown)} --val 0.01"
+    hint = f"build one with: {build}"
     try:
         found = store if isinstance(store, Store) else Store(path)
     except StoreError as error:
