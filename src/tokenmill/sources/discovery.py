@@ -141,8 +141,7 @@ _KNOWN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A file that is in an input folder and is not read."""
 
     path: str

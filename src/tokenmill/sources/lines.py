@@ -319,78 +319,82 @@ class JsonlParser:
     def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
         """Rows of the block and its number of lines."""
         lines = _Lines(block, limit=self._limit)
-        rejects: dict[int, Reject] = {}
-        if self._whole:
-            return self._whole_lines(lines, block, first_row), lines.total
-        self._reject(lines, np.flatnonzero(lines.odd), first_row, rejects)
-        plain = lines.take_out_odd()
-        array = self._parse(lines, plain, first_row, rejects) if len(plain) else _EMPTY
-        if len(plain) < len(lines.odd):
-            slots = np.cumsum(~lines.odd) - 1
-            array = array.take(pa.array(slots, mask=lines.odd))
-        if array.null_count > len(rejects):
-            nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
-            known = np.fromiter(rejects, np.int64, len(rejects))
-            self._reject(lines, np.setdiff1d(nulls, known), first_row, rejects)
-        return self._batch(array, lines, block, first_row, rejects), lines.total
-
-    def _whole_lines(self, lines: _Lines, block: LineBlock, first_row: int) -> RowBatch:
-        """Rows that are their lines, to be parsed by whoever needs several fields of them."""
-        starts, ends = lines.starts, lines.ends
-        if not lines.odd.any() and len(starts):
-            # Each line with its end, which is white space.
-            return RowBatch(
-                TextBatch(np.frombuffer(bytes(lines.data), np.uint8), np.append(starts, ends[-1])),
-                np.arange(first_row, first_row + len(starts), dtype=np.int64),
+        rejects = _Rejects(self, lines, first_row)
+        places, sizes = lines.starts + lines.offset, lines.ends - lines.starts
+        if not self._whole:
+            array = self._texts(lines, rejects)
+        elif lines.odd.any() or not len(sizes):
+            rejects.add(np.flatnonzero(lines.sizes > self._limit))
+            texts = [None if at in rejects else lines.at(at) for at in range(len(sizes))]
+            array = pa.array(texts, pa.large_binary())
+        else:
+            # Rows are their lines, each with its end, which is white space.
+            batch = RowBatch(
+                TextBatch(
+                    np.frombuffer(bytes(lines.data), np.uint8),
+                    np.append(lines.starts, lines.ends[-1]),
+                ),
+                np.arange(first_row, first_row + len(sizes), dtype=np.int64),
                 (),
-                num_rows=len(starts),
+                num_rows=len(sizes),
                 num_bytes=block.num_bytes,
-                largest_row_bytes=int((ends - starts).max()),
-                places=starts + lines.offset,
+                largest_row_bytes=int(sizes.max()),
+                places=places,
             )
-        rejects: dict[int, Reject] = {}
-        self._reject(lines, np.flatnonzero(lines.sizes > self._limit), first_row, rejects)
-        texts = [None if at in rejects else lines.at(at) for at in range(len(starts))]
-        return self._batch(pa.array(texts, pa.large_binary()), lines, block, first_row, rejects)
-
-    def _batch(
-        self,
-        array: Any,
-        lines: _Lines,
-        block: LineBlock,
-        first_row: int,
-        rejects: dict[int, Reject],
-    ) -> RowBatch:
-        return rows_of(
+            return batch, lines.total
+        batch = rows_of(
             array,
             first_row=first_row,
             num_bytes=block.num_bytes,
             max_document_bytes=self._limit,
             rejects=rejects,
-            offsets=lines.starts + lines.offset,
-            sizes=lines.ends - lines.starts,
+            offsets=places,
+            sizes=sizes,
         )
+        return batch, lines.total
 
     def count(self, block: LineBlock) -> int:
         """Lines of the block that are not blank."""
         return len(_Lines(block, limit=self._limit).starts)
 
-    def _parse(
-        self,
-        lines: _Lines,
-        plain: NDArray[np.int64],
-        first_row: int,
-        rejects: dict[int, Reject],
-    ) -> Any:
-        """Text of these lines, null where a line has none; nothing else stands between them."""
+    def _texts(self, lines: _Lines, rejects: _Rejects) -> Any:
+        """Text of each line, null where it has none, which is noted."""
+        rejects.add(np.flatnonzero(lines.odd))
+        plain = lines.take_out_odd()
+        array = self._parse(lines, plain, rejects) if len(plain) else _EMPTY
+        if len(plain) < len(lines.odd):
+            slots = np.cumsum(~lines.odd) - 1
+            array = array.take(pa.array(slots, mask=lines.odd))
+        if array.null_count > len(rejects):
+            nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+            rejects.add(np.setdiff1d(nulls, np.fromiter(rejects, np.int64, len(rejects))))
+        return array
+
+    def _parse(self, lines: _Lines, plain: NDArray[np.int64], rejects: _Rejects) -> Any:
+        """Text of these lines, null where a line has none; nothing else is between them."""
         table = self._table(lines.data[lines.starts[plain[0]] : lines.ends[plain[-1]]])
         if table is not None and table.num_rows == len(plain):
             return _text_column(table, self._field)
-        if len(plain) <= _FEW_LINES:
-            texts = self._texts(lines, plain, first_row, rejects)
-            return pa.array(texts, pa.large_binary()).view(pa.large_string())
-        halves = np.array_split(plain, 2)
-        return pa.concat_arrays([self._parse(lines, half, first_row, rejects) for half in halves])
+        if len(plain) > _FEW_LINES:
+            halves = np.array_split(plain, 2)
+            return pa.concat_arrays([self._parse(lines, half, rejects) for half in halves])
+        texts: list[bytes | None] = []
+        refused: list[int] = []
+        for index, start, end in lines.places(plain):
+            found = self.decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+            table = None
+            if not isinstance(found, bytes) and found[1] == NESTED_TOO_DEEPLY:
+                table = self._table(lines.data[start:end])  # Arrow does not mind
+            if isinstance(found, bytes):
+                texts.append(found)
+            elif table is not None and table.num_rows == 1:
+                column = _text_column(table, self._field)
+                texts.append(None if column.null_count else text_batch(column).bytes_at(0))
+            else:
+                texts.append(None)
+                refused.append(index)
+        rejects.add(np.array(refused, np.int64))
+        return pa.array(texts, pa.large_binary()).view(pa.large_string())
 
     def _table(self, data: memoryview) -> Any:
         """The values in the bytes as Arrow reads them; None where it refuses them."""
@@ -403,34 +407,7 @@ class JsonlParser:
         except pa.ArrowException:
             return None
 
-    def _texts(
-        self,
-        lines: _Lines,
-        plain: NDArray[np.int64],
-        first_row: int,
-        rejects: dict[int, Reject],
-    ) -> list[bytes | None]:
-        """Text of each line by itself, or None with the reject noted."""
-        texts: list[bytes | None] = []
-        refused: list[int] = []
-        for index, start, end in lines.places(plain):
-            found = self._decided(bytes(lines.data[start:end]).strip(WHITESPACE))
-            if isinstance(found, bytes):
-                texts.append(found)
-                continue
-            table = None
-            if found[1] == NESTED_TOO_DEEPLY:  # which Arrow does not mind
-                table = self._table(lines.data[start:end])
-            if table is not None and table.num_rows == 1:
-                column = _text_column(table, self._field)
-                texts.append(None if column.null_count else text_batch(column).bytes_at(0))
-            else:
-                texts.append(None)
-                refused.append(index)
-        self._reject(lines, np.array(refused, np.int64), first_row, rejects)
-        return texts
-
-    def _decided(self, line: bytes) -> bytes | tuple[RejectReason, str]:
+    def decided(self, line: bytes) -> bytes | tuple[RejectReason, str]:
         """What Python says of a line; of a short one that came before, what it said then."""
         if len(line) > _MEMO_LINE_BYTES:
             return decide(line, self._field)
@@ -440,26 +417,25 @@ class JsonlParser:
             found = self._memo[line] = decide(line, self._field)
         return found
 
-    def _reject(
-        self,
-        lines: _Lines,
-        indices: NDArray[np.int64],
-        first_row: int,
-        rejects: dict[int, Reject],
-    ) -> None:
+
+class _Rejects(dict[int, Reject]):
+    """Why lines of a block, by their number, are rejected."""
+
+    def __init__(self, parser: JsonlParser, lines: _Lines, first_row: int) -> None:
+        self._parser, self._lines, self._first_row = parser, lines, first_row
+
+    def add(self, indices: NDArray[np.int64]) -> None:
         """Note why these lines, which have no text, are rejected."""
+        lines, limit = self._lines, self._lines.limit
         for index, start, end in lines.places(indices):
-            row, offset = first_row + index, lines.offset + start
-            if (
-                end - start + len(BOM) > self._limit
-                and (size := int(lines.sizes[index])) > self._limit
-            ):
-                detail = too_large(size, self._limit)
-                rejects[index] = Reject(row, RejectReason.TOO_LARGE, detail, offset, size)
+            row, offset = self._first_row + index, lines.offset + start
+            if end - start + len(BOM) > limit and (size := int(lines.sizes[index])) > limit:
+                detail = too_large(size, limit)
+                self[index] = Reject(row, RejectReason.TOO_LARGE, detail, offset, size)
                 continue
-            found = self._decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+            found = self._parser.decided(bytes(lines.data[start:end]).strip(WHITESPACE))
             assert not isinstance(found, bytes), "a line that has text was to be rejected"
-            rejects[index] = Reject(row, found[0], found[1], offset)
+            self[index] = Reject(row, *found, offset)
 
 
 _EMPTY = pa.array([], pa.large_string())
@@ -469,8 +445,7 @@ class _Lines:
     """Where the lines of a block that are not blank begin and end."""
 
     def __init__(self, block: LineBlock, *, limit: int) -> None:
-        self.data = block.data
-        self.offset = block.offset
+        self.data, self.offset, self.limit = block.data, block.offset, limit
         view = np.frombuffer(self.data, np.uint8)
         self.ends = _line_ends(block)
         self.starts = np.zeros(len(self.ends), np.int64)
@@ -482,7 +457,7 @@ class _Lines:
             self.starts[0] = len(BOM)
         self.odd = ~_looks_like_object(view, self.starts, self.ends) | (self.sizes > limit)
         if self.odd.any():
-            self._look_closer(limit)
+            self._look_closer()
         if not is_utf8(self.data):
             # Arrow looks at the bytes of the text alone, and not at those of names or other fields.
             self.odd |= [not is_utf8(self.at(index)) for index in range(len(self.odd))]
@@ -506,7 +481,7 @@ class _Lines:
             np.frombuffer(self.data, np.uint8)[inside] = _SPACE
         return np.flatnonzero(~self.odd)
 
-    def _look_closer(self, limit: int) -> None:
+    def _look_closer(self) -> None:
         """Drop blank lines; a line with white space around its object is an ordinary one."""
         blank = self.sizes == 0
         for index, start, end in self.places(np.flatnonzero(self.odd & ~blank)):
@@ -514,9 +489,9 @@ class _Lines:
             if not line:
                 blank[index] = True
             elif line.startswith(b"{") and line.endswith(b"}"):
-                self.odd[index] = self.sizes[index] > limit
+                self.odd[index] = self.sizes[index] > self.limit
         # A blank line over the limit is a row all the same: a larger one is passed over unseen.
-        kept = ~blank | (self.sizes > limit)
+        kept = ~blank | (self.sizes > self.limit)
         self.starts, self.ends = self.starts[kept], self.ends[kept]
         self.sizes, self.odd = self.sizes[kept], self.odd[kept]
 

@@ -22,18 +22,8 @@ import xxhash
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
 from tokenmill.records import RowBatch, cut_ranges
-from tokenmill.sources import base
+from tokenmill.sources import base, columns
 from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, check_room
-from tokenmill.sources.columns import (
-    UNREADABLE,
-    column_at,
-    damaged,
-    find_columns,
-    flat,
-    json_rows,
-    rows_of,
-    text_batch,
-)
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
@@ -49,7 +39,7 @@ class ColumnDigest:
 
     def update(self, array: Any) -> None:
         """Take in the next rows, a flat array."""
-        batch = text_batch(array)
+        batch = columns.text_batch(array)
         lengths = batch.lengths
         if array.null_count:
             lengths = np.where(
@@ -85,10 +75,10 @@ class ColumnSource(Source):
         return unit.end is None or unit.end >= self._num_parts
 
     def _rows(self, piece: Any, first_row: int) -> tuple[RowBatch, int]:
-        batch = rows_of(
+        batch = columns.rows_of(
             piece,
             first_row=first_row,
-            num_bytes=text_batch(piece).num_bytes,
+            num_bytes=columns.text_batch(piece).num_bytes,
             max_document_bytes=self._options.max_document_bytes,
         )
         return batch, len(piece)
@@ -99,7 +89,7 @@ class ColumnSource(Source):
         try:
             for part in self._flat_arrays(unit):
                 held.append(part)
-                rows, size = rows + len(part), size + text_batch(part).num_bytes
+                rows, size = rows + len(part), size + columns.text_batch(part).num_bytes
                 # A reader gives few rows at a time where it does not know how long they are.
                 if 2 * size >= self._options.batch_bytes or 2 * rows >= base.LARGEST_BATCH_ROWS:
                     del part
@@ -108,18 +98,18 @@ class ColumnSource(Source):
                     rows = size = 0
             if held:
                 yield _joined(held, digest)
-        except (*UNREADABLE, StopIteration) as error:
-            raise damaged(self._file.path, error) from error
+        except (*columns.UNREADABLE, StopIteration) as error:
+            raise columns.damaged(self._file.path, error) from error
 
     def _flat_arrays(self, unit: Unit) -> Iterator[Any]:
         """The text in arrays of about `batch_bytes`; most come as one."""
         most = self._options.batch_bytes
         for batch in self._batches(unit):
             fields = self._options.fields
-            array = (json_rows if fields else column_at)(batch, self._columns)
+            array = (columns.json_rows if fields else columns.column_at)(batch, self._columns)
             for part in _undecoded(array, most):
-                whole = flat(part)
-                texts = text_batch(whole)
+                whole = columns.flat(part)
+                texts = columns.text_batch(whole)
                 if texts.num_bytes <= 2 * most:
                     yield whole
                     continue
@@ -132,7 +122,7 @@ def _undecoded(array: Any, most_bytes: int) -> Iterator[Any]:
     if not pa.types.is_dictionary(array.type):
         yield array
         return
-    lengths = pc.binary_length(flat(array.dictionary)).take(array.indices).fill_null(0)
+    lengths = pc.binary_length(columns.flat(array.dictionary)).take(array.indices).fill_null(0)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
     for low, high in cut_ranges(offsets, most_bytes):
@@ -242,9 +232,9 @@ def _open(path: str) -> Any:
         return pq.ParquetFile(
             source, pre_buffer=False, buffer_size=MEGABYTE, page_checksum_verification=True
         )
-    except UNREADABLE as error:
+    except columns.UNREADABLE as error:
         source.close()
-        raise damaged(path, error) from error
+        raise columns.damaged(path, error) from error
 
 
 def _facts(
@@ -252,12 +242,12 @@ def _facts(
 ) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
     """What `find_columns` says, the paths of those columns, and their bytes in each row group."""
     try:
-        names = find_columns(parquet.schema_arrow, options, path=file.path)
+        names = columns.find_columns(parquet.schema_arrow, options, path=file.path)
         paths = names if options.fields else (".".join(names),)
         check_chunks(parquet.metadata, paths, size=file.size)
         return names, paths, _text_sizes(parquet.metadata, paths)
-    except UNREADABLE as error:
-        raise damaged(file.path, error) from error
+    except columns.UNREADABLE as error:
+        raise columns.damaged(file.path, error) from error
 
 
 class _SizeAlone(io.RawIOBase):
@@ -425,20 +415,20 @@ class ArrowSource(ColumnSource):
         try:
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
-            self._columns = find_columns(self._reader.schema, options, path=file.path)
+            self._columns = columns.find_columns(self._reader.schema, options, path=file.path)
             self._needs = batch_bytes(file.location, is_mapped=self._map is not None)
             self._num_parts = self._reader.num_record_batches if self._is_file else len(self._needs)
-        except UNREADABLE as error:
-            raise damaged(file.path, error) from error
+        except columns.UNREADABLE as error:
+            raise columns.damaged(file.path, error) from error
 
     @staticmethod
     def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of equally many record batches, about `unit_bytes` each."""
         try:
             schema, count = _arrow_facts(file.location)
-            find_columns(schema, options, path=file.path)
-        except UNREADABLE as error:
-            raise damaged(file.path, error) from error
+            columns.find_columns(schema, options, path=file.path)
+        except columns.UNREADABLE as error:
+            raise columns.damaged(file.path, error) from error
         target = options.unit_bytes or base.unit_bytes_for(base.text_size(file))
         step = max(1, count * target // max(1, file.size))
         for index, start in enumerate(range(0, max(1, count), step)):
@@ -552,30 +542,16 @@ def batch_bytes(path: str, *, is_mapped: bool = False) -> list[int]:
     return needs
 
 
-class _Table:
-    """A table of a flatbuffer, of which only a few members are looked at."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self.data, self.at = data, at
-
-    def place(self, number: int) -> int | None:
-        """Where a member stands, if it is there."""
-        (back,) = struct.unpack_from("<i", self.data, self.at)
-        (size,) = struct.unpack_from("<H", self.data, self.at - back)
-        if 4 + 2 * number >= size:
-            return None
-        (offset,) = struct.unpack_from("<H", self.data, self.at - back + 4 + 2 * number)
-        return self.at + offset if offset else None
-
-    def number(self, number: int, form: str) -> int:
-        place = self.place(number)
-        return 0 if place is None else int(struct.unpack_from(form, self.data, place)[0])
-
-    def child(self, number: int) -> _Table | None:
-        place = self.place(number)
-        if place is None:
-            return None
-        return _Table(self.data, place + struct.unpack_from("<I", self.data, place)[0])
+def _member(data: bytes, table: int, number: int, form: str = "<I") -> int:
+    """A number in a flatbuffer's table or, in the form of an offset, where a child is; else 0."""
+    members = table - int(struct.unpack_from("<i", data, table)[0])
+    if not table or 4 + 2 * number >= struct.unpack_from("<H", data, members)[0]:
+        return 0
+    place = int(struct.unpack_from("<H", data, members + 4 + 2 * number)[0])
+    if not place:
+        return 0
+    value = int(struct.unpack_from(form, data, table + place)[0])
+    return table + place + value if form == "<I" else value
 
 
 def _head(data: bytes) -> tuple[int, int, list[int]]:
@@ -583,16 +559,15 @@ def _head(data: bytes) -> tuple[int, int, list[int]]:
 
     A compressed buffer begins with its size once it is decompressed.
     """
-    message = _Table(data, struct.unpack_from("<I", data)[0])
-    kind, body = message.number(1, "<B"), message.number(3, "<q")
-    batch = message.child(2)
-    if kind == _DICTIONARY_BATCH and batch is not None:
-        batch = batch.child(1)
-    if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH) or batch is None or batch.child(3) is None:
+    message = int(struct.unpack_from("<I", data)[0])
+    kind, body = _member(data, message, 1, "<B"), _member(data, message, 3, "<q")
+    batch = _member(data, message, 2)
+    if kind == _DICTIONARY_BATCH:
+        batch = _member(data, batch, 1)
+    is_batch = kind in (_DICTIONARY_BATCH, _RECORD_BATCH)
+    buffers = _member(data, batch, 2) if is_batch and _member(data, batch, 3) else 0
+    if not buffers:
         return kind, body, []
-    buffers = batch.child(2)
-    if buffers is None:
-        return kind, body, []
-    (count,) = struct.unpack_from("<I", data, buffers.at)
-    entries = (struct.unpack_from("<qq", data, buffers.at + 4 + 16 * i) for i in range(count))
+    (count,) = struct.unpack_from("<I", data, buffers)
+    entries = (struct.unpack_from("<qq", data, buffers + 4 + 16 * i) for i in range(count))
     return kind, body, [offset for offset, length in entries if length >= 8 and offset >= 0]
