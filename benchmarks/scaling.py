@@ -116,7 +116,7 @@ def receipts() -> dict[str, Any]:
     layout.create()
     count, size = 0, 0
     for file in work.plan.files:
-        for unit in plan_units(file, work.options):
+        for unit in plan_units(file, work.settings.source):
             receipt = hollow_receipt(unit, config=config)
             for name, facts in receipt.files.items():
                 descriptor = os.open(layout.shards / name, os.O_CREAT | os.O_WRONLY)

@@ -11,12 +11,12 @@ from tokenmill._version import __version__ as __version__
 from tokenmill.errors import TokenmillError as TokenmillError
 
 if TYPE_CHECKING:
-    from tokenmill.builder.estimate import BuildPlan as BuildPlan
-    from tokenmill.builder.estimate import plan as plan
     from tokenmill.builder.progress import BuildResult as BuildResult
     from tokenmill.builder.progress import Progress as Progress
+    from tokenmill.builder.run import BuildPlan as BuildPlan
     from tokenmill.builder.run import build as build
     from tokenmill.builder.run import finish as finish
+    from tokenmill.builder.run import plan as plan
     from tokenmill.builder.verify import VerifyReport as VerifyReport
     from tokenmill.builder.verify import verify as verify
     from tokenmill.diagnosis.diagnose import diagnose as diagnose
@@ -49,9 +49,8 @@ if TYPE_CHECKING:
 
 # The list above once more, for programs that run: a test compares them.
 _HOMES = {
-    "builder.estimate": ["BuildPlan", "plan"],
     "builder.progress": ["BuildResult", "Progress"],
-    "builder.run": ["build", "finish"],
+    "builder.run": ["BuildPlan", "build", "finish", "plan"],
     "builder.verify": ["VerifyReport", "verify"],
     "diagnosis.diagnose": ["diagnose"],
     "diagnosis.values": ["Diagnosis"],

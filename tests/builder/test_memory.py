@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.builder.plan import (
-    MEGABYTE,
     budget_with,
     divide_budget,
     max_document_bytes,
     usable_memory,
 )
 from tokenmill.errors import MemoryBudgetError
+from tokenmill.sources.base import MEGABYTE
 from tokenmill.words import parse_size
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
-from tokenmill.builder.plan import Task, divide_budget, request_identity
-from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport, WorkerSettings
+from tokenmill.builder.plan import BuildSettings, Task, divide_budget, request_identity
+from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.describe import describe
 from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
@@ -55,17 +55,12 @@ def checked_engine() -> CheckedEngine:
     )
 
 
-def settings_for(layout: StoreLayout, lock: StoreLock, options: SourceOptions) -> WorkerSettings:
+def settings_for(layout: StoreLayout, options: SourceOptions) -> BuildSettings:
     asked = BuildOptions((), tokenizer="bytes", out="store", max_rejects=0.0, serial=True)
-    return WorkerSettings(
-        store=str(layout.root),
-        url=None,
-        corner="",
-        lock_token=lock.token,
+    return BuildSettings(
         identity=request_identity(asked, layout).identity,
         options=asked,
         source=options,
-        tokenizer=describe("bytes"),
         memory=divide_budget(2 << 30, tokenizer_bytes=0, most_workers=1),
     )
 
@@ -78,9 +73,17 @@ def run_worker(
     layout = StoreLayout(tmp_path / "store")
     reports: list[Any] = []
     with StoreLock(layout) as lock:
-        worker = BuildWorker(settings_for(layout, lock, options), engine=engine)
+        worker = BuildWorker(
+            settings_for(layout, options),
+            store=str(layout.root),
+            url=None,
+            corner="",
+            token=lock.token,
+            tokenizer=describe("bytes"),
+            engine=engine,
+        )
         try:
-            future = worker.work(Task(file=file, first=0, step=None), reports.append)
+            future = worker.work(Task(file=file, first=0), reports.append)
             assert future is not None
             future.result()
         finally:
@@ -104,8 +107,9 @@ def test_a_unit_whose_sample_disagrees_is_encoded_again_by_the_reference(tmp_pat
     assert (facts.checked_documents, facts.mismatches) == (1, 1)
     # What was reported of the first attempt is taken back.
     progress = [report for report in reports if isinstance(report, ProgressReport)]
-    assert sum(report.input_bytes for report in progress) == (tmp_path / "a.jsonl").stat().st_size
-    assert sum(report.documents for report in progress) <= len(texts)
+    assert (progress[0].input_bytes, progress[0].documents) == (0, 0)
+    assert progress[-1].input_bytes == (tmp_path / "a.jsonl").stat().st_size
+    assert progress[-1].documents <= len(texts)
 
 
 def test_a_unit_whose_sample_agrees_is_left_to_the_fast_engine(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -62,9 +63,9 @@ def frame_documents(
     *,
     documents: NDArray[np.int64],
     dtype: np.dtype[Any],
-    bos_id: int | None,
-    eos_id: int | None,
     scratch: Scratch,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Values of the chosen documents, framed, and the length of each.
 
@@ -110,15 +111,12 @@ def frame_documents(
 # with the BOS, and only the last ends with the EOS.
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(NamedTuple):
     """The rows of a batch that are kept, framed, none of them cut up yet."""
 
     tokens: TokenBatch
-    kept: NDArray[np.int64]
-    """Their places in the batch."""
-    reasons: Mapping[int, tuple[RejectReason, str]]
-    """Why the others are not kept, by place."""
+    kept: NDArray[np.int64]  # their places in the batch
+    reasons: Mapping[int, tuple[RejectReason, str]]  # why the others are not kept, by place
 
 
 def fit_rows(
@@ -133,14 +131,27 @@ def fit_rows(
         for place in np.flatnonzero(tokens.lengths > limit).tolist():
             what = f"{int(tokens.lengths[place]):,} tokens; the limit is {limit:,}"
             reasons[place] = (RejectReason.TOO_LONG, what)
-    elif limit is not None and shape.too_long == "truncate":
-        tokens = _truncated(tokens, limit)
+    elif limit is not None and shape.too_long == "truncate" and (tokens.lengths > limit).any():
+        kept = _places(tokens) < limit
+        mask = None if tokens.mask is None else tokens.mask[kept]
+        tokens = TokenBatch(tokens.ids[kept], _offsets(np.minimum(tokens.lengths, limit)), mask)
     if tokens.mask is not None:
         within = "" if limit is None else f" within {limit:,} tokens"
         what = f"no token of it would be trained on{within}"
-        for place in _without_target(tokens, tokens.mask, limit):
+        # The first token of a document is never a label.
+        places = _places(tokens)
+        labels = np.where((places if limit is None else places % limit) == 0, 0, tokens.mask)
+        counted = _offsets(labels)
+        found = counted[tokens.offsets[1:]] - counted[tokens.offsets[:-1]]
+        for place in np.flatnonzero((found == 0) & (tokens.lengths > 0)).tolist():
             reasons.setdefault(place, (RejectReason.NOTHING_TO_TRAIN, what))
-    return _without(tokens, reasons)
+    is_kept = np.ones(len(tokens), bool)
+    if reasons:
+        is_kept[list(reasons)] = False
+        inside = np.repeat(is_kept, tokens.lengths)
+        mask = None if tokens.mask is None else tokens.mask[inside]
+        tokens = TokenBatch(tokens.ids[inside], _offsets(tokens.lengths[is_kept]), mask)
+    return Fitted(tokens, np.flatnonzero(is_kept), reasons)
 
 
 def cut_lengths(
@@ -170,60 +181,27 @@ def _framed(tokens: TokenBatch, *, bos_id: int | None, eos_id: int | None) -> To
     return TokenBatch(ids, _offsets(lengths))
 
 
-def _truncated(tokens: TokenBatch, limit: int) -> TokenBatch:
-    lengths = tokens.lengths
-    if not (lengths > limit).any():
-        return tokens
-    kept = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths) < limit
-    mask = None if tokens.mask is None else tokens.mask[kept]
-    return TokenBatch(tokens.ids[kept], _offsets(np.minimum(lengths, limit)), mask)
+def _places(tokens: TokenBatch) -> NDArray[np.int64]:
+    """Of each token, its place in its document."""
+    return np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], tokens.lengths)
 
 
-def _without_target(tokens: TokenBatch, mask: NDArray[np.uint8], limit: int | None) -> list[int]:
-    """Rows of which no token can be a label that counts: the first of a document never is one."""
-    lengths = tokens.lengths
-    labels = mask.astype(np.int64)
-    if limit is None:
-        labels[tokens.offsets[:-1][lengths > 0]] = 0
-    else:
-        places = np.arange(len(mask)) - np.repeat(tokens.offsets[:-1], lengths)
-        labels[places % limit == 0] = 0
-    counted = np.concatenate(([0], np.cumsum(labels)))
-    found = counted[tokens.offsets[1:]] - counted[tokens.offsets[:-1]]
-    rows: list[int] = np.flatnonzero((found == 0) & (lengths > 0)).tolist()
-    return rows
+def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-def _without(tokens: TokenBatch, reasons: dict[int, tuple[RejectReason, str]]) -> Fitted:
-    if not reasons:
-        return Fitted(tokens, np.arange(len(tokens)), reasons)
-    is_kept = np.ones(len(tokens), bool)
-    is_kept[list(reasons)] = False
-    inside = np.repeat(is_kept, tokens.lengths)
-    mask = None if tokens.mask is None else tokens.mask[inside]
-    batch = TokenBatch(tokens.ids[inside], _offsets(tokens.lengths[is_kept]), mask)
-    return Fitted(batch, np.flatnonzero(is_kept), reasons)
-
-
-def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate(([0], np.cumsum(lengths)))
-
-
-class StageClock:
+class StageClock(defaultdict[str, float]):
     """Seconds spent in each stage; a stage is timed by one thread at a time."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def add(self, stage: str, seconds: float) -> None:
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        super().__init__(float)
 
     def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
         start = time.perf_counter()
         try:
             return call(*arguments)
         finally:
-            self.add(stage, time.perf_counter() - start)
+            self[stage] += time.perf_counter() - start
 
 
 # -------------------------------------------------------------------------------------------------
@@ -239,15 +217,12 @@ class Encoding:
     """How the rows of one unit are encoded, and what their check has found so far."""
 
     by_reference: bool = False
-    sample: Sample | None = None
-    """Chooses what the reference encodes again; None checks nothing."""
-    keeps_texts: bool = True
-    """Whether anyone asks for the texts of rendered rows."""
+    sample: Sample | None = None  # chooses what the reference encodes again; None checks nothing
+    keeps_texts: bool = True  # whether anyone asks for the texts of rendered rows
+    # Called for each row on which the reference fails; it may raise.
     on_failure: Callable[[str], None] = lambda _: None
-    """Called for each row on which the reference fails; it may raise."""
     clock: StageClock = field(default_factory=StageClock)
-    checked_documents: int = 0
-    """Up to and including one that differs."""
+    checked_documents: int = 0  # up to and including one that differs
     checked_bytes: int = 0
     mismatches: int = 0
     routed_documents: int = 0
@@ -258,10 +233,8 @@ class Made(NamedTuple):
 
     tokens: TokenBatch
     rows: NDArray[np.int64]
-    texts: TextBatch
-    """What their split follows from; none where there is only one."""
-    sizes: NDArray[np.int64]
-    """Bytes of the text of each."""
+    texts: TextBatch  # what their split follows from; none where there is only one
+    sizes: NDArray[np.int64]  # bytes of the text of each
     rejects: tuple[Reject, ...]
 
 
@@ -329,19 +302,21 @@ class RowEncoder:
         counts = encoding.checked_documents, encoding.checked_bytes, encoding.routed_documents
         try:
             return self._shaped_together(texts, rows, encoding)
-        except UnencodableError as error:
+        except UnencodableError:
             encoding.sample = before
             encoding.checked_documents, encoding.checked_bytes, encoding.routed_documents = counts
-            if len(rows) == 1:
-                reject = _unencodable(int(rows[0]), error.documents.popitem()[1], encoding)
-                none = np.empty(0, np.int64)
-                empty = TokenBatch(none.astype(np.uint32), np.zeros(1, np.int64))
-                return Made(empty, none, TextBatch.from_texts([]), none, (reject,))
-        # Which row a piece of text is of is the shaper's own affair.
-        alone = [TextBatch(texts.data, texts.offsets[at : at + 2]) for at in range(len(rows))]
-        return _joined(
-            [self._shaped(text, rows[at : at + 1], encoding) for at, text in enumerate(alone)]
-        )
+        # Which row a piece of text is of is the shaper's own affair: each row is tried alone.
+        kept, found = list[int](), list[Reject]()
+        for at, row in enumerate(rows.tolist()):
+            alone = TextBatch(texts.data, texts.offsets[at : at + 2])
+            try:
+                trial = Encoding(by_reference=encoding.by_reference)
+                self._shaped_together(alone, rows[at : at + 1], trial)
+                kept.append(at)
+            except UnencodableError as error:
+                found.append(_unencodable(row, error.documents.popitem()[1], encoding))
+        made = self._shaped_together(texts.take(kept), rows[kept], encoding)
+        return made._replace(rejects=(*made.rejects, *found))
 
     def _shaped_together(
         self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding
@@ -385,23 +360,3 @@ class RowEncoder:
 def _unencodable(row: int, reason: str, encoding: Encoding) -> Reject:
     encoding.on_failure(reason)
     return Reject(row, RejectReason.CANNOT_ENCODE, reason)
-
-
-def _joined(made: list[Made]) -> Made:
-    """What rows became, one after the other."""
-    lengths = np.concatenate([each.tokens.lengths for each in made])
-    masks = [each.tokens.mask for each in made if each.tokens.mask is not None]
-    tokens = TokenBatch(
-        np.concatenate([each.tokens.ids for each in made]),
-        np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-        np.concatenate(masks) if masks else None,
-    )
-    return Made(
-        tokens,
-        np.concatenate([each.rows for each in made]),
-        TextBatch.from_texts(
-            [each.texts.bytes_at(i) for each in made for i in range(len(each.texts))]
-        ),
-        np.concatenate([each.sizes for each in made]),
-        tuple(reject for each in made for reject in each.rejects),
-    )

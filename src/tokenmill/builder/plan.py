@@ -4,6 +4,7 @@ and which units are complete, which are to be built, which go.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -13,17 +14,18 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import xxhash
 
 from tokenmill._version import __version__
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import SpecialTokens, TokenizerInfo
 from tokenmill.engines.describe import describe
-from tokenmill.engines.locate import find_tokenizer, resolve_bos, resolve_eos
+from tokenmill.engines.locate import TokenizerFiles, find_tokenizer, resolve_bos, resolve_eos
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.sources.base import (
+    MEGABYTE,
     Source,
     SourceFile,
     SourceOptions,
@@ -33,44 +35,45 @@ from tokenmill.sources.base import (
     plan_units,
     text_size,
 )
-from tokenmill.store.facts import (
-    FORMAT_VERSION,
-    BoundaryToken,
-    StoreIdentity,
-    TokenizerFacts,
-    facts_of,
-    find_receipt,
-    read_manifest,
-    read_receipt,
-)
-from tokenmill.store.layout import RECEIPT_FILE, unit_name, unit_prefix
+from tokenmill.store import facts
+from tokenmill.store.facts import BoundaryToken, StoreIdentity, TokenizerFacts, facts_of
+from tokenmill.store.layout import RECEIPT_FILE, StoreLayout, unit_name, unit_prefix
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tokenmill.engines.base import TokenizerInfo
-    from tokenmill.engines.locate import TokenizerFiles
     from tokenmill.options import BuildOptions
-    from tokenmill.store.facts import Claim, Manifest, Receipt
-    from tokenmill.store.layout import StoreLayout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildSettings:
+    """All that decides a build, made once; small enough to be sent to any machine."""
+
+    options: BuildOptions  # without the inputs, which may be many, and what cannot be sent
+    identity: StoreIdentity
+    source: SourceOptions
+    memory: MemoryPlan
 
 
 # -------------------------------------------------------------------------------------------------
 # Who a store is: its tokenizer, its boundary tokens and its configuration, with one fingerprint.
 #
-# Units carry the fingerprint in their receipts. Two units with different fingerprints must never
+# Units carry the fingerprint in their facts. Two units with different fingerprints must never
 # get into one store, since nothing in the ids would show it.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The tokenizer and configuration that a build asks for."""
 
     files: TokenizerFiles
     identity: StoreIdentity
-    info: TokenizerInfo | None
-    """None where the store's own word was taken for it; `describe_kept` has it then."""
+    info: TokenizerInfo | None  # None where the store's own word was taken for it
+
+    def describe(self) -> TokenizerInfo:
+        """The tokenizer, whatever it costs."""
+        policy = SpecialTokens(self.identity.special_tokens)
+        return self.info or describe(self.files, policy=policy)
 
 
 def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
@@ -84,22 +87,24 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
 
         files = with_template(files, options.chat_template)
         settings["chat_template"] = digest(read_sources(files.files))
-    facts = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
+    contents = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
     manifest = known_manifest(layout)
     known = None if manifest is None else manifest.identity
     if (
         known is not None
-        and known.tokenizer.files == facts
+        and known.tokenizer.files == contents
         and known.tokenizer.kind == str(files.kind)
         and dict(known.config) == settings
     ):
-        return Request(files=files, identity=known, info=None)
+        return Request(files, known, None)
     info = describe(files, policy=SpecialTokens(options.special_tokens))
+    asked = options.eos, options.bos
+    eos_name, bos_name = (each if isinstance(each, str) else None for each in asked)
     # A chat has the tokens that its template writes, and no others.
-    eos = None if options.eos is False or is_chat else resolve_eos(info, _name(options.eos))
-    bos = None if options.bos is False else resolve_bos(info, _name(options.bos))
+    eos = None if options.eos is False or is_chat else resolve_eos(info, eos_name)
+    bos = None if options.bos is False else resolve_bos(info, bos_name)
     content = {
-        "format_version": FORMAT_VERSION,
+        "format_version": facts.FORMAT_VERSION,
         "tokenizer": info.fingerprint,
         "eos": eos,
         "bos": bos,
@@ -112,7 +117,7 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
             kind=str(info.kind),
             fingerprint=info.fingerprint,
             vocab_size=info.vocab_size,
-            files=facts,
+            files=contents,
         ),
         eos=None if eos is None else BoundaryToken(token=eos[0], id=eos[1], position="end"),
         bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
@@ -121,28 +126,15 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
         fingerprint=hashlib.sha256(canonical).hexdigest(),
         mask=shape is not None and shape.has_mask,
     )
-    return Request(files=files, identity=identity, info=info)
+    return Request(files, identity, info)
 
 
-def _name(token: str | bool | None) -> str | None:
-    return token if isinstance(token, str) else None
-
-
-def describe_kept(layout: StoreLayout, request: Request) -> TokenizerInfo:
-    """The tokenizer as the workers load it: from the copy in the store."""
-    policy = SpecialTokens(request.identity.special_tokens)
-    info = request.info or describe(request.files, policy=policy)
-    return dataclasses.replace(info, files={name: layout.tokenizer / name for name in info.files})
-
-
-def known_manifest(layout: StoreLayout) -> Manifest | None:
+def known_manifest(layout: StoreLayout) -> facts.Manifest | None:
     """The manifest of a store that is complete."""
-    if not layout.manifest.exists():
-        return None
-    try:
-        return read_manifest(layout.root)
-    except StoreError:
-        return None
+    if layout.manifest.exists():
+        with contextlib.suppress(StoreError):
+            return facts.read_manifest(layout.root)
+    return None
 
 
 def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
@@ -177,22 +169,19 @@ def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
 # worker watches its own size and has the engine drop the cache when its share is full. One document
 # may be far larger than a batch; workers take turns at those.
 
-
-MEGABYTE = 1 << 20
-
 _DRIVER_BYTES = 110 * MEGABYTE
 _LIBRARIES_BYTES = 110 * MEGABYTE
+# More for each process whose store is at a URL: network libraries, and parts being sent.
 UPLOAD_BYTES = 80 * MEGABYTE
-"""More for each process whose store is behind a URL: network libraries, and parts being sent."""
+# Memory of the fast and the reference engine together, per byte of tokenizer file.
 _TOKENIZER_FACTOR = 18
-"""Memory of the fast and the reference engine together, per byte of tokenizer file."""
+# Copies of a batch alive at once: raw and parsed ahead, text and ids in work, ids to write.
 BATCH_FACTOR = 14
-"""Copies of a batch alive at once: raw and parsed ahead, text and ids in work, ids to write."""
+# The least that makes the fast engine's cache worth having.
 _CACHE_BYTES = 48 * MEGABYTE
-"""The least that makes the fast engine's cache worth having."""
+# Memory per byte of a document that a reference engine encodes alone, at about a token a byte. The
+# fast engine needs far less, but which engine is used may not decide which rows are rejected.
 LARGE_DOCUMENT_FACTOR = 160
-"""Memory per byte of a document that a reference engine encodes alone, at about a token a byte.
-The fast engine needs far less, but which engine is used may not decide which rows are rejected."""
 
 _USUAL_ROOM = 192 * MEGABYTE
 _SMALLEST_BATCH = 1 * MEGABYTE
@@ -205,18 +194,14 @@ class MemoryPlan:
 
     budget: int
     workers: int
-    worker_bytes: int
-    """Size at which a worker drops its caches."""
+    worker_bytes: int  # size at which a worker drops its caches
     batch_bytes: int
+    # Follows from the budget alone: it decides which rows are rejected, and so may not depend on
+    # the number of workers.
     max_document_bytes: int = 0
-    """Follows from the budget alone: it decides which rows are rejected, and so may not depend on
-    the number of workers."""
-    room_bytes: int = 0
-    """What a reader may hold at once beside its batches; a file that needs more is an error."""
-    hard_bytes: int = 0
-    """Size at which a worker gets no more memory: its share and one large document."""
-    worker_cpus: int = 1
-    """CPUs of a cluster's node for each worker, so that no more start there than fit."""
+    room_bytes: int = 0  # what a reader may hold at once beside its batches
+    hard_bytes: int = 0  # where a worker gets no more memory: its share and one large document
+    worker_cpus: int = 1  # of a cluster's node, so that no more workers start there than fit
 
 
 def default_budget() -> int:
@@ -294,8 +279,8 @@ def budget_with(plan: MemoryPlan, more_bytes: int) -> str:
     return f"{-(-(plan.budget + more) // 10**8) * 100}MB"
 
 
+# Mapped and never used: stacks of threads, what allocators keep.
 _SPARE_BYTES = 8 * MEGABYTE
-"""Mapped and never used: stacks of threads, what allocators keep."""
 
 
 def limit_memory(most_bytes: int) -> Callable[[], None]:
@@ -312,8 +297,8 @@ def limit_memory(most_bytes: int) -> Callable[[], None]:
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with open("/proc/self/status") as file:
-        facts = dict(line.split(":", 1) for line in file if line.startswith(("VmData", "VmRSS")))
-    mapped, used = (int(facts[name].split()[0]) * 1024 for name in ("VmData", "VmRSS"))
+        sizes = dict(line.split(":", 1) for line in file if line.startswith(("VmData", "VmRSS")))
+    mapped, used = (int(sizes[name].split()[0]) * 1024 for name in ("VmData", "VmRSS"))
     limit = mapped + max(0, most_bytes - used) + _SPARE_BYTES
     if before[1] != resource.RLIM_INFINITY:
         limit = min(limit, before[1])
@@ -321,28 +306,14 @@ def limit_memory(most_bytes: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-class MemoryGuard:
-    """A worker's eye on its own size."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._process = psutil.Process()
-        self.kept_free = 0
-        """What a reader may take at any moment."""
-
-    def is_over(self) -> bool:
-        return int(self._process.memory_info().rss) > self._limit - self.kept_free
-
-
 def release_free_memory() -> None:
     """Give memory that was freed but kept by the allocators back to the system."""
     import pyarrow
 
     pyarrow.default_memory_pool().release_unused()
-    if os.name == "posix":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -361,18 +332,27 @@ class Task:
 
     file: SourceFile
     first: int
-    step: int | None
-    """None: the one unit `first`. Else first, first + step, ... as far as the stream goes."""
-    done: frozenset[int] = frozenset()
-    """Units of the stream that are complete already."""
+    step: int | None = None  # None: the one unit `first`; else as far as the stream goes
+    done: frozenset[int] = frozenset()  # units of the stream that are complete already
+    # Unit -> rows of it that are before the limit; units without an entry are taken whole.
     row_limits: Mapping[int, int] = field(default_factory=dict)
-    """Unit -> rows of it that lie before the limit; units without an entry are taken whole."""
-    last: int | None = None
-    """Last unit of the stream that the limit reaches."""
+    last: int | None = None  # unit of the stream that the limit reaches
 
     def __str__(self) -> str:
         unit = f"unit {self.first}" if self.step is None else "its units"
         return f"{unit} of {self.file.path}"
+
+    def units(self, source: Source, units: Iterator[Unit]) -> Iterator[Unit]:
+        """Those of the units of its file that the task names."""
+        if self.step is None:
+            yield next(unit for unit in units if unit.index == self.first)
+            return
+        last = None if self.last is None else self.last + 1
+        for unit in itertools.islice(units, self.first, last, self.step):
+            if not source.exists(unit):
+                return
+            if unit.index not in self.done:
+                yield unit
 
 
 @dataclass(kw_only=True, slots=True)
@@ -381,255 +361,216 @@ class WorkPlan:
 
     files: tuple[SourceFile, ...]
     tasks: list[Task] = field(default_factory=list)
-    done: dict[str, Claim] = field(default_factory=dict)
-    """Unit name -> what its receipt, which holds, claims."""
+    # Unit name -> what its receipt, which holds, claims.
+    done: dict[str, facts.Claim] = field(default_factory=dict)
+    # Units whose file has a new version but the same bytes: their receipts are written anew.
     touched: list[tuple[str, SourceFile]] = field(default_factory=list)
-    """Units whose file has a new version but the same bytes: their receipts are written anew."""
-    planned: set[str] = field(default_factory=set)
-    """Names of all units that the plan knows."""
+    planned: set[str] = field(default_factory=set)  # names of all units that the plan knows
+    # Units in the store that are not in the plan although their file is an input.
     stale: list[str] = field(default_factory=list)
-    """Units in the store that are not in the plan although their file is an input."""
+    # Input files of units in the store that are no inputs now, and those units.
     foreign: list[str] = field(default_factory=list)
-    """Input files of units in the store that are no inputs now."""
     foreign_units: list[str] = field(default_factory=list)
-    rebuilt: int = 0
-    """Units of the store whose receipt does not hold any more."""
-    other_config: int = 0
-    """Units of the store that were built with another configuration."""
-    bytes_to_do: int = 0
-    """Input of the tasks; an estimate where it is compressed."""
-    units_to_do: int | None = 0
-    """None where a compressed file hides it."""
+    rebuilt: int = 0  # units of the store whose receipt does not hold any more
+    other_config: int = 0  # units of the store that were built with another configuration
+    bytes_to_do: int = 0  # input of the tasks; an estimate where it is compressed
+    units_to_do: int | None = 0  # None where a compressed file hides it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRules:
-    """What a receipt is held against."""
+def plan_work(
+    layout: StoreLayout,
+    files: Sequence[SourceFile],
+    settings: BuildSettings,
+    *,
+    part: BuildPart | None = None,
+) -> WorkPlan:
+    """Compare the units of the input with the receipts of the store.
 
-    options: SourceOptions
-    config: str
-    limit: int | None
-    workers: int
-    verify_sources: bool = False
-    """Hold the bytes of every source against its receipt, whatever its size and time say."""
-    part: BuildPart | None = None
-    """Plan the work of this part alone; what the others have is neither looked at nor touched."""
-
-    def has(self, name: str) -> bool:
-        """Whether the unit, or the stream, of this name is to be planned."""
-        return self.part is None or self.part.has(name)
-
-
-def plan_work(layout: StoreLayout, files: Sequence[SourceFile], *, rules: PlanRules) -> WorkPlan:
-    """Compare the units of the input with the receipts of the store."""
-    plan = WorkPlan(files=tuple(files))
-    existing = _units_in_store(layout)
-    last_units = _last_units(existing)
-    rows_left = rules.limit
-    # A stream is shared by several workers only where there are not enough files for them, since
-    # each of them decompresses all of it.
-    lanes = max(1, rules.workers // max(1, _files_to_share(files, rules)))
-    for file in files:
-        if rows_left == 0:
-            break
-        planner = _FilePlanner(
-            layout=layout,
-            file=file,
-            rules=rules,
-            plan=plan,
-            rows_left=rows_left,
-            existing=existing,
-            last_units=last_units,
-        )
-        try:
-            planner.run(lanes)
-        finally:
-            planner.close()
-        rows_left = planner.rows_left
-    if rules.part is None:
-        _find_leftovers(plan, layout, existing)
-    return plan
-
-
-def _files_to_share(files: Sequence[SourceFile], rules: PlanRules) -> int:
-    """Files among which the workers are divided: streams of other parts are left out."""
-    return sum(
-        not is_stream(file, rules.options) or rules.has(unit_prefix(file.path)) for file in files
+    For a part, its own units alone: what the others have is neither looked at nor touched.
+    """
+    planner = _Planner(
+        layout=layout, settings=settings, part=part, plan=WorkPlan(files=tuple(files))
     )
+    planner.run()
+    if part is None:
+        _find_leftovers(planner.plan, layout, planner.existing)
+    return planner.plan
 
 
 @dataclass(kw_only=True, slots=True)
-class _FilePlanner:
+class _Planner:
     layout: StoreLayout
-    file: SourceFile
-    rules: PlanRules
+    settings: BuildSettings
+    part: BuildPart | None
     plan: WorkPlan
-    rows_left: int | None
-    existing: set[str]
-    last_units: Mapping[str, int]
-    """Prefix of a file's units -> the highest index that the store has."""
-    _source: Source | None = None
+    rows_left: int | None = field(init=False)
+    existing: set[str] = field(init=False)  # units that have a receipt
+    # Prefix of a file's units -> the highest number that the store has.
+    last_units: dict[str, int] = field(default_factory=dict)
+    _source: Source | None = None  # the open file: only a limit or a touched file needs it
 
-    def run(self, lanes: int) -> None:
-        if is_stream(self.file, self.rules.options):
-            self._plan_stream(lanes)
-        else:
-            self._plan_units()
+    def __post_init__(self) -> None:
+        self.rows_left = self.settings.options.limit
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self.layout.shards)  # noqa: PTH208 (names alone: there may be millions)
+        matches = map(RECEIPT_FILE.fullmatch, names)
+        self.existing = {match["unit"] for match in matches if match is not None}
+        for name in self.existing:
+            prefix, _, index = name.rpartition("-")
+            self.last_units[prefix] = max(self.last_units.get(prefix, -1), int(index))
 
-    def close(self) -> None:
-        if self._source is not None:
-            self._source.close()
+    def run(self) -> None:
+        options = self.settings.source
+        files = self.plan.files
+        streams = {file.path for file in files if is_stream(file, options)}
+        # A stream is shared by several workers only where there are not enough files for them,
+        # since each of them decompresses all of it. Streams of other parts do not count.
+        to_share = sum(
+            file.path not in streams or self._is_mine(unit_prefix(file.path)) for file in files
+        )
+        lanes = max(1, self.settings.memory.workers // max(1, to_share))
+        for file in files:
+            if self.rows_left == 0:
+                break
+            try:
+                if file.path in streams:
+                    self._plan_stream(file, lanes)
+                else:
+                    self._plan_units(file)
+            finally:
+                if self._source is not None:
+                    self._source.close()
+                    self._source = None
 
-    def source(self) -> Source:
-        """The open file: only a limit or a touched file needs it while planning."""
-        if self._source is None:
-            self._source = open_source(self.file, self.rules.options)
+    def _is_mine(self, name: str) -> bool:
+        """Whether the unit, or the stream, of this name is to be planned."""
+        return self.part is None or self.part.has(name)
+
+    def _open(self, file: SourceFile) -> Source:
+        self._source = self._source or open_source(file, self.settings.source)
         return self._source
 
-    def _plan_units(self) -> None:
-        units = list(plan_units(self.file, self.rules.options))
-        size = text_size(self.file)
+    def _plan_units(self, file: SourceFile) -> None:
+        units = list(plan_units(file, self.settings.source))
+        size = text_size(file)
         for place, unit in enumerate(units):
             if self.rows_left == 0:
                 return
             row_limit = self._take_rows(unit)
-            name = unit_name(self.file.path, index=unit.index)
-            if not self.rules.has(name) or self._keep_if_complete(name, unit, row_limit):
+            if not self._is_mine(_name(unit)) or self._keep_if_complete(unit, row_limit):
                 continue
             limits = {} if row_limit is None else {unit.index: row_limit}
-            task = Task(file=self.file, first=unit.index, step=None, row_limits=limits)
-            self.plan.tasks.append(task)
-            share = size * (place + 1) // len(units) - size * place // len(units)
-            self.plan.bytes_to_do += share
+            self.plan.tasks.append(Task(file=file, first=unit.index, row_limits=limits))
+            self.plan.bytes_to_do += size * (place + 1) // len(units) - size * place // len(units)
             if self.plan.units_to_do is not None:
                 self.plan.units_to_do += 1
 
-    def _plan_stream(self, lanes: int) -> None:
+    def _plan_stream(self, file: SourceFile, lanes: int) -> None:
         """A stream's end is known only if this limit or an earlier run reached it."""
         complete: set[int] = set()
         limits: dict[int, int] = {}
         last: int | None = None
-        is_mine = self.rules.has(unit_prefix(self.file.path))
+        prefix = unit_prefix(file.path)
+        is_mine = self._is_mine(prefix)
         if not is_mine and self.rows_left is None:
             return
-        for unit in self._known_units():
+        units = plan_units(file, self.settings.source)
+        # With a limit as many as exist, else those that the store has.
+        if self.rows_left is not None:
+            units = itertools.takewhile(lambda unit: self._open(file).exists(unit), units)
+        else:
+            units = itertools.islice(units, self.last_units.get(prefix, -1) + 1)
+        for unit in units:
             if self.rows_left == 0:
                 break
             row_limit = self._take_rows(unit)
             if row_limit is not None:
                 limits[unit.index] = row_limit
-            name = unit_name(self.file.path, index=unit.index)
-            if is_mine and self._keep_if_complete(name, unit, row_limit):
+            if is_mine and self._keep_if_complete(unit, row_limit):
                 complete.add(unit.index)
-            if self.rows_left == 0 or self._ends_stream(unit):
+            claim = self.plan.done.get(_name(unit))
+            if self.rows_left == 0 or (claim is not None and claim.is_last):
                 last = unit.index
                 break
         if not is_mine or (last is not None and complete >= set(range(last + 1))):
             return
         self.plan.units_to_do = None
-        self.plan.bytes_to_do += text_size(self.file)
-        for lane in range(lanes):
-            self.plan.tasks.append(
-                Task(
-                    file=self.file,
-                    first=lane,
-                    step=lanes,
-                    done=frozenset(complete),
-                    row_limits=limits,
-                    last=last,
-                )
-            )
-
-    def _known_units(self) -> Iterator[Unit]:
-        """Units of the stream: with a limit as many as exist, else those that the store has."""
-        units = plan_units(self.file, self.rules.options)
-        if self.rows_left is not None:
-            return itertools.takewhile(lambda unit: self.source().exists(unit), units)
-        last = self.last_units.get(unit_prefix(self.file.path), -1)
-        return itertools.islice(units, last + 1)
-
-    def _ends_stream(self, unit: Unit) -> bool:
-        claim = self.plan.done.get(unit_name(self.file.path, index=unit.index))
-        return claim is not None and claim.is_last
+        self.plan.bytes_to_do += text_size(file)
+        whole = Task(
+            file=file,
+            first=0,
+            step=lanes,
+            done=frozenset(complete),
+            row_limits=limits,
+            last=last,
+        )
+        self.plan.tasks += [dataclasses.replace(whole, first=lane) for lane in range(lanes)]
 
     def _take_rows(self, unit: Unit) -> int | None:
-        """How many rows of the unit lie before the limit; None if it is taken whole."""
+        """How many rows of the unit are before the limit; None if it is taken whole."""
         if self.rows_left is None:
             return None
-        found = find_receipt(self.layout, unit_name(self.file.path, index=unit.index))
-        if found is not None and self._is_same_slice(found, unit) and self._is_same(found):
+        found = facts.find_receipt(self.layout, _name(unit))
+        if found is not None and _is_same_slice(found, unit) and self._is_same(found, unit.file):
             rows = found.counts.rows
         else:
-            rows = self.source().count_rows(unit)
+            rows = self._open(unit.file).count_rows(unit)
         taken = min(rows, self.rows_left)
         self.rows_left -= taken
         return taken if taken < rows else None
 
-    def _keep_if_complete(self, name: str, unit: Unit, row_limit: int | None) -> bool:
+    def _keep_if_complete(self, unit: Unit, row_limit: int | None) -> bool:
+        name = _name(unit)
         self.plan.planned.add(name)
         if name not in self.existing:
             return False
-        found = find_receipt(self.layout, name)
-        if found is not None and found.config != self.rules.config:
+        found = facts.find_receipt(self.layout, name)
+        if found is not None and found.config != self.settings.identity.fingerprint:
             self.plan.other_config += 1
-        elif found is not None and self._still_holds(name, found, unit, row_limit):
+        elif found is not None and self._still_holds(found, unit, row_limit):
             self.plan.done[name] = found.claim
             return True
         self.plan.rebuilt += 1
         return False
 
-    def _still_holds(self, name: str, found: Receipt, unit: Unit, row_limit: int | None) -> bool:
-        if not (self._is_same_slice(found, unit) and self._fits_limits(found, row_limit)):
-            return False
-        if self._is_same(found):
-            return True
-        source = found.source
-        if source.size != self.file.size or self.source().digest(unit) != source.digest:
-            return False
-        if source.version != self.file.version or self._changed_since(found):
-            self.plan.touched.append((name, self.file))
-        return True
-
-    def _is_same(self, found: Receipt) -> bool:
-        """Whether the file need not be read to know that it is the one of the receipt."""
-        facts = (found.source.size, found.source.version) == (self.file.size, self.file.version)
-        return facts and not self.rules.verify_sources and not self._changed_since(found)
-
-    def _changed_since(self, found: Receipt) -> bool:
-        # Sizes and times can be put back as they were; when that was done cannot.
-        receipt = f"{self.layout.root}/shards/{found.unit.name}.json"
-        return self.file.changed >= os.stat(receipt).st_mtime_ns  # noqa: PTH116 (a path object takes longer)
-
-    @staticmethod
-    def _is_same_slice(found: Receipt, unit: Unit) -> bool:
-        return (found.unit.start, found.unit.end) == (unit.start, unit.end)
-
-    def _fits_limits(self, found: Receipt, row_limit: int | None) -> bool:
-        """Whether the unit comes out the same under today's limits on rows and document sizes."""
-        largest, bounds = self.rules.options.max_document_bytes, found.bounds
+    def _still_holds(self, found: facts.Receipt, unit: Unit, row_limit: int | None) -> bool:
+        """Whether the unit comes out the same from today's file, under today's limits."""
+        largest, bounds = self.settings.source.max_document_bytes, found.bounds
         smallest = bounds.smallest_too_large_bytes
         if bounds.largest_row_bytes > largest or (smallest is not None and smallest <= largest):
             return False
         rows = found.counts.rows
-        return rows - found.counts.skipped == (rows if row_limit is None else row_limit)
+        used = rows if row_limit is None else row_limit
+        if rows - found.counts.skipped != used or not _is_same_slice(found, unit):
+            return False
+        file, source = unit.file, found.source
+        if self._is_same(found, file):
+            return True
+        if source.size != file.size or self._open(file).digest(unit) != source.digest:
+            return False
+        if source.version != file.version or self._changed_since(found, file):
+            self.plan.touched.append((found.unit.name, file))
+        return True
+
+    def _is_same(self, found: facts.Receipt, file: SourceFile) -> bool:
+        """Whether the file need not be read to know that it is the one of the receipt."""
+        is_alike = (found.source.size, found.source.version) == (file.size, file.version)
+        reads_all = self.settings.options.verify_sources
+        return is_alike and not reads_all and not self._changed_since(found, file)
+
+    def _changed_since(self, found: facts.Receipt, file: SourceFile) -> bool:
+        # Sizes and times can be put back as they were; when that was done cannot.
+        receipt = f"{self.layout.root}/shards/{found.unit.name}.json"
+        return file.changed >= os.stat(receipt).st_mtime_ns  # noqa: PTH116 (a path object takes longer)
 
 
-def _units_in_store(layout: StoreLayout) -> set[str]:
-    """Names of the units that have a receipt."""
-    try:
-        names = os.listdir(layout.shards)  # noqa: PTH208 (names alone: there may be millions)
-    except FileNotFoundError:
-        return set()
-    return {match["unit"] for name in names if (match := RECEIPT_FILE.fullmatch(name))}
+def _name(unit: Unit) -> str:
+    return unit_name(unit.file.path, index=unit.index)
 
 
-def _last_units(names: set[str]) -> dict[str, int]:
-    """Prefix of a file's units -> the highest index among these."""
-    last: dict[str, int] = {}
-    for name in names:
-        prefix, _, index = name.rpartition("-")
-        last[prefix] = max(last.get(prefix, -1), int(index))
-    return last
+def _is_same_slice(found: facts.Receipt, unit: Unit) -> bool:
+    return (found.unit.start, found.unit.end) == (unit.start, unit.end)
 
 
 def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> None:
@@ -638,7 +579,7 @@ def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> 
     foreign = set()
     for name in sorted(existing - plan.planned):
         try:
-            unit = read_receipt(layout, name).unit
+            unit = facts.read_receipt(layout, name).unit
         except StoreError:
             plan.stale.append(name)
             continue
@@ -652,21 +593,18 @@ def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> 
 
 
 # -------------------------------------------------------------------------------------------------
-# Parts of a build: which units a part has, found from their names alone.
-#
-#   | part_of(unit) = hash of its name, modulo the number of parts
+# Parts of a build: which units a part has, found from their names alone, by a hash of the name
+# modulo the number of parts.
 #
 # So parts need not know of each other, a unit keeps its part when files are added, and every part
 # may be run again. Units of a stream (a compressed file) stay together and go by the name of their
 # file: reading the last of them means decompressing all the others.
 
 _PART = re.compile(r"([0-9]+)/([0-9]+)")
-_SHOWN = 3
-"""Units that an error names; a count stands for the others."""
+_SHOWN = 3  # units that an error names; a count is given of the others
 
 
-@dataclass(frozen=True, slots=True)
-class BuildPart:
+class BuildPart(NamedTuple):
     """Part `number` of `of`, counted from 1."""
 
     number: int
@@ -681,7 +619,7 @@ class BuildPart:
 
 
 def parse_part(text: str) -> BuildPart:
-    """Part(3, 64) of '3/64'."""
+    """BuildPart(3, 64) of '3/64'."""
     match = _PART.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -704,21 +642,14 @@ def part_of(name: str, parts: int) -> int:
     return xxhash.xxh3_64_intdigest(name.encode()) % parts + 1
 
 
-def part_of_task(task: Task, parts: int) -> int:
-    """Which of the parts has the units of a task."""
-    if task.step is None:
-        return part_of(unit_name(task.file.path, index=task.first), parts)
-    return part_of(unit_prefix(task.file.path), parts)
-
-
 def describe_missing(tasks: Iterable[Task], parts: int) -> tuple[str, list[int]]:
     """Units that are not there, in words, and the parts that have them."""
     by_part: dict[int, list[str]] = {}
-    seen: set[str] = set()
-    for task in tasks:
-        if (name := str(task)) not in seen:  # a stream may be shared by several tasks
-            seen.add(name)
-            by_part.setdefault(part_of_task(task, parts), []).append(name)
+    for task in {str(task): task for task in tasks}.values():  # tasks may share a stream
+        name = unit_prefix(task.file.path)
+        if task.step is None:
+            name = unit_name(task.file.path, index=task.first)
+        by_part.setdefault(part_of(name, parts), []).append(str(task))
     named = [f"{name} (part {part}/{parts})" for part in sorted(by_part) for name in by_part[part]]
     more = f" and {len(named) - _SHOWN:,} more" if named[_SHOWN:] else ""
     return ", ".join(named[:_SHOWN]) + more, sorted(by_part)

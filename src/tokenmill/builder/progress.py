@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import fnmatch
 import json
-import os
 import platform
 import shlex
 import threading
@@ -18,7 +17,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -28,27 +27,18 @@ from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.errors import UsageError
 from tokenmill.monitor import Recorder, rss_bytes
 from tokenmill.records import RejectReason
-from tokenmill.runners.local import (
-    Event,
-    PlaceState,
-    TaskDone,
-    TaskReport,
-    WorkerLost,
-    WorkerReady,
-    WorkerUsage,
-)
-from tokenmill.store.facts import Counts, bytes_per_token
+from tokenmill.runners import local
+from tokenmill.store.facts import Counts, SplitTotals, StoreIdentity, bytes_per_token
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from tokenmill.builder.plan import MemoryPlan, WorkPlan
-    from tokenmill.builder.run import BuildRun
+    from tokenmill.builder.run import BuildRun, Work
     from tokenmill.files import PathInput
     from tokenmill.options import RowShape
-    from tokenmill.sources.discovery import Discovery
-    from tokenmill.store.facts import EngineEntry, Manifest, SplitTotals
+    from tokenmill.store.facts import Manifest, Tally
     from tokenmill.store.layout import Json
 
 
@@ -58,8 +48,7 @@ class WorkerProgress:
     pid: int
     cpu_percent: float
     memory_bytes: int
-    doing: str
-    """Name of the unit, or what it waits for."""
+    doing: str  # name of the unit, or what it waits for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,54 +137,31 @@ class BuildResult:
 # What came of a build: its result, the line in its log, and where its time went.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """What a store, or one part of it, holds now."""
-
-    totals: Counts
-    splits: Mapping[str, SplitTotals]
-    engines: tuple[EngineEntry, ...]
-    units: int
-    dtype: str
-    bytes_per_token: float | None
-
-
-def held_by(manifest: Manifest) -> Held:
-    """What a complete store holds."""
-    return Held(
-        totals=manifest.totals,
-        splits=manifest.splits,
-        engines=manifest.engines,
-        units=len(manifest.units),
-        dtype=manifest.identity.dtype.name,
-        bytes_per_token=bytes_per_token(manifest.totals, manifest.identity.config),
-    )
-
-
 def make_result(
-    held: Held,
+    held: Manifest | Tally,
+    identity: StoreIdentity,
     *,
     store: str,
-    discovery: Discovery,
-    plan: WorkPlan,
-    memory: MemoryPlan,
-    monitor: Monitor | None,
-    seconds: float,
+    units: int,
+    work: Work | None = None,
+    monitor: Monitor | None = None,
+    seconds: float = 0.0,
     lengths: RowLengths | None = None,
     part: str | None = None,
 ) -> BuildResult:
-    """What a build did and what the store holds now; without a monitor, it did nothing."""
+    """What a build did and what the store, or its part, holds now; nothing without a monitor."""
     heard = monitor or Monitor()
-    ready, engines = heard.engine, held.engines
+    engines, memory = held.engines, None if work is None else work.settings.memory
+    ready = heard.engine
     return BuildResult(
         store=store,
         nothing_to_do=monitor is None,
         splits=held.splits,
         totals=held.totals,
         built=heard.built,
-        units_total=held.units,
+        units_total=units,
         units_built=len(heard.units),
-        units_resumed=len(plan.done),
+        units_resumed=0 if work is None else len(work.plan.done),
         engine=ready.name if ready else ", ".join(sorted({entry.name for entry in engines})),
         reference=ready.reference
         if ready
@@ -205,16 +171,16 @@ def make_result(
         checked_bytes=heard.checked_bytes,
         mismatches=sum(entry.mismatches for entry in engines),
         redone_units=tuple(heard.redone),
-        workers=memory.workers,
+        workers=0 if memory is None else memory.workers,
         seconds=seconds,
         startup_seconds=heard.startup_seconds,
         stage_seconds=heard.stage_seconds,
         limiting_stage=_limiting_stage(heard.stage_seconds),
         peak_memory_bytes=heard.peak_bytes,
-        memory_budget_bytes=memory.budget,
-        dtype=held.dtype,
-        bytes_per_token=held.bytes_per_token,
-        skipped_files=tuple((skipped.path, skipped.reason) for skipped in discovery.skipped),
+        memory_budget_bytes=0 if memory is None else memory.budget,
+        dtype=identity.dtype.name,
+        bytes_per_token=bytes_per_token(held.totals, identity.config),
+        skipped_files=() if work is None else work.discovery.skipped,
         warnings=tuple(heard.warnings),
         lengths=lengths,
         part=part,
@@ -223,13 +189,9 @@ def make_result(
 
 def _limiting_stage(stages: dict[str, float]) -> str | None:
     """Where most of the workers' time went; writing counts as far as it was waited for."""
-    if not stages:
-        return None
-    held_up = {
-        name: stages.get(name, 0.0) for name in ("read", "parse", "render", "encode", "check")
-    }
-    held_up["write"] = stages.get("wait", 0.0)
-    return max(held_up, key=lambda name: held_up[name])
+    names = {"read": "read", "parse": "parse", "render": "render", "encode": "encode"}
+    names |= {"check": "check", "write": "wait"}
+    return max(names, key=lambda name: stages.get(names[name], 0.0)) if stages else None
 
 
 def run_record(result: BuildResult) -> dict[str, Json]:
@@ -263,17 +225,6 @@ _TELL_SECONDS = 0.25
 _RATE_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class _WorkerState:
-    number: int
-    pid: int
-    process: psutil.Process | None
-    """None where it is on another machine; it tells then what it uses."""
-    doing: str = "starting"
-    memory_bytes: int = 0
-    cpu_percent: float = 0.0
-
-
 @dataclass(kw_only=True, slots=True)
 class Monitor:
     """What is known about a running build. Use as a context manager around the runner."""
@@ -287,8 +238,8 @@ class Monitor:
     phase: str = "starting"
     engine: EngineReport | None = None
     on_unit: Callable[[UnitReport], None] | None = None
+    # Names: a unit is reported twice if its worker dies right after committing it.
     units: set[str] = field(default_factory=set)
-    """Names: a unit is reported twice if its worker dies right after committing it."""
     built: Counts = field(default_factory=Counts.of)
     checked_bytes: int = 0
     redone: list[str] = field(default_factory=list)
@@ -296,14 +247,13 @@ class Monitor:
     warnings: list[str] = field(default_factory=list)
     startup_seconds: float = 0.0
     peak_bytes: int = 0
-    _bytes_done: int = 0
-    _documents: int = 0
-    _tokens: int = 0
-    _rejected: int = 0
     _memory: int = 0
     _num_ready: int = 0
     _place: str | None = None
-    _workers: dict[int, _WorkerState] = field(default_factory=dict)
+    _begun: dict[str, ProgressReport] = field(default_factory=dict)  # units that are not committed
+    _workers: dict[int, WorkerProgress] = field(default_factory=dict)
+    # Those of this machine; others tell what they use.
+    _processes: dict[int, psutil.Process] = field(default_factory=dict)
     _messages: deque[str] = field(default_factory=deque)
     _history: deque[tuple[float, int, int]] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -320,43 +270,46 @@ class Monitor:
         if self._thread is not None:
             self._thread.join()
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: local.Event) -> None:
         """Take in what the runner heard."""
         with self._lock:
             match event:
-                case WorkerReady():
+                case local.WorkerReady():
                     self._greet(event)
-                case TaskReport(value=ProgressReport() as report):
-                    self._bytes_done += report.input_bytes
-                    self._documents += report.documents
-                    self._tokens += report.tokens
-                    self._rejected += report.rejected
-                    self._workers[event.worker].doing = report.unit
-                case TaskReport(value=UnitReport() as report):
+                case local.TaskReport(value=ProgressReport() as report):
+                    if report.unit not in self.units:
+                        self._begun[report.unit] = report
+                    self._note(event.worker, doing=report.unit)
+                case local.TaskReport(value=UnitReport() as report):
+                    self._begun.pop(report.unit, None)
                     self._finish_unit(report)
-                case TaskDone():
-                    self._workers[event.worker].doing = "next unit"
-                case WorkerUsage():
-                    state = self._workers[event.worker]
-                    state.memory_bytes, state.cpu_percent = event.memory_bytes, event.cpu_percent
-                case PlaceState():
+                case local.TaskDone():
+                    self._note(event.worker, doing="next unit")
+                case local.WorkerUsage(worker, memory, percent):
+                    self._note(worker, memory_bytes=memory, cpu_percent=percent)
+                case local.PlaceState():
                     self._place = event.words
-                case WorkerLost():
+                case local.WorkerLost():
                     self.warn(
                         f"worker {event.worker} died ({event.reason}); {event.task} is built again"
                     )
 
-    def _greet(self, event: WorkerReady) -> None:
+    def _note(self, worker: int, **facts: Any) -> None:
+        self._workers[worker] = dataclasses.replace(self._workers[worker], **facts)
+
+    def _greet(self, event: local.WorkerReady) -> None:
         self._num_ready += 1
         if self._num_ready <= self.num_workers:
             self.startup_seconds = time.monotonic() - self.started
         self.engine = event.value
         self.phase = "building"
-        process: psutil.Process | None = None
+        self._processes.pop(event.worker, None)
         if event.host is None:
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(event.pid)
-        self._workers[event.worker] = _WorkerState(event.worker, event.pid, process)
+                self._processes[event.worker] = psutil.Process(event.pid)
+        self._workers[event.worker] = WorkerProgress(
+            number=event.worker, pid=event.pid, cpu_percent=0.0, memory_bytes=0, doing="starting"
+        )
 
     def _finish_unit(self, report: UnitReport) -> None:
         if report.unit in self.units:
@@ -386,29 +339,21 @@ class Monitor:
         last_told = 0.0
         while not self._stop.wait(_SAMPLE_SECONDS):
             with self._lock:
-                self._sample(driver)
+                for number, process in self._processes.items():
+                    self._note(number, memory_bytes=rss_bytes(process))
+                others = (each for each in self._workers.values() if each.pid != driver.pid)
+                self._memory = rss_bytes(driver) + sum(each.memory_bytes for each in others)
+                self.peak_bytes = max(self.peak_bytes, self._memory)
             now = time.monotonic()
             if now - last_told >= _TELL_SECONDS:
                 last_told = now
                 self.tell()
 
-    def _sample(self, driver: psutil.Process) -> None:
-        total = rss_bytes(driver)
-        for state in self._workers.values():
-            if state.pid != os.getpid():
-                if state.process is not None:
-                    state.memory_bytes = rss_bytes(state.process)
-                total += state.memory_bytes
-        self._memory = total
-        self.peak_bytes = max(self.peak_bytes, total)
-
     def tell(self, phase: str | None = None) -> None:
         """Pass the state on, and each message once."""
         if phase is not None:
             self.phase = phase
-        if self.on_progress is None:
-            return
-        while True:
+        while self.on_progress is not None:
             with self._lock:
                 message = self._messages.popleft() if self._messages else None
                 progress = self._snapshot(message)
@@ -419,44 +364,38 @@ class Monitor:
 
     def _snapshot(self, message: str | None) -> Progress:
         now = time.monotonic()
-        self._history.append((now, self._bytes_done, self._tokens))
+        done, documents, tokens, rejected = (
+            getattr(self.built, name) + sum(getattr(each, name) for each in self._begun.values())
+            for name in ("input_bytes", "documents", "tokens", "rejected")
+        )
+        self._history.append((now, done, tokens))
         while now - self._history[0][0] > _RATE_SECONDS:
             self._history.popleft()
         then, bytes_then, tokens_then = self._history[0]
         span = max(now - then, 1e-9)
-        rate = (self._bytes_done - bytes_then) / span
-        left = max(self.bytes_total - self._bytes_done, 0)
+        rate = (done - bytes_then) / span
+        for number, process in self._processes.items():
+            with contextlib.suppress(psutil.Error):
+                self._note(number, cpu_percent=process.cpu_percent(None))
         return Progress(
             phase=self.phase,
             seconds=now - self.started,
             units_done=len(self.units),
             units_total=self.units_total,
-            bytes_done=self._bytes_done,
-            bytes_total=max(self.bytes_total, self._bytes_done),
-            documents=self._documents,
-            tokens=self._tokens,
-            rejected=self._rejected,
+            bytes_done=done,
+            bytes_total=max(self.bytes_total, done),
+            documents=documents,
+            tokens=tokens,
+            rejected=rejected,
             memory_bytes=self._memory,
             memory_peak_bytes=self.peak_bytes,
             memory_budget_bytes=self.budget,
             bytes_per_second=rate,
-            tokens_per_second=(self._tokens - tokens_then) / span,
-            eta_seconds=left / rate if rate > 0 else None,
-            workers=tuple(self._describe(state) for state in self._workers.values()),
+            tokens_per_second=(tokens - tokens_then) / span,
+            eta_seconds=max(self.bytes_total - done, 0) / rate if rate > 0 else None,
+            workers=tuple(self._workers.values()),
             message=message,
             place=self._place,
-        )
-
-    def _describe(self, state: _WorkerState) -> WorkerProgress:
-        if state.process is not None:
-            with contextlib.suppress(psutil.Error):
-                state.cpu_percent = state.process.cpu_percent(None)
-        return WorkerProgress(
-            number=state.number,
-            pid=state.pid,
-            cpu_percent=state.cpu_percent,
-            memory_bytes=state.memory_bytes,
-            doing=state.doing,
         )
 
 
@@ -474,7 +413,15 @@ def run_recorded(run: BuildRun) -> BuildResult:
     options = run.options
     if options.monitor is not None:
         refuse_bad_place(Path(options.monitor), store=run.layout.root, inputs=run.inputs)
-    recorder = Recorder(options.monitor, facts=_facts(run))
+    # How fast a build is depends on these, and not what it writes.
+    resources = ("workers", "memory_bytes", "engine", "pin", "serial", "runner", "address")
+    facts = {
+        "store": run.layout.name.rpartition("/")[2],
+        "inputs": len(run.inputs),
+        "resources": {name: getattr(options, name) for name in resources},
+        "config": options.as_kept(),
+    }
+    recorder = Recorder(options.monitor, facts=facts)
 
     def tell(progress: Progress) -> None:
         recorder.note(phase=progress.phase, input_bytes=progress.bytes_done, tokens=progress.tokens)
@@ -518,19 +465,6 @@ def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) ->
             )
 
 
-RESOURCES = ("workers", "memory_bytes", "engine", "pin", "serial", "runner", "address")
-"""Options that decide how fast a build is, not what it writes."""
-
-
-def _facts(run: BuildRun) -> dict[str, object]:
-    return {
-        "store": run.layout.name.rpartition("/")[2],
-        "inputs": len(run.inputs),
-        "resources": {name: getattr(run.options, name) for name in RESOURCES},
-        "config": run.options.as_kept(),
-    }
-
-
 # -------------------------------------------------------------------------------------------------
 # How long the rows of a store are, what of them counts, and what a limit would cost.
 #
@@ -546,10 +480,8 @@ class Cut:
     """What a longest length would take away."""
 
     limit: int
-    rows: int
-    """Longer than it."""
-    tokens: int
-    """Behind it."""
+    rows: int  # longer than it
+    tokens: int  # after it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -560,23 +492,16 @@ class RowLengths:
     longest: int
     mean: float
     percentiles: Mapping[int, int]
-    counted_tokens: int | None
-    """Tokens that count for the loss; None where there are no masks."""
-    cuts: tuple[Cut, ...]
-    """For the limits that some row is longer than."""
+    counted_tokens: int | None  # tokens that count for the loss; None where there are no masks
+    cuts: tuple[Cut, ...]  # for the limits that some row is longer than
     max_length: int | None
     too_long: str
-    at_limit: int
-    """Rows of exactly `max_length` tokens: those cut off, and any that have just this length."""
-    cut_off: int | None
-    """Rows that were cut off; None where no end token tells, or where it is far away."""
+    at_limit: int  # rows of exactly `max_length` tokens: those cut off, and any of that length
+    cut_off: int | None  # None where no end token tells, or where it is far away
     rejected_too_long: int
-    split_rows: int
-    """Rows that were cut into several documents."""
-    pieces: int
-    """Documents that those became."""
-    silent_documents: int
-    """Documents of which no token counts: pieces of rows, if anything."""
+    split_rows: int  # rows that were cut into several documents
+    pieces: int  # documents that those became
+    silent_documents: int  # documents of which no token counts: pieces of rows, if anything
 
 
 def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | None:
@@ -600,7 +525,15 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         mean=float(lengths.mean()),
         percentiles={p: int(lengths[rank]) for p, rank in ranks.items()},
         counted_tokens=counted,
-        cuts=tuple(_cut(lengths, each) for each in LIMITS if each < lengths[-1]),
+        cuts=tuple(
+            Cut(
+                limit=each,
+                rows=int((over := lengths[lengths > each] - each).size),
+                tokens=int(over.sum()),
+            )
+            for each in LIMITS
+            if each < lengths[-1]
+        ),
         max_length=limit,
         too_long=shape.too_long,
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
@@ -622,8 +555,3 @@ def _count_cut_off(store: Store, shape: RowShape) -> int:
         longest = np.flatnonzero(shard.index.lengths == shape.max_length).tolist()
         count += sum(shard.document(number)[-1] != store.eos_id for number in longest)
     return count
-
-
-def _cut(lengths: np.ndarray[tuple[int], np.dtype[np.int64]], limit: int) -> Cut:
-    longer = lengths[lengths > limit]
-    return Cut(limit=limit, rows=len(longer), tokens=int((longer - limit).sum()))

@@ -14,57 +14,29 @@ import secrets
 import shlex
 import shutil
 import time
+from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from tokenmill.builder.plan import (
-    UPLOAD_BYTES,
-    MemoryPlan,
-    PlanRules,
-    Request,
-    WorkPlan,
-    default_budget,
-    describe_difference,
-    describe_kept,
-    describe_missing,
-    divide_budget,
-    known_manifest,
-    max_document_bytes,
-    parse_part,
-    plan_work,
-    request_identity,
-)
-from tokenmill.builder.progress import (
-    Held,
-    Monitor,
-    held_by,
-    make_result,
-    measure_rows,
-    run_record,
-    run_recorded,
-)
-from tokenmill.builder.worker import BuildWorker, WorkerSettings
+from tokenmill.builder import plan as planning
+from tokenmill.builder import progress
+from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths
+from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
+from tokenmill.builder.progress import BuildResult, Monitor, Progress, RowLengths
+from tokenmill.builder.worker import BuildWorker, UnitReport
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.load import load_engine
 from tokenmill.engines.locate import CHAT_TEMPLATE
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
-from tokenmill.files import shown
-from tokenmill.options import BuildOptions, as_list, with_options
+from tokenmill.files import PathInput, shown
+from tokenmill.options import BuildOptions, PlanOptions, RowShape, as_list, with_options
 from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
-from tokenmill.sources.base import MEGABYTE, SourceOptions
+from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
-from tokenmill.store.facts import (
-    PartRecord,
-    append_runs,
-    assemble_manifest,
-    bytes_per_token,
-    read_manifest,
-    read_receipt,
-    read_records,
-    remove_records,
-    rewrite_receipt,
-    tally_units,
-    write_manifest,
-    write_record,
-)
+from tokenmill.store import facts
+from tokenmill.store.facts import Manifest, PartRecord, Tally
+from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.layout import (
     StoreLayout,
     StoreLock,
@@ -76,13 +48,8 @@ from tokenmill.store.layout import (
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tokenmill.builder.plan import BuildPart
-    from tokenmill.builder.progress import BuildResult, Progress, RowLengths
-    from tokenmill.builder.worker import UnitReport
-    from tokenmill.files import PathInput
-    from tokenmill.options import RowShape
     from tokenmill.runners.ray import RayCluster, RayRunner
     from tokenmill.store.layout import Json
 
@@ -102,23 +69,33 @@ _WORKER_ENVIRONMENT = {
 }
 
 
-def fields_of(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
-    """The fields that rows are read for, and whether all must be there; none for plain text."""
-    if shape is None:
-        return (), True
-    from tokenmill.supervised.shaper import needed_fields
+def source_options(
+    config: Mapping[str, object], shape: RowShape | None, *, max_document_bytes: int
+) -> SourceOptions:
+    """How the input of a store of this configuration is read."""
+    fields: tuple[str, ...] = ()
+    needs_all = True
+    if shape is not None:
+        from tokenmill.supervised.shaper import needed_fields
 
-    return needed_fields(shape)
+        fields, needs_all = needed_fields(shape)
+    separator, unit_bytes = config.get("separator"), config.get("unit_bytes")
+    return SourceOptions(
+        text_field=str(config["text_field"]),
+        fields=fields,
+        needs_all_fields=needs_all,
+        separator=None if separator is None else str(separator),
+        unit_bytes=unit_bytes if isinstance(unit_bytes, int) else None,
+        max_document_bytes=max_document_bytes,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a build found out before it writes anything."""
 
     discovery: Discovery
     request: Request
-    memory: MemoryPlan
-    options: SourceOptions
+    settings: BuildSettings
     plan: WorkPlan
 
 
@@ -134,12 +111,12 @@ class BuildRun:
     inputs: list[PathInput]
     layout: StoreLayout
     options: BuildOptions
+    # The only units to build; those of the others are neither looked at nor touched.
     part: BuildPart | None = None
-    """The only units to build; those of the others are neither looked at nor touched."""
+    # Of how many parts this is the end: a unit that is not there is an error then.
     finishes: int | None = None
-    """Of how many parts this is the end: a unit that is not there is an error then."""
+    # Largest document, where it does not follow from this machine's budget but was said.
     document_bytes: int | None = None
-    """Largest document, where it does not follow from this machine's budget but was said."""
     on_unit: Callable[[UnitReport], None] | None = None
     started: float = field(default_factory=time.monotonic)
     _cluster: RayCluster | None = None
@@ -148,32 +125,29 @@ class BuildRun:
         """Carry out what was asked for."""
         discovery = self.discover()
         refuse_other_folder(self.layout.root)
-        self.connect()
+        if self.options.runner == "ray":
+            self.cluster()  # reached before anything is written
         with StoreLock(self.layout, parts=self.part is not None) as lock:
             work = self.prepare(discovery)
             self.refuse(work)
-            if (held := self._finished(work)) is not None:
-                return self._result(held, work, monitor=None)
-            return self._work(work, lock.token)
+            finished = self._finished(work)
+            return self._work(work, lock.token) if finished is None else finished
 
     def prepare(self, discovery: Discovery) -> Work:
         """What is to be done; nothing is written yet."""
         self.layout.upstream.begin()
-        request = self.request()
+        request = planning.request_identity(self.options, self.layout)
         memory = self.memory_plan(request)
-        options = dataclasses.replace(
-            self.source_options(batch_bytes=memory.batch_bytes), room_bytes=memory.room_bytes
+        settings = BuildSettings(
+            options=dataclasses.replace(self.options, inputs=(), on_progress=None),
+            identity=request.identity,
+            source=dataclasses.replace(
+                self.source_options(), batch_bytes=memory.batch_bytes, room_bytes=memory.room_bytes
+            ),
+            memory=memory,
         )
-        rules = PlanRules(
-            options=options,
-            config=request.identity.fingerprint,
-            limit=self.options.limit,
-            workers=memory.workers,
-            verify_sources=self.options.verify_sources,
-            part=self.part,
-        )
-        plan = plan_work(self.layout, discovery.files, rules=rules)
-        return Work(discovery=discovery, request=request, memory=memory, options=options, plan=plan)
+        plan = planning.plan_work(self.layout, discovery.files, settings, part=self.part)
+        return Work(discovery, request, settings, plan)
 
     def discover(self) -> Discovery:
         """The input files, all of a kind that the rows can come from."""
@@ -184,23 +158,12 @@ class BuildRun:
             refuse_plain_text(discovery.files, self.options.shape)
         return discovery
 
-    def request(self) -> Request:
-        """Tokenizer and configuration, resolved."""
-        return request_identity(self.options, self.layout)
-
-    def source_options(self, *, batch_bytes: int = 8 * MEGABYTE) -> SourceOptions:
+    def source_options(self) -> SourceOptions:
         """How the input is read; document sizes follow from the budget alone."""
-        budget = self.options.memory_bytes or default_budget()
-        fields, needs_all = fields_of(self.options.shape)
-        return SourceOptions(
-            text_field=self.options.text_field,
-            fields=fields,
-            needs_all_fields=needs_all,
-            separator=self.options.separator,
-            unit_bytes=self.options.unit_size,
-            batch_bytes=batch_bytes,
-            max_document_bytes=self.document_bytes or max_document_bytes(budget),
-        )
+        budget = self.options.memory_bytes or planning.default_budget()
+        largest = self.document_bytes or planning.max_document_bytes(budget)
+        options = self.options
+        return source_options(options.identity(), options.shape, max_document_bytes=largest)
 
     def memory_plan(self, request: Request) -> MemoryPlan:
         """Divide the budget among the workers that were asked for, or as many as fit.
@@ -212,23 +175,18 @@ class BuildRun:
         most = 1 if self.options.serial else asked or physical_cores()
         if cluster is not None:
             most = max([1, *cluster.node_cpus()])
-        plan = divide_budget(
-            self.options.memory_bytes or default_budget(),
-            tokenizer_bytes=sum(facts.bytes for facts in files.values()),
+        plan = planning.divide_budget(
+            self.options.memory_bytes or planning.default_budget(),
+            tokenizer_bytes=sum(file.bytes for file in files.values()),
             most_workers=most,
             least_workers=most if asked and cluster is None else 1,
-            upload_bytes=UPLOAD_BYTES if self.layout.upstream.url else 0,
+            upload_bytes=planning.UPLOAD_BYTES if self.layout.upstream.url else 0,
         )
         if cluster is None:
             return plan
         cpus = most // plan.workers
         slots = cluster.slots(cpus)
         return dataclasses.replace(plan, workers=min(asked or slots, slots), worker_cpus=cpus)
-
-    def connect(self) -> None:
-        """Reach the cluster, where there is one to work on, before anything is written."""
-        if self.options.runner == "ray":
-            self.cluster()
 
     def cluster(self) -> RayCluster:
         """The Ray cluster that the units are worked on by; the first call connects to it."""
@@ -252,7 +210,7 @@ class BuildRun:
         if self.part is not None and not self.options.rebuild:
             self._refuse_mixtures(request.identity.fingerprint)
         if plan.other_config and not self.options.rebuild:
-            difference = describe_difference(self.layout, request.identity)
+            difference = planning.describe_difference(self.layout, request.identity)
             raise StoreError(
                 f"the store {store!r} has {plan.other_config:,} units of another build "
                 f"({difference}); adding to them would mix tokens of two kinds in one store",
@@ -267,7 +225,7 @@ class BuildRun:
             )
 
         if self.finishes is not None and plan.tasks:
-            missing, of_parts = describe_missing(plan.tasks, self.finishes)
+            missing, of_parts = planning.describe_missing(plan.tasks, self.finishes)
             again = ", ".join(f"{part}/{self.finishes}" for part in of_parts[:_MOST_SHOWN])
             more = ", ..." if of_parts[_MOST_SHOWN:] else ""
             raise BuildError(
@@ -278,17 +236,17 @@ class BuildRun:
 
     def _refuse_mixtures(self, fingerprint: str) -> None:
         asked, store = self.options.as_kept(), self.layout.name
-        for record in read_records(self.layout):
+        for record in facts.read_records(self.layout):
             if (record.fingerprint, record.config) != (fingerprint, asked):
                 other = _differences(asked, record.config)
                 raise _mixture(f"part {record.part}/{record.parts} of {store!r} was started", other)
-        manifest = known_manifest(self.layout)
+        manifest = planning.known_manifest(self.layout)
         if manifest is not None and manifest.identity.fingerprint != fingerprint:
             raise _mixture(f"the store {store!r} was built", [])
 
-    def _finished(self, work: Work) -> Held | None:
-        """What is held by a store that already is what was asked for."""
-        plan, manifest = work.plan, known_manifest(self.layout)
+    def _finished(self, work: Work) -> BuildResult | None:
+        """The result for a store that already is what was asked for."""
+        plan, manifest = work.plan, planning.known_manifest(self.layout)
         if manifest is None or manifest.identity != work.request.identity:
             return None
         if plan.tasks or plan.touched:
@@ -297,11 +255,11 @@ class BuildRun:
             # Of the same files: then no record is left in the finished store.
             files = {(file.path, file.size, file.version) for file in plan.files}
             known = {(source.path, source.size, source.version) for source in manifest.sources}
-            return self._held_by_part(work, plan.done) if files == known else None
+            return self._result(work, None, sorted(plan.done)) if files == known else None
         if plan.stale or plan.foreign or self.layout.tmp.exists() or self.layout.parts.exists():
             return None
         is_whole = {unit.name for unit in manifest.units} == set(plan.done)
-        return held_by(manifest) if is_whole else None
+        return self._result(work, None, manifest) if is_whole else None
 
     def _work(self, work: Work, lock_token: str) -> BuildResult:
         record = None if self.part is None else self._record(self.part, work)
@@ -309,64 +267,55 @@ class BuildRun:
         if record is None:
             sweep(self.layout, work.plan.done)
         else:
-            write_record(self.layout, record)
+            facts.write_record(self.layout, record)
+        held: Manifest | list[str]
         with self.monitor(work) as monitor:
             if work.plan.tasks:
                 self.run_tasks(work, monitor, lock_token)
             if record is None:
                 monitor.tell("finishing")
                 units = self._units_in_order(work.plan, monitor)
-                manifest = assemble_manifest(self.layout, work.request.identity, units=units)
-                write_manifest(self.layout, manifest)
-                held = held_by(manifest)
+                held = facts.assemble_manifest(self.layout, work.request.identity, units=units)
+                facts.write_manifest(self.layout, held)
             else:
-                held = self._held_by_part(work, {*work.plan.done, *monitor.units})
+                held = sorted({*work.plan.done, *monitor.units})
             monitor.tell("done")
-        result = self._result(held, work, monitor=monitor)
+        result = self._result(work, monitor, held)
+        kept = progress.run_record(result)
         if record is None:
-            of_parts = [run for each in read_records(self.layout) for run in each.runs]
-            append_runs(self.layout, [*of_parts, run_record(result)])
-            remove_records(self.layout)
+            of_parts = [run for each in facts.read_records(self.layout) for run in each.runs]
+            facts.append_runs(self.layout, [*of_parts, kept])
+            facts.remove_records(self.layout)
         else:
-            runs = (*record.runs, run_record(result))
-            write_record(self.layout, record.but(runs=runs))
+            facts.write_record(self.layout, record.but(runs=(*record.runs, kept)))
             self.layout.remove_empty_tmp()
         return result
 
     def _record(self, part: BuildPart, work: Work) -> PartRecord:
         """What this part was asked for; what earlier runs of it said of themselves is kept."""
         inputs = tuple(map(str, self.inputs))
-        record = PartRecord(
+        before = facts.read_records(self.layout)
+        return PartRecord(
             part=part.number,
             parts=part.of,
             fingerprint=work.request.identity.fingerprint,
             config=self.options.as_kept(),
-            runs=(),
+            runs=tuple(
+                run
+                for old in before
+                if (old.part, old.parts) == (part.number, part.of)
+                for run in old.runs
+            ),
             # A key in a URL is never kept; whoever finishes the build must name the inputs then.
             inputs=inputs if all(shown(each) == each for each in inputs) else None,
-            max_document_bytes=work.options.max_document_bytes,
-        )
-        before = [old for old in read_records(self.layout) if old.name == record.name]
-        runs = tuple(run for old in before for run in old.runs)
-        return record.but(runs=runs)
-
-    def _held_by_part(self, work: Work, units: Iterable[str]) -> Held:
-        names, identity = sorted(units), work.request.identity
-        tally = tally_units(self.layout, names)
-        return Held(
-            totals=tally.totals,
-            splits=tally.splits,
-            engines=tally.engines,
-            units=len(names),
-            dtype=identity.dtype.name,
-            bytes_per_token=bytes_per_token(tally.totals, identity.config),
+            max_document_bytes=work.settings.source.max_document_bytes,
         )
 
     def settle(self, work: Work) -> None:
         """What comes before the first unit: folders, the tokenizer, receipts of touched files."""
         plan = work.plan
         if self.part is not None:
-            known = known_manifest(self.layout)
+            known = planning.known_manifest(self.layout)
             if known is None or known.identity != work.request.identity:
                 remove_manifest(self.layout)  # of another configuration: replaced, as was asked
         self.layout.create()
@@ -375,51 +324,44 @@ class BuildRun:
         request = work.request
         keep_tokenizer(self.layout, request.files.files, request.identity.tokenizer.files)
         for name, file in plan.touched:
-            receipt = read_receipt(self.layout, name)
-            facts = receipt.source.but(version=file.version)
-            rewrite_receipt(self.layout, receipt.but(source=facts))
+            receipt = facts.read_receipt(self.layout, name)
+            source = receipt.source.but(version=file.version)
+            facts.rewrite_receipt(self.layout, receipt.but(source=source))
 
     def monitor(self, work: Work) -> Monitor:
         """The eye on the workers of this run."""
+        plan, memory = work.plan, work.settings.memory
         return Monitor(
-            budget=work.memory.budget,
-            bytes_total=work.plan.bytes_to_do,
-            units_total=work.plan.units_to_do,
+            budget=memory.budget,
+            bytes_total=plan.bytes_to_do,
+            units_total=plan.units_to_do,
             on_progress=self.options.on_progress,
-            num_workers=min(work.memory.workers, len(work.plan.tasks)),
+            num_workers=min(memory.workers, len(plan.tasks)),
             on_unit=self.on_unit,
             started=self.started,
         )
 
-    def _doubt(self, work: Work) -> str | None:
-        """What a person should know about the masks that are made."""
-        shape = self.options.shape
-        if shape is None or shape.format != "chat" or shape.train_on == "all":
-            return None
-        from tokenmill.supervised.templates import doubtful_header
-
-        return doubtful_header(describe_kept(self.layout, work.request), shape)
-
     def run_tasks(self, work: Work, monitor: Monitor, lock_token: str) -> None:
         """Have the workers build and commit every unit that is to be built."""
-        if (doubt := self._doubt(work)) is not None:
-            monitor.warn(doubt)
-        memory = work.memory
-        settings = WorkerSettings(
+        tokenizer, shape = work.request.describe(), self.options.shape
+        if shape is not None and shape.format == "chat" and shape.train_on != "all":
+            from tokenmill.supervised.templates import doubtful_header
+
+            # What a person should know about the masks that are made.
+            if (doubt := doubtful_header(tokenizer, shape)) is not None:
+                monitor.warn(doubt)
+        start = functools.partial(
+            BuildWorker,
+            work.settings,
             store=str(self.layout.root),
             url=self.layout.upstream.url,
             corner=self.layout.corner,
-            lock_token=lock_token,
-            identity=work.request.identity,
-            # The inputs may be many; the tasks name the files.
-            options=dataclasses.replace(self.options, inputs=(), on_progress=None),
-            source=work.options,
-            tokenizer=describe_kept(self.layout, work.request),
-            memory=memory,
+            token=lock_token,
+            tokenizer=tokenizer,
         )
         try:
-            start = functools.partial(BuildWorker, settings)
-            self._runner(memory).run(start, work.plan.tasks, on_event=monitor.on_event)
+            runner = self._runner(work.settings.memory)
+            runner.run(start, work.plan.tasks, on_event=monitor.on_event)
         finally:
             # The workers are gone; what one that was killed had begun is of no use to anyone.
             shutil.rmtree(self.layout.tmp, ignore_errors=True)
@@ -454,24 +396,30 @@ class BuildRun:
             for index in sorted(by_file.get(unit_prefix(file.path), ())):
                 yield unit_name(file.path, index=index)
 
-    def _result(self, held: Held, work: Work, *, monitor: Monitor | None) -> BuildResult:
-        return make_result(
-            held,
+    def _result(
+        self, work: Work, monitor: Monitor | None, held: Manifest | list[str]
+    ) -> BuildResult:
+        """What came of it; for a part, what its units hold."""
+        tally: Manifest | Tally
+        if isinstance(held, Manifest):
+            tally, units = held, len(held.units)
+        else:
+            tally, units = facts.tally_units(self.layout, held), len(held)
+        lengths: RowLengths | None = None
+        shape = self.options.shape
+        if self.part is None and shape is not None and (shape.has_mask or shape.max_length):
+            lengths = progress.measure_rows(self.layout.upstream.url or self.layout.root, shape)
+        return progress.make_result(
+            tally,
+            work.request.identity,
             store=self.layout.name,
-            discovery=work.discovery,
-            plan=work.plan,
-            memory=work.memory,
+            units=units,
+            work=work,
             monitor=monitor,
             seconds=time.monotonic() - self.started,
-            lengths=self._lengths(),
+            lengths=lengths,
             part=None if self.part is None else str(self.part),
         )
-
-    def _lengths(self) -> RowLengths | None:
-        shape = self.options.shape
-        if self.part is not None or shape is None or not (shape.has_mask or shape.max_length):
-            return None
-        return measure_rows(self.layout.upstream.url or self.layout.root, shape)
 
 
 def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
@@ -497,8 +445,6 @@ def _mixture(who: str, other: list[str]) -> StoreError:
 
 # -------------------------------------------------------------------------------------------------
 # The verb `build`: raw text in, a checked store out. The same call again resumes.
-#
-# Here the arguments are checked and put together; `run` carries them out.
 
 
 @with_options(BuildOptions)
@@ -521,7 +467,7 @@ def build(options: BuildOptions) -> BuildResult:
     run = make_run(options)
     is_plain = options.monitor is None and options.profile is None
     try:
-        return run.run() if is_plain else run_recorded(run)
+        return run.run() if is_plain else progress.run_recorded(run)
     finally:
         run.close()
 
@@ -529,7 +475,7 @@ def build(options: BuildOptions) -> BuildResult:
 def make_run(options: BuildOptions) -> BuildRun:
     """A run that can be carried out or estimated."""
     given = as_list(options.inputs)
-    part, layout = options.part and parse_part(options.part), open_layout(options.out)
+    part, layout = options.part and planning.parse_part(options.part), open_layout(options.out)
     if part and options.prune:
         raise UsageError(
             "a part of a build cannot prune: it does not see the units of the other parts",
@@ -572,7 +518,7 @@ def finish(
     layout = open_layout(store)
     try:
         layout.upstream.begin()
-        records = read_records(layout)
+        records = facts.read_records(layout)
         if not records:
             return _nothing_to_finish(layout, prune=prune)
         run = _run(layout, records, as_list(inputs), prune=prune, on_progress=on_progress)
@@ -667,13 +613,137 @@ def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
             hint="run one of the parts again, which looks at the inputs, then finish --prune; or "
             "the build without --part, with --prune",
         )
-    manifest = read_manifest(layout.root)
-    return make_result(
-        held_by(manifest),
-        store=layout.name,
-        discovery=Discovery(files=(), skipped=()),
-        plan=WorkPlan(files=()),
-        memory=MemoryPlan(budget=0, workers=0, worker_bytes=0, batch_bytes=0),
-        monitor=None,
-        seconds=0.0,
+    manifest = facts.read_manifest(layout.root)
+    return progress.make_result(
+        manifest, manifest.identity, store=layout.name, units=len(manifest.units)
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb `plan`: what a build would do and cost, before it runs.
+#
+# The units are the real ones. Tokens, disk and time come from encoding a few megabytes of the input
+# with the engine that the build would use, in this process.
+
+_SAMPLE_BYTES = 4 << 20
+_SAMPLE_FILES = 4
+_NO_STORE = "store"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildPlan:
+    """What a build would do; numbers with `estimated` come from a sample."""
+
+    store: str
+    files: int
+    input_bytes: int
+    """As the files lie on disk."""
+    units_to_build: int | None
+    """None where compressed files hide it."""
+    units_complete: int
+    bytes_to_build: int
+    """Text in the files to be worked on; an estimate where they are compressed."""
+    workers: int
+    memory_budget_bytes: int
+    memory_per_worker_bytes: int
+    max_document_bytes: int
+    dtype: str
+    vocab_size: int
+    engine: str
+    engine_note: str | None
+    eos: str | None
+    bos: str | None
+    sample_bytes: int
+    sample_documents: int
+    sample_rejected: int
+    estimated_documents: int
+    estimated_tokens: int
+    estimated_disk_bytes: int
+    estimated_seconds: float
+    bytes_per_token: float
+    skipped_files: tuple[tuple[str, str], ...]
+
+
+@with_options(PlanOptions)
+def plan(options: PlanOptions) -> BuildPlan:
+    """What `build` with the same arguments would do and cost; writes nothing."""
+    run = make_run(dataclasses.replace(options, out=options.out or _NO_STORE))
+    try:
+        return _estimate(run)
+    finally:
+        run.close()
+
+
+def _estimate(run: BuildRun) -> BuildPlan:
+    work = run.prepare(run.discover())
+    identity, plan, memory = work.request.identity, work.plan, work.settings.memory
+    engine = load_engine(
+        work.request.describe(),
+        choice=run.options.engine,
+        special_tokens=SpecialTokens(run.options.special_tokens),
+    )
+    # A file that the build would have no room for can still be looked into here.
+    options = dataclasses.replace(
+        work.settings.source, batch_bytes=_SAMPLE_BYTES // 4, room_bytes=SourceOptions().room_bytes
+    )
+    files = work.discovery.files
+    start = time.perf_counter()
+    sample = _encode_sample(files, options, RowEncoder(engine, identity))
+    seconds = time.perf_counter() - start
+    share = plan.bytes_to_do / max(sample["input_bytes"], 1)
+    documents, tokens = (round(sample[name] * share) for name in ("documents", "tokens"))
+    dtype = token_dtype(identity.tokenizer.vocab_size)
+    return BuildPlan(
+        store=run.layout.name,
+        files=sum(len(file.members) or 1 for file in files),
+        input_bytes=sum(file.size for file in files),
+        units_to_build=plan.units_to_do,
+        units_complete=len(plan.done),
+        bytes_to_build=plan.bytes_to_do,
+        workers=memory.workers,
+        memory_budget_bytes=memory.budget,
+        memory_per_worker_bytes=memory.worker_bytes,
+        max_document_bytes=memory.max_document_bytes,
+        dtype=dtype.name,
+        vocab_size=identity.tokenizer.vocab_size,
+        engine=engine.name,
+        engine_note=engine.refusal,
+        eos=None if identity.eos is None else identity.eos.token,
+        bos=None if identity.bos is None else identity.bos.token,
+        sample_bytes=sample["input_bytes"],
+        sample_documents=sample["documents"],
+        sample_rejected=sample["rejected"],
+        estimated_documents=documents,
+        estimated_tokens=tokens,
+        estimated_disk_bytes=tokens * (dtype.itemsize + identity.mask) + index_bytes(documents),
+        estimated_seconds=seconds * share / memory.workers,
+        bytes_per_token=sample["text_bytes"] / max(sample["tokens"], 1),
+        skipped_files=work.discovery.skipped,
+    )
+
+
+def _encode_sample(
+    files: Sequence[SourceFile], options: SourceOptions, encoder: RowEncoder
+) -> Counter[str]:
+    """What a build would make of the first megabytes of a few files, spread over the input."""
+    sample: Counter[str] = Counter()
+    chosen = files[:: max(1, len(files) // _SAMPLE_FILES)][:_SAMPLE_FILES]
+    for file in chosen:
+        most_bytes = sample["input_bytes"] + _SAMPLE_BYTES // len(chosen)
+        unit = next(plan_units(file, options), None)
+        if unit is None:
+            continue
+        with closing(open_source(file, options)) as source:
+            for batch in source.read(unit):
+                made = encoder.encode(batch.texts, batch.rows, Encoding(keeps_texts=False))
+                lengths = encoder.framed(made).lengths
+                lengths, limit = lengths[lengths > 0], encoder.shape.piece_tokens
+                pieces = lengths if limit is None else cut_lengths(lengths, limit)[0]
+                sample["input_bytes"] += batch.num_bytes
+                sample["text_bytes"] += int(made.sizes.sum())
+                sample["documents"] += len(pieces)
+                sample["rejected"] += len(batch.rejects) + len(made.rejects)
+                sample["tokens"] += int(lengths.sum())
+                if sample["input_bytes"] >= most_bytes:
+                    break
+    return sample

@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tokenmill.builder.encode import Encoding, RowEncoder
 from tokenmill.builder.plan import default_budget, max_document_bytes
-from tokenmill.builder.run import fields_of
+from tokenmill.builder.run import source_options
 from tokenmill.engines import REFERENCES
 from tokenmill.engines.base import TokenizerKind
 from tokenmill.engines.describe import describe
@@ -27,9 +27,9 @@ from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.options import RowShape
 from tokenmill.records import RejectReason, TextBatch, TokenBatch
-from tokenmill.sources.base import SourceFile, SourceOptions, Unit, open_source
+from tokenmill.sources.base import Unit, open_source
 from tokenmill.sources.discovery import source_file
-from tokenmill.store.check import CheckReport, Finding, check_store
+from tokenmill.store.check import Finding, check_store
 from tokenmill.store.reader import Store
 from tokenmill.supervised.templates import with_template
 
@@ -37,17 +37,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
     from tokenmill.store.facts import Receipt
 
 
-# -------------------------------------------------------------------------------------------------
-# Rows of a store made anew, from what their source gives, by the reference engine alone.
-
-
 class Remaker:
-    """Makes rows as the store's build made them, before any of them was cut up."""
+    """Makes rows of a store anew from what their source gives, by the reference engine alone.
+
+    As the store's build made them, before any of them was cut up.
+    """
 
     def __init__(self, store: Store) -> None:
         identity = store.manifest.identity
@@ -70,19 +67,15 @@ class Remaker:
         lengths = np.zeros(len(texts), np.int64)
         tokens = self._encoder.framed(made)
         lengths[made.rows] = tokens.lengths
+        failed = [each for each in made.rejects if each.reason is RejectReason.CANNOT_ENCODE]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        failed = {
-            each.row: each.detail
-            for each in made.rejects
-            if each.reason is RejectReason.CANNOT_ENCODE
-        }
-        return TokenBatch(tokens.ids, offsets, tokens.mask), failed
+        return TokenBatch(tokens.ids, offsets, tokens.mask), {e.row: e.detail for e in failed}
 
 
+# A document is found by reading its unit, so the sample is drawn from a few units.
 _MOST_UNITS = 16
-"""A document is found by reading its unit, so the sample is drawn from a few units."""
+# So many times as many documents as are drawn are looked at for how they end.
 _LOOKED_AT = 16
-"""So many times as many documents as are drawn are looked at for how they end."""
 _LAST_IDS = 4
 
 
@@ -120,48 +113,41 @@ def verify(
     """
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     checked = check_store(store, on_progress=on_progress)
-    if checked.findings or sample < 1:
-        return _report(checked, _Reencoding(), seed=seed)
-    with Store(store, split=None) as opened:
-        reencoding = _Reencoding()
-        imported = opened.manifest.identity.config.get("import")
-        if imported is not None:
-            what = f"was imported from {imported}: there is no text to encode again"
-            reencoding.notes.append(Finding("tokenmill.json", what))
-        elif len(opened):
-            reencoding = _reencode(opened, sample=sample, seed=seed)
-    return _report(checked, reencoding, seed=seed)
-
-
-def _report(checked: CheckReport, reencoding: _Reencoding, *, seed: int) -> VerifyReport:
+    again = _Reencoding()
+    if not checked.findings and sample >= 1:
+        with Store(store, split=None) as opened:
+            imported = opened.manifest.identity.config.get("import")
+            if imported is not None:
+                what = f"was imported from {imported}: there is no text to encode again"
+                again.notes.append(Finding("tokenmill.json", what))
+            elif len(opened):
+                _reencode(opened, again, sample=sample, seed=seed)
     return VerifyReport(
-        findings=(*checked.findings, *reencoding.findings),
-        notes=(*checked.notes, *reencoding.notes),
+        findings=(*checked.findings, *again.findings),
+        notes=(*checked.notes, *again.notes),
         files=checked.files,
         bytes=checked.bytes,
-        documents_reencoded=reencoding.compared,
-        documents_unavailable=reencoding.unavailable,
-        mismatches=reencoding.mismatches,
-        reference=reencoding.reference,
+        documents_reencoded=again.compared,
+        documents_unavailable=again.unavailable,
+        mismatches=len(again.findings),
+        reference=again.reference,
         seed=seed,
     )
 
 
+@dataclass(slots=True)
 class _Reencoding:
     """Running count of documents encoded again."""
 
-    def __init__(self) -> None:
-        self.compared = 0
-        self.unavailable = 0
-        self.mismatches = 0
-        self.reference: str | None = None
-        self.findings: list[Finding] = []
-        self.notes: list[Finding] = []
+    compared: int = 0
+    unavailable: int = 0
+    reference: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
 
 
-def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
+def _reencode(store: Store, result: _Reencoding, *, sample: int, seed: int) -> None:
     remaker = Remaker(store)
-    result = _Reencoding()
     result.reference = remaker.reference
     for unit_name, documents in _draw(store, remaker, sample=sample, seed=seed).items():
         receipt = store.receipt(unit_name)
@@ -171,8 +157,8 @@ def _reencode(store: Store, *, sample: int, seed: int) -> _Reencoding:
             result.unavailable += len(documents)
             result.notes.append(Finding(receipt.unit.path, error.message))
             continue
-        _compare(store, remaker, texts, result)
-    return result
+        if texts:
+            _compare(store, remaker, texts, result)
 
 
 def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[str, list[int]]:
@@ -196,7 +182,12 @@ def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[
     pool = pool[: _LOOKED_AT * sample]
     seen: Counter[int] = Counter()
     rank: dict[int, int] = {}
-    for document, kind in zip(pool, _endings(store, remaker, pool), strict=True):
+    # How each document ends, by its last ids.
+    eos = store.manifest.identity.eos_id
+    tails = (store[document][-_LAST_IDS:].tolist() for document in pool)
+    texts = [b"".join(remaker.token_bytes(i) for i in tail if i != eos) for tail in tails]
+    kinds = ending_kinds(TextBatch.from_texts(texts)).tolist()
+    for document, kind in zip(pool, kinds, strict=True):
         rank[document] = seen[kind]
         seen[kind] += 1
     by_kind = sorted(pool, key=rank.__getitem__)[: -(-sample // 2)]
@@ -208,31 +199,14 @@ def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[
     return by_unit
 
 
-def _endings(store: Store, remaker: Remaker, documents: list[int]) -> list[int]:
-    """How each document ends, by its last ids."""
-    eos = store.manifest.identity.eos_id
-    tails = (store[document][-_LAST_IDS:].tolist() for document in documents)
-    texts = [b"".join(remaker.token_bytes(i) for i in tail if i != eos) for tail in tails]
-    kinds: list[int] = ending_kinds(TextBatch.from_texts(texts)).tolist()
-    return kinds
-
-
 def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, bytes]:
     """Text of the documents, read from their source."""
     file = source_file(receipt.unit.path, members=receipt.unit.members)
-    _check_same(file, receipt)
+    if (file.size, file.version) != (receipt.source.size, receipt.source.version):
+        raise SourceError(f"{file.path!r} is not the file that was built from: it has changed")
     config = store.manifest.identity.config
-    separator = config.get("separator")
-    fields, needs_all = fields_of(RowShape.of_identity(config))
-    options = SourceOptions(
-        text_field=str(config["text_field"]),
-        fields=fields,
-        needs_all_fields=needs_all,
-        separator=None if separator is None else str(separator),
-        max_document_bytes=max(
-            max_document_bytes(default_budget()), receipt.bounds.largest_row_bytes
-        ),
-    )
+    largest = max(max_document_bytes(default_budget()), receipt.bounds.largest_row_bytes)
+    options = source_options(config, RowShape.of_identity(config), max_document_bytes=largest)
     wanted: dict[int, list[int]] = defaultdict(list)
     for document in documents:
         wanted[store.source(document).row_in_unit].append(document)
@@ -248,65 +222,37 @@ def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, by
     return texts
 
 
-def _check_same(file: SourceFile, receipt: Receipt) -> None:
-    found = (file.size, file.version)
-    if found != (receipt.source.size, receipt.source.version):
-        raise SourceError(f"{file.path!r} is not the file that was built from: it has changed")
-
-
 def _compare(store: Store, remaker: Remaker, texts: dict[int, bytes], result: _Reencoding) -> None:
     """Compare ids, and masks where there are any, with those of the store."""
-    if not texts:
-        return
     tokens, failed = remaker.remake(TextBatch.from_texts(texts.values()))
+    limit = remaker.shape.piece_tokens
     for place, document in enumerate(texts):
         if place in failed:
             result.unavailable += 1
             what = f"document {document} cannot be compared: {remaker.reference} fails on its text"
             result.notes.append(Finding("tokenmill.json", f"{what}: {failed[place]}"))
             continue
-        row = int(tokens.offsets[place]), int(tokens.offsets[place + 1])
-        own, pieces = _own_piece(store, document, row, limit=remaker.shape.piece_tokens)
-        mask = None if tokens.mask is None else tokens.mask[own]
-        difference = _difference(store, document, tokens.ids[own], mask, remaker.reference)
-        if difference is None and pieces != store.source(document).pieces:
+        # Where its tokens are in those of its row, and how many such pieces the row has.
+        origin, pieces = store.source(document), 1
+        first, last = tokens.offsets[place : place + 2].tolist()
+        if limit is not None:
+            pieces = -((first - last) // limit)
+            first += origin.piece * limit
+            last = min(first + limit, last)
+        ids, found, mask = tokens.ids[first:last], store[document], store.mask(document)
+        difference: tuple[str, str] | None = None
+        if not np.array_equal(found, ids):
             difference = (
                 "bin",
-                f"document {document} is one of other pieces than its source row has",
+                (f"has {len(found)} ids that differ from the {len(ids)} of {remaker.reference}"),
             )
+        elif tokens.mask is not None and (
+            mask is None or not np.array_equal(mask, tokens.mask[first:last])
+        ):
+            difference = "mask", "counts other tokens than its source row says"
+        elif pieces != origin.pieces:
+            difference = "bin", "is one of other pieces than its source row has"
         result.compared += 1
         if difference is not None:
-            name = store.shards[store.locate(document)[0]].name
-            result.mismatches += 1
-            result.findings.append(Finding(f"shards/{name}.{difference[0]}", difference[1]))
-
-
-def _own_piece(
-    store: Store, document: int, row: tuple[int, int], *, limit: int | None
-) -> tuple[slice, int]:
-    """Where the tokens of a document stand in those of its row, and how many such pieces it has."""
-    first, last = row
-    if limit is None:
-        return slice(first, last), 1
-    begin = first + store.source(document).piece * limit
-    return slice(begin, min(begin + limit, last)), -((first - last) // limit)
-
-
-def _difference(
-    store: Store,
-    document: int,
-    ids: NDArray[np.uint32],
-    expected: NDArray[np.uint8] | None,
-    reference: str,
-) -> tuple[str, str] | None:
-    """Which file of its shard a document differs in, and how."""
-    found = store[document]
-    if not np.array_equal(found, ids):
-        return "bin", (
-            f"document {document} has {len(found)} ids that differ from the {len(ids)} of"
-            f" {reference}"
-        )
-    mask = store.mask(document)
-    if expected is not None and (mask is None or not np.array_equal(mask, expected)):
-        return "mask", f"document {document} counts other tokens than its source row says"
-    return None
+            name = f"shards/{store.shards[store.locate(document)[0]].name}.{difference[0]}"
+            result.findings.append(Finding(name, f"document {document} {difference[1]}"))

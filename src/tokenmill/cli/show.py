@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from tokenmill.builder.estimate import BuildPlan
     from tokenmill.builder.progress import RowLengths
+    from tokenmill.builder.run import BuildPlan
     from tokenmill.demo import Step
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.files import PathInput

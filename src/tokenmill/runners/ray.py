@@ -27,17 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from tokenmill.errors import BuildError, MissingExtraError
-from tokenmill.runners.local import (
-    OnEvent,
-    PlaceState,
-    Start,
-    TaskDone,
-    TaskReport,
-    Worker,
-    WorkerLost,
-    WorkerReady,
-    WorkerUsage,
-)
+from tokenmill.runners import local
 
 try:
     import ray
@@ -91,13 +81,13 @@ class Message(NamedTuple):
 
 _busy = threading.Lock()
 _process = psutil.Process()
-_kept: tuple[str, Worker, Any] | None = None
+_kept: tuple[str, local.Worker, Any] | None = None
 """Of which run, the worker, and what it said when it could start."""
 _timer: threading.Timer | None = None
 
 
 def work_batch(
-    order: tuple[str, Start, str], mailbox: Any, batch: int, tasks: Sequence[Any]
+    order: tuple[str, local.Start, str], mailbox: Any, batch: int, tasks: Sequence[Any]
 ) -> Message:
     """Carry out some tasks in this process; done when all of them are committed.
 
@@ -141,7 +131,7 @@ def work_batch(
             _timer.start()
 
 
-def _worker(run: str, start: Start, folder: str) -> tuple[Worker, Any]:
+def _worker(run: str, start: local.Start, folder: str) -> tuple[local.Worker, Any]:
     """The worker that this process keeps from one batch of a run to the next."""
     global _kept
     if _kept is None or _kept[0] != run:
@@ -256,7 +246,7 @@ class RayRunner:
         self._cpus = cpus_per_task
         self._environment = dict(environment or {})
         self._copy_seconds = COPY_SECONDS if copy_seconds is None else copy_seconds
-        self._on_event: OnEvent = lambda _: None
+        self._on_event: local.OnEvent = lambda _: None
         self._backlog: deque[tuple[int, Sequence[Any]]] = deque()
         self._flights: dict[Any, _Flight] = {}
         self._done: set[int] = set()
@@ -269,7 +259,7 @@ class RayRunner:
         self._looked_at = self._heard_at = 0.0
         self._nodes = self._place = ""
 
-    def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
+    def run(self, start: local.Start, tasks: Iterable[Any], *, on_event: local.OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
         self._on_event = on_event
         todo = list(tasks)
@@ -342,7 +332,7 @@ class RayRunner:
         self._attempts.pop(flight.number, None)
         self._delivered.pop(message.attempt, None)
         for task, result in zip(flight.tasks, message.results, strict=True):
-            self._on_event(TaskDone(worker, task, result))
+            self._on_event(local.TaskDone(worker, task, result))
 
     def _listen(self, mailbox: Any) -> None:
         """Pass on what workers said since the last time; silence is no error."""
@@ -361,10 +351,12 @@ class RayRunner:
         key = message.host, message.pid
         if key not in self._workers:
             self._workers[key] = len(self._workers)
-            ready = WorkerReady(self._workers[key], message.pid, message.ready, host=message.host)
+            ready = local.WorkerReady(
+                self._workers[key], message.pid, message.ready, host=message.host
+            )
             self._on_event(ready)
         worker = self._workers[key]
-        self._on_event(WorkerUsage(worker, message.memory_bytes, message.cpu_percent))
+        self._on_event(local.WorkerUsage(worker, message.memory_bytes, message.cpu_percent))
         if message.batch in self._done:
             return worker
         if flight is not None:
@@ -373,14 +365,14 @@ class RayRunner:
             lost = len(attempts) - (flight.number in self._copied)
             if message.attempt not in attempts and lost > 0:
                 why = "its process or its node is gone"
-                self._on_event(WorkerLost(worker, flight.tasks[0], why))
+                self._on_event(local.WorkerLost(worker, flight.tasks[0], why))
                 if lost > MAX_RETRIES:
                     raise _lost_too_often(flight.tasks[0], "killed each time")
             attempts.add(message.attempt)
         sent = self._delivered.get(message.attempt, 0)
         if message.first <= sent:
             for report in message.reports[sent - message.first :]:
-                self._on_event(TaskReport(worker, report))
+                self._on_event(local.TaskReport(worker, report))
             self._delivered[message.attempt] = message.first + len(message.reports)
         return worker
 
@@ -395,7 +387,7 @@ class RayRunner:
         begun = sum(flight.number in self._attempts for flight in self._flights.values())
         if (place := f"{self._nodes}, {begun} at work") != self._place:
             self._place = place
-            self._on_event(PlaceState(place))
+            self._on_event(local.PlaceState(place))
 
     def _stragglers(self) -> list[_Flight]:
         """Slow batches, once nothing is left to hand out: a second worker gets them too."""
