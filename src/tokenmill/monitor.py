@@ -51,8 +51,8 @@ SCHEMA = "tokenmill.timeline/1"
 INTERVAL_SECONDS = 0.5
 _BEGINNING = b'{"kind":"'
 _IDLE_FACTOR = 19
+# A last sample over less than this says nothing about rates; it is taken only if there is none.
 _SHORTEST_SECONDS = 0.1
-"""A last sample over less than this says nothing about rates; it is taken only if there is none."""
 _HAS_PSS = sys.platform.startswith("linux")
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tokenmill.diagnosis.measure import check_known, demands
+from tokenmill.diagnosis.diagnose import check_known, demands
 from tokenmill.errors import UsageError
 from tokenmill.options import DiagnoseOptions
 

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tokenmill.diagnosis.measure import run_way, thin
-from tokenmill.diagnosis.ways import WAYS, Rounds, Stopwatch, WayJob, take_sample
+from tokenmill.diagnosis.ways import (
+    WAYS,
+    Rounds,
+    Stopwatch,
+    WayJob,
+    run_way,
+    take_sample,
+    thin,
+)
 from tokenmill.monitor import tree_bytes
 
 if TYPE_CHECKING:

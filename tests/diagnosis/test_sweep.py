@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tokenmill.builder.plan import divide_budget, max_document_bytes
-from tokenmill.diagnosis.measure import (
+from tokenmill.diagnosis.diagnose import (
     memory_for,
     points,
     recommend,

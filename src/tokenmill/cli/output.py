@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 
-WIDTH_OF_A_PIPE = 100
-"""Columns of a table that is written to a file or a pipe."""
+WIDTH_OF_A_PIPE = 100  # columns of a table that is written to a file or a pipe
 
 
 def plain(value: object) -> object:

@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from tokenmill.builder.progress import Progress, WorkerProgress
     from tokenmill.trainer.options import TrainProgress
 
-PLAIN_SECONDS = 5.0
-"""Between two lines where there is no terminal."""
+PLAIN_SECONDS = 5.0  # between two lines where there is no terminal
 LIVE_SECONDS = 0.1
+# With more than these, a worker's CPU is one block of eight heights instead of a number.
 MANY_WORKERS = 4
-"""With more than these, a worker's CPU is one block of eight heights instead of a number."""
-CURVE_POINTS = 400
-"""Losses that are remembered for the curve; of more, every other one is dropped."""
+CURVE_POINTS = 400  # losses that are remembered for the curve; of more, every other one is dropped
 BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 

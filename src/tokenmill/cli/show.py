@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     Row = tuple[str, str]
 
 LABEL_COLUMNS = 12
-SHORT_SECONDS = 2.0
-"""Below this, a rate is mostly the opening and closing of files."""
+SHORT_SECONDS = 2.0  # below this, a rate is mostly the opening and closing of files
 
 
 def facts(rows: Iterable[Row]) -> None:
@@ -268,17 +267,15 @@ def stage_shares(stage_seconds: Mapping[str, float]) -> str:
 
 BAR_COLUMNS = 40
 SHOWN_SOURCES = 8
+# How the names of groups of small text files begin: a row of them is a file.
 GROUP_OF_TEXTS = "text//"
-"""How the names of groups of small text files begin: a row of them is a file."""
-SHOWN_TOKENS = 2000
-"""Of one document; --json gives all of them."""
+SHOWN_TOKENS = 2000  # of one document; --json gives all of them
 EVEN, ODD = "black on light_sky_blue1", "black on light_goldenrod1"
+# Of tokens that do not count for the loss.
 PALE_EVEN, PALE_ODD = "grey42 on grey89", "grey42 on grey82"
-"""Of tokens that do not count for the loss."""
-OPEN, CLOSE = "[[", "]]"
-"""Around tokens that count, where there is no colour."""
+OPEN, CLOSE = "[[", "]]"  # around tokens that count, where there is no colour
+# Says in the configuration of a store that its tokens came from elsewhere, and in which format.
 IMPORT = "import"
-"""Says in the configuration of a store that its tokens came from elsewhere, and in which format."""
 NEWLINE = "\u21b5"
 TRAINED_ON = {
     "assistant": "what the assistant says counts",

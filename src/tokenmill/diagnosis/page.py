@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from tokenmill.stalls import StallReport
 
 PAGE = Path(__file__).with_name("page.html")
-MOST_ROWS = 200
-"""Of the table below a plot."""
+MOST_ROWS = 200  # of the table below a plot
 KEPT_POINTS = 300
-MANY_CORES = 8
-"""With more of them, the busiest, the mean and the idlest are drawn, not each."""
+MANY_CORES = 8  # with more of them, the busiest, the mean and the idlest are drawn, not each
 TRAINING: tuple[tuple[str, dict[str, str], str, float, Callable[[float], str]], ...] = (
     ("Tokens per second in training", {"tokens_per_second": ""}, "tokens/s", 1, compact),
     ("Share of the GPU's peak (MFU)", {"mfu": ""}, "%", 100, compact),

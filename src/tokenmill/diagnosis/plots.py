@@ -25,13 +25,10 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38
 ACROSS = (float(LEFT), float(WIDTH - RIGHT))
 UPRIGHT = (float(HEIGHT - BOTTOM), float(TOP))
 ROW = 40
-LETTER = 6.4
-"""Width of a letter of the drawing, roughly."""
-MANY_POINTS = 24
-"""A line with more of them has no dots: its shape says it."""
+LETTER = 6.4  # width of a letter of the drawing, roughly
+MANY_POINTS = 24  # a line with more of them has no dots: its shape says it
 MANY_DECADES = 6
-LOG_RATIO = 20
-"""From here on the smaller of two values could not be seen on a linear axis."""
+LOG_RATIO = 20  # from here on the smaller of two values could not be seen on a linear axis
 
 
 class Bar(NamedTuple):

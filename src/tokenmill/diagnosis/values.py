@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 class Machine:
     """Where it was measured."""
 
-    cores: int
-    """That this process may use."""
+    cores: int  # that this process may use
     memory_bytes: int
     cpu: str
     python: str
@@ -48,56 +47,44 @@ class Machine:
 class SampleFacts:
     """The part of the input that was measured."""
 
-    files: int
-    """Of the whole input."""
-    input_bytes: int
-    """Of the whole input, as it lies on disk."""
+    files: int  # of the whole input
+    input_bytes: int  # of the whole input, as it is on disk
     documents: int
     text_bytes: int
     rejected: int
     largest_document_bytes: int
-    estimated_text_bytes: int
-    """Of the whole input; a guess where it is compressed."""
+    estimated_text_bytes: int  # of the whole input; a guess where it is compressed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WayResult:
     """One way to get tokens, and what it reached."""
 
-    key: str
-    """one-by-one, batched, joined, pool, dataloader, build or loader."""
+    key: str  # one-by-one, batched, joined, pool, dataloader, build or loader
     title: str
     engine: str
-    in_loop: bool
-    """Whether the training loop itself does the work, so that the GPU can wait for it."""
-    feeds: bool
-    """False for what is done once, before training."""
+    in_loop: bool  # whether the training loop itself does the work, so that the GPU can wait for it
+    feeds: bool  # false for what is done once, before training
     workers: int
     batch: int
     documents: int = 0
     text_bytes: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    # Loading the tokenizer and starting workers; not part of `seconds`.
     startup_seconds: float = 0.0
-    """Loading the tokenizer and starting workers; not part of `seconds`."""
-    sample_ms: float | None = None
-    """Median time until one sample that was asked for is there."""
-    chunk_ms: float | None = None
-    """The same for 8 samples asked for at once."""
-    cpu_cores: float = 0.0
-    """CPU seconds of the process and its children, for each second."""
-    other_cores: float = 0.0
-    """The same of all other programs on the machine, meanwhile."""
-    peak_memory_bytes: int = 0
-    """Resident memory of the process and its children, added up."""
+    sample_ms: float | None = None  # median time until one sample that was asked for is there
+    chunk_ms: float | None = None  # the same for 8 samples asked for at once
+    cpu_cores: float = 0.0  # CPU seconds of the process and its children, for each second
+    other_cores: float = 0.0  # the same of all other programs on the machine, meanwhile
+    peak_memory_bytes: int = 0  # resident memory of the process and its children, added up
+    # Seconds since the process began, and its memory then.
     memory: tuple[tuple[float, int], ...] = ()
-    """Seconds since the process began, and its memory then."""
     compared_documents: int = 0
+    # Of those compared: ids are not what the tokenizer makes of the document by itself.
     differing_documents: int = 0
-    """Of those compared: ids are not what the tokenizer makes of the document by itself."""
     note: str | None = None
-    problem: str | None = None
-    """Why it could not be measured."""
+    problem: str | None = None  # why it could not be measured
 
     @property
     def tokens_per_second(self) -> float:
@@ -118,15 +105,11 @@ class WayResult:
 class Demand:
     """What a training takes."""
 
-    name: str
-    """Of the model, or 'as given'."""
-    tokens_per_second: float
-    """For each GPU."""
+    name: str  # of the model, or 'as given'
+    tokens_per_second: float  # for each GPU
     gpus: int
-    origin: str
-    """How the number came about, in words."""
-    basis: str = ""
-    """What an estimate rests on; the same for every model."""
+    origin: str  # how the number came about, in words
+    basis: str = ""  # what an estimate rests on; the same for every model
     is_estimate: bool
 
     @property
@@ -143,17 +126,14 @@ class Verdict:
 
     way: str
     demand: str
-    state: str
-    """starved, borderline or fed."""
+    state: str  # starved, borderline or fed
+    # To all GPUs together, as far as the cores of this machine reach.
     feeds_tokens_per_second: float
-    """To all GPUs together, as far as the cores of this machine reach."""
     needs_tokens_per_second: float
-    wait_share: float
-    """Least share of time that the GPUs wait: tokenizing overlaps with their work."""
+    wait_share: float  # least share of time that the GPUs wait: tokenizing overlaps with their work
+    # Where it does not: each step begins when its tokens are there, and ends before the next.
     wait_share_in_turn: float
-    """Where it does not: each step begins when its tokens are there, and ends before the next."""
-    times_too_slow: float
-    """Below 1 where the way is fast enough."""
+    times_too_slow: float  # below 1 where the way is fast enough
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,16 +15,18 @@ themselves.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +41,7 @@ from tokenmill.engines.load import load_engine
 from tokenmill.errors import SourceError, TokenmillError, UsageError
 from tokenmill.files import shown
 from tokenmill.loader.loader import Loader
-from tokenmill.monitor import tree_cpu_seconds
+from tokenmill.monitor import tree, tree_bytes, tree_cpu_seconds
 from tokenmill.records import TextBatch
 from tokenmill.runners.local import end_with_parent
 from tokenmill.sources.base import (
@@ -130,7 +132,7 @@ def take_sample(
 
 
 def _batches(file: SourceFile, options: SourceOptions) -> Iterator[RowBatch]:
-    with closing(open_source(file, options)) as source:
+    with contextlib.closing(open_source(file, options)) as source:
         for unit in plan_units(file, options):
             if not source.exists(unit):
                 return
@@ -146,8 +148,7 @@ def load_sample(folder: Path) -> list[str]:
 # -------------------------------------------------------------------------------------------------
 # What a way is told, and the clocks that all of them share.
 
-CHUNK = 8
-"""Samples asked for at once, beside single ones."""
+CHUNK = 8  # samples asked for at once, beside single ones
 _FEWEST_CALLS = 3
 
 
@@ -607,3 +608,71 @@ def run_job() -> None:
         traceback.print_exc()
         result = job.failed(f"{type(error).__name__}: {error}")
     answer.write_text(json.dumps(dataclasses.asdict(result)))
+
+
+# -------------------------------------------------------------------------------------------------
+# The other side: starts that process and watches the memory of it and its children from outside.
+#
+# Memory is the sum of resident sets: a page that two processes share counts twice, as it does in
+# the budget of a build. Looking takes time as well, on machines with thousands of processes most of
+# all, so the pause between two looks is long beside the look.
+
+LOOK_SECONDS = 0.05
+LOOK_SHARE = 0.03  # most of the time that looking may take
+LATEST_SECONDS = 300.0
+KEPT_POINTS = 240
+# As the build starts its workers: the child sees the modules that this process sees.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tokenmill.diagnosis.ways import run_job; run_job()"
+)
+
+
+def run_way(job: WayJob) -> WayResult:
+    """Carry out the job; what goes wrong in it is told by the result."""
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder, tempfile.TemporaryFile() as err:
+        told, answer = Path(folder) / "job.json", Path(folder) / "result.json"
+        told.write_text(json.dumps(dataclasses.asdict(job)))
+        process = psutil.Popen(
+            [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(told), str(answer)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+        )
+        try:
+            memory = _watch(process)
+        finally:
+            if process.poll() is None:
+                for member in reversed(tree(process)):
+                    with contextlib.suppress(psutil.Error):
+                        member.kill()
+            process.wait()
+        if answer.exists():
+            result = WayResult(**json.loads(answer.read_text()))
+        else:
+            err.seek(0)
+            lines = err.read().decode("utf-8", errors="replace").strip().splitlines()
+            said = f": {lines[-1]}" if lines else ""
+            result = job.failed(f"its process ended with exit code {process.returncode}{said}")
+    peak = max((num_bytes for _, num_bytes in memory), default=0)
+    return dataclasses.replace(result, peak_memory_bytes=peak, memory=thin(memory))
+
+
+def _watch(process: psutil.Popen) -> list[tuple[float, int]]:
+    """Memory over time until the process ends."""
+    started = time.monotonic()
+    memory: list[tuple[float, int]] = []
+    while process.poll() is None and time.monotonic() - started < LATEST_SECONDS:
+        look = time.monotonic()
+        memory.append((look - started, tree_bytes(process)))
+        time.sleep(max(LOOK_SECONDS, (time.monotonic() - look) / LOOK_SHARE))
+    return memory
+
+
+def thin(points: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """At most so many points, the largest of each stretch, so that no peak is lost."""
+    step = -(-len(points) // KEPT_POINTS) or 1
+    return tuple(
+        max(points[first : first + step], key=lambda point: point[1])
+        for first in range(0, len(points), step)
+    )
