@@ -30,7 +30,7 @@ PRELOAD = (
     "tokenmill.builder.run",
     "tokenmill.builder.verify",
     "tokenmill.cli.main",
-    "tokenmill.cli.progress",
+    "tokenmill.cli.output",
     "tokenmill.cli.show",
     "tokenmill.inspection",
     "tokenmill.loader.loader",

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tokenmill.builder.progress import Progress, WorkerProgress
-from tokenmill.cli.progress import BuildView, PlainLines, cpu, live, watch
+from tokenmill.cli.output import BuildView, PlainLines, cpu, live, watch
 
 
 def progress(**changes: object) -> Progress:

@@ -62,7 +62,7 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import BuildView, watch
+    from tokenmill.cli.output import BuildView, watch
 
     note_shadowed(inputs, quiet=quiet)
     if dry_run:
@@ -118,7 +118,7 @@ def finish(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import BuildView, watch
+    from tokenmill.cli.output import BuildView, watch
 
     safe = "the parts stay as they are"
     with stoppable(safe, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
@@ -141,7 +141,7 @@ def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch_amount
+    from tokenmill.cli.output import watch_amount
 
     with stoppable("nothing was changed"), watch_amount("verifying", quiet=quiet) as tell:
         report = tokenmill.verify(store, on_progress=tell, **options)
@@ -181,7 +181,7 @@ def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch_amount
+    from tokenmill.cli.output import watch_amount
 
     with stoppable("no plan was kept"), watch_amount("planning", "document", quiet=quiet) as tell:
         report = tokenmill.layout(store, on_progress=tell, **options)
@@ -204,7 +204,7 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import TrainView, watch
+    from tokenmill.cli.output import TrainView, watch
 
     again = same_command()
     again += "" if " --resume" in again else " --resume"
@@ -241,7 +241,7 @@ def diagnose(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import LineView, watch
+    from tokenmill.cli.output import LineView, watch
 
     view = LineView(lambda number, steps, what: f"[{number}/{steps}] {what}", each=True)
     with stoppable("nothing was kept"), watch(view, quiet=quiet) as on_step:
@@ -272,7 +272,7 @@ def export(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch_amount
+    from tokenmill.cli.output import watch_amount
 
     with (
         stoppable(KEPT_PARTS, command=same_command()),
@@ -316,7 +316,7 @@ def import_(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch_amount
+    from tokenmill.cli.output import watch_amount
 
     with (
         stoppable(KEPT_IMPORT, command=same_command()),
@@ -350,7 +350,7 @@ def convert(
     """
     import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.progress import watch_amount
+    from tokenmill.cli.output import watch_amount
 
     with (
         stoppable(KEPT_PARTS, command=same_command()),

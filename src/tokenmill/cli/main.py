@@ -23,9 +23,6 @@ from tokenmill.engines import engine_names
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.visible import visible
 
-# -------------------------------------------------------------------------------------------------
-# `tokenmill version`: the versions that decide what a build does.
-
 PACKAGES = ("numpy", "pyarrow", *(name for name in engine_names() if name != "bytes"))
 
 
@@ -38,21 +35,17 @@ def version() -> None:
     """
     import platform
 
-    print(f"tokenmill {__version__}")
-    print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
-    for package in PACKAGES:
-        print(f"{package} {_installed(package)}")
-
-
-def _installed(package: str) -> str:
     # Not at the top: it takes a third of the start-up time of the command.
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
-    try:
-        return version_of(package)
-    except PackageNotFoundError:
-        return "(not installed)"
+    print(f"tokenmill {__version__}")
+    print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package in PACKAGES:
+        try:
+            print(f"{package} {version_of(package)}")
+        except PackageNotFoundError:
+            print(f"{package} (not installed)")
 
 
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
@@ -144,7 +137,8 @@ def report(error: Exception) -> int:
         message, code = error.format_message().rstrip("."), error.exit_code
         # The parser's words for an exception of its own.
         message = message[:1].lower() + message[1:].replace(": Value error, ", ": ", 1)
-        hint = f"see: {_command_path(error)} --help"
+        context: Any = getattr(error, "ctx", None)
+        hint = f"see: {context.command_path if context else 'tokenmill'} --help"
     elif isinstance(error, OSError):
         message = str(error)
     else:
@@ -154,8 +148,3 @@ def report(error: Exception) -> int:
     if hint:
         print(f"hint: {visible(hint)}", file=sys.stderr)
     return code
-
-
-def _command_path(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
-    return "tokenmill" if context is None else str(context.command_path)
