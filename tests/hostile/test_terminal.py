@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *run(folder, "build", NAME, "-t", TOKENIZER, "-o", STORE, *BUILD, code=0),
     )
     manifest = read_manifest(folder / STORE)
-    identity = dataclasses.replace(manifest.identity, created_by=NASTY)
+    identity = manifest.identity.but(created_by=NASTY)
     changed = dataclasses.replace(manifest, identity=identity)
     write_manifest(StoreLayout(folder / STORE), changed)
     return folder
