@@ -117,11 +117,12 @@ def with_options(
 
     def decorate(function: Callable[[Options], Result]) -> Callable[Given, Result]:
         signature = inspect.signature(kind)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
 
         @functools.wraps(function)
         def call(*args: Given.args, **given: Given.kwargs) -> Result:
             known = sorted(signature.parameters)
-            for name in sorted(set(given) - set(known)):
+            for name in () if takes_any else sorted(set(given) - set(known)):
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 raise UsageError(f"{function.__name__} has no option {name}", hint=hint)
@@ -137,22 +138,16 @@ def with_settings(
     kind: Callable[..., Options],
 ) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
     """The same, where any other name is one of the `settings` of a format."""
+    signature = inspect.signature(kind)
+    known = {name: each for name, each in signature.parameters.items() if name != "settings"}
 
-    def decorate(function: Callable[[Options], Result]) -> Callable[..., Result]:
-        signature = inspect.signature(kind)
+    def gather(*args: Any, **given: Any) -> Options:
+        settings = {name: given.pop(name) for name in [*given] if name not in known}
+        return kind(*args, **given, settings=settings)
 
-        @functools.wraps(function)
-        def call(*args: Any, **given: Any) -> Result:
-            settings = {name: given.pop(name) for name in [*given] if name not in known}
-            return function(kind(*args, **given, settings=settings))
-
-        known = {name: each for name, each in signature.parameters.items() if name != "settings"}
-        others = inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)
-        shown = signature.replace(parameters=[*known.values(), others])
-        call.__signature__ = shown  # type: ignore[attr-defined]
-        return call
-
-    return decorate
+    others = inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)
+    gather.__signature__ = signature.replace(parameters=[*known.values(), others])  # type: ignore[attr-defined]
+    return with_options(gather)
 
 
 def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:

@@ -193,22 +193,17 @@ def _read(values: dict[str, Any], name: str, off: str | None) -> object:
 
 def unescape(separator: str | None, option: str = "--separator") -> str | None:
     """A text as a shell passes it: backslash n, t, r and backslash itself are understood."""
-    if separator is None:
-        return None
     plain = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
-    out, characters = [], iter(separator)
-    for character in characters:
-        if character != "\\":
-            out.append(character)
-            continue
-        escaped = next(characters, "")
-        if escaped not in plain:
+
+    def meant(found: re.Match[str]) -> str:
+        if found[1] not in plain:
             raise UsageError(
-                f"{option} {separator!r} has the unknown escape \\{escaped}",
+                f"{option} {separator!r} has the unknown escape {found[0]}",
                 hint="use \\n, \\t, \\r or \\\\ (for one backslash)",
             )
-        out.append(plain[escaped])
-    return "".join(out)
+        return plain[found[1]]
+
+    return None if separator is None else re.sub(r"\\(.?)", meant, separator, flags=re.DOTALL)
 
 
 def note_shadowed(inputs: list[str], *, quiet: bool) -> None:

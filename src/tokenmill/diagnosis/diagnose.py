@@ -44,7 +44,7 @@ from tokenmill.trainer.options import PEAKS, PRESETS, preset
 from tokenmill.words import compact, count, format_size, listed, spoken, times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tokenmill.diagnosis.values import SampleFacts, WayResult
     from tokenmill.engines.base import TokenizerInfo
@@ -121,16 +121,30 @@ def sentence(verdict: Verdict, way: WayResult, demand: Demand) -> str:
 
 def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Verdict]) -> list[str]:
     """What to do about one demand, in a few sentences."""
+    by_key = {way.key: way for way in ways}
     mine = {verdict.way: verdict for verdict in verdicts if verdict.demand == demand.name}
-    usual = [verdict for key, verdict in mine.items() if key != "loader"]
-    if not usual:
+    loader = mine.pop("loader", None)
+    if not mine:
         return []
     takes = f"{_gpus(demand)} {compact(demand.total)} tokens/s"
     takes = takes[:1].upper() + takes[1:]
-    by_key = {way.key: way for way in ways}
-    if any(verdict.state == FED for verdict in usual):
-        return [*_no_need(usual, by_key, takes)]
-    best = max(usual, key=lambda verdict: verdict.feeds_tokens_per_second)
+    if enough := [verdict for verdict in mine.values() if verdict.state == FED]:
+        # The least work that is enough.
+        best = min(enough, key=lambda verdict: by_key[verdict.way].cpu_cores)
+        way = by_key[best.way]
+        slow = listed([by_key[key].title for key, each in mine.items() if each.state == STARVED])
+        but = f" (too slow: {slow})" if slow else ""
+        fine = (
+            f"{takes}, and tokenizing while you train is fast enough for that: {way.title} feeds"
+            f" {times(1 / best.times_too_slow)} as much{but}. The GPU's speed is no reason to"
+            " change anything."
+        )
+        cost = (
+            f"What it costs is CPU, {way.cpu_cores:.1f} cores for as long as it runs flat out,"
+            " again in every epoch and every run. Tokenizing once saves that."
+        )
+        return [fine, cost]
+    best = max(mine.values(), key=lambda verdict: verdict.feeds_tokens_per_second)
     title = by_key[best.way].title
     if best.state == BORDERLINE:
         said = (
@@ -144,7 +158,13 @@ def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Ver
             f" {times(best.times_too_slow)} too slow: the GPU would wait at least"
             f" {_percent(best.wait_share)} of the time. Tokenize once, before you train."
         )
-    return [said, *_loader_feeds(mine.get("loader"))]
+    if loader is None:
+        return [said]
+    feeds = f"From tokens on disk, tokenmill.Loader feeds {compact(loader.feeds_tokens_per_second)}"
+    if loader.state != STARVED:
+        return [said, f"{feeds} tokens/s, {times(1 / loader.times_too_slow)} what is needed."]
+    slow = f"that too is {times(loader.times_too_slow)} too slow"
+    return [said, f"{feeds} tokens/s here: {slow}. More cores are needed, whatever the way."]
 
 
 def line_for(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Verdict]) -> str:
@@ -174,38 +194,6 @@ def disturbance(ways: Sequence[WayResult], *, cores: int) -> list[str]:
 def failures(ways: Sequence[WayResult]) -> list[str]:
     """The ways that could not be measured, with the reason."""
     return [f"{way.title} could not be measured: {way.problem}." for way in ways if way.problem]
-
-
-def _no_need(
-    usual: Sequence[Verdict], by_key: Mapping[str, WayResult], takes: str
-) -> Iterator[str]:
-    """Tokenizing in the loop is fast enough: say so, and what it costs."""
-    enough = [verdict for verdict in usual if verdict.state == FED]
-    # The least work that is enough.
-    best = min(enough, key=lambda verdict: by_key[verdict.way].cpu_cores)
-    way = by_key[best.way]
-    slow = listed([by_key[verdict.way].title for verdict in usual if verdict.state == STARVED])
-    but = f" (too slow: {slow})" if slow else ""
-    yield (
-        f"{takes}, and tokenizing while you train is fast enough for that: {way.title} feeds"
-        f" {times(1 / best.times_too_slow)} as much{but}. The GPU's speed is no reason to change"
-        " anything."
-    )
-    yield (
-        f"What it costs is CPU, {way.cpu_cores:.1f} cores for as long as it runs flat out, again in"
-        " every epoch and every run. Tokenizing once saves that."
-    )
-
-
-def _loader_feeds(verdict: Verdict | None) -> list[str]:
-    if verdict is None:
-        return []
-    feeds = compact(verdict.feeds_tokens_per_second)
-    feeds = f"From tokens on disk, tokenmill.Loader feeds {feeds}"
-    if verdict.state == STARVED:
-        slow = f"that too is {times(verdict.times_too_slow)} too slow"
-        return [f"{feeds} tokens/s here: {slow}. More cores are needed, whatever the way."]
-    return [f"{feeds} tokens/s, {times(1 / verdict.times_too_slow)} what is needed."]
 
 
 def cost_of_building(build: WayResult | None, sample: SampleFacts) -> list[str]:

@@ -28,6 +28,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -283,24 +284,17 @@ def encode_one(engine: Engine, text: str) -> Ids:
 # In the loop: one by one, in batches, joined.
 
 
-def measure_one_by_one(job: WayJob) -> WayResult:
+def measure_plain(job: WayJob, *, at_once: bool) -> WayResult:
+    """A call for each sample, or one for all that are asked for."""
     started = time.perf_counter()
-    engine = job.load().reference
+    threads = job.workers if at_once else 1
+    engine = job.load(threads=threads).reference
 
     def encode(texts: list[str]) -> int:
-        return sum(len(encode_one(engine, text)) for text in texts)
+        calls = [texts] if at_once else [[text] for text in texts]
+        return sum(len(engine.encode(TextBatch.from_texts(call)).ids) for call in calls)
 
-    return measure_calls(job, encode, started=started, engine=engine.name)
-
-
-def measure_batched(job: WayJob) -> WayResult:
-    started = time.perf_counter()
-    engine = job.load(threads=job.workers).reference
-
-    def encode(texts: list[str]) -> int:
-        return len(engine.encode(TextBatch.from_texts(texts)).ids)
-
-    return measure_calls(job, encode, started=started, engine=engine.name, workers=job.workers)
+    return measure_calls(job, encode, started=started, engine=engine.name, workers=threads)
 
 
 # Joining saves calls, and it changes tokens: a merge does not stop at the boundary of two
@@ -585,8 +579,8 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "one-by-one": Way("one sample at a time", measure_one_by_one, in_loop=True),
-    "batched": Way("in batches", measure_batched, in_loop=True),
+    "one-by-one": Way("one sample at a time", partial(measure_plain, at_once=False), in_loop=True),
+    "batched": Way("in batches", partial(measure_plain, at_once=True), in_loop=True),
     "joined": Way("joined and split again", measure_joined, in_loop=True),
     "pool": Way("process pool", measure_pool),
     "dataloader": Way("DataLoader workers", measure_dataloader),
