@@ -1,15 +1,16 @@
 """The commands: each takes its options, calls one function of the library, shows the result.
 
-The library and rich are imported when a command runs: see `cli/main.py`.
+What is heavy is imported when a command runs: see `cli/main.py`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+import tokenmill
 from tokenmill.cli.options import (
     FOREIGN,
     INPUTS,
@@ -20,6 +21,7 @@ from tokenmill.cli.options import (
     same_command,
     stoppable,
 )
+from tokenmill.cli.output import BuildView, LineView, TrainView, watch, watch_amount
 from tokenmill.errors import UsageError
 from tokenmill.interop.base import PANELS, ConvertRequest, ExportRequest, ImportRequest
 from tokenmill.options import (
@@ -35,15 +37,21 @@ from tokenmill.options import (
 )
 from tokenmill.trainer.options import TrainOptions
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tokenmill.interop.export import ExportResult
+
 Asked = dict[str, Any]
 
 KEPT_UNITS = "every unit that was finished is committed and stays"
+WRITING = ("link_or_copy", "merge", "settings", "as_json", "quiet")
 KEPT_PARTS = "every part that was finished stays"
 KEPT_IMPORT = "every part that was finished is committed and stays"
 STANDING = "complete; its inputs were not looked at again, which a build without --part does"
 
 
-@command(BuildOptions, panels=BUILD_PANELS, inputs=INPUTS, lists_corpora=True)
+@command(BuildOptions, panels=BUILD_PANELS, also=["list_corpora"], inputs=INPUTS)
 def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, quiet: bool) -> None:
     """Turn text into a store of tokens. The same command again resumes.
 
@@ -60,9 +68,7 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
       tokenmill build data/ -t llama/ -o my-store --runner ray --address auto
       tokenmill build data/ -t llama/ -o my-store --part 3/64
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import BuildView, watch
 
     note_shadowed(inputs, quiet=quiet)
     if dry_run:
@@ -88,7 +94,6 @@ def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
     Example:
       tokenmill plan data/ -t tokenizer.json
     """
-    import tokenmill
     from tokenmill.cli import show
 
     with stoppable("nothing was written"):
@@ -116,9 +121,7 @@ def finish(
     Example:
       tokenmill finish my-store
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import BuildView, watch
 
     safe = "the parts stay as they are"
     with stoppable(safe, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
@@ -139,9 +142,7 @@ def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
       tokenmill verify my-store --sample 1000 --json
       tokenmill verify s3://bucket/my-store
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import watch_amount
 
     with stoppable("nothing was changed"), watch_amount("verifying", quiet=quiet) as tell:
         report = tokenmill.verify(store, on_progress=tell, **options)
@@ -159,7 +160,6 @@ def inspect(*, store: str, options: Asked, as_json: bool) -> None:
       tokenmill inspect my-store
       tokenmill inspect my-store --doc 42
     """
-    import tokenmill
     from tokenmill.cli import show
 
     with stoppable("nothing was changed"):
@@ -179,9 +179,7 @@ def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
       tokenmill layout my-store --seq-len 2048
       tokenmill layout my-store --seq-len 8192 --packing best-fit --batch-size 512
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import watch_amount
 
     with stoppable("no plan was kept"), watch_amount("planning", "document", quiet=quiet) as tell:
         report = tokenmill.layout(store, on_progress=tell, **options)
@@ -202,9 +200,7 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
       tokenmill train my-store --model small --batch-tokens 524288 --steps 1000 -o run --resume
       torchrun --nproc-per-node 8 -m tokenmill train my-store --model medium --seq-len 16384
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import TrainView, watch
 
     again = same_command()
     again += "" if " --resume" in again else " --resume"
@@ -239,9 +235,7 @@ def diagnose(
       tokenmill diagnose data.jsonl -t tokenizer.json --sweep
       tokenmill diagnose --run run/ --report report.html
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import LineView, watch
 
     view = LineView(lambda number, steps, what: f"[{number}/{steps}] {what}", each=True)
     with stoppable("nothing was kept"), watch(view, quiet=quiet) as on_step:
@@ -249,17 +243,8 @@ def diagnose(
     show.diagnosis_result(found, report=options["report"], as_json=as_json)
 
 
-@command(ExportRequest, panels=PANELS, store=STORE)
-def export(
-    *,
-    store: str,
-    options: Asked,
-    link_or_copy: bool,
-    merge: bool,
-    settings: list[str] | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+@command(ExportRequest, panels=PANELS, also=WRITING, store=STORE)
+def export(*, store: str, **asked: Any) -> None:
     """Write a store in another project's format. The same command again resumes.
 
     The format's index comes last, so an export that has one is complete.
@@ -270,16 +255,29 @@ def export(
       tokenmill export my-store --to llmc --out llmc/ --file-tokens 100000000
       tokenmill export my-store --to mds --out mds/ --seq-len 2048
     """
-    import tokenmill
+    write_files("exporting", tokenmill.export, store, **asked)
+
+
+def write_files(
+    verb: str,
+    function: Callable[..., ExportResult],
+    source: str,
+    *,
+    options: Asked,
+    settings: list[str] | None,
+    as_json: bool,
+    quiet: bool,
+    **flags: bool,
+) -> None:
+    """What `export` and `convert` do."""
     from tokenmill.cli import show
-    from tokenmill.cli.output import watch_amount
 
     with (
         stoppable(KEPT_PARTS, command=same_command()),
-        watch_amount("exporting", "token", quiet=quiet) as tell,
+        watch_amount(verb, "token", quiet=quiet) as tell,
     ):
-        asked = with_settings(options, settings, link_or_copy=link_or_copy, merge=merge)
-        result = tokenmill.export(store, on_progress=tell, **asked)
+        asked = with_settings(options, settings, **flags)
+        result = function(source, on_progress=tell, **asked)
     show.export_result(result, as_json=as_json)
 
 
@@ -314,9 +312,7 @@ def import_(
       tokenmill import data/wiki_text_document -t tokenizer.json -o my-store
       tokenmill import fineweb10B/ --from llmc --split-at-eos -t gpt2/ -o my-store
     """
-    import tokenmill
     from tokenmill.cli import show
-    from tokenmill.cli.output import watch_amount
 
     with (
         stoppable(KEPT_IMPORT, command=same_command()),
@@ -327,17 +323,8 @@ def import_(
     show.import_result(result, as_json=as_json)
 
 
-@command(ConvertRequest, panels=PANELS, path=FOREIGN)
-def convert(
-    *,
-    path: str,
-    options: Asked,
-    link_or_copy: bool,
-    merge: bool,
-    settings: list[str] | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+@command(ConvertRequest, panels=PANELS, also=WRITING, path=FOREIGN)
+def convert(*, path: str, **asked: Any) -> None:
     """Write token files of one format in another. The same command again resumes.
 
     Raw token files (megatron, datatrove, olmo, nanogpt, llmc) are read where they lie; others
@@ -348,17 +335,7 @@ def convert(
       tokenmill convert data/wiki_text_document --to mds --out mds/ --seq-len 2048
       tokenmill convert tokens/ --from datatrove --to megatron --out megatron/ --merge
     """
-    import tokenmill
-    from tokenmill.cli import show
-    from tokenmill.cli.output import watch_amount
-
-    with (
-        stoppable(KEPT_PARTS, command=same_command()),
-        watch_amount("converting", "token", quiet=quiet) as tell,
-    ):
-        asked = with_settings(options, settings, link_or_copy=link_or_copy, merge=merge)
-        result = tokenmill.convert(path, on_progress=tell, **asked)
-    show.export_result(result, as_json=as_json)
+    write_files("converting", tokenmill.convert, path, **asked)
 
 
 @command(DemoOptions)

@@ -88,7 +88,6 @@ class CommandFlags:
     """On an error, show the full traceback."""
 
 
-_ALWAYS = ("list_corpora", "debug")
 _ESCAPED = ("separator", "template")
 
 
@@ -97,12 +96,13 @@ def command(
     *,
     panels: Sequence[str] = (),
     without: Sequence[str] = (),
-    lists_corpora: bool = False,
+    also: Sequence[str] = (),
     **arguments: Any,
 ) -> Callable[[Any], Any]:
     """Give a command its arguments and the flags of a class, whose values it gets as `options`.
 
-    Flags are listed as the class has them, or panel by panel.
+    Flags are listed as the class has them, or panel by panel. Those of the command line alone are
+    the ones that its function takes, those in `also`, and --debug.
     """
     flags = {name: flag for name, flag in flags_of(options).items() if name not in without}
     if panels:
@@ -116,7 +116,7 @@ def command(
             if each.name in arguments
         ]
         made += [each for name in flags for each in _parameters(options, name)]
-        taken = {each.name for each in own} | {*_ALWAYS[not lists_corpora :]}
+        taken = {"debug", *also, *(each.name for each in own)}
         made += [
             each
             for name in flags_of(CommandFlags)
@@ -127,7 +127,7 @@ def command(
         @functools.wraps(function)
         def run(**values: Any) -> Any:
             asked = {name: _read(values, name, flag.off) for name, flag in flags.items()}
-            for name in _ALWAYS:
+            for name in ("list_corpora", "debug"):
                 values.pop(name, None)
             return function(options=asked, **values)
 
