@@ -36,9 +36,9 @@ def foreign(root: Path, *, fingerprint: str | None = None, eos: int | None = Non
     store = numbered_store(root, [[20]])
     identity = store.manifest.identity
     if fingerprint is not None:
-        identity = replace(identity, tokenizer=identity.tokenizer.but(fingerprint=fingerprint))
+        identity = identity.but(tokenizer=identity.tokenizer.but(fingerprint=fingerprint))
     if eos is not None:
-        identity = replace(identity, eos=BoundaryToken(token="<e>", id=eos, position="end"))
+        identity = identity.but(eos=BoundaryToken(token="<e>", id=eos, position="end"))
     write_manifest(store.layout, replace(store.manifest, identity=identity))
     return Store(root)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.mixture import Extent, Mixture, Plan, Position, Stage
+from tokenmill.loader.mixture import Extent, Mixture, Plan, Position, Stage, StageRun
 from tokenmill.loader.order import make_round, weights_to_parts
 
 if TYPE_CHECKING:
@@ -48,8 +48,14 @@ def make_plan(mixture: Mixture, *, batch_rows: int = 4, **options: Any) -> Plan:
     return Plan(mixture, seq_len=SEQ_LEN, batch_rows=batch_rows, measure=measure, **options)
 
 
+def stage_of(plan: Plan, step: int) -> StageRun:
+    run = plan.find(step)
+    assert run is not None
+    return run
+
+
 def draw(plan: Plan, step: int) -> list[Row]:
-    run = plan.stage_of(step)
+    run = stage_of(plan, step)
     source, index = run.schedule.locate(np.array(run.rows(step), np.int64))
     epoch, row = np.divmod(index, run.rows_per_epoch[source])
     return list(zip(source.tolist(), epoch.tolist(), row.tolist(), strict=True))
@@ -153,7 +159,7 @@ def test_steps_are_those_of_a_run_that_goes_row_by_row(
         assert plan.num_steps == len(expected)
         assert plan.find(len(expected)) is None
         with pytest.raises(IndexError):
-            plan.stage_of(len(expected))
+            plan.position(len(expected) + 1)
 
 
 @FIXED
@@ -197,8 +203,8 @@ def test_another_batch_size_ends_the_stage_with_the_batch_that_reaches_its_token
     origin = make_plan(mixture, batch_rows=4).position(3)
     plan = make_plan(mixture, batch_rows=10, origin=origin, origin_step=3)
     # 12 rows are drawn, 18 are left: two batches of 10, which overshoot by 2.
-    assert [plan.stage_of(step).start.stage for step in (3, 4, 5)] == [0, 0, 1]
-    assert plan.stage_of(5).start.past[0].rows == (16, 16, 0)
+    assert [stage_of(plan, step).start.stage for step in (3, 4, 5)] == [0, 0, 1]
+    assert stage_of(plan, 5).start.past[0].rows == (16, 16, 0)
 
 
 @FIXED
@@ -212,7 +218,7 @@ def test_what_was_seen_is_what_the_steps_drew(
     rows, tokens = [0, 0, 0], [0, 0, 0]
     epochs = [Fraction(0)] * 3
     for number in range(step):
-        seq_len = plan.stage_of(number).seq_len
+        seq_len = stage_of(plan, number).seq_len
         for source, _, _ in draw(plan, number):
             rows[source] += 1
             tokens[source] += seq_len
@@ -238,7 +244,7 @@ def test_no_row_is_drawn_twice_in_an_epoch_and_no_epoch_number_in_two_passes(
         for source, epoch, row in batch:
             assert (source, epoch, row) not in drawn
             drawn[source, epoch, row] = step
-            number = len(plan.stage_of(step).start.past)
+            number = len(stage_of(plan, step).start.past)
             assert passes.setdefault((source, epoch), number) == number
     assert drawn or plan.num_steps == 0
 
@@ -255,7 +261,7 @@ def test_where_seq_len_stays_sources_go_on_and_where_it_changes_they_begin_an_ep
     assert [draw(plan, 0)[-1], draw(plan, 2)[-1]] == [(1, 0, 1), (1, 0, 5)]
     # code has 7 rows of 8: row 6 ends its epoch 0, and 12 more make 18 in all.
     assert draw(plan, 3) == [(1, 0, 6), (1, 1, 0), (1, 1, 1), (1, 1, 2)]
-    assert plan.stage_of(6).rows_per_epoch.tolist() == [13, 4, 6]
+    assert stage_of(plan, 6).rows_per_epoch.tolist() == [13, 4, 6]
     # 18 of 7 rows are in epochs 0, 1 and 2, so the fresh pass of 4 longer rows begins with 3.
     assert draw(plan, 6) == [(1, 3, 0), (1, 3, 1)]
     seen = [(item["rows"], item["tokens"]) for item in plan.seen(7).values()]
@@ -268,7 +274,7 @@ def test_rows_that_fill_no_batch_wait_for_the_next_stage_and_come_last(
     # One epoch of code is 7 rows: one batch of 4 in stage 0, and 3 rows that stage 1 still has.
     stages = [Stage(tokens=1000), Stage(tokens=1000)]
     plan = make_plan(mix(stores, [0, 1, 0], stages=stages, max_epochs=1), batch_rows=4)
-    assert [plan.stage_of(step).start.stage for step in (0, 1)] == [0, 1]
+    assert [stage_of(plan, step).start.stage for step in (0, 1)] == [0, 1]
     assert draw(plan, 1) == [(1, 0, 4), (1, 0, 5), (1, 0, 6)]
     assert plan.num_steps == 2
 
@@ -290,7 +296,7 @@ def test_token_weights_draw_more_rows_where_rows_are_emptier(stores: list[Store]
 
     mixture = mix(stores, [0.5, 0.5, 0])
     plan = Plan(mixture, seq_len=SEQ_LEN, batch_rows=3, measure=half_full)
-    assert plan.stage_of(0).schedule.parts == (1, 2, 0)
+    assert stage_of(plan, 0).schedule.parts == (1, 2, 0)
 
 
 def test_an_endless_run_has_no_last_step_and_measures_only_the_stages_it_reaches(
@@ -306,9 +312,9 @@ def test_an_endless_run_has_no_last_step_and_measures_only_the_stages_it_reaches
     plan = Plan(mixture, seq_len=SEQ_LEN, batch_rows=4, measure=count)
     assert plan.num_steps is None
     assert asked == []
-    plan.stage_of(10**9)
+    stage_of(plan, 10**9)
     assert asked == [8]
-    assert plan.stage_of(10**12).start.stage == 1
+    assert stage_of(plan, 10**12).start.stage == 1
     assert asked == [8, 16]
 
 
@@ -316,7 +322,7 @@ def test_steps_before_the_point_of_resumption_are_refused(stores: list[Store]) -
     mixture = mix(stores, [1, 1, 1])
     plan = make_plan(mixture, origin=make_plan(mixture).position(5), origin_step=5)
     with pytest.raises(IndexError, match="before step 5"):
-        plan.stage_of(4)
+        stage_of(plan, 4)
 
 
 def test_a_source_without_rows_is_named(stores: list[Store]) -> None:
@@ -325,7 +331,7 @@ def test_a_source_without_rows_is_named(stores: list[Store]) -> None:
 
     plan = Plan(mix(stores, [1, 1, 1]), seq_len=8, batch_rows=2, measure=nothing)
     with pytest.raises(UsageError, match="'code'"):
-        plan.stage_of(0)
+        stage_of(plan, 0)
 
 
 def test_a_batch_that_a_later_stage_cannot_keep_whole_is_refused_at_once(
@@ -377,4 +383,4 @@ def test_a_state_that_has_drawn_more_than_the_caps_allow_is_refused(stores: list
     origin = make_plan(mix(stores, [1, 1, 1], max_epochs=4)).position(30)
     fewer = make_plan(mix(stores, [1, 1, 1], max_epochs=1), origin=origin, origin_step=30)
     with pytest.raises(UsageError, match="max_epochs leaves 44"):
-        fewer.stage_of(30)
+        fewer.find(30)

@@ -243,43 +243,35 @@ class Window:
         self.capacity = loader.capacity(seq_len)
         self._pad_id = loader.pad_id
         self._layouts = loader.layouts(seq_len)
-        # Of each source: the places of its rows (None: all), their spans, the first of each row.
-        self._found: list[tuple[int, Ints | None, Spans, Sequence[int]]] = []
+        # Of each source: the places of its rows, their spans, the first of each row.
+        self._found: list[tuple[int, Ints, Spans, Sequence[int]]] = []
         padded = rows.ravel() == NO_ROW
-        if not rows.size or (not padded.any() and (sources == sources[0, 0]).all()):
-            self._find(int(sources[0, 0]) if rows.size else 0, None, padded)
-        else:
-            drawn = np.where(rows == NO_ROW, NO_ROW, sources).ravel()
-            for source in distinct(drawn):
-                if source != NO_ROW:
-                    self._find(source, np.flatnonzero(drawn == source), padded)
+        drawn = np.where(padded, NO_ROW, sources.ravel())
+        for source in distinct(drawn):
+            if source != NO_ROW:
+                self._find(source, np.flatnonzero(drawn == source), padded)
         self._has_mask = any(self._layouts[source].stream.has_mask for source, *_ in self._found)
         # Which steps have padding; None: none of them.
         self._padded: list[bool] | None = None
         if padded.any():
             self._padded = padded.reshape(rows.shape).max(axis=1).tolist()
 
-    def _find(self, source: int, places: Ints | None, padded: NDArray[np.bool_]) -> None:
+    def _find(self, source: int, places: Ints, padded: NDArray[np.bool_]) -> None:
         """Find the rows of one source, and note which of all rows have padding."""
-        rows, row_tokens = self._rows_at(places), self.seq_len + 1
-        stream = self._layouts[source].stream
-        starts, lengths = self._layouts[source].pieces(rows)
-        if int(lengths.sum()) != len(rows) * row_tokens or lengths.min(initial=0) < 0:
-            raise stream.damaged("does not have the length of a row")
-        spans = stream.locate(starts, lengths)
-        firsts: Sequence[int] = range(len(rows) + 1)
-        if len(spans.shards) != len(rows):
+        layout, row_tokens = self._layouts[source], self.seq_len + 1
+        starts, lengths = layout.pieces(self.rows.ravel()[places])
+        if int(lengths.sum()) != len(places) * row_tokens or lengths.min(initial=0) < 0:
+            raise layout.stream.damaged("does not have the length of a row")
+        spans = layout.stream.locate(starts, lengths)
+        firsts: Sequence[int] = range(len(places) + 1)
+        if len(spans.shards) != len(places):
             ends = np.cumsum(spans.lasts - spans.firsts)
-            firsts = ends.searchsorted(np.arange(len(rows) + 1) * row_tokens, side="right").tolist()
+            row_ends = np.arange(len(places) + 1) * row_tokens
+            firsts = ends.searchsorted(row_ends, side="right").tolist()
         self._found.append((source, places, spans, firsts))
         is_padding = starts == PADDING
         if is_padding.any():
-            within = _rows_of(lengths, row_tokens)[is_padding]
-            padded[within if places is None else places[within]] = True
-
-    def _rows_at(self, places: Ints | None) -> Ints:
-        rows: Ints = self.rows.ravel()
-        return rows if places is None else rows[places]
+            padded[places[_rows_of(lengths, row_tokens)[is_padding]]] = True
 
     def read(self, first: int, last: int) -> Chunk:
         """The steps from the `first` to before the `last`, by their places here."""
@@ -296,12 +288,11 @@ class Window:
                 return stream.read_mask(part)
             return stream.read_spans(part, pad=self._pad_id if part.length is None else None)
 
-        parts = list(self._parts(first, last))
-        if parts and parts[0][0] is None:
+        parts, num_rows = list(self._parts(first, last)), (last - first) * self.rows.shape[1]
+        if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return read(*parts[0][1:])
-        shape = (last - first) * self.rows.shape[1], self.seq_len + 1
         dtype = np.dtype(np.bool_) if masks else self._layouts[0].stream.dtype
-        values = np.full(shape, 0 if masks else self._pad_id, dtype)
+        values = np.full((num_rows, self.seq_len + 1), 0 if masks else self._pad_id, dtype)
         for here, stream, part in parts:
             values[here] = read(stream, part).reshape(-1, self.seq_len + 1)
         return values
@@ -311,20 +302,17 @@ class Window:
         for _, stream, part in self._parts(first, last):
             stream.read_ahead(part)
 
-    def _parts(self, first: int, last: int) -> Iterator[tuple[Ints | None, TokenStream, Spans]]:
+    def _parts(self, first: int, last: int) -> Iterator[tuple[Ints, TokenStream, Spans]]:
         """Each source with rows in these steps: their places, its stream, and where they are."""
         first, last = first * self.rows.shape[1], last * self.rows.shape[1]
         for source, places, spans, firsts in self._found:
-            begin, end, here = first, last, None
-            if places is not None:
-                begin, end = places.searchsorted((first, last)).tolist()
-                here = places[begin:end] - first
+            begin, end = places.searchsorted((first, last)).tolist()
             part = spans.part(firsts[begin], firsts[end])
             is_even = len(part.shards) == end - begin
             if is_even and (self._padded is None or NO_SHARD not in part.shards):
                 part = part._replace(length=self.seq_len + 1)
-            if begin < end or here is None:
-                yield here, self._layouts[source].stream, part
+            if begin < end:
+                yield places[begin:end] - first, self._layouts[source].stream, part
 
     def is_padded(self, place: int) -> bool:
         """Whether a step has padding."""
@@ -340,18 +328,14 @@ class Window:
     @lazy
     def _documents(self) -> tuple[DocumentRanges, list[int]]:
         """The documents of all steps, and where those of each step begin."""
-        if self._found and self._found[0][1] is None:
-            starts, lengths = self._layouts[self._found[0][0]].segments(self.rows.ravel())
-        else:
-            empty = np.flatnonzero(self.rows.ravel() == NO_ROW)
-            parts = [(np.full(len(empty), PADDING), np.full(len(empty), self.seq_len + 1))]
-            places = [empty]
-            for source, here, _, _ in self._found:
-                assert here is not None
-                parts.append(self._layouts[source].segments(self._rows_at(here)))
-                places.append(here[_rows_of(parts[-1][1], self.seq_len + 1)])
-            order = np.argsort(np.concatenate(places), kind="stable")
-            starts, lengths = (np.concatenate(column)[order] for column in zip(*parts, strict=True))
+        empty = np.flatnonzero(self.rows.ravel() == NO_ROW)
+        parts = [(np.full(len(empty), PADDING), np.full(len(empty), self.seq_len + 1))]
+        places = [empty]
+        for source, here, _, _ in self._found:
+            parts.append(self._layouts[source].segments(self.rows.ravel()[here]))
+            places.append(here[_rows_of(parts[-1][1], self.seq_len + 1)])
+        order = np.argsort(np.concatenate(places), kind="stable")
+        starts, lengths = (np.concatenate(column)[order] for column in zip(*parts, strict=True))
         begins = np.cumsum(lengths) - lengths
         return (begins, lengths, starts == PADDING), self._of_steps(begins, self.seq_len + 1)
 

@@ -215,13 +215,12 @@ def _check_sources(sources: object) -> None:
     for name, value in sources.items():
         if not isinstance(name, str) or not name or not name.isprintable():
             raise UsageError(
-                f"{name!r} cannot be the name of a source: it stands in reports and in saved state",
+                f"{name!r} cannot be the name of a source: it is in reports and in saved state",
                 hint='use a plain word, like "web"',
             )
         if not isinstance(value, tuple | list) or len(value) != 2:
             raise UsageError(
-                f"source {name!r} is {value!r}, not a store and its weight",
-                hint=f"write {EXAMPLE}",
+                f"source {name!r} is {value!r}, not a store and its weight", hint=f"write {EXAMPLE}"
             )
 
 
@@ -464,7 +463,7 @@ class Plan:
     step needs.
 
     >>> plan = Plan(mixture, seq_len=2048, batch_rows=64, measure=measure)
-    >>> run = plan.stage_of(step)
+    >>> run = plan.find(step)
     >>> source, index = run.schedule.locate(np.array(run.rows(step)))
     >>> state = plan.position(step + 1).to_json()
     """
@@ -519,13 +518,6 @@ class Plan:
                 return run
         return None
 
-    def stage_of(self, step: int) -> StageRun:
-        """The stage that a step belongs to; IndexError past the end."""
-        run = self.find(step)
-        if run is None:
-            raise IndexError(f"step {step:,} of a run of {self.num_steps} steps")
-        return run
-
     def position(self, step: int) -> Position:
         """How far the run has come before a step; also for the step after the last."""
         return self._reached(step)[1]
@@ -558,26 +550,24 @@ class Plan:
         """The stage so many stages after that of the origin."""
         runs = self._runs
         while len(runs) <= number:
-            runs = self._runs = (*runs, self._next_run(runs[-1] if runs else None))
+            position, step = self.origin, self.origin_step
+            if runs:
+                before, ended = runs[-1], runs[-1].end_step
+                assert before.num_rows is not None
+                assert ended is not None
+                done, step = before.drawn(before.num_rows), ended
+                position = before.start.but(stage=before.start.stage + 1, drawn=done.rows)
+                if self._shapes[position.stage][0] != before.seq_len:
+                    past = (*position.past, done)
+                    position = position.but(drawn=(0,) * len(done.rows), past=past)
+            runs = self._runs = (*runs, self._enter(position, step=step))
         return runs[number]
-
-    def _next_run(self, before: StageRun | None) -> StageRun:
-        """The stage after another, or that of the origin."""
-        if before is None:
-            return self._enter(self.origin, step=self.origin_step)
-        assert before.num_rows is not None
-        assert before.end_step is not None
-        done = before.drawn(before.num_rows)
-        start = before.start.but(stage=before.start.stage + 1, drawn=done.rows)
-        if self._shapes[start.stage][0] != before.seq_len:
-            start = start.but(drawn=(0,) * len(done.rows), past=(*start.past, done))
-        return self._enter(start, step=before.end_step)
 
     def _enter(self, position: Position, *, step: int) -> StageRun:
         """The stage of a position, with `step` beginning there."""
         stage, number = self.mixture.stages[position.stage], position.stage
         seq_len, batch_rows = self._shapes[number]
-        extents = self._extents(seq_len)
+        extents = self._measure(seq_len)
         schedule = self._schedule(position, extents)
         if schedule.num_rows is not None and position.row > schedule.num_rows:
             raise UsageError(
@@ -611,6 +601,13 @@ class Plan:
         limits: list[int | None] = []
         caps = zip(extents, position.drawn, self.mixture.max_epochs, strict=True)
         for source, (extent, drawn, cap) in enumerate(caps):
+            if not extent.rows:
+                raise UsageError(
+                    f"the source {self.mixture.names[source]!r}"
+                    f" ({self.mixture.stores[source].path}) has no row of"
+                    f" {self._shapes[position.stage][0]:,} tokens",
+                    hint="leave it out of the mixture",
+                )
             past = position.epochs_before(source)
             base = sum(map(math.ceil, past)) * extent.rows
             left = None if cap is None else math.floor((cap - sum(past)) * extent.rows)
@@ -618,17 +615,6 @@ class Plan:
             limits.append(None if left is None else base + max(0, left))
         weights = self.mixture.stages[position.stage].weights
         return MixtureSchedule(row_parts(weights, extents), first=first, limits=limits)
-
-    def _extents(self, seq_len: int) -> Sequence[Extent]:
-        extents = self._measure(seq_len)
-        pairs = zip(self.mixture.names, self.mixture.stores, extents, strict=True)
-        for name, store, extent in pairs:
-            if not extent.rows:
-                raise UsageError(
-                    f"the source {name!r} ({store.path}) has no row of {seq_len:,} tokens",
-                    hint="leave it out of the mixture",
-                )
-        return extents
 
 
 # -------------------------------------------------------------------------------------------------

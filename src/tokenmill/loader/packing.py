@@ -609,15 +609,11 @@ class PadLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         """For each row the beginning of its document, and padding."""
-        spans = np.array([self.stream.document_span(row) for row in rows.tolist()], np.int64)
-        starts = np.full((len(rows), 2), PADDING, np.int64)
-        lengths = np.empty((len(rows), 2), np.int64)
-        if len(rows):
-            starts[:, 0] = spans[:, 0]
-            np.minimum(spans[:, 1], self.seq_len + 1, out=lengths[:, 0])
-        np.subtract(self.seq_len + 1, lengths[:, 0], out=lengths[:, 1])
-        filled = lengths > 0
-        return starts[filled], lengths[filled]
+        starts, lengths = self.stream.document_spans(rows)
+        lengths = np.minimum(lengths, self.seq_len + 1)
+        both = np.stack((starts, np.full_like(starts, PADDING)), axis=1)
+        sizes = np.stack((lengths, self.seq_len + 1 - lengths), axis=1)
+        return both[sizes > 0], sizes[sizes > 0]
 
     @property
     def used(self) -> int:

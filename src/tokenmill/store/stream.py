@@ -420,6 +420,7 @@ class TokenStream:
         self._starts = np.cumsum(counts) - counts
         self._sizes = np.append(counts, _ENDLESS)  # [NO_SHARD] is the size of padding
         self._first_positions: list[int] = self._starts.tolist()
+        self._first_documents = np.array([shard.first_document for shard in store.shards], np.int64)
         self._scattered = scattered
         self.has_mask = store.has_mask  # whether there are masks to be read with the tokens
         self._source = _open_source(store, "bin", scattered=scattered)
@@ -539,10 +540,26 @@ class TokenStream:
 
     def document_span(self, number: int) -> tuple[int, int]:
         """Position and tokens of a document."""
-        shard, local = self.store.locate(number)
-        offset = self._offsets_of(shard)[local]
-        length = int(self.store.map_shard(shard).index.lengths[local])
-        return self._first_positions[shard] + offset // self.dtype.itemsize, length
+        starts, lengths = self.document_spans(np.array([number], np.int64))
+        return int(starts[0]), int(lengths[0])
+
+    def document_spans(
+        self, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions and tokens of documents."""
+        shards = self._first_documents.searchsorted(numbers, side="right") - 1
+        starts, lengths = np.empty_like(numbers), np.empty_like(numbers)
+        for shard in distinct(shards):
+            here = shards == shard
+            index, local = (
+                self.store.map_shard(shard).index,
+                numbers[here] - self._first_documents[shard],
+            )
+            starts[here] = (
+                index.offsets[local] // self.dtype.itemsize + self._first_positions[shard]
+            )
+            lengths[here] = index.lengths[local]
+        return starts, lengths
 
     def _offsets_of(self, shard: int) -> memoryview:
         self.store.map_shard(shard)  # says if it was cut off

@@ -180,21 +180,13 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        given = ("steps", "seq_len", "keep", "eval_rows", "log_every")
-        for name in (
-            *given,
-            "batch_tokens",
-            "micro_batch",
-            "accumulate",
-            "save_every",
-            "eval_every",
-        ):
-            value = getattr(self, name)
-            is_left_out = value is None and name not in given
-            if not is_left_out and (type(value) is not int or value < 1):
+        for each in fields(self):
+            value = getattr(self, each.name)
+            is_right = (type(value) is int and value > 0) or (value is None and "None" in each.type)
+            if each.type.startswith("int") and each.name not in ("seed", "warmup") and not is_right:
                 raise UsageError(
-                    f"{name}={value!r} is not a whole number above 0",
-                    hint=f"give one, like {name}=8",
+                    f"{each.name}={value!r} is not a whole number above 0",
+                    hint=f"give one, like {each.name}=8",
                 )
         if self.warmup is not None and not 0 <= self.warmup < self.steps:
             raise UsageError(
@@ -310,7 +302,7 @@ class TrainResult(TrainNumbers):
 
 
 # -------------------------------------------------------------------------------------------------
-# `tokenmill.train`: opens the store, then brings in torch and the rest.
+# `tokenmill.train`: opens the store, then loads torch and the rest.
 
 
 @with_options(TrainOptions)
