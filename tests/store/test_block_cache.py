@@ -21,8 +21,9 @@ from tokenmill.store.blocks import (
     BlockFile,
     BlockFolder,
     BlockRange,
-    CachedBlock,
+    Extent,
     RecentlyUsed,
+    block_of,
 )
 
 SLOT_BYTES = BLOCK_BYTES + HEADER.size
@@ -32,8 +33,8 @@ def file_of(num_blocks: int, *, name: str = "shards/a.bin", content: str = "c1")
     return BlockFile(name=name, size=num_blocks * BLOCK_BYTES - 7, content=content, first_block=0)
 
 
-def block(number: int, **changes: str) -> CachedBlock:
-    return CachedBlock(file=file_of(200, **changes), number=number)
+def block(number: int, **changes: str) -> Extent:
+    return block_of(file_of(200, **changes), number)
 
 
 def data_of(number: int) -> bytes:

@@ -12,6 +12,7 @@ A process that was forked shares nothing with its parent: it begins with an empt
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -22,7 +23,6 @@ import warnings
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -34,7 +34,6 @@ from tokenmill.store.layout import checksum_of, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from io import FileIO
     from pathlib import Path
 
     from tokenmill.files import Versioned
@@ -74,45 +73,46 @@ class BlockFile:
 Piece: TypeAlias = tuple[BlockFile, int, int]  # bytes `first` to `last` of a file
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockRange:
-    """A stretch of a file that lies in one block, and where it goes."""
+class BlockRange(NamedTuple):
+    """Bytes of a file that are in one block, and where they go."""
 
     first: int
     last: int
     place: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CachedBlock:
-    """A block, and the parts of it that a call wants."""
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of a file that are asked for at once, and the parts of them that a call wants.
+
+    It is a block, or goes around parts that are close together.
+    """
 
     file: BlockFile
-    number: int  # counted over all files of the store
+    first: int
+    last: int
     parts: list[BlockRange] = field(default_factory=list)
-
-    @property
-    def first(self) -> int:
-        return (self.number - self.file.first_block) * BLOCK_BYTES
-
-    @property
-    def last(self) -> int:
-        return min(self.first + BLOCK_BYTES, self.file.size)
+    number: int = -1  # of a block, counted over all files of the store
 
     @property
     def size(self) -> int:
         return self.last - self.first
 
+    @property
+    def is_dense(self) -> bool:
+        return 4 * sum(part.last - part.first for part in self.parts) >= self.size
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Extent:
-    """What one request brings: a whole block, or parts of a file that lie close together."""
+    def place(self, data: bytes, out: memoryview) -> None:
+        """Copy the parts to where they go."""
+        view = memoryview(data)
+        for first, last, place in self.parts:
+            out[place : place + last - first] = view[first - self.first : last - self.first]
 
-    file: BlockFile
-    first: int
-    last: int
-    parts: list[BlockRange]
-    block: CachedBlock | None = None
+
+def block_of(file: BlockFile, number: int) -> Extent:
+    """A block, by its number."""
+    first = (number - file.first_block) * BLOCK_BYTES
+    return Extent(file, first, min(first + BLOCK_BYTES, file.size), number=number)
 
 
 class CacheReader:
@@ -146,17 +146,22 @@ class CacheReader:
         """The bytes of every piece, in order; without `keep` they take no place in memory."""
         if self._process != os.getpid():
             self._begin()
-        out = memoryview(bytearray(sum(last - first for _, first, last in pieces)))
+        sizes = [last - first for _, first, last in pieces]
+        out = memoryview(bytearray(sum(sizes)))
         if self._folder is not None:
             self._learn_versions(pieces, stop)
-        left = [
-            block
-            for block in _cut(pieces)
-            if not self._from_memory(block, out) and not self._from_folder(block, out, keep=keep)
-        ]
-        for wave in _waves(self._extents(left, keep=keep)):
-            self._bring(wave, out, keep=keep, stop=stop)
-        return list(_slices(out, pieces))
+        left = [block for block in _cut(pieces) if not self._from_cache(block, out, keep=keep)]
+        wave: list[Extent] = []
+        size = 0
+        for extent in self._extents(left, keep=keep):
+            if size + extent.size > WAVE_BYTES:
+                self._download(wave, out, keep=keep, stop=stop)
+                wave, size = [], 0
+            wave.append(extent)
+            size += extent.size
+        self._download(wave, out, keep=keep, stop=stop)
+        ends = itertools.accumulate(sizes)
+        return [out[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -167,125 +172,88 @@ class CacheReader:
         for number in range(file.first_block, file.first_block + file.num_blocks):
             self._memory.drop(number)
             if self._folder is not None:
-                self._folder.forget(CachedBlock(file=file, number=number))
+                self._folder.forget(block_of(file, number))
 
-    def _from_memory(self, block: CachedBlock, out: memoryview) -> bool:
+    def _from_cache(self, block: Extent, out: memoryview, *, keep: bool) -> bool:
+        """Whether a block was in memory or in the folder, and is in its places now."""
         data = self._memory.get(block.number)
+        if data is None and self._folder is not None:
+            if keep and block.is_dense:
+                data = self._folder.get(block)
+                if data is not None:
+                    self._memory.put(block.number, data, size=len(data))
+            elif (parts := self._folder.get_parts(block)) is not None:
+                for part, found in zip(block.parts, parts, strict=True):
+                    out[part.place : part.place + len(found)] = found
+                return True
         if data is None:
             return False
-        _place(data, block.parts, out, base=block.first)
+        block.place(data, out)
         return True
 
-    def _from_folder(self, block: CachedBlock, out: memoryview, *, keep: bool) -> bool:
-        if self._folder is None:
-            return False
-        if keep and _is_dense(block):
-            data = self._folder.get(block)
-            if data is None:
-                return False
-            self._memory.put(block.number, data, size=len(data))
-            _place(data, block.parts, out, base=block.first)
-            return True
-        parts = self._folder.get_parts(block)
-        if parts is None:
-            return False
-        for part, data in zip(block.parts, parts, strict=True):
-            out[part.place : part.place + len(data)] = data
-        return True
-
-    def _extents(self, blocks: list[CachedBlock], *, keep: bool) -> Iterator[_Extent]:
-        """What to bring: whole blocks, and ranges of the others."""
-        sparse: list[CachedBlock] = []
+    def _extents(self, blocks: list[Extent], *, keep: bool) -> Iterator[Extent]:
+        """What to download: whole blocks, and ranges of the others."""
+        # A folder that can hold the whole store fills up once, and then no request is ever made
+        # again. Otherwise a whole block pays only if much of it is wanted now, since by the time
+        # the rest is wanted it will have been replaced: below a quarter, ask for what is wanted.
+        sparse: list[Extent] = []
         for block in blocks:
-            if self._wants_whole(block, keep=keep):
-                yield _whole(block)
+            if self._fits_folder or (keep and block.is_dense):
+                yield block
             else:
                 sparse.append(block)
         sparse.sort(key=attrgetter("number"))
-        for file, group in groupby(sparse, key=attrgetter("file")):
+        for file, group in itertools.groupby(sparse, key=attrgetter("file")):
             yield from _merge(file, [part for block in group for part in block.parts])
 
-    def _wants_whole(self, block: CachedBlock, *, keep: bool) -> bool:
-        # A folder that can hold the whole store fills up once, and then no request is ever made
-        # again. Otherwise a whole block pays only if much of it is wanted now, since by the time
-        # the rest is wanted it will have been replaced: below a quarter, bring what is asked for.
-        return self._fits_folder or (keep and _is_dense(block))
-
-    def _bring(
-        self, wave: list[_Extent], out: memoryview, *, keep: bool, stop: threading.Event | None
+    def _download(
+        self, wave: list[Extent], out: memoryview, *, keep: bool, stop: threading.Event | None
     ) -> None:
-        """Bring a wave to its places, and keep the whole blocks in it.
+        """Download extents to their places, and keep the whole blocks among them.
 
-        A block that another thread is bringing is waited for, after our own have come: so two
-        threads never wait for each other.
+        A block that is on its way has a flight, which other threads wait for, after their own have
+        come: so two threads never wait for each other.
         """
-        ours, theirs = self._share_out(wave)
-        begun = [extent for extent, _ in ours]
-        try:
-            for (extent, flight), data in zip(ours, self._download(begun, stop), strict=True):
-                _place(data, extent.parts, out, base=extent.first)
-                if extent.block is not None and flight is not None:
-                    in_memory = keep and _is_dense(extent.block)
-                    self._keep(extent.block, data, flight, in_memory=in_memory)
-        finally:
-            self._give_up([flight for _, flight in ours if flight is not None])
-        for extent, flight in theirs:
-            data = _wait_for(flight, stop) or self._download([extent], stop)[0]
-            _place(data, extent.parts, out, base=extent.first)
-
-    def _share_out(
-        self, wave: list[_Extent]
-    ) -> tuple[list[tuple[_Extent, Future[bytes] | None]], list[tuple[_Extent, Future[bytes]]]]:
-        """The extents that this thread brings, and those that another already does.
-
-        A whole block that is on its way has a flight, which others may wait for.
-        """
-        ours: list[tuple[_Extent, Future[bytes] | None]] = []
-        theirs: list[tuple[_Extent, Future[bytes]]] = []
+        ours: list[tuple[Extent, Future[bytes]]] = []
+        theirs: list[tuple[Extent, Future[bytes]]] = []
         with self._lock:
             for extent in wave:
-                if extent.block is None:
-                    ours.append((extent, None))
-                elif (flight := self._flights.get(extent.block.number)) is not None:
+                flight = self._flights.get(extent.number)
+                if flight is not None:
                     theirs.append((extent, flight))
                 else:
-                    flight = self._flights[extent.block.number] = Future()
-                    ours.append((extent, flight))
-        return ours, theirs
-
-    def _keep(
-        self, block: CachedBlock, data: bytes, flight: Future[bytes], *, in_memory: bool
-    ) -> None:
-        if in_memory:
-            self._memory.put(block.number, data, size=len(data))
-        if self._folder is not None:
-            self._folder.put(block, data)
-        # Only now: who finds no flight any more must find the block.
-        self._end(flight)
-        flight.set_result(data)
-
-    def _give_up(self, flights: list[Future[bytes]]) -> None:
-        """Let those who wait for blocks that did not come get them themselves."""
-        for flight in flights:
-            if not flight.done():
-                self._end(flight)
-                flight.cancel()
-
-    def _end(self, flight: Future[bytes]) -> None:
-        """Take a flight out, and no other that began for the same block since."""
-        with self._lock:
-            for number in [number for number, each in self._flights.items() if each is flight]:
-                del self._flights[number]
-
-    def _download(self, extents: list[_Extent], stop: threading.Event | None) -> list[bytes]:
-        ranges = [(extent.file, extent.first, extent.last) for extent in extents]
-        return [data for data, _ in self._ask(ranges, stop)]
+                    ours.append((extent, Future()))
+                    if extent.number >= 0:
+                        self._flights[extent.number] = ours[-1][1]
+        asked = [(extent.file, extent.first, extent.last) for extent, _ in ours]
+        try:
+            answers = self._ask(asked, stop)
+            for (extent, flight), (data, _) in zip(ours, answers, strict=True):
+                extent.place(data, out)
+                if extent.number >= 0:
+                    if keep and extent.is_dense:
+                        self._memory.put(extent.number, data, size=len(data))
+                    if self._folder is not None:
+                        self._folder.put(extent, data)
+                # Only now: who finds no flight any more must find the block.
+                self._flights.pop(extent.number, None)
+                flight.set_result(data)
+        finally:
+            for extent, flight in ours:  # those who wait for what did not come get it themselves
+                if not flight.done():
+                    self._flights.pop(extent.number, None)
+                    flight.cancel()
+        for extent, flight in theirs:
+            found = _wait_for(flight, stop)
+            if found is None:
+                ((found, _),) = self._ask([(extent.file, extent.first, extent.last)], stop)
+            extent.place(found, out)
 
     def _learn_versions(self, pieces: Sequence[Piece], stop: threading.Event | None) -> None:
         """Ask for a byte of files of which no version is known: what the folder has may be old."""
         files = {file.name: file for file, first, last in pieces if first < last and file.is_whole}
         unknown = [file for name, file in files.items() if name not in self._versions]
-        answers = self._ask([(file, 0, 1) for file in unknown], stop) if unknown else []
+        answers = self._ask([(file, 0, 1) for file in unknown], stop)
         for file, (_, version) in zip(unknown, answers, strict=True):
             self._versions.setdefault(file.name, version)
 
@@ -319,19 +287,20 @@ class RecentlyUsed(Generic[_Key, _Value]):
         self._values: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: _Key) -> _Value | None:
+    def _mine(self) -> threading.Lock:
         if self._process != os.getpid():
             self.clear()
-        with self._lock:
+        return self._lock
+
+    def get(self, key: _Key) -> _Value | None:
+        with self._mine():
             if key not in self._values:
                 return None
             self._values.move_to_end(key)
             return self._values[key][0]
 
     def put(self, key: _Key, value: _Value, *, size: int) -> None:
-        if self._process != os.getpid():
-            self.clear()
-        with self._lock:
+        with self._mine():
             self._bytes += size - self._values.pop(key, (None, 0))[1]
             self._values[key] = (value, size)
             while self._bytes > self._limit and len(self._values) > 1:
@@ -339,9 +308,7 @@ class RecentlyUsed(Generic[_Key, _Value]):
                 self._bytes -= dropped
 
     def drop(self, key: _Key) -> None:
-        if self._process != os.getpid():
-            self.clear()
-        with self._lock:
+        with self._mine():
             self._bytes -= self._values.pop(key, (None, 0))[1]
 
 
@@ -354,77 +321,36 @@ def changed(url: str, name: str) -> StoreError:
     )
 
 
-def _cut(pieces: Sequence[Piece]) -> list[CachedBlock]:
+def _cut(pieces: Sequence[Piece]) -> list[Extent]:
     """The blocks that hold the pieces, in the order in which they are wanted."""
-    blocks: dict[int, CachedBlock] = {}
+    blocks: dict[int, Extent] = {}
     place = 0
     for file, first, last in pieces:
         if not 0 <= first <= last <= file.size:
             raise ValueError(f"bytes {first} to {last} of {file.name!r}, which has {file.size}")
         while first < last:
             number = file.first_block + first // BLOCK_BYTES
-            end = min(last, first - first % BLOCK_BYTES + BLOCK_BYTES)
-            block = blocks.get(number)
-            if block is None:
-                block = blocks[number] = CachedBlock(file=file, number=number)
-            block.parts.append(BlockRange(first=first, last=end, place=place))
+            if number not in blocks:
+                blocks[number] = block_of(file, number)
+            end = min(last, blocks[number].last)
+            blocks[number].parts.append(BlockRange(first, end, place))
             place += end - first
             first = end
     return list(blocks.values())
 
 
-def _is_dense(block: CachedBlock) -> bool:
-    return 4 * sum(part.last - part.first for part in block.parts) >= block.size
-
-
-def _whole(block: CachedBlock) -> _Extent:
-    return _Extent(
-        file=block.file, first=block.first, last=block.last, parts=block.parts, block=block
-    )
-
-
-def _merge(file: BlockFile, parts: list[BlockRange]) -> Iterator[_Extent]:
-    """Ranges that hold the parts; those that lie close together become one."""
+def _merge(file: BlockFile, parts: list[BlockRange]) -> Iterator[Extent]:
+    """Ranges that hold the parts; those that are close together become one."""
     run: list[BlockRange] = []
-    first = last = 0
-    for part in sorted(parts, key=attrgetter("first")):
-        if run and (part.first - last > GAP_BYTES or part.last - first > MERGED_BYTES):
-            yield _Extent(file=file, first=first, last=last, parts=run)
-            run = []
-        if not run:
-            first, last = part.first, part.last
+    end = 0
+    for part in sorted(parts):
+        if run and (part.first - end > GAP_BYTES or part.last - run[0].first > MERGED_BYTES):
+            yield Extent(file, run[0].first, end, run)
+            run, end = [], 0
         run.append(part)
-        last = max(last, part.last)
+        end = max(end, part.last)
     if run:
-        yield _Extent(file=file, first=first, last=last, parts=run)
-
-
-def _waves(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
-    wave: list[_Extent] = []
-    size = 0
-    for extent in extents:
-        length = extent.last - extent.first
-        if wave and size + length > WAVE_BYTES:
-            yield wave
-            wave, size = [], 0
-        wave.append(extent)
-        size += length
-    if wave:
-        yield wave
-
-
-def _place(data: bytes, parts: list[BlockRange], out: memoryview, *, base: int) -> None:
-    view = memoryview(data)
-    for part in parts:
-        size = part.last - part.first
-        out[part.place : part.place + size] = view[part.first - base : part.last - base]
-
-
-def _slices(out: memoryview, pieces: Sequence[Piece]) -> Iterator[memoryview]:
-    place = 0
-    for _, first, last in pieces:
-        yield out[place : place + last - first]
-        place += last - first
+        yield Extent(file, run[0].first, end, run)
 
 
 def _wait_for(flight: Future[bytes], stop: threading.Event | None) -> bytes | None:
@@ -442,18 +368,17 @@ def _wait_for(flight: Future[bytes], stop: threading.Event | None) -> bytes | No
 # -------------------------------------------------------------------------------------------------
 # Blocks of remote files, kept in a local folder that never outgrows its limit.
 #
-# The folder is a fixed number of slots, each a file of one block at most. A block may lie in the
+# The folder is a fixed number of slots, each a file of one block at most. A block may be in the
 # few slots of one set, found from its running number in the store; it takes an empty one, or
 # replaces the one that was not used for longest. So nothing has to be counted, locked or scanned:
 # any number of processes may use the folder at once, and one that is killed leaves a temporary
 # file at worst. Running numbers fill the sets evenly: a store that fits the limit is kept whole.
 #
-#   | slot  =  magic, key (16 bytes), bytes of the block, xxh3-128 of the block  |  block
-#
-# The key is a hash of the store's address, the file's name and checksum in the manifest, the
-# block's place, and the version that the server gives the file, if it does. A slot that is
+# A slot is a header (magic, key of 16 bytes, bytes of the block, xxh3-128 of the block) and the
+# block. The key is a hash of the store's address, the file's name and checksum in the manifest,
+# the block's place, and the version that the server gives the file, if it does. A slot that is
 # damaged, or that holds another block, is one that is not there. Another limit means other sets:
-# what was kept under the old one is then brought again.
+# what was kept under the old one is then downloaded again.
 
 HEADER = struct.Struct("<8s16sQ16s")
 MAGIC = b"tmblock1"
@@ -497,38 +422,41 @@ class BlockFolder:
         self._sound: dict[int, tuple[Path, int]] = {}
         self._prepare()
 
-    def get(self, block: CachedBlock) -> bytes | None:
+    def get(self, block: Extent) -> bytes | None:
         """The bytes of a block, where they are here and sound."""
-        key = self._key(block)
-        for path in self._slots(block):
-            slot = _read_slot(path, key=key, size=block.size)
-            if slot is not None:
-                if len(self._sound) >= MAX_SOUND:
-                    self._sound.clear()
-                self._sound[block.number] = (path, slot.file)
-                _touch(path)
-                return slot.data
-        self._sound.pop(block.number, None)
-        return None
+        found = self._look(block, [(0, block.size)], sound=None)
+        return None if found is None else found[0]
 
-    def get_parts(self, block: CachedBlock) -> list[bytes] | None:
+    def get_parts(self, block: Extent) -> list[bytes] | None:
         """The parts of a block that are wanted, where it is here and sound.
 
         A process checks a block as a whole when it first uses it. After that, as long as its slot
         is the same file, only the parts are read: for 4 KB that takes a tenth of the time.
         """
-        path, file = self._sound.get(block.number, (None, -1))
-        if path is not None:
-            parts = _read_parts(path, file=file, key=self._key(block), block=block)
-            if parts is not None:
-                _touch(path)
-                return parts
-        data = self.get(block)
-        if data is None:
-            return None
-        return [data[part.first - block.first : part.last - block.first] for part in block.parts]
+        ranges = [(part.first - block.first, part.last - block.first) for part in block.parts]
+        sound = self._sound.get(block.number)
+        found = None if sound is None else self._look(block, ranges, sound=sound)
+        return self._look(block, ranges, sound=None) if found is None else found
 
-    def put(self, block: CachedBlock, data: bytes) -> None:
+    def _look(
+        self, block: Extent, ranges: list[tuple[int, int]], *, sound: tuple[Path, int] | None
+    ) -> list[bytes] | None:
+        """Ranges of a block, from the slot that is known to be sound or from the one it is in."""
+        key = self._key(block)
+        for path in self._slots(block) if sound is None else sound[:1]:
+            inode = None if sound is None else sound[1]
+            found = _read_slot(path, key=key, size=block.size, ranges=ranges, sound=inode)
+            if found is not None:
+                if len(self._sound) >= MAX_SOUND:
+                    self._sound.clear()
+                self._sound[block.number] = path, found[0]
+                with contextlib.suppress(OSError):  # replaced meanwhile, or not ours to touch
+                    os.utime(path)
+                return found[1]
+        self._sound.pop(block.number, None)
+        return None
+
+    def put(self, block: Extent, data: bytes) -> None:
         """Keep a block; a folder that cannot be written is a warning, not an error."""
         if not self._writes:
             return
@@ -546,13 +474,12 @@ class BlockFolder:
         except OSError as error:
             self._give_up(error)
         else:
-            # Windows does not replace a file that another process reads: then it is not kept.
             with contextlib.suppress(OSError):
                 staged.replace(target)
         with contextlib.suppress(OSError):
             staged.unlink(missing_ok=True)
 
-    def forget(self, block: CachedBlock) -> None:
+    def forget(self, block: Extent) -> None:
         """Remove a block whose bytes turned out wrong."""
         self._sound.pop(block.number, None)
         for path in self._slots(block):
@@ -560,19 +487,19 @@ class BlockFolder:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _key(self, block: CachedBlock) -> bytes:
+    def _key(self, block: Extent) -> bytes:
         file = block.file
         place = f"{self._store}\n{file.name}\n{file.content}\n{block.first}-{block.last}"
         if version := self._versions.get(file.name):
             place += f"\n{version}"
         return xxhash.xxh3_128_digest(place.encode("utf-8", "surrogatepass"))
 
-    def _slots(self, block: CachedBlock) -> Iterator[Path]:
+    def _slots(self, block: Extent) -> Iterator[Path]:
         first = block.number % self._sets * self._ways
         for slot in range(first, first + self._ways):
             yield self._path / f"{slot // FOLDER_SLOTS:06x}" / f"{slot % FOLDER_SLOTS:03x}.block"
 
-    def _victim(self, block: CachedBlock, key: bytes) -> Path:
+    def _victim(self, block: Extent, key: bytes) -> Path:
         """The slot to write to: its own if it is damaged, an empty one, the least recently used."""
 
         def last_use(path: Path) -> int:
@@ -604,7 +531,7 @@ class BlockFolder:
             ) from error
 
     def _stale_files(self) -> Iterator[Path]:
-        """What processes that were killed left behind."""
+        """What processes that were killed left."""
         before = time.time() - STALE_SECONDS
         for path in (self._path / "tmp").iterdir():
             with contextlib.suppress(FileNotFoundError):  # its writer is done with it
@@ -613,63 +540,42 @@ class BlockFolder:
 
     def _slots_beyond_the_limit(self) -> Iterator[Path]:
         """Of a time when the limit was higher."""
-        slots = self._sets * self._ways
         for folder in self._path.iterdir():
-            if not _SLOT_FOLDER.fullmatch(folder.name):
-                continue
-            first = int(folder.name, 16) * FOLDER_SLOTS
-            if first + FOLDER_SLOTS <= slots:
-                continue
-            for path in folder.iterdir():
-                if _SLOT_FILE.fullmatch(path.name) and first + int(path.name[:3], 16) >= slots:
-                    yield path
+            if _SLOT_FOLDER.fullmatch(folder.name):
+                first = int(folder.name, 16) * FOLDER_SLOTS
+                beyond = self.capacity_blocks - first
+                for path in folder.iterdir() if beyond < FOLDER_SLOTS else ():
+                    if _SLOT_FILE.fullmatch(path.name) and int(path.name[:3], 16) >= beyond:
+                        yield path
 
 
-class _Slot(NamedTuple):
-    file: int  # its number in the filesystem: another one means that the slot was replaced
-    data: bytes
+def _read_slot(
+    path: Path, *, key: bytes, size: int, ranges: list[tuple[int, int]], sound: int | None
+) -> tuple[int, list[bytes]] | None:
+    """Inode, and ranges of the block; None unless it is the one that is wanted, and whole.
 
-
-def _read_slot(path: Path, *, key: bytes, size: int) -> _Slot | None:
+    Of the inode that is known to be sound, nothing but the ranges is read.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
-            digest = _read_header(file, key=key, size=size)
-            if digest is None:
+            header = file.read(HEADER.size)
+            if len(header) != HEADER.size:
                 return None
-            slot = _Slot(os.fstat(file.fileno()).st_ino, file.read(size + 1))
+            magic, found, length, digest = HEADER.unpack(header)
+            inode = os.fstat(file.fileno()).st_ino
+            if (magic, found, length) != (MAGIC, key, size) or sound not in (None, inode):
+                return None
+            if sound is None:
+                data = file.read(size + 1)
+                if len(data) != size or xxhash.xxh3_128_digest(data) != digest:
+                    return None
+                return inode, [data[first:last] for first, last in ranges]
+            at = file.fileno(), HEADER.size
+            parts = [os.pread(at[0], last - first, at[1] + first) for first, last in ranges]
     except OSError:
         return None
-    if len(slot.data) != size or xxhash.xxh3_128_digest(slot.data) != digest:
-        return None
-    return slot
-
-
-def _read_parts(path: Path, *, file: int, key: bytes, block: CachedBlock) -> list[bytes] | None:
-    parts = []
-    try:
-        with open(path, "rb", buffering=0) as opened:
-            if _read_header(opened, key=key, size=block.size) is None:
-                return None
-            if os.fstat(opened.fileno()).st_ino != file:
-                return None
-            for part in block.parts:
-                opened.seek(HEADER.size + part.first - block.first)
-                parts.append(opened.read(part.last - part.first))
-    except OSError:
-        return None
-    complete = all(
-        len(data) == part.last - part.first for data, part in zip(parts, block.parts, strict=True)
-    )
-    return parts if complete else None
-
-
-def _read_header(file: FileIO, *, key: bytes, size: int) -> bytes | None:
-    """The digest of the block in a slot; None unless the block is the one that is wanted."""
-    header = file.read(HEADER.size)
-    if len(header) != HEADER.size:
-        return None
-    magic, found, length, digest = HEADER.unpack(header)
-    return digest if (magic, found, length) == (MAGIC, key, size) else None
+    sizes = [last - first for first, last in ranges]
+    return (inode, parts) if [len(part) for part in parts] == sizes else None
 
 
 def _holds(path: Path, key: bytes) -> bool:
@@ -678,8 +584,3 @@ def _holds(path: Path, key: bytes) -> bool:
             return file.read(HEADER.size)[8:24] == key
     except OSError:
         return False
-
-
-def _touch(path: Path) -> None:
-    with contextlib.suppress(OSError):  # replaced meanwhile, or not ours to touch
-        os.utime(path)

@@ -13,6 +13,7 @@ for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import tempfile
@@ -21,7 +22,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -49,7 +50,7 @@ from tokenmill.store.layout import checksum_of, remove_folder, shard_name, store
 from tokenmill.store.reader import expected_sizes, incomplete, size_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,21 +62,17 @@ if TYPE_CHECKING:
     from tokenmill.store.stream import Track
 
 
-# -------------------------------------------------------------------------------------------------
-# Reads pieces in the background, so that they are here when they are asked for.
-#
-#   | begin(pieces) -> a job in a thread: BlockReader.read -> take(piece), once
-#
-# Pieces are known by their place alone, so a later read may group them as it likes. What nobody
-# takes is dropped when newer pieces need the room. The threads know the reader, never the store:
-# so a store that goes out of use takes its threads along.
-
 AHEAD_BYTES = 256 << 20
 THREADS = 2  # one batch of requests each: the next one begins while the last one comes in
 
 
 class RemoteReadAhead:
-    """Pieces that were begun and not yet taken."""
+    """Pieces that are read in the background, so that they are here when they are asked for.
+
+    Pieces are known by their place alone, so a later read may group them as it likes. What nobody
+    takes is dropped when newer pieces need the room. The threads know the reader, never the store:
+    so a store that goes out of use takes its threads along.
+    """
 
     def __init__(self, reader: CacheReader) -> None:
         self._reader = reader
@@ -86,73 +83,49 @@ class RemoteReadAhead:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[Piece, tuple[Future[list[memoryview]], int]] = OrderedDict()
         self._bytes = 0
-        self._threads: _Threads | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._stop = threading.Event()
+        self._end: Callable[[], object] = lambda: None
+
+    def _mine(self) -> threading.Lock:
+        if self._process != os.getpid():  # the threads are those of the process that forked us
+            self._begin_anew()
+        return self._lock
 
     def begin(self, pieces: Sequence[Piece]) -> None:
         """Begin to read pieces that will be asked for."""
-        if self._process != os.getpid():  # the threads are those of the process that forked us
-            self._begin_anew()
-        with self._lock:
+        with self._mine():
             new = [piece for piece in dict.fromkeys(pieces) if piece not in self._jobs]
-            size = sum(map(_size, new))
+            size = sum(last - first for _, first, last in new)
             if not new or size > AHEAD_BYTES:
                 return
-            if self._threads is None:
-                self._threads = _Threads(self)
-            job = self._threads.submit(self._reader, new)
+            if self._pool is None:
+                pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-ahead")
+                self._pool = pool
+                self._end = weakref.finalize(self, _end_threads, pool, self._stop, os.getpid())
+            job = self._pool.submit(self._reader.read, new, stop=self._stop)
             self._jobs.update({piece: (job, place) for place, piece in enumerate(new)})
             self._bytes += size
             while self._bytes > AHEAD_BYTES:
-                dropped, _ = self._jobs.popitem(last=False)
-                self._bytes -= _size(dropped)
+                (_, first, last), _ = self._jobs.popitem(last=False)
+                self._bytes -= last - first
 
-    def take(self, piece: Piece) -> Taken | None:
-        """A piece that was begun, for the only time; None where it was not."""
-        if self._process != os.getpid():
-            self._begin_anew()
-        with self._lock:
+    def take(self, piece: Piece) -> tuple[Future[list[memoryview]], int] | None:
+        """The job that reads a piece, and its place there, for the only time; None without one."""
+        with self._mine():
             found = self._jobs.pop(piece, None)
-            if found is None:
-                return None
-            self._bytes -= _size(piece)
-        return Taken(*found)
+            if found is not None:
+                self._bytes -= piece[2] - piece[1]
+            return found
 
     def close(self) -> None:
-        """End the threads, and forget what they brought."""
-        threads, ours = self._threads, self._process == os.getpid()
+        """End the threads, and forget what they read."""
+        end = self._end
         self._begin_anew()
-        if threads is not None and ours:
-            threads.end()
+        end()
 
 
-class Taken:
-    """A piece that comes."""
-
-    def __init__(self, job: Future[list[memoryview]], place: int) -> None:
-        self._job = job
-        self._place = place
-
-    def wait(self) -> memoryview | None:
-        """Its bytes; None where they could not be read, and asking for them will tell why."""
-        try:
-            return self._job.result()[self._place]
-        except (TokenmillError, StoppedError, CancelledError):
-            return None
-
-
-class _Threads:
-    """Threads that end when they are told to, or when their owner is gone."""
-
-    def __init__(self, owner: RemoteReadAhead) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-ahead")
-        self._stop = threading.Event()
-        self.end = weakref.finalize(owner, _end, self._pool, self._stop, os.getpid())
-
-    def submit(self, reader: CacheReader, pieces: list[Piece]) -> Future[list[memoryview]]:
-        return self._pool.submit(reader.read, pieces, stop=self._stop)
-
-
-def _end(pool: ThreadPoolExecutor, stop: threading.Event, process: int) -> None:
+def _end_threads(pool: ThreadPoolExecutor, stop: threading.Event, process: int) -> None:
     if os.getpid() != process:
         return  # a fork has none of the threads, and perhaps a lock that nobody will give back
     stop.set()
@@ -161,33 +134,10 @@ def _end(pool: ThreadPoolExecutor, stop: threading.Event, process: int) -> None:
     pool.shutdown(wait=not own, cancel_futures=True)
 
 
-def _size(piece: Piece) -> int:
-    return piece[2] - piece[1]
-
-
 CACHE_BYTES = 10 * 10**9
 INDEX_BYTES = 256 << 20  # of the indexes that were used last, at 20 bytes to a document
 RANGE_BYTES = 8 << 20  # files that are read whole come in ranges of this size, at once
 Kind: TypeAlias = Literal["bin", "idx", "mask"]  # files of a shard that are read by blocks
-
-
-class _CacheFolder(NamedTuple):
-    path: str
-    limit_bytes: int
-
-
-def _cache_folder(
-    cache: str | os.PathLike[str] | None, cache_bytes: int | None
-) -> _CacheFolder | None:
-    if cache is not None:
-        folder = Path(cache).expanduser().absolute()
-        return _CacheFolder(str(folder), CACHE_BYTES if cache_bytes is None else cache_bytes)
-    if cache_bytes is not None:
-        raise UsageError(
-            f"cache_bytes={cache_bytes:,} bounds a cache folder, and there is none",
-            hint="name one with cache=, or leave cache_bytes= out",
-        )
-    return None
 
 
 class RemoteFiles:
@@ -197,7 +147,13 @@ class RemoteFiles:
         self, url: str, *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
     ) -> None:
         self._url = url
-        self._cache = _cache_folder(cache, cache_bytes)
+        if cache is None and cache_bytes is not None:
+            raise UsageError(
+                f"cache_bytes={cache_bytes:,} bounds a cache folder, and there is none",
+                hint="name one with cache=, or leave cache_bytes= out",
+            )
+        folder = None if cache is None else Path(cache).expanduser().absolute()
+        self._cache = folder, CACHE_BYTES if cache_bytes is None else cache_bytes
         self._manifest_checksum: str | None = None
         # Name of a file -> the version of it that is read, as its server calls it.
         self._versions: dict[str, str] = {}
@@ -205,7 +161,8 @@ class RemoteFiles:
 
     def _begin(self) -> None:
         self._indexes: RecentlyUsed[str, Index] = RecentlyUsed(INDEX_BYTES)
-        self._tokenizer: _PrivateFolder | None = None
+        self._tokenizer: tuple[int, Path] | None = None
+        self._remove_tokenizer: Callable[[], object] = lambda: None
 
     @property
     def path(self) -> str:
@@ -229,7 +186,15 @@ class RemoteFiles:
 
     def read_manifest(self) -> Manifest:
         """Read the manifest, and see that the files it names are there."""
-        data = self._manifest_bytes()
+        try:
+            data = files_module.read_bytes(join(self._url, "tokenmill.json"))
+        except RemoteError as error:
+            if error.failure is not Failure.MISSING:
+                raise store_error(error) from error
+            raise StoreError(
+                f"there is no store at {self.path!r}: it has no tokenmill.json",
+                hint="check the address; a store has this file once its build has finished",
+            ) from error
         checksum = checksum_of(data)
         self._manifest = Manifest.from_bytes(data, path=join(self.path, "tokenmill.json"))
         if self._manifest_checksum is None:
@@ -238,25 +203,19 @@ class RemoteFiles:
         elif checksum != self._manifest_checksum:
             raise changed(self._url, "tokenmill.json")
         self._files = _block_files(self._manifest)
-        self.blocks = CacheReader(
-            self._url,
-            folder=self._open_folder(),
-            files=self._files.values(),
-            versions=self._versions,
-        )
+        folder, (path, limit_bytes) = None, self._cache
+        if path is not None:
+            folder = BlockFolder(
+                path,
+                limit_bytes=limit_bytes,
+                block_bytes=BLOCK_BYTES,
+                store=self.path,
+                versions=self._versions,
+            )
+        files = self._files.values()
+        self.blocks = CacheReader(self._url, folder=folder, files=files, versions=self._versions)
         self.ahead = RemoteReadAhead(self.blocks)
         return self._manifest
-
-    def _manifest_bytes(self) -> bytes:
-        try:
-            return files_module.read_bytes(join(self._url, "tokenmill.json"))
-        except RemoteError as error:
-            if error.failure is not Failure.MISSING:
-                raise store_error(error) from error
-            raise StoreError(
-                f"there is no store at {self.path!r}: it has no tokenmill.json",
-                hint="check the address; a store has this file once its build has finished",
-            ) from error
 
     def _require_files(self) -> None:
         problems: list[tuple[str, str]] = []
@@ -264,10 +223,11 @@ class RemoteFiles:
             found = self._list(folder) if expected else {}
             if found is None:
                 return
-            for name, size in expected.items():
-                if found.get(name) != size:
-                    problem = size_problem(found.get(name), size)
-                    problems.append((join(self.path, f"{folder}/{name}"), problem))
+            problems += [
+                (join(self.path, f"{folder}/{name}"), size_problem(found.get(name), size))
+                for name, size in expected.items()
+                if found.get(name) != size
+            ]
         if problems:
             raise incomplete(*problems[0], others=len(problems) - 1)
 
@@ -288,7 +248,7 @@ class RemoteFiles:
         """Bring indexes that will be asked for, all at once, as far as there is room for them."""
         room, wanted = INDEX_BYTES // 2, []
         for shard in dict.fromkeys(shards):
-            room -= index_bytes(self._num_documents(shard))
+            room -= index_bytes((self.file(shard, "idx").size - HEADER.size) // 4)
             if room < 0:
                 break
             if self._indexes.get(shard) is None:
@@ -345,16 +305,16 @@ class RemoteFiles:
             yield from data.splitlines(keepends=True)
 
     def tokenizer(self) -> Path:
-        """A private folder to which the tokenizer's files were brought."""
-        if self._tokenizer is None or self._tokenizer.process != os.getpid():
-            folder = _PrivateFolder()
-            for name, facts in self._manifest.identity.tokenizer.files.items():
-                data = self._read_whole(
-                    f"tokenizer/{name}", size=facts.bytes, checksum=facts.checksum
-                )
-                (folder.path / name).write_bytes(data)
-            self._tokenizer = folder
-        return self._tokenizer.path
+        """A private folder to which the tokenizer's files were downloaded."""
+        if self._tokenizer is None or self._tokenizer[0] != os.getpid():
+            path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+            self._remove_tokenizer = weakref.finalize(self, remove_folder, path, os.getpid())
+            for name, file in self._manifest.identity.tokenizer.files.items():
+                whole = f"tokenizer/{name}"
+                data = self._read_whole(whole, size=file.bytes, checksum=file.checksum)
+                (path / name).write_bytes(data)
+            self._tokenizer = os.getpid(), path
+        return self._tokenizer[1]
 
     def _read_whole(self, name: str, *, size: int, checksum: str) -> bytes:
         url = join(self._url, name)
@@ -378,35 +338,18 @@ class RemoteFiles:
         """A file of a shard, as it is read by blocks."""
         return self._files[shard, kind]
 
-    def _num_documents(self, shard: str) -> int:
-        return (self.file(shard, "idx").size - HEADER.size) // 4
-
-    def _open_folder(self) -> BlockFolder | None:
-        if self._cache is None:
-            return None
-        return BlockFolder(
-            Path(self._cache.path),
-            limit_bytes=self._cache.limit_bytes,
-            block_bytes=BLOCK_BYTES,
-            store=self.path,
-            versions=self._versions,
-        )
-
     def close(self) -> None:
         """End background reads, and give memory and private files back; reading begins anew."""
         self.ahead.close()
         self.blocks.clear()
         self._indexes.clear()
-        if self._tokenizer is not None:
-            self._tokenizer.remove()
-            self._tokenizer = None
+        self._remove_tokenizer()
+        self._tokenizer = None
 
-    def __getstate__(self) -> tuple[str, _CacheFolder | None, str | None, dict[str, str]]:
+    def __getstate__(self) -> tuple[Any, ...]:
         return self._url, self._cache, self._manifest_checksum, dict(self._versions)
 
-    def __setstate__(
-        self, state: tuple[str, _CacheFolder | None, str | None, dict[str, str]]
-    ) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._url, self._cache, self._manifest_checksum, self._versions = state
         self._begin()
 
@@ -454,36 +397,34 @@ class RemoteTokens:
         >>> store.remote.read([0, 3], [0, 4096], [512, 4608], kind="bin")
         """
         pieces = self._pieces(shards, firsts, lasts, kind)
-        begun = {
-            place: job for place, piece in enumerate(pieces) if (job := self._ahead.take(piece))
-        }
-        found: dict[int, memoryview] = {}
-        self._fill(found, pieces, [place for place in range(len(pieces)) if place not in begun])
-        for place, job in begun.items():
-            data = job.wait()
-            if data is not None:
-                found[place] = data
-        self._fill(found, pieces, [place for place in begun if place not in found])
-        return [found[place] for place in range(len(pieces))]
+        begun = [self._files.ahead.take(piece) for piece in pieces]
+        found = self._fill([None] * len(pieces), pieces, [job is None for job in begun])
+        for place, job in enumerate(begun):
+            # Where one could not be read, asking for it again will tell why.
+            with contextlib.suppress(TokenmillError, StoppedError, CancelledError):
+                if job is not None:
+                    found[place] = job[0].result()[job[1]]
+        self._fill(found, pieces, [data is None for data in found])
+        return cast("list[memoryview]", found)
 
-    def _fill(self, found: dict[int, memoryview], pieces: list[Piece], places: list[int]) -> None:
-        if places:
-            data = self._files.blocks.read([pieces[place] for place in places])
-            found.update(zip(places, data, strict=True))
+    def _fill(
+        self, found: list[memoryview | None], pieces: list[Piece], is_wanted: list[bool]
+    ) -> list[memoryview | None]:
+        places = [place for place, wanted in enumerate(is_wanted) if wanted]
+        data = self._files.blocks.read([pieces[place] for place in places]) if places else []
+        for place, each in zip(places, data, strict=True):
+            found[place] = each
+        return found
 
     def read_ahead(
         self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], *, kind: Kind
     ) -> None:
         """Begin to read pieces, in the background, that `read` will be asked for."""
-        self._ahead.begin(self._pieces(shards, firsts, lasts, kind))
+        self._files.ahead.begin(self._pieces(shards, firsts, lasts, kind))
 
     def prepare_indexes(self, shards: Sequence[int]) -> None:
-        """Bring the indexes of shards that will be looked at, all at once."""
+        """Download the indexes of shards that will be looked at, all at once."""
         self._files.prepare_indexes([self._shards[shard] for shard in shards])
-
-    @property
-    def _ahead(self) -> RemoteReadAhead:
-        return self._files.ahead
 
     def _pieces(
         self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], kind: Kind
@@ -513,11 +454,9 @@ class ShardTokens:
         return self.size
 
     def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, slice):
+        if not isinstance(key, slice) or key.step not in (None, 1):
             return self[:][key]
-        first, last, step = key.indices(self.size)
-        if step != 1:
-            return self[:][key]
+        first, last, _ = key.indices(self.size)
         width = self.dtype.itemsize
         last = max(first, last)
         (data,) = self._blocks.read([(self._file, first * width, last * width)])
@@ -525,12 +464,3 @@ class ShardTokens:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self[:], dtype=dtype, copy=copy)
-
-
-class _PrivateFolder:
-    """A folder that is gone when this object, or the process that made it, is gone."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.path = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-        self.remove = weakref.finalize(self, remove_folder, self.path, self.process)
