@@ -52,7 +52,7 @@ def test_keys_in_the_address_of_an_input_get_nowhere(tmp_path: Path) -> None:
         built = tokenmill.build(f"{url}?X-Amz-Signature=hunter3", **options, workers=1)
         assert server.log
         assert tokenmill.build(f"{url}?X-Amz-Signature=hunter4", **options).nothing_to_do
-        with pytest.raises(SourceError, match="behind its '\\?'") as caught:
+        with pytest.raises(SourceError, match="after its '\\?'") as caught:
             tokenmill.build([f"{url}?a=hunter5", f"{url}?b=hunter6"], **options)
     assert documents(out) == byte_ids(make_texts(300))
     with tokenmill.Store(out) as store:

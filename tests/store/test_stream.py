@@ -124,7 +124,7 @@ def test_reading_data_that_is_not_in_memory_gives_the_same(
     cold = TokenStream(stream.store, scattered=True)
     for _ in range(3):
         assert read(cold, [(7, 4), (-1, 2), (0, 20)]) == [7, 8, 9, 10, 999, 999, *range(20)]
-        assert cold._source._is_slow  # type: ignore[attr-defined]
+        assert cold._source._is_slow  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("most_shards", [0, 100])

@@ -53,7 +53,7 @@ from tokenmill.store.facts import (
 )
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS, Index
 from tokenmill.store.layout import shard_name, unit_name, unit_prefix
-from tokenmill.store.reader import TrackFile
+from tokenmill.store.reader import StoreFiles, TrackFile
 
 if TYPE_CHECKING:
     import os
@@ -91,7 +91,7 @@ class ForeignIdentity(StoreIdentity, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignFiles:
+class ForeignFiles(StoreFiles):
     """Raw token files of another project, as the files of a store."""
 
     path: str  # what was opened, as text: nothing is ever written beside it
@@ -115,9 +115,6 @@ class ForeignFiles:
         with reading(self.shards[shard].path):
             return make_index(self.format, self.shards[shard], self.options)
 
-    def prepare_indexes(self, shards: Sequence[str]) -> None:
-        """Nothing to do: they are mapped, or made when asked for."""
-
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         tokens: TokenArray = self.shards[shard].map_tokens().view(dtype)
         return tokens
@@ -137,9 +134,6 @@ class ForeignFiles:
     def track_offset(self, shard: str, track: Track) -> int:
         return 0 if track == "mask" else self.shards[shard].offset
 
-    def open_tokens(self, shards: Sequence[str]) -> None:
-        return None
-
     def receipt(self, unit: str) -> Receipt:
         raise StoreError(
             f"{self.path!r} does not say where its documents come from: there is no receipt of"
@@ -157,9 +151,6 @@ class ForeignFiles:
                 hint='name it: tokenmill.Store.open_foreign(path, tokenizer="...")',
             )
         return Path(self.tokenizer_source)
-
-    def close(self) -> None:
-        """Nothing to do: maps go with their last view."""
 
 
 def open_in_place(

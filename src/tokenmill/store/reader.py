@@ -4,21 +4,23 @@ Opening reads the manifest and lists the folders; a shard is mapped when it is f
 Python map keeps a file descriptor open before 3.13, so at most so many shards stay mapped as the
 process's limit allows; views that were handed out stay valid when their shard is unmapped.
 
-A store behind a URL is read by ranges instead; `files` knows the difference.
+A store at a URL is read by ranges instead; `StoreFiles` knows the difference.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import operator
 import os
+import resource
 import shlex
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
@@ -42,7 +44,6 @@ from tokenmill.store.format import (
     place_of,
     read_index,
     row_lengths,
-    view_tokens,
     view_values,
 )
 from tokenmill.store.layout import StoreLayout, checksum_of, is_inside, shard_name
@@ -72,19 +73,11 @@ MANY_UNITS = 4096
 _ANY = -1  # size of a file that was not asked for its size
 
 
-class Problem(NamedTuple):
-    """One file that is not as the manifest says."""
-
-    path: Path
-    problem: str
-
-
 def require_files(layout: StoreLayout, manifest: Manifest) -> None:
     """Raise StoreError, which names the first file, unless every file is there with its size."""
     problems = list(find_problems(layout, manifest, sizes=len(manifest.units) <= MANY_UNITS))
     if problems:
-        path, problem = problems[0]
-        raise incomplete(path, problem, others=len(problems) - 1)
+        raise incomplete(*problems[0], others=len(problems) - 1)
 
 
 def incomplete(path: Path | str, problem: str, *, others: int) -> StoreError:
@@ -98,20 +91,18 @@ def incomplete(path: Path | str, problem: str, *, others: int) -> StoreError:
 
 def find_problems(
     layout: StoreLayout, manifest: Manifest, *, sizes: bool = True
-) -> Iterator[Problem]:
+) -> Iterator[tuple[Path, str]]:
     """Files that are missing, of another size if `sizes`, or links that leave the store."""
     for name_of_folder, expected in expected_sizes(manifest).items():
-        if not expected:
-            continue
         folder = layout.root / name_of_folder
-        if not is_inside(str(folder), root=layout.root):
-            yield Problem(folder, "is a link that leaves the store")
-            continue
-        files = _sizes(folder, root=layout.root, ask=sizes)
-        for name, size in expected.items():
-            found = files.get(name)
-            if found not in (size, _ANY):
-                yield Problem(folder / name, size_problem(found, size))
+        if expected and not is_inside(str(folder), root=layout.root):
+            yield folder, "is a link that leaves the store"
+        elif expected:
+            files = _sizes(folder, root=layout.root, ask=sizes)
+            for name, size in expected.items():
+                found = files.get(name)
+                if found not in (size, _ANY):
+                    yield folder / name, size_problem(found, size)
 
 
 def expected_sizes(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -136,26 +127,20 @@ def expected_sizes(manifest: Manifest) -> dict[str, dict[str, int]]:
 def _sizes(folder: Path, *, root: Path, ask: bool) -> dict[str, int | str]:
     """Name -> bytes, or what is wrong with the file; plain files are not asked unless `ask`."""
     found: dict[str, int | str] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                # Plain files first, and here: a large store has 100,000 of them.
-                if entry.is_file(follow_symlinks=False):
-                    found[entry.name] = entry.stat(follow_symlinks=False).st_size if ask else _ANY
-                else:
-                    found[entry.name] = _size_of_other(entry, root=root)
-    except OSError:
-        return found  # a missing folder: every file in it is reported as missing
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:  # of a missing folder, every file in it is reported as missing
+            # Plain files first: a large store has 100,000 of them.
+            if entry.is_file(follow_symlinks=False):
+                found[entry.name] = entry.stat(follow_symlinks=False).st_size if ask else _ANY
+            elif entry.is_symlink() and not is_inside(entry.path, root=root):
+                found[entry.name] = "is a link that leaves the store"
+            else:
+                try:
+                    is_file = entry.is_file()
+                    found[entry.name] = entry.stat().st_size if is_file else "is not a file"
+                except OSError as error:
+                    found[entry.name] = f"cannot be read: {error.strerror or error}"
     return found
-
-
-def _size_of_other(entry: os.DirEntry[str], *, root: Path) -> int | str:
-    if entry.is_symlink() and not is_inside(entry.path, root=root):
-        return "is a link that leaves the store"
-    try:
-        return entry.stat().st_size if entry.is_file() else "is not a file"
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
 
 
 def size_problem(found: int | str | None, size: int) -> str:
@@ -165,80 +150,35 @@ def size_problem(found: int | str | None, size: int) -> str:
     return found if isinstance(found, str) else f"has {found:,} bytes instead of {size:,}"
 
 
-# -------------------------------------------------------------------------------------------------
-# Where the files of an open store are: in a local folder, mapped, or behind a URL.
-#
-#   | Store -> StoreFiles: LocalFiles (here)  |  RemoteFiles (files.py)  |  other projects' files
-#   |                                                                        (interop/in_place.py)
-#
-# A local store never imports the remote one, nor fsspec.
-
-
 class TrackFile(NamedTuple):
-    """Where the tokens of a shard, or its mask, lie on a local disk."""
+    """Where the tokens of a shard, or its mask, are on a local disk."""
 
     path: Path
     offset: int  # byte of its first value: 0 in a store's own files
     size: int  # bytes that the whole file must have
 
 
-class StoreFiles(Protocol):
-    """What an open store needs of its files; pickled, it opens the same files again."""
+class StoreFiles:
+    """The files of an open store: here in a local folder, mapped.
 
-    @property
-    def path(self) -> Path | str:
-        """The folder, or the URL as it may be shown."""
+    Those of a store at a URL are `remote.RemoteFiles`, other projects' files are those of
+    `interop.in_place`. Pickled, it opens the same files again.
+    """
+
+    path: Path | str  # the folder, or the URL as it may be shown
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @property
     def layout(self) -> StoreLayout:
         """The paths of a local store; StoreError for another."""
-
-    def read_manifest(self) -> Manifest:
-        """Read the manifest, and see that the files it names are there."""
-
-    def index(self, shard: str) -> Index: ...
-
-    def prepare_indexes(self, shards: Sequence[str]) -> None:
-        """Bring indexes that will be asked for, all at once; nothing where they are mapped."""
-
-    def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
-        """The ids of a shard; where they cannot be mapped, they are read when it is sliced."""
-
-    def mask(self, shard: str) -> NDArray[np.uint8]:
-        """Which tokens of a shard count; a remote one is read when it is sliced."""
-
-    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
-        """Where the values of a local shard, `size` bytes, lie; StoreError for a remote one."""
-
-    def track_offset(self, shard: str, track: Track) -> int:
-        """Byte of the first value in a local file, without looking at it: asked of all shards."""
-
-    def open_tokens(self, shards: Sequence[str]) -> RemoteTokens | None:
-        """How to read pieces of many shards at once; None where they are mapped."""
-
-    def receipt(self, unit: str) -> Receipt: ...
-
-    def rejects(self, unit: str) -> Iterator[bytes]:
-        """The lines of a unit's rejects."""
-
-    def tokenizer(self) -> Path:
-        """A folder with the tokenizer's files."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFiles:
-    """The files of a store in a local folder."""
-
-    path: Path
-
-    @property
-    def layout(self) -> StoreLayout:
+        assert not isinstance(self.path, str)
         return StoreLayout(self.path)
 
     def read_manifest(self) -> Manifest:
-        manifest = read_manifest(self.path)
+        """Read the manifest, and see that the files it names are there."""
+        manifest = read_manifest(self.layout.root)
         require_files(self.layout, manifest)
         return manifest
 
@@ -246,35 +186,42 @@ class LocalFiles:
         return read_index(self.layout.shard_file(shard, "idx"))
 
     def prepare_indexes(self, shards: Sequence[str]) -> None:
-        """Nothing to do: they are mapped."""
+        """Download indexes that will be asked for, all at once; nothing where they are mapped."""
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
-        return view_tokens(map_file(self.layout.shard_file(shard, "bin")), dtype=dtype)
+        """The ids of a shard; where they cannot be mapped, they are read when it is sliced."""
+        return view_values(map_file(self.layout.shard_file(shard, "bin")), dtype=dtype)
 
     def mask(self, shard: str) -> NDArray[np.uint8]:
+        """Which tokens of a shard count; a remote one is read when it is sliced."""
         return view_values(map_file(self.layout.shard_file(shard, "mask")), dtype=MASK_DTYPE)
 
     def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
+        """Where the values of a local shard, `size` bytes, are; StoreError for a remote one."""
         return TrackFile(self.layout.shard_file(shard, track), 0, size)
 
     def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
+        """Byte of the first value in a local file, without looking at it: asked of all shards."""
         return 0
 
-    def open_tokens(self, shards: Sequence[str]) -> None:  # noqa: ARG002
+    def open_tokens(self, shards: Sequence[str]) -> RemoteTokens | None:  # noqa: ARG002
+        """How to read pieces of many shards at once; None where they are mapped."""
         return None
 
     def receipt(self, unit: str) -> Receipt:
         return read_receipt(self.layout, unit)
 
     def rejects(self, unit: str) -> Iterator[bytes]:
+        """The lines of a unit's rejects."""
         with self.layout.rejects_file(unit).open("rb") as lines:
             yield from lines
 
     def tokenizer(self) -> Path:
+        """A folder with the tokenizer's files."""
         return self.layout.tokenizer
 
     def close(self) -> None:
-        """Nothing to do: maps go with their last view."""
+        """Give back what reading took; maps go with their last view."""
 
 
 def open_files(
@@ -283,7 +230,7 @@ def open_files(
     """The files of the store at a path or URL; a local one needs no cache."""
     root = local_path(path)
     if root is not None:
-        return LocalFiles(root.absolute())
+        return StoreFiles(root.absolute())
     # Imported here: a local store needs none of it.
     from tokenmill.store.remote import RemoteFiles
 
@@ -334,15 +281,15 @@ class MappedShard:
 
     def document_mask(self, number: int) -> NDArray[np.uint8] | None:
         """Which tokens of one document count; None where the store has no masks."""
-        if self.mask is None:
-            return None
-        first = int(self.index.offsets[number]) // self.index.dtype.itemsize
-        return self.mask[first : first + int(self.index.lengths[number])]
+        return None if self.mask is None else self.mask[self._place(number)]
 
     def document(self, number: int) -> TokenArray:
         """The tokens of one document."""
+        return self.tokens[self._place(number)]
+
+    def _place(self, number: int) -> slice:
         first = int(self.index.offsets[number]) // self.index.dtype.itemsize
-        return self.tokens[first : first + int(self.index.lengths[number])]
+        return slice(first, first + int(self.index.lengths[number]))
 
     def documents(self) -> Iterator[TokenArray]:
         """The tokens of every document, in order."""
@@ -421,8 +368,7 @@ class Store:
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        files = open_files(path, cache=cache, cache_bytes=cache_bytes)
-        self._open(files, split)
+        self._open(open_files(path, cache=cache, cache_bytes=cache_bytes), split)
 
     @classmethod
     def open_foreign(
@@ -458,17 +404,17 @@ class Store:
         return cls.of_files(files, split=split)
 
     @classmethod
-    def of_files(cls, files: StoreFiles, *, split: str | None) -> Self:
-        """A store whose files are not a folder that a build made."""
+    def of_files(
+        cls, files: StoreFiles, *, split: str | None, manifest: Manifest | None = None
+    ) -> Self:
+        """A store whose files are not a folder that a build made, or open already."""
         store = cls.__new__(cls)
-        store._open(files, split)
+        store._open(files, split, manifest=manifest)
         return store
 
     def of_split(self, split: str) -> Self:
         """The same files for one split; the manifest, which may be large, is not read again."""
-        store = type(self).__new__(type(self))
-        store._open(self.files, split, manifest=self.manifest)
-        return store
+        return self.of_files(self.files, split=split, manifest=self.manifest)
 
     def _open(
         self, files: StoreFiles, split: str | None, *, manifest: Manifest | None = None
@@ -537,9 +483,7 @@ class Store:
     @property
     def num_counted(self) -> int:
         """Tokens of this split that count for the loss: all of them where there is no mask."""
-        if not self.has_mask:
-            return self.num_tokens
-        return self._mask_counts[0]
+        return self._mask_counts[0] if self.has_mask else self.num_tokens
 
     @property
     def num_silent(self) -> int:
@@ -658,32 +602,27 @@ class Store:
         shard = self.shards[position]
         receipt, facts = self._receipt(shard.unit), self._facts(shard)
         row, piece, pieces = place_of(facts.rows, facts.pieces, document=local)
-        rows_before, lines_before = self._before[shard.unit]
-        has_blank_lines = receipt.source.num_lines != receipt.counts.rows
-        members = receipt.unit.members
-        if members:
-            return SourceRow(
-                path=members[row],
-                unit=receipt.unit.index,
-                row_in_unit=row,
-                row=0,
-                line=1,
-                piece=piece,
-                pieces=pieces,
-            )
+        path, line = receipt.unit.path, None
+        if receipt.unit.members:
+            path, in_file, line = receipt.unit.members[row], 0, 1
+        else:
+            rows_before, lines_before = self._before[shard.unit]
+            in_file = rows_before + row
+            if receipt.source.num_lines == receipt.counts.rows:  # else blank lines hide it
+                line = lines_before + row + 1
         return SourceRow(
-            path=receipt.unit.path,
+            path=path,
             unit=receipt.unit.index,
             row_in_unit=row,
-            row=rows_before + row,
-            line=None if has_blank_lines else lines_before + row + 1,
+            row=in_file,
+            line=line,
             piece=piece,
             pieces=pieces,
         )
 
     @lazy
     def _before(self) -> dict[str, tuple[int, int]]:
-        """Unit -> rows and lines of its file that lie before it."""
+        """Unit -> rows and lines of its file that come before it."""
         before: dict[str, tuple[int, int]] = {}
         passed = [(0, 0)] * len(self.manifest.sources)
         for unit in self.manifest.units:
@@ -705,24 +644,22 @@ class Store:
     def _rejects(self) -> Iterator[RejectedRow | dict[str, int]]:
         """The lines of all units' rejects."""
         for unit in self.manifest.units:
-            if unit.rejects is None:
-                continue
-            for line in self.files.rejects(unit.name):
-                yield self._rejected(unit.name, line)
-
-    def _rejected(self, unit: str, line: bytes) -> RejectedRow | dict[str, int]:
-        try:
-            if more := unlisted_rejects(line):
-                return more
-            members = json.loads(line)
-            if isinstance(members, dict):
-                members["unit"] = unit
-            return read_fact(members, RejectedRow, where="row")
-        except (ValueError, RecursionError) as error:
-            raise StoreError(
-                f"the rejects of the unit {unit!r} of {str(self.path)!r} were changed: {error}",
-                hint=f"see what is damaged with: tokenmill verify {self.path}",
-            ) from error
+            for line in () if unit.rejects is None else self.files.rejects(unit.name):
+                try:
+                    if more := unlisted_rejects(line):
+                        yield more
+                        continue
+                    members = json.loads(line)
+                    if isinstance(members, dict):
+                        members["unit"] = unit.name
+                    row = read_fact(members, RejectedRow, where="row")
+                except (ValueError, RecursionError) as error:
+                    raise StoreError(
+                        f"the rejects of the unit {unit.name!r} of {str(self.path)!r} were changed:"
+                        f" {error}",
+                        hint=f"see what is damaged with: tokenmill verify {self.path}",
+                    ) from error
+                yield row
 
     def decode(self, number: SupportsIndex) -> str:
         """The text of a document, without the tokens that the build put around it."""
@@ -806,12 +743,8 @@ def _map_shard(
 
 def max_mapped_shards(*, files: int = 2) -> int:
     """Local shards, of so many files each, that a process may keep mapped."""
-    if sys.version_info >= (3, 13) or sys.platform == "win32":
-        return MAX_MAPPED_SHARDS
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
+    if sys.version_info >= (3, 13) or soft == resource.RLIM_INFINITY:
         return MAX_MAPPED_SHARDS
     # A descriptor to a file, and half of the limit is left to the rest of the process.
     return max(8, min(MAX_MAPPED_SHARDS, soft // (2 * files)))

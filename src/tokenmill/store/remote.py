@@ -47,7 +47,7 @@ from tokenmill.store.format import (
     view_values,
 )
 from tokenmill.store.layout import checksum_of, remove_folder, shard_name, store_error
-from tokenmill.store.reader import expected_sizes, incomplete, size_problem
+from tokenmill.store.reader import StoreFiles, expected_sizes, incomplete, size_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,7 +140,7 @@ RANGE_BYTES = 8 << 20  # files that are read whole come in ranges of this size, 
 Kind: TypeAlias = Literal["bin", "idx", "mask"]  # files of a shard that are read by blocks
 
 
-class RemoteFiles:
+class RemoteFiles(StoreFiles):
     """The files of a store behind a URL. Pickled, it is the URL and what the manifest was."""
 
     def __init__(
@@ -160,13 +160,10 @@ class RemoteFiles:
         self._begin()
 
     def _begin(self) -> None:
+        self.path: str = shown(self._url)
         self._indexes: RecentlyUsed[str, Index] = RecentlyUsed(INDEX_BYTES)
         self._tokenizer: tuple[int, Path] | None = None
         self._remove_tokenizer: Callable[[], object] = lambda: None
-
-    @property
-    def path(self) -> str:
-        return shown(self._url)
 
     @property
     def layout(self) -> StoreLayout:

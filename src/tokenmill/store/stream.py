@@ -20,8 +20,9 @@ import sys
 import weakref
 from bisect import bisect_left, bisect_right
 from functools import cache, partial
+from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -38,12 +39,9 @@ if TYPE_CHECKING:
     from tokenmill.store.reader import Store, TrackFile
 
 
-# -------------------------------------------------------------------------------------------------
-# Pieces of shards, as a stream hands them to whatever reads them.
-
-# A file of a shard that has one value for every token, and so is read by the same pieces.
 Track: TypeAlias = Literal["bin", "mask"]
 
+_Value = TypeVar("_Value")
 NO_SHARD = -1  # shard of a piece that is padding
 
 
@@ -78,7 +76,7 @@ class Spans(NamedTuple):
 # -------------------------------------------------------------------------------------------------
 # Reads pieces of mapped shards: one `join` of memory views, as fast as the memory is.
 #
-# This works everywhere; reserved.py is what Linux has instead.
+# This works everywhere; `ReservedTokens` is what Linux has instead.
 #
 # Data that is not in memory yet is another matter. A page fault on a map of plain kind reads what
 # lies around it too (a megabyte and more on some machines), and a join waits for one fault after
@@ -99,7 +97,14 @@ class MappedTokens:
         self._store = store
         self._track: Track = track
         self._dtype = store.track_dtype(track)
-        self._views = Views(partial(_view, store, track, scattered), limit=store.max_mapped)
+
+        def view(shard: int) -> memoryview:
+            values = store.map_shard(shard).track(track)
+            if scattered:
+                _advise(values, "MADV_RANDOM", 0, values.nbytes)
+            return values.data
+
+        self._views = Kept(view, limit=store.max_mapped)
         self._is_slow = False
 
     def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
@@ -137,29 +142,34 @@ def is_slow(seconds: float, num_pieces: int, num_bytes: int) -> bool:
     return seconds > expected
 
 
-class Views(dict[int, memoryview]):
-    """Shard -> view of its map, made when it is first asked for; beyond a limit the oldest go."""
+class Kept(dict[int, _Value]):
+    """Shard -> something made of it when it is first asked for; beyond a limit the oldest go."""
 
-    def __init__(self, make: Callable[[int], memoryview], *, limit: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], _Value],
+        *,
+        limit: int,
+        size: Callable[[_Value], int] = lambda _: 1,
+    ) -> None:
         super().__init__()
         self._make = make
         self._limit = limit
+        self._size = size
+        self._total = 0
 
-    def __missing__(self, shard: int) -> memoryview:
-        view = self[shard] = self._make(shard)
-        if len(self) > max(1, self._limit):
-            # Threads may do this at once: the list is made in one go, and who comes second pops
-            # nothing.
-            for oldest in list(self)[: len(self) - max(1, self._limit)]:
-                self.pop(oldest, None)
-        return view
-
-
-def _view(store: Store, track: Track, scattered: bool, shard: int) -> memoryview:
-    values = store.map_shard(shard).track(track)
-    if scattered:
-        _advise(values, "MADV_RANDOM", 0, values.nbytes)
-    return values.data
+    def __missing__(self, shard: int) -> _Value:
+        value = self[shard] = self._make(shard)
+        self._total += self._size(value)
+        if self._total > self._limit:
+            # Keep what was made last. Counted anew: threads may have added one shard twice.
+            kept = 0
+            for oldest, each in reversed(list(self.items())):
+                kept += self._size(each)
+                if kept > self._limit // 2 and oldest != shard:
+                    self.pop(oldest, None)
+            self._total = sum(map(self._size, list(self.values())))
+        return value
 
 
 def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
@@ -171,9 +181,8 @@ def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# All shards of a split in one range of addresses: one call of numpy reads rows from any of them.
-#
-#   | | shard 0 ........ | shard 1 ... | not touched yet | shard 3 ...     each begins on a page
+# All shards of a split in one range of addresses, each beginning on a page: one call of numpy reads
+# rows from any of them.
 #
 # The range is reserved when a stream is opened, which costs nothing, and a shard is mapped into
 # its place when it is first touched. A gather of equal pieces is then one fancy index, which
@@ -181,7 +190,7 @@ def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
 # of shards need no more descriptors than one.
 #
 # Python's mmap cannot map to a chosen address, so this calls the C library, and only on Linux;
-# elsewhere, and where the range is refused (a limit on address space), mapped.py does the work.
+# elsewhere, and where the range is refused (a limit on address space), `MappedTokens` does it.
 
 # Of all open streams. Each is a map of its own; Linux allows a process 65,530 unless told.
 MAX_SHARDS = 25_000
@@ -202,7 +211,7 @@ class ReservedTokens:
     """
 
     def __init__(self, store: Store, *, scattered: bool, track: Track = "bin") -> None:
-        if sys.platform != "linux" or _num_reserved + len(store.shards) > MAX_SHARDS:
+        if sys.platform != "linux" or _reserved[0] + len(store.shards) > MAX_SHARDS:
             raise OSError("no range of addresses is reserved here")
         self._store = store
         self._scattered = scattered
@@ -272,12 +281,12 @@ class ReservedTokens:
                 touch(self._tokens, first, last)
 
     def _rows_of(self, length: int) -> NDArray[Any]:
-        """All stretches of a length, by their first token."""
+        """All ranges of a length, by their first token."""
         if length not in self._rows:
             count = max(0, len(self._tokens) - length + 1)
             strides = (self._tokens.itemsize, self._tokens.itemsize)
-            stretches = np.lib.stride_tricks.as_strided(self._tokens, (count, length), strides)
-            self._rows = {length: stretches}
+            windows = np.lib.stride_tricks.as_strided(self._tokens, (count, length), strides)
+            self._rows = {length: windows}
         return self._rows[length]
 
     def _map(self, shards: list[int]) -> None:
@@ -290,9 +299,13 @@ class ReservedTokens:
                     file, at=int(self._bases[number]), size=size, random=self._scattered
                 )
             except OSError as error:
+                few = error.errno in {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
                 raise StoreError(
                     f"{str(file.path)!r} cannot be mapped: {error.strerror or error}",
-                    hint=_hint(error),
+                    hint="close other stores: the system allows this process no more maps or files"
+                    if few
+                    else "copy the missing file back, or run the build again: it rewrites what is"
+                    " missing",
                 ) from error
             self._mapped[number] = str(file.path), inode, file.size
             self._is_mapped[number] = True
@@ -315,7 +328,7 @@ class _Range:
         free = weakref.finalize(self, _free, self._address, max(size, PAGE_BYTES), num_shards)
         # When the program ends, a thread may still be reading; the system frees it all then.
         free.atexit = False
-        _count(num_shards)
+        _reserved[0] += num_shards
         self.__array_interface__ = {
             "version": 3,
             "data": (self._address, True),
@@ -353,24 +366,12 @@ class _Range:
             advise(begin, end - begin, _MADV_WILLNEED)
 
 
-_num_reserved = 0
-
-
-def _count(num_shards: int) -> None:
-    """Shards of all ranges of this process: the limit on maps is the process's."""
-    global _num_reserved
-    _num_reserved += num_shards
+_reserved = [0]  # shards of all ranges of this process: the limit on maps is the process's
 
 
 def _free(address: int, size: int, num_shards: int) -> None:
     _library().munmap(address, size)
-    _count(-num_shards)
-
-
-def _hint(error: OSError) -> str:
-    if error.errno in {errno.ENOMEM, errno.EMFILE, errno.ENFILE}:
-        return "close other stores: the system allows this process no more maps or files"
-    return "copy the missing file back, or run the build again: it rewrites what is missing"
+    _reserved[0] -= num_shards
 
 
 @cache
@@ -426,9 +427,19 @@ class TokenStream:
         self._source = _open_source(store, "bin", scattered=scattered)
         self._kept_padding = 0, NO_PADDING
         self._kept_zeros = NO_PADDING
+        firsts = self._first_positions
+
         # They know the store, not this stream: so it goes, and its maps, when nobody uses it.
-        self._offsets = Views(partial(_view_offsets, store), limit=store.max_mapped)
-        self._begins = _Begins(partial(_copy_begins, store, self._first_positions))
+        def view_offsets(shard: int) -> memoryview:
+            return store.map_shard(shard).index.offsets.view(np.uint8).data.cast("q")
+
+        def copy_begins(shard: int) -> NDArray[np.int64]:  # positions, aligned
+            offsets = store.map_shard(shard).index.offsets
+            begins: NDArray[np.int64] = offsets // store.dtype.itemsize + firsts[shard]
+            return begins
+
+        self._offsets = Kept(view_offsets, limit=store.max_mapped)
+        self._begins = Kept(copy_begins, limit=KEPT_BEGINS_BYTES, size=attrgetter("nbytes"))
 
     def read(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64], *, pad: int
@@ -606,23 +617,10 @@ class TokenStream:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.store, self._scattered)
+        return partial(TokenStream, scattered=self._scattered), (self.store,)
 
 
-def _copy_begins(store: Store, first_positions: list[int], shard: int) -> NDArray[np.int64]:
-    """Positions at which the documents of a shard begin, aligned."""
-    offsets = store.map_shard(shard).index.offsets
-    return offsets // store.dtype.itemsize + first_positions[shard]
-
-
-def _view_offsets(store: Store, shard: int) -> memoryview:
-    return store.map_shard(shard).index.offsets.view(np.uint8).data.cast("q")
-
-
-class _Source(Protocol):
-    """Reads pieces of shards."""
-
-    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]: ...
+_Source: TypeAlias = "ReservedTokens | MappedTokens | _RemoteSource"
 
 
 def _open_source(store: Store, track: Track, *, scattered: bool) -> _Source:
@@ -660,10 +658,6 @@ def _byte_ranges(
     """Shards, first bytes and bytes after the last, as a remote store takes them."""
     size = dtype.itemsize
     return spans.shards.tolist(), (spans.firsts * size).tolist(), (spans.lasts * size).tolist()
-
-
-def _reopen(store: Store, scattered: bool) -> TokenStream:
-    return TokenStream(store, scattered=scattered)
 
 
 class _Borders(NamedTuple):
@@ -708,28 +702,3 @@ def _cut(
     if lengths.size and not lengths.min():  # documents without tokens begin where others do
         return cut[lengths > 0], lengths[lengths > 0]
     return cut, lengths
-
-
-class _Begins(dict[int, "NDArray[np.int64]"]):
-    """Shard -> where its documents begin, copied when first asked for; bounded by bytes."""
-
-    def __init__(self, make: Callable[[int], NDArray[np.int64]]) -> None:
-        super().__init__()
-        self._make = make
-        self._bytes = 0
-
-    def __missing__(self, shard: int) -> NDArray[np.int64]:
-        begins = self[shard] = self._make(shard)
-        self._bytes += begins.nbytes
-        if self._bytes > KEPT_BEGINS_BYTES:
-            self._drop_oldest()
-        return begins
-
-    def _drop_oldest(self) -> None:
-        """Keep what was made last. Counted anew: threads may have added one shard twice."""
-        kept = 0
-        for shard, begins in reversed(list(self.items())):
-            kept += begins.nbytes
-            if kept > KEPT_BEGINS_BYTES // 2:
-                self.pop(shard, None)
-        self._bytes = sum(begins.nbytes for begins in list(self.values()))
