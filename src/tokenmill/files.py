@@ -56,44 +56,30 @@ PART_BYTES = 8 << 20
 CONCURRENT_PARTS = 2  # parts in memory at once while a file is sent
 SYNC_THREADS = 8  # for filesystems that cannot ask for several ranges at once by themselves (hf://)
 _POLL_SECONDS = 0.2
+_FAMILIES = {"s3a": "s3", "gcs": "gs", "https": "http"}
+# Package and extra that read the addresses of a family.
 _BACKENDS = {
     "s3": ("s3fs", "s3"),
-    "s3a": ("s3fs", "s3"),
     "hf": ("huggingface_hub", "hf"),
     "http": ("aiohttp", "http"),
-    "https": ("aiohttp", "http"),
-    "gs": ("gcsfs", None),
-    "gcs": ("gcsfs", None),
+    "gs": ("gcsfs", ""),
 }
 _UPLOAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "s3": ("chunksize", "max_concurrency"),
     "gs": ("chunksize",),
     "abfs": ("max_concurrency",),
 }
-# What stands before the first slash there is a name alone: there is no user in front of it.
-_BUCKETS = ("s3", "s3a", "gs", "gcs", "hf")
 _ADDRESS = re.compile(r"\s*(?:[\w-]+::)*([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 # One slash too: pathlib makes one of the two.
 _SIGNATURE = re.compile(r"[?&](x-(amz|goog)-|(sig|signature|token|awsaccesskeyid)=)", re.IGNORECASE)
-_WEB_PLACES = (
-    "put them into ~/.netrc, or the file that NETRC names; an '@' in a path is written as %40"
-)
-_S3_PLACES = (
-    "leave them out: they are taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from"
-    " ~/.aws/credentials (AWS_PROFILE) or from the machine's role"
-)
-_GS_PLACES = (
-    "leave them out: they are taken from GOOGLE_APPLICATION_CREDENTIALS, or from:"
-    " gcloud auth application-default login"
-)
 # Where the tools of each kind of server look for keys.
 _KEY_PLACES = {
-    "http": _WEB_PLACES,
-    "https": _WEB_PLACES,
-    "s3": _S3_PLACES,
-    "s3a": _S3_PLACES,
-    "gs": _GS_PLACES,
-    "gcs": _GS_PLACES,
+    "http": "put them into ~/.netrc, or the file that NETRC names; an '@' in a path is written as"
+    " %40",
+    "s3": "leave them out: they are taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, from"
+    " ~/.aws/credentials (AWS_PROFILE) or from the machine's role",
+    "gs": "leave them out: they are taken from GOOGLE_APPLICATION_CREDENTIALS, or from:"
+    " gcloud auth application-default login",
     "hf": "leave it out: it is taken from HF_TOKEN, or from: hf auth login",
 }
 _PASSING = {408, 421, 425, 429}
@@ -176,11 +162,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     try:
         fs, name = fsspec.core.url_to_fs(url, **_options(scheme))
     except ImportError as error:
-        package, extra = _BACKENDS.get(scheme, (scheme, None))
-        missing = MissingExtraError(
-            package, extra=extra or "", purpose=f"reading {scheme}:// paths"
-        )
-        if extra is None:
+        package, extra = _BACKENDS.get(_FAMILIES.get(scheme, scheme), (scheme, ""))
+        missing = MissingExtraError(package, extra=extra, purpose=f"reading {scheme}:// paths")
+        if not extra:
             missing.hint = f"install it with: pip install {package}"
         raise missing from error
     except ValueError as error:
@@ -199,27 +183,29 @@ def refuse_secrets(address: str) -> None:
     They would be told to the wrong server, or kept in logs and in what is built.
     """
     found = _ADDRESS.match(address)
-    if found is None or not _has_secret(scheme := found[1].lower(), found[2]):
-        return
-    raise UsageError(
-        f"keys and passwords do not belong in an address, and this one, {scheme}://..., has one",
-        hint=_KEY_PLACES.get(scheme, "put them where the tools of that store look"),
-    )
+    scheme = found[1].lower() if found else ""
+    family = _FAMILIES.get(scheme, scheme)
+    if found and _has_secret(family, found[2]):
+        raise UsageError(
+            f"keys and passwords do not belong in an address, and this one, {scheme}://..., has"
+            " one",
+            hint=_KEY_PLACES.get(family, "put them where the tools of that store look"),
+        )
 
 
-def _has_secret(scheme: str, rest: str) -> bool:
+def _has_secret(family: str, rest: str) -> bool:
     # A password may hold any character, also those that end the name of a server.
-    if scheme in _BUCKETS:
+    if family in ("s3", "gs", "hf"):  # a name alone is before the first slash, and no user
         bucket = rest.split("/", 1)[0]
         has_user = re.search("[@%]|^(?!arn:).*:", bucket, re.DOTALL)
         return bool(has_user or _SIGNATURE.search(rest))
     server = re.sub(r"^\[[0-9A-Fa-f:.]*\]", "", re.split(r"[/?#\\]", rest, maxsplit=1)[0])
     _, colon, port = server.partition(":")
-    if scheme in ("http", "https"):
+    if family == "http":
         is_port = port.isascii() and port.isdigit()
         return bool(re.search("[@%]", server)) or bool(colon and ("@" in rest or not is_port))
     # Elsewhere a name alone is a login or a container, and this is how GitHub's files are named.
-    return bool(colon) and "@" in rest and scheme not in ("file", "github")
+    return bool(colon) and "@" in rest and family not in ("file", "github")
 
 
 # A filesystem has connections of its own, so a process keeps one for each server, whatever thread
@@ -237,7 +223,7 @@ def _options(scheme: str) -> dict[str, Any]:
         # Names and passwords of a .netrc, as curl and requests take them, and proxies.
         given = conf.get(scheme, {}).get("client_kwargs", {})
         return {"client_kwargs": {"trust_env": True, **given}}
-    if scheme not in ("s3", "s3a"):
+    if _FAMILIES.get(scheme, scheme) != "s3":
         return {}
     given = conf.get("s3", {}).get("config_kwargs", {})
     # botocore opens 10 connections, however many ranges are asked for.
@@ -254,22 +240,28 @@ def _resolve(urls: Sequence[str]) -> tuple[Any, list[str]]:
 
 def read_bytes(url: str) -> bytes:
     """A small file whole."""
+    return bytes(_ask_each([url], _ask_whole, attempts=OPENING_ATTEMPTS)[0])
 
-    def read() -> bytes:
-        fs, (name,) = _resolve([url])
-        return bytes(_call(fs, "cat_file", name, **_web_options(fs)))
 
-    return persistently(url, read)
+def read_many(urls: Sequence[str]) -> list[bytes | None]:
+    """Small files whole, all of one server, at once; None for those that are not there."""
+    found = _ask_each(urls, _ask_whole, missing_ok=True)
+    return [None if data is None else bytes(data) for data in found]
+
+
+def _ask_whole(fs: Any, name: str, _: int) -> Any:
+    import inspect
+
+    # Newer versions of s3fs ask for the size of a file first, to read large ones in parts.
+    ask, options = _method(fs, "cat_file"), _web_options(fs)
+    if "max_concurrency" in inspect.signature(ask).parameters:
+        options["max_concurrency"] = 1
+    return ask(name, **options)
 
 
 def download(url: str, path: Path) -> None:
     """Copy a file of any size to a local path, without holding it in memory."""
-
-    def get() -> None:
-        fs, (name,) = _resolve([url])
-        _call(fs, "get_file", name, str(path))
-
-    persistently(url, get, attempts=ATTEMPTS)
+    _ask_each([url], lambda fs, name, _: _method(fs, "get_file")(name, str(path)))
 
 
 def upload(path: Path, url: str) -> None:
@@ -280,23 +272,19 @@ def upload(path: Path, url: str) -> None:
         "max_concurrency": CONCURRENT_PARTS,
     }
 
-    def put() -> None:
-        fs, (name,) = _resolve([url])
+    def ask(fs: Any, name: str, _: int) -> Any:
         taken = (option for each in _protocols(fs) for option in _UPLOAD_OPTIONS.get(each, ()))
-        _call(fs, "put_file", str(path), name, **{option: known[option] for option in taken})
+        options = {option: known[option] for option in taken}
+        return _method(fs, "put_file")(str(path), name, **options)
 
     with _writing():
-        persistently(url, put, attempts=ATTEMPTS)
+        _ask_each([url], ask)
 
 
 def remove(urls: Sequence[str]) -> None:
     """Take files away, all of one server; those that are not there are gone already."""
-
-    def ask(fs: Any, name: str, _: int) -> Any:
-        return fs._rm_file(name) if fs.async_impl else fs.rm_file(name)
-
     with _writing():
-        _ask_each(urls, ask, missing_ok=True)
+        _ask_each(urls, lambda fs, name, _: _method(fs, "rm_file")(name), missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -308,22 +296,6 @@ def _writing() -> Iterator[None]:
         hint = _WRITING_HINTS.get(error.failure, error.hint)
         reason = "its bucket is not there" if error.failure is Failure.MISSING else error.reason
         raise RemoteError(error.url, reason, failure=error.failure, hint=hint) from None
-
-
-def read_many(urls: Sequence[str]) -> list[bytes | None]:
-    """Small files whole, all of one server, at once; None for those that are not there."""
-
-    def ask(fs: Any, name: str, _: int) -> Any:
-        if not fs.async_impl:
-            return fs.cat_file(name)
-        import inspect
-
-        # Newer versions of s3fs ask for the size of a file first, to read large ones in parts.
-        parts = "max_concurrency" in inspect.signature(fs._cat_file).parameters
-        return fs._cat_file(name, **_web_options(fs), **({"max_concurrency": 1} if parts else {}))
-
-    found = _ask_each(urls, ask, missing_ok=True)
-    return [None if data is None else bytes(data) for data in found]
 
 
 def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = None) -> list[bytes]:
@@ -343,7 +315,8 @@ def read_versions(
     def ask(fs: Any, name: str, place: int) -> Any:
         _, first, last = real[place]
         if fs.async_impl:
-            return _CATS.get(_protocols(fs)[0], _cat)(fs, name, first, last)
+            family = _FAMILIES.get(_protocols(fs)[0], _protocols(fs)[0])
+            return {"http": _cat_web, "s3": _cat_s3}.get(family, _cat)(fs, name, first, last)
         # hf:// would look up the file's size before each range, and read ahead 5 MB after it.
         options = {"size": last, "cache_type": "none"} if "hf" in fs.protocol else {}
         return fs.cat_file(name, first, last, **options), ""
@@ -389,9 +362,6 @@ async def _cat_s3(fs: Any, name: str, first: int, last: int) -> Versioned:
 
 async def _cat(fs: Any, name: str, first: int, last: int) -> Versioned:
     return await fs._cat_file(name, start=first, end=last), ""
-
-
-_CATS = {"http": _cat_web, "https": _cat_web, "s3": _cat_s3, "s3a": _cat_s3}
 
 
 def _web_options(fs: Any) -> dict[str, Any]:
@@ -468,6 +438,7 @@ def _ask_each(
     *,
     check: Callable[[Any, int], RemoteError | None] = lambda *_: None,
     missing_ok: bool = False,
+    attempts: int = ATTEMPTS,
     stop: threading.Event | None = None,
 ) -> list[Any]:
     """What `ask(filesystem, name, place)` gives for each URL of one server, all at once.
@@ -500,7 +471,7 @@ def _ask_each(
             raise failure
 
     if left:
-        _persist(attempt, attempts=ATTEMPTS, stop=stop)
+        _persist(attempt, attempts=attempts, stop=stop)
     return answers
 
 
@@ -537,11 +508,9 @@ def _in_threads(
         return list(pool.map(one, names, places))
 
 
-def _call(fs: Any, method: str, *given: Any, **options: Any) -> Any:
-    """What a method of a filesystem gives."""
-    if fs.async_impl:
-        return _run(fs, getattr(fs, f"_{method}")(*given, **options))
-    return getattr(fs, method)(*given, **options)
+def _method(fs: Any, name: str) -> Any:
+    """A method of a filesystem, which gives what it says or, of some filesystems, awaits it."""
+    return getattr(fs, f"_{name}" if fs.async_impl else name)
 
 
 def _run(fs: Any, coroutine: Any, *, stop: threading.Event | None = None) -> Any:
@@ -700,7 +669,7 @@ class RemoteFile(io.RawIOBase):
 
 
 # -------------------------------------------------------------------------------------------------
-# Files wherever they lie: names, sizes, versions and bytes of local and remote inputs.
+# Files wherever they are: names, sizes, versions and bytes of local and remote inputs.
 #
 # Local paths go through `os` and `open` alone; anything with a scheme (`s3://`, `gs://`, `hf://`,
 # `https://`) goes through `remote`, which imports fsspec only then. `file://` names a local file
@@ -722,7 +691,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 STORE_MARKS = frozenset({"tokenmill.json", ".lock-workers"})
 _REMOTE_BLOCK_BYTES = 4 << 20
 # What fsspec's filesystems call the value that changes with the content, best first.
-_VERSION_KEYS = (
+_VERSION_KEYS = [
     "ETag",
     "etag",
     "blob_id",
@@ -731,7 +700,7 @@ _VERSION_KEYS = (
     "last_modified",
     "updated",
     "mtime",
-)
+]
 
 
 @dataclass(frozen=True, slots=True)

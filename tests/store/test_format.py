@@ -16,7 +16,6 @@ from tokenmill.store.format import (
     index_bytes,
     read_index,
     token_dtype,
-    write_index,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def test_an_index_larger_than_a_block_reads_back_through_unaligned_views(
     tmp_path: Path, dtype: TokenDtype
 ) -> None:
     lengths = np.random.default_rng(0).integers(0, 2**31 - 1, BLOCK_DOCUMENTS + 3, np.int32)
-    write_index(tmp_path / "a.idx", lengths=lengths, dtype=dtype)
+    (tmp_path / "a.idx").write_bytes(b"".join(index_blocks([lengths], dtype=dtype)))
     index = read_index(tmp_path / "a.idx")
     check_index(index, path=tmp_path / "a.idx")
     assert index.dtype == dtype
@@ -81,7 +80,8 @@ def test_an_index_larger_than_a_block_reads_back_through_unaligned_views(
 
 
 def test_an_index_of_no_documents_reads_back(tmp_path: Path) -> None:
-    write_index(tmp_path / "a.idx", lengths=np.empty(0, np.int32), dtype=UINT16)
+    none = [np.empty(0, np.int32)]
+    (tmp_path / "a.idx").write_bytes(b"".join(index_blocks(none, dtype=UINT16)))
     index = read_index(tmp_path / "a.idx")
     check_index(index, path=tmp_path / "a.idx")
     assert (len(index.lengths), index.bin_bytes, index.documents.tolist()) == (0, 0, [0])

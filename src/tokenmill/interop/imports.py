@@ -72,7 +72,6 @@ from tokenmill.store.format import (
     map_file,
     read_index,
     token_dtype,
-    view_tokens,
 )
 from tokenmill.store.layout import (
     RECEIPT_FILE,

@@ -95,12 +95,6 @@ def _blocks(parts: Sequence[NDArray[np.int32]]) -> Iterator[NDArray[np.int32]]:
             yield part[first : first + BLOCK_DOCUMENTS]
 
 
-def write_index(path: Path, *, lengths: NDArray[np.int32], dtype: TokenDtype) -> None:
-    """Write the `.idx` of a `.bin` whose documents have these lengths."""
-    with path.open("wb") as file:
-        file.writelines(index_blocks([lengths], dtype=dtype))
-
-
 def read_index(path: Path) -> Index:
     """Map an `.idx` with header and size checked; `check_index` looks at every entry."""
     return parse_index(map_file(path), path=path)
@@ -121,20 +115,16 @@ def parse_index(data: mmap.mmap | bytes, *, path: Path | str) -> Index:
             path,
             f"has {len(data)} bytes, {num_sequences} sequences and {num_entries} document entries",
         )
-    index = _views(data, num_documents=num_sequences, dtype=dtype)
+    first = HEADER.size
+    index = Index(
+        dtype=dtype,
+        lengths=np.frombuffer(data, "<i4", num_sequences, first),
+        offsets=np.frombuffer(data, "<i8", num_sequences, first + 4 * num_sequences),
+        documents=np.frombuffer(data, "<i8", num_sequences + 1, first + 12 * num_sequences),
+    )
     if index.documents[0] != 0 or index.documents[-1] != num_sequences:
         raise _damaged(path, f"has a document array that does not run from 0 to {num_sequences}")
     return index
-
-
-def _views(data: mmap.mmap | bytes, *, num_documents: int, dtype: TokenDtype) -> Index:
-    first = HEADER.size
-    return Index(
-        dtype=dtype,
-        lengths=np.frombuffer(data, "<i4", num_documents, first),
-        offsets=np.frombuffer(data, "<i8", num_documents, first + 4 * num_documents),
-        documents=np.frombuffer(data, "<i8", num_documents + 1, first + 12 * num_documents),
-    )
 
 
 def check_index(index: Index, *, path: Path) -> None:
@@ -153,15 +143,6 @@ def check_index(index: Index, *, path: Path) -> None:
         entries = index.documents[first : first + BLOCK_DOCUMENTS]
         if not np.array_equal(entries, np.arange(first, first + len(entries))):
             raise _damaged(path, f"has a document after {first} that is not one sequence")
-
-
-def view_tokens(
-    data: mmap.mmap | bytes | bytearray | memoryview, *, dtype: TokenDtype
-) -> TokenArray:
-    """The ids in the bytes of a `.bin`, or of a part of one."""
-    if dtype == np.dtype("<u2"):
-        return np.frombuffer(data, np.dtype("<u2"))
-    return np.frombuffer(data, np.dtype("<i4"))
 
 
 def view_values(
@@ -255,8 +236,8 @@ def _damaged(path: Path | str, problem: str) -> StoreError:
 # hundred costs two small numbers per hundred rows, and where every row is used provenance costs
 # nothing.
 #
-# A row may become several documents, one behind the other: its *pieces*. They are listed in the
-# same manner: rows of one document, pieces of the row behind them, and so on. So `[5, 3]` is five
+# A row may become several documents, one after the other: its *pieces*. They are listed in the
+# same manner: rows of one document, pieces of the row after them, and so on. So `[5, 3]` is five
 # rows of one document each, one of three, and then rows of one document again.
 
 
@@ -323,22 +304,16 @@ class Place(NamedTuple):
 
 def place_of(runs: Sequence[int], pieces: Sequence[int], *, document: int) -> Place:
     """The row of its unit that a shard's document comes from."""
-    taken, piece, count = _taken_row(pieces, document)
-    takes = np.cumsum(runs[1::2])
-    run = int(np.searchsorted(takes, taken, side="right"))
-    return Place(sum(runs[0 : 2 * run + 1 : 2]) + taken, piece, count)
-
-
-def _taken_row(pieces: Sequence[int], document: int) -> tuple[int, int, int]:
-    """Which of the rows that were taken a document is of, its piece, and how many there are."""
     whole, counts = np.array(pieces[0::2], np.int64), np.array(pieces[1::2], np.int64)
     ends = np.cumsum(whole + counts)
     split = int(np.searchsorted(ends, document, side="right"))
-    row = document - int((counts[:split] - 1).sum())
-    if split == len(counts) or document < ends[split] - counts[split]:
-        return row, 0, 1
-    piece = document - int(ends[split] - counts[split])
-    return row - piece, piece, int(counts[split])
+    taken, piece, count = document - int((counts[:split] - 1).sum()), 0, 1
+    if split < len(counts) and document >= ends[split] - counts[split]:
+        piece, count = document - int(ends[split] - counts[split]), int(counts[split])
+    # Which of the rows that were taken it is of; now which row of the unit that is.
+    taken -= piece
+    run = int(np.searchsorted(np.cumsum(runs[1::2]), taken, side="right"))
+    return Place(sum(runs[0 : 2 * run + 1 : 2]) + taken, piece, count)
 
 
 def split_counts(pieces: Sequence[int]) -> tuple[int, int]:

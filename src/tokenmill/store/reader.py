@@ -424,9 +424,20 @@ class Store:
         self.manifest: Manifest = manifest or files.read_manifest()
         self.shards: tuple[Shard, ...] = tuple(self._list_shards())
         self._starts = [shard.first_document for shard in self.shards]
+        identity = self.manifest.identity
+        self.path = files.path  # of a remote store the URL, without anything secret in it
+        self.dtype: TokenDtype = identity.dtype
+        self.has_mask = identity.mask  # says of every token whether it counts for the loss
+        self.vocab_size = identity.tokenizer.vocab_size
+        # Ids that end and begin every document, where the build put them.
+        self.eos_id, self.bos_id = identity.eos_id, identity.bos_id
         self.num_documents = sum(shard.documents for shard in self.shards)
         self.num_tokens = sum(shard.tokens for shard in self.shards)
         self.remote: RemoteTokens | None = files.open_tokens([shard.name for shard in self.shards])
+        self.is_remote = self.remote is not None
+        # Shards that may stay mapped; none of a remote store, whose files bound their memory.
+        mapped = max_mapped_shards(files=3 if self.has_mask else 2)
+        self.max_mapped = 0 if self.is_remote else mapped
         # Caches of this store, not of the class, and without a reference to it: they go with it.
         self._map = functools.lru_cache(self.max_mapped)(
             functools.partial(_map_shard, files, self.shards, self.dtype, self.has_mask)
@@ -437,7 +448,7 @@ class Store:
         splits = self.manifest.splits
         if self.split is not None and splits and self.split not in splits:
             raise StoreError(
-                f"{str(self.path)!r} has no split {self.split!r}",
+                f"{str(self.files.path)!r} has no split {self.split!r}",
                 hint=f"open one it has: {', '.join(map(repr, splits))}, or split=None for all",
             )
         first = 0
@@ -453,32 +464,9 @@ class Store:
             first += entry.documents
 
     @property
-    def path(self) -> Path | str:
-        """The store's folder; of a remote store the URL, without anything secret in it."""
-        return self.files.path
-
-    @property
     def layout(self) -> StoreLayout:
         """The paths of a local store; StoreError for a remote one."""
         return self.files.layout
-
-    @property
-    def is_remote(self) -> bool:
-        return self.remote is not None
-
-    @property
-    def max_mapped(self) -> int:
-        """Shards that may stay mapped; none of a remote store, whose files bound their memory."""
-        return 0 if self.is_remote else max_mapped_shards(files=3 if self.has_mask else 2)
-
-    @property
-    def dtype(self) -> TokenDtype:
-        return self.manifest.identity.dtype
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether every document has a mask, which says which of its tokens count for the loss."""
-        return self.manifest.identity.mask
 
     @property
     def num_counted(self) -> int:
@@ -507,20 +495,6 @@ class Store:
     def track_dtype(self, track: Track) -> TokenDtype | MaskDtype:
         """Of the values in a file that has one for every token."""
         return self.dtype if track == "bin" else MASK_DTYPE
-
-    @property
-    def vocab_size(self) -> int:
-        return self.manifest.identity.tokenizer.vocab_size
-
-    @property
-    def eos_id(self) -> int | None:
-        """Id that ends every document, where the build put one."""
-        return self.manifest.identity.eos_id
-
-    @property
-    def bos_id(self) -> int | None:
-        """Id that begins every document, where the build put one."""
-        return self.manifest.identity.bos_id
 
     @property
     def tokenizer_dir(self) -> Path:

@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from tokenmill.store.facts import UnitEntry
     from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
-    from tokenmill.store.reader import TrackFile
-    from tokenmill.store.stream import Track
 
 
 AHEAD_BYTES = 256 << 20
@@ -167,16 +165,7 @@ class RemoteFiles(StoreFiles):
 
     @property
     def layout(self) -> StoreLayout:
-        raise self._not_local()
-
-    def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:  # noqa: ARG002
-        raise self._not_local()
-
-    def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
-        raise self._not_local()
-
-    def _not_local(self) -> StoreError:
-        return StoreError(
+        raise StoreError(
             f"the store {self.path!r} is not a local folder",
             hint="copy it to a local disk first",
         )
