@@ -328,11 +328,11 @@ def write_store(root: Path, *, num_tokens: int) -> None:
         fingerprint="synthetic",
     )
     sizes = [SHARD_TOKENS] * (num_tokens // SHARD_TOKENS) or [num_tokens]
-    names = [_write_shard(layout, identity, number, size) for number, size in enumerate(sizes)]
+    names = [_write_shard(layout, number, size) for number, size in enumerate(sizes)]
     write_manifest(layout, assemble_manifest(layout, identity, units=names))
 
 
-def _write_shard(layout: StoreLayout, identity: StoreIdentity, number: int, size: int) -> str:
+def _write_shard(layout: StoreLayout, number: int, size: int) -> str:
     random = np.random.default_rng(number)
     drawn = random.lognormal(np.log(MEDIAN_DOCUMENT), 1.0, size // 100 + 2).astype(np.int64) + 2
     ends = np.cumsum(drawn)
@@ -340,7 +340,7 @@ def _write_shard(layout: StoreLayout, identity: StoreIdentity, number: int, size
     ids = random.integers(1, VOCAB_SIZE, size, dtype=np.uint32)
     ids[ends - 1] = EOS
     unit = UnitFacts.of(f"part-{number}.jsonl", index=0, start=0, end=None)
-    with UnitWriter(layout, unit, dtype=identity.dtype, vocab_size=VOCAB_SIZE) as writer:
+    with UnitWriter(layout, unit, vocab_size=VOCAB_SIZE) as writer:
         lengths = np.diff(ends, prepend=0)
         writer.append("train", ids, lengths=lengths, rows=np.arange(len(ends)))
         receipt = writer.commit(

@@ -204,7 +204,7 @@ def commit() -> dict[str, Any]:
     start = time.perf_counter()
     for index in range(COMMITS):
         facts = UnitFacts.of("a.jsonl", index=index, start=index, end=index + 1)
-        writer = UnitWriter(layout, facts, dtype=np.dtype("<u2"), vocab_size=257)
+        writer = UnitWriter(layout, facts, vocab_size=257)
         writer.append(TRAIN, ids, lengths=lengths, rows=np.arange(10))
         writer.commit(
             source=SourceFacts(size=1, version="0", digest="0" * 32, is_last=False, num_lines=10),

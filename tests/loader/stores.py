@@ -83,9 +83,7 @@ def _write_shard(
 ) -> Receipt:
     unit = UnitFacts.of(path, index=0, start=0, end=None)
     lengths = [len(document) for document in documents]
-    with UnitWriter(
-        layout, unit, dtype=identity(vocab_size=vocab_size).dtype, vocab_size=vocab_size
-    ) as writer:
+    with UnitWriter(layout, unit, vocab_size=vocab_size) as writer:
         if documents:
             writer.append(
                 "train",

@@ -139,7 +139,6 @@ def new_writer(
     return UnitWriter(
         layout,
         unit_facts(unit),
-        dtype=identity(vocab_size=vocab_size).dtype,
         vocab_size=vocab_size,
         listed_rejects=listed_rejects,
     )

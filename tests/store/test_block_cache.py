@@ -42,7 +42,7 @@ def data_of(number: int) -> bytes:
 
 
 def open_folder(path: Path, *, slots: int, store: str = "s3://bucket/store") -> BlockFolder:
-    return BlockFolder(path, limit_bytes=slots * SLOT_BYTES, block_bytes=BLOCK_BYTES, store=store)
+    return BlockFolder(path, limit_bytes=slots * SLOT_BYTES, store=store, versions={})
 
 
 def slots_in(path: Path) -> list[Path]:
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         open_folder(tmp_path / "file", slots=8)
     assert "leave cache= out" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cache_bytes=1,000 is less than one block"):
-        BlockFolder(tmp_path / "x", limit_bytes=1000, block_bytes=BLOCK_BYTES, store="s")
+        BlockFolder(tmp_path / "x", limit_bytes=1000, store="s", versions={})
 
 
 def test_a_folder_that_was_emptied_fills_again(tmp_path: Path) -> None:

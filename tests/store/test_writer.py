@@ -19,7 +19,6 @@ from tokenmill.errors import BuildError
 from tokenmill.records import Reject, RejectReason
 from tokenmill.store.check import check_store
 from tokenmill.store.facts import Counts, assemble_manifest, facts_of, write_manifest
-from tokenmill.store.format import token_dtype
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 from tokenmill.store.write import BLOCK_TOKENS, UnitWriter
@@ -197,13 +196,6 @@ def test_counts_that_do_not_match_what_was_written_are_refused(tmp_path: Path) -
         with pytest.raises(ValueError, match="3 tokens, its counts say 4"):
             commit(writer, documents=2, tokens=4)
     assert tree(tmp_path) == {}
-
-
-def test_ids_of_another_type_than_the_vocabulary_asks_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not stored as int32"):
-        UnitWriter(
-            StoreLayout(tmp_path), unit_facts(UNIT), dtype=token_dtype(65_500), vocab_size=257
-        )
 
 
 def test_a_writer_that_is_left_without_commit_leaves_no_file(tmp_path: Path) -> None:

@@ -211,9 +211,7 @@ class UnitPass:
             members=tuple(member.path for member in file.members),
         )
         vocab_size = identity.tokenizer.vocab_size
-        self.writer = UnitWriter(
-            self.worker.layout, facts, dtype=identity.dtype, vocab_size=vocab_size
-        )
+        self.writer = UnitWriter(self.worker.layout, facts, vocab_size=vocab_size)
         self.encoding = encode.Encoding(
             by_reference=self.by_reference,
             sample=Sample(),

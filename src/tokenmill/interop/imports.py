@@ -71,7 +71,7 @@ from tokenmill.store.format import (
     MAX_DOCUMENT_TOKENS,
     map_file,
     read_index,
-    token_dtype,
+    view_values,
 )
 from tokenmill.store.layout import (
     RECEIPT_FILE,
@@ -420,9 +420,7 @@ class ImportRun:
     def _work(self, part: ForeignPart, report: Report) -> EosTally:
         """Read a part and commit it as a unit, on any thread."""
         vocab_size = self.tokenizer.facts.vocab_size
-        with UnitWriter(
-            self.layout, _unit_of(part), dtype=token_dtype(vocab_size), vocab_size=vocab_size
-        ) as writer:
+        with UnitWriter(self.layout, _unit_of(part), vocab_size=vocab_size) as writer:
             rows = tokens = largest = read = 0
             for block in self._blocks(part):
                 self._append(writer, part, block, first_row=rows)
@@ -480,7 +478,7 @@ class ImportRun:
         for shard in receipt.shards:
             index = read_index(self.layout.shard_file(shard.name, "idx"))
             data = map_file(self.layout.shard_file(shard.name, "bin"))
-            tokens = view_tokens(data, dtype=index.dtype)
+            tokens = view_values(data, dtype=index.dtype)
             for first in range(0, len(index.lengths), TALLIED):
                 here = slice(first, first + TALLIED)
                 begins = index.offsets[here] // index.dtype.itemsize

@@ -394,25 +394,19 @@ _TEMPORARY = re.compile(r"[0-9]+-[0-9a-f]{16}\.tmp")
 class BlockFolder:
     """A folder of slots.
 
-    >>> folder = BlockFolder(Path("cache"), limit_bytes=10**10, block_bytes=1 << 20, store="s3://b")
+    >>> folder = BlockFolder(Path("cache"), limit_bytes=10**10, store="s3://b", versions={})
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        limit_bytes: int,
-        block_bytes: int,
-        store: str,
-        versions: Mapping[str, str] | None = None,
+        self, path: Path, *, limit_bytes: int, store: str, versions: Mapping[str, str]
     ) -> None:
         self._path = path
         self._store = store
-        self._versions = {} if versions is None else versions
-        slots = limit_bytes // (block_bytes + HEADER.size)
+        self._versions = versions
+        slots = limit_bytes // (BLOCK_BYTES + HEADER.size)
         if slots < 1:
             raise UsageError(
-                f"cache_bytes={limit_bytes:,} is less than one block of {block_bytes:,} bytes",
+                f"cache_bytes={limit_bytes:,} is less than one block of {BLOCK_BYTES:,} bytes",
                 hint="leave it out, or give it some gigabytes: cache_bytes=10**10",
             )
         self._ways = min(WAYS, slots)

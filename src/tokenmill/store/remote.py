@@ -30,7 +30,6 @@ from tokenmill import files as files_module
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.files import Failure, RemoteError, StoppedError, join, shown
 from tokenmill.store.blocks import (
-    BLOCK_BYTES,
     BlockFile,
     BlockFolder,
     CacheReader,
@@ -191,13 +190,8 @@ class RemoteFiles(StoreFiles):
         self._files = _block_files(self._manifest)
         folder, (path, limit_bytes) = None, self._cache
         if path is not None:
-            folder = BlockFolder(
-                path,
-                limit_bytes=limit_bytes,
-                block_bytes=BLOCK_BYTES,
-                store=self.path,
-                versions=self._versions,
-            )
+            versions = self._versions
+            folder = BlockFolder(path, limit_bytes=limit_bytes, store=self.path, versions=versions)
         files = self._files.values()
         self.blocks = CacheReader(self._url, folder=folder, files=files, versions=self._versions)
         self.ahead = RemoteReadAhead(self.blocks)

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
     from tokenmill.records import Reject
     from tokenmill.store.facts import Bounds, Claim, Counts, EngineFacts, SourceFacts, UnitFacts
-    from tokenmill.store.format import TokenDtype
     from tokenmill.store.layout import StoreLayout
 
 
@@ -326,15 +325,11 @@ class UnitWriter:
         layout: StoreLayout,
         unit: UnitFacts,
         *,
-        dtype: TokenDtype,
         vocab_size: int,
         listed_rejects: int = LISTED_REJECTS,
     ) -> None:
-        if dtype != token_dtype(vocab_size):
-            raise ValueError(f"ids of a vocabulary of {vocab_size} are not stored as {dtype}")
         self._layout = layout
         self._unit = unit
-        self._dtype = dtype
         self._vocab_size = vocab_size
         self._listed_rejects = listed_rejects
         self._staging = layout.tmp / f"{unit.name}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -370,14 +365,7 @@ class UnitWriter:
             if shard is None:
                 if not SPLIT_NAME.fullmatch(split):
                     raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
-                shard = _Shard(
-                    self._staging,
-                    name=shard_name(self._unit.name, split=split),
-                    split=split,
-                    dtype=self._dtype,
-                    vocab_size=self._vocab_size,
-                    has_mask=mask is not None,
-                )
+                shard = _Shard(self._staging, self._unit.name, split, self._vocab_size)
                 self._shards[split] = shard
             shard.append(ids, lengths=lengths, rows=rows, mask=mask)
 
@@ -445,23 +433,14 @@ class UnitWriter:
 class _Shard:
     """The documents of a unit that belong to one split, as they come in."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        name: str,
-        split: str,
-        dtype: TokenDtype,
-        vocab_size: int,
-        has_mask: bool,
-    ) -> None:
-        self._folder = folder
-        self._name = name
+    def __init__(self, folder: Path, unit: str, split: str, vocab_size: int) -> None:
+        self._name = shard_name(unit, split=split)
         self._split = split
-        self._dtype = dtype
+        self._dtype = token_dtype(vocab_size)
         self._vocab_size = vocab_size
-        self._bin = _Collected(folder / f"{name}.bin")
-        self._mask = _Collected(folder / f"{name}.mask") if has_mask else None
+        self._folder = folder
+        self._bin = _Collected(folder / f"{self._name}.bin")
+        self._mask: _Collected | None = None
         self._counted = self._silent = 0
         self._lengths: list[NDArray[np.int32]] = []
         self._rows = RowRuns()
@@ -478,9 +457,10 @@ class _Shard:
     ) -> None:
         if lengths.min() < 0 or lengths.max() > MAX_DOCUMENT_TOKENS:
             raise ValueError(f"a document of {lengths.max()} tokens does not fit the index")
-        if (mask is None) != (self._mask is None):
+        if self._lengths and (mask is None) != (self._mask is None):
             raise ValueError("some documents of one shard have a mask, others have none")
-        if mask is not None and self._mask is not None:
+        if mask is not None:
+            self._mask = self._mask or _Collected(self._folder / f"{self._name}.mask")
             values = _checked_mask(mask, num_tokens=len(ids))
             counts = counted_by_document(values, lengths)
             self._counted += int(counts.sum())
