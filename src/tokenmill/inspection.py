@@ -138,7 +138,10 @@ def inspect(
     store = Store(path, split=split)
     engine = store.reference
     identity = store.manifest.identity
-    counts = count_ids(store)
+    counts, mask = count_ids(store), None
+    if store.has_mask:
+        counted, silent = store.num_counted, store.num_silent
+        mask = MaskTotals(tokens=store.num_tokens, counted=counted, silent=silent)
     return Inspection(
         store=str(store.path) if store.is_remote else str(path),
         created_by=identity.created_by,
@@ -162,15 +165,9 @@ def inspect(
         top_tokens=_most_frequent(counts, engine=engine),
         tokens_counted=int(counts.sum()),
         ids_seen=int(np.count_nonzero(counts)),
-        mask=_mask_totals(store),
+        mask=mask,
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
     )
-
-
-def _mask_totals(store: Store) -> MaskTotals | None:
-    if not store.has_mask:
-        return None
-    return MaskTotals(tokens=store.num_tokens, counted=store.num_counted, silent=store.num_silent)
 
 
 def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView:
@@ -212,21 +209,17 @@ def measure_lengths(
     present = np.flatnonzero(short)
     values = np.concatenate((present, np.sort(np.array(long, np.int64))))
     documents = np.concatenate((short[present], np.ones(len(long), np.int64)))
-    return _summarise_lengths(values, documents) if len(values) else None
-
-
-def _summarise_lengths(values: NDArray[np.int64], documents: NDArray[np.int64]) -> Lengths:
-    """Facts of ascending lengths and the number of documents that have each."""
+    if not len(values):
+        return None
     ends = np.cumsum(documents)
     total = int(ends[-1])
-    ranks = {p: min(total * p // 100, total - 1) for p in PERCENTILES}
+    ranks = [min(total * p // 100, total - 1) for p in PERCENTILES]
+    found = values[np.searchsorted(ends, ranks, side="right")].tolist()
     return Lengths(
         shortest=int(values[0]),
         longest=int(values[-1]),
         mean=float(values @ documents) / total,
-        percentiles={
-            p: int(values[np.searchsorted(ends, rank, side="right")]) for p, rank in ranks.items()
-        },
+        percentiles=dict(zip(PERCENTILES, found, strict=True)),
         histogram=tuple(_bins(values, documents)),
     )
 

@@ -230,9 +230,7 @@ class UnitFacts(Fact, frozen=True, kw_only=True):
     index: Count
     start: Count
     end: Count | None  # None means to the end of the file
-    members: tuple[
-        str, ...
-    ]  # paths, row by row, where the unit is a group of files of one row each
+    members: tuple[str, ...]  # of a unit that is a group of files of one row each: their paths
 
     @classmethod
     def of(
@@ -368,12 +366,6 @@ class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     def mask(self) -> MaskFacts | None:
         return None if self.files.mask is msgspec.UNSET else self.files.mask
 
-    @property
-    def named_files(self) -> dict[str, FileFacts]:
-        """File name -> facts."""
-        files = {f"{self.name}.bin": self.files.bin, f"{self.name}.idx": self.files.idx}
-        return files if self.mask is None else {**files, f"{self.name}.mask": self.mask}
-
 
 class RejectsFacts(Fact, frozen=True, kw_only=True):
     """The file of a unit's rejected rows."""
@@ -463,7 +455,12 @@ class Receipt(SealedFact, frozen=True, kw_only=True):
     @property
     def files(self) -> dict[str, FileFacts]:
         """Files in `shards/` that this receipt claims, itself left out."""
-        return {name: facts for shard in self.shards for name, facts in shard.named_files.items()}
+        return {
+            f"{shard.name}.{kind}": found
+            for shard in self.shards
+            for kind in ShardFiles.__struct_fields__
+            if isinstance(found := getattr(shard.files, kind), FileFacts)
+        }
 
     @property
     def claim(self) -> Claim:

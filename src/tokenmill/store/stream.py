@@ -425,8 +425,7 @@ class TokenStream:
         self._scattered = scattered
         self.has_mask = store.has_mask  # whether there are masks to be read with the tokens
         self._source = _open_source(store, "bin", scattered=scattered)
-        self._kept_padding = 0, NO_PADDING
-        self._kept_zeros = NO_PADDING
+        self._kept_padding: dict[Track, tuple[int, memoryview]] = {}
         firsts = self._first_positions
 
         # They know the store, not this stream: so it goes, and its maps, when nobody uses it.
@@ -448,7 +447,7 @@ class TokenStream:
         return self.read_spans(self.locate(starts, lengths), pad=pad)
 
     def locate(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
-        """Where pieces lie: in their order, those cut in two that go on in the next shard."""
+        """Where pieces are: in their order, those cut in two that go on in the next shard."""
         spans = self._spans(starts, lengths)
         if spans.shards.min(initial=0) == NO_SHARD:
             padded = spans.shards == NO_SHARD
@@ -459,8 +458,7 @@ class TokenStream:
         """The tokens of all that was located, back to back; `pad` is None if none is padding."""
         if pad is None:
             return self._source.read(spans, padding=NO_PADDING)
-        longest = int((spans.lasts - spans.firsts).max(initial=0))
-        return self._source.read(spans, padding=self._padding(pad, longest))
+        return self._source.read(spans, padding=self._padding("bin", pad, spans))
 
     def read_mask(self, spans: Spans) -> NDArray[np.bool_]:
         """Which tokens of all that was located count, back to back; padding does not.
@@ -471,32 +469,28 @@ class TokenStream:
             return np.repeat(spans.shards != NO_SHARD, spans.lasts - spans.firsts)
         padding = NO_PADDING
         if spans.length is None and spans.shards.min(initial=0) == NO_SHARD:
-            longest = int((spans.lasts - spans.firsts).max())
-            if len(self._kept_zeros) < longest:
-                self._kept_zeros = memoryview(bytes(longest))
-            padding = self._kept_zeros
+            padding = self._padding("mask", 0, spans)
         return self._mask_source.read(spans, padding=padding).view(np.bool_)
 
     @lazy
     def _mask_source(self) -> _Source:
         return _open_source(self.store, "mask", scattered=self._scattered)
 
-    def _padding(self, pad: int, at_least: int) -> memoryview:
+    def _padding(self, track: Track, pad: int, spans: Spans) -> memoryview:
         """Padding to cut pieces from: made once, since most rows have some where any have."""
-        kept_pad, kept = self._kept_padding
-        if kept_pad != pad or len(kept) < at_least:
-            kept = np.full(at_least, pad, self.dtype).data
-            self._kept_padding = pad, kept
+        longest = int((spans.lasts - spans.firsts).max(initial=0))
+        kept_pad, kept = self._kept_padding.get(track, (pad, NO_PADDING))
+        if kept_pad != pad or len(kept) < longest:
+            kept = np.full(longest, pad, self.store.track_dtype(track)).data
+            self._kept_padding[track] = pad, kept
         return kept
 
     def read_ahead(self, spans: Spans) -> None:
-        """Begin to bring what will be read soon, where that takes a network."""
+        """Begin to download what will be read soon, where that takes a network."""
         if self.store.remote is not None:
-            real = spans.shards != NO_SHARD
-            wanted = Spans(spans.shards[real], spans.firsts[real], spans.lasts[real])
-            self.store.remote.read_ahead(*_byte_ranges(wanted, self.dtype), kind="bin")
+            self.store.remote.read_ahead(*_byte_ranges(spans, self.dtype), kind="bin")
             if self.has_mask:
-                self.store.remote.read_ahead(*_byte_ranges(wanted, MASK_DTYPE), kind="mask")
+                self.store.remote.read_ahead(*_byte_ranges(spans, MASK_DTYPE), kind="mask")
 
     def cut_at_documents(
         self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -633,7 +627,7 @@ def _open_source(store: Store, track: Track, *, scattered: bool) -> _Source:
 
 
 class _RemoteSource:
-    """Pieces of the shards of a store behind a URL."""
+    """Pieces of the shards of a store at a URL."""
 
     def __init__(self, store: Store, track: Track) -> None:
         self._store = store
@@ -642,12 +636,10 @@ class _RemoteSource:
     def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
         assert self._store.remote is not None
         dtype = self._store.track_dtype(self._track)
-        real = np.flatnonzero(spans.shards != NO_SHARD)
-        wanted = Spans(spans.shards[real], spans.firsts[real], spans.lasts[real])
-        found = self._store.remote.read(*_byte_ranges(wanted, dtype), kind=self._track)
-        pieces = [padding[:length] for length in (spans.lasts - spans.firsts).tolist()]
-        for place, piece in zip(real.tolist(), found, strict=True):
-            pieces[place] = piece
+        found = iter(self._store.remote.read(*_byte_ranges(spans, dtype), kind=self._track))
+        lengths = (spans.lasts - spans.firsts).tolist()
+        is_real = (spans.shards != NO_SHARD).tolist()
+        pieces = [next(found) if r else padding[:n] for r, n in zip(is_real, lengths, strict=True)]
         # A bytearray, so that the array is writable: torch warns of one that is not.
         return view_values(bytearray().join(pieces), dtype=dtype)
 
@@ -655,9 +647,10 @@ class _RemoteSource:
 def _byte_ranges(
     spans: Spans, dtype: TokenDtype | MaskDtype
 ) -> tuple[list[int], list[int], list[int]]:
-    """Shards, first bytes and bytes after the last, as a remote store takes them."""
-    size = dtype.itemsize
-    return spans.shards.tolist(), (spans.firsts * size).tolist(), (spans.lasts * size).tolist()
+    """Shards, first bytes and bytes after the last, as a remote store takes them; no padding."""
+    real, size = spans.shards != NO_SHARD, dtype.itemsize
+    firsts, lasts = spans.firsts[real] * size, spans.lasts[real] * size
+    return spans.shards[real].tolist(), firsts.tolist(), lasts.tolist()
 
 
 class _Borders(NamedTuple):
