@@ -174,8 +174,8 @@ def test_opening_lists_folders_where_the_server_does(s3: S3, folder: Path) -> No
     s3.log.clear()
     tokenmill.Store(url)
     assert sum("list-type=2" in line for line in s3.log) == 3
-    assert sum("tokenmill.json" in line for line in s3.log) == 2
-    assert len(s3.log) == 5
+    assert sum("tokenmill.json" in line for line in s3.log) == 1, "nobody asks for its size first"
+    assert len(s3.log) == 4
     s3.denied = "list-type"
     assert len(tokenmill.Store(url)) == 4, "whoever may read need not be allowed to list"
 

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 import xxhash
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.files import RemoteError, StoppedError, join, read_versions, shown
-from tokenmill.store.layout import checksum_of, store_error
+from tokenmill.files import StoppedError, join, read_versions, shown
+from tokenmill.store.layout import checksum_of, store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -260,10 +260,8 @@ class CacheReader:
     def _ask(self, ranges: list[Piece], stop: threading.Event | None) -> list[Versioned]:
         """The bytes of ranges; StoreError where they are of another version than was seen first."""
         wanted = [(join(self._url, file.name), first, last) for file, first, last in ranges]
-        try:
+        with store_errors():
             answers = read_versions(wanted, stop=stop)
-        except RemoteError as error:
-            raise store_error(error) from error
         for (file, first, last), (data, version) in zip(ranges, answers, strict=True):
             if not file.is_whole:  # an index: whoever completes it compares its checksum
                 continue

@@ -36,7 +36,7 @@ from tokenmill.store.format import (
     map_file,
     read_index,
 )
-from tokenmill.store.layout import shard_name, unseal, visit_layout
+from tokenmill.store.layout import no_store, shard_name, unseal, visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.reader import content_fingerprint, expected_sizes, find_problems
 
@@ -89,10 +89,7 @@ def check_store(
     with contextlib.closing(layout.upstream):
         layout.upstream.bring([layout.manifest, layout.runs])
         if layout.upstream.url is not None and not layout.manifest.exists():
-            raise StoreError(
-                f"there is no store at {layout.name!r}: it has no tokenmill.json",
-                hint="check the address; a store has this file once its build has finished",
-            )
+            raise no_store(layout.name)
         try:
             manifest = read_manifest(layout.root)
         except FormatVersionError:

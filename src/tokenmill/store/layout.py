@@ -656,7 +656,7 @@ class Mirror(Upstream):
     def begin(self) -> None:
         """List the store once, and download its manifest, receipts, tokenizer and log."""
         layout = StoreLayout(self.root)
-        try:
+        with store_errors():
             found = self._sizes["."] = files.list_folder(self.url) or {}
             _refuse_other_things(found, shown=files.shown(self.url))
             wanted = [path for path in (layout.manifest, layout.runs) if path.name in found]
@@ -666,18 +666,14 @@ class Mirror(Upstream):
                     self._sizes[folder.name] = names
                     is_small = folder in (layout.tokenizer, layout.parts)
                     wanted += [folder / n for n in names if is_small or RECEIPT_FILE.fullmatch(n)]
-            self.bring(wanted)
-        except RemoteError as error:
-            raise store_error(error) from None
+        self.bring(wanted)
 
     def bring(self, paths: Sequence[Path]) -> None:
         missing = [path for path in paths if not path.exists()]
         for first in range(0, len(missing), _BATCH_FILES):
             batch = missing[first : first + _BATCH_FILES]
-            try:
+            with store_errors():
                 answers = files.read_many([self._address(path) for path in batch])
-            except RemoteError as error:
-                raise store_error(error) from None
             for path, data in zip(batch, answers, strict=True):
                 if data is not None:
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -688,12 +684,13 @@ class Mirror(Upstream):
         try:
             for path in paths:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    files.download(self._address(path), path)
-                except RemoteError as error:
-                    path.unlink(missing_ok=True)
-                    if error.failure is not Failure.MISSING:
-                        raise store_error(error) from None
+                with store_errors():
+                    try:
+                        files.download(self._address(path), path)
+                    except RemoteError as error:
+                        path.unlink(missing_ok=True)
+                        if error.failure is not Failure.MISSING:
+                            raise
             yield
         finally:
             for path in paths:
@@ -736,10 +733,22 @@ class Mirror(Upstream):
             ) from None
 
 
-def store_error(error: RemoteError) -> StoreError:
-    """The StoreError for a file of a store that a server did not give us."""
-    lost = error.failure is Failure.MISSING
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """A file of a store that a server did not give us is a StoreError."""
+    try:
+        yield
+    except RemoteError as error:
+        lost = error.failure is Failure.MISSING
+        raise StoreError(
+            f"{error.url!r} cannot be read: {error.reason}",
+            hint="copy the store to the server again, with all its files" if lost else error.hint,
+        ) from None
+
+
+def no_store(shown: str) -> StoreError:
+    """The error for an address without a manifest."""
     return StoreError(
-        f"{error.url!r} cannot be read: {error.reason}",
-        hint="copy the store to the server again, with all its files" if lost else error.hint,
+        f"there is no store at {shown!r}: it has no tokenmill.json",
+        hint="check the address; a store has this file once its build has finished",
     )

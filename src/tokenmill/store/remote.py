@@ -45,7 +45,13 @@ from tokenmill.store.format import (
     parse_index,
     view_values,
 )
-from tokenmill.store.layout import checksum_of, remove_folder, shard_name, store_error
+from tokenmill.store.layout import (
+    checksum_of,
+    no_store,
+    remove_folder,
+    shard_name,
+    store_errors,
+)
 from tokenmill.store.reader import StoreFiles, expected_sizes, incomplete, size_problem
 
 if TYPE_CHECKING:
@@ -138,7 +144,7 @@ Kind: TypeAlias = Literal["bin", "idx", "mask"]  # files of a shard that are rea
 
 
 class RemoteFiles(StoreFiles):
-    """The files of a store behind a URL. Pickled, it is the URL and what the manifest was."""
+    """The files of a store at a URL. Pickled, it is the URL and what the manifest was."""
 
     def __init__(
         self, url: str, *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
@@ -171,15 +177,13 @@ class RemoteFiles(StoreFiles):
 
     def read_manifest(self) -> Manifest:
         """Read the manifest, and see that the files it names are there."""
-        try:
-            data = files_module.read_bytes(join(self._url, "tokenmill.json"))
-        except RemoteError as error:
-            if error.failure is not Failure.MISSING:
-                raise store_error(error) from error
-            raise StoreError(
-                f"there is no store at {self.path!r}: it has no tokenmill.json",
-                hint="check the address; a store has this file once its build has finished",
-            ) from error
+        with store_errors():
+            try:
+                data = files_module.read_bytes(join(self._url, "tokenmill.json"))
+            except RemoteError as error:
+                if error.failure is Failure.MISSING:
+                    raise no_store(self.path) from error
+                raise
         checksum = checksum_of(data)
         self._manifest = Manifest.from_bytes(data, path=join(self.path, "tokenmill.json"))
         if self._manifest_checksum is None:
@@ -200,9 +204,14 @@ class RemoteFiles(StoreFiles):
     def _require_files(self) -> None:
         problems: list[tuple[str, str]] = []
         for folder, expected in expected_sizes(self._manifest).items():
-            found = self._list(folder) if expected else {}
+            if not expected:
+                continue
+            versions: dict[str, str] = {}
+            with store_errors():
+                found = files_module.list_sizes(join(self._url, folder), versions=versions)
             if found is None:
                 return
+            self._versions |= {f"{folder}/{name}": each for name, each in versions.items()}
             problems += [
                 (join(self.path, f"{folder}/{name}"), size_problem(found.get(name), size))
                 for name, size in expected.items()
@@ -211,21 +220,12 @@ class RemoteFiles(StoreFiles):
         if problems:
             raise incomplete(*problems[0], others=len(problems) - 1)
 
-    def _list(self, folder: str) -> dict[str, int] | None:
-        versions: dict[str, str] = {}
-        try:
-            found = files_module.list_sizes(join(self._url, folder), versions=versions)
-        except RemoteError as error:
-            raise store_error(error) from error
-        self._versions.update({f"{folder}/{name}": each for name, each in versions.items()})
-        return found
-
     def index(self, shard: str) -> Index:
         index = self._indexes.get(shard)
-        return self._bring_indexes([shard])[0] if index is None else index
+        return self._download_indexes([shard])[0] if index is None else index
 
     def prepare_indexes(self, shards: Sequence[str]) -> None:
-        """Bring indexes that will be asked for, all at once, as far as there is room for them."""
+        """Download indexes that will be asked for, all at once, as far as there is room."""
         room, wanted = INDEX_BYTES // 2, []
         for shard in dict.fromkeys(shards):
             room -= index_bytes((self.file(shard, "idx").size - HEADER.size) // 4)
@@ -234,32 +234,28 @@ class RemoteFiles(StoreFiles):
             if self._indexes.get(shard) is None:
                 wanted.append(shard)
         if wanted:
-            self._bring_indexes(wanted)
+            self._download_indexes(wanted)
 
-    def _bring_indexes(self, shards: list[str]) -> list[Index]:
+    def _download_indexes(self, shards: list[str]) -> list[Index]:
+        """Indexes made of their lengths, and compared with what the manifest means."""
         pieces = [(file := self.file(shard, "idx"), HEADER.size, file.size) for shard in shards]
-        found = self.blocks.read(pieces, keep=False)
         indexes = []
-        for shard, piece, data in zip(shards, pieces, found, strict=True):
-            index = self._complete_index(piece[0], data)
-            if index is None:
+        for shard, piece, lengths in zip(
+            shards, pieces, self.blocks.read(pieces, keep=False), strict=True
+        ):
+            file, dtype = piece[0], self._manifest.identity.dtype
+            data = b"".join(index_blocks([np.frombuffer(lengths, "<i4")], dtype=dtype))
+            if checksum_of(data) != file.content:
                 # A damaged answer may have been kept: forget it, and ask once more.
-                self.blocks.forget(piece[0])
-                index = self._complete_index(piece[0], *self.blocks.read([piece], keep=False))
-            if index is None:
-                self.blocks.forget(piece[0])
-                raise changed(self._url, piece[0].name)
-            self._indexes.put(shard, index, size=index_bytes(len(index.lengths)))
-            indexes.append(index)
+                self.blocks.forget(file)
+                (again,) = self.blocks.read([piece], keep=False)
+                data = b"".join(index_blocks([np.frombuffer(again, "<i4")], dtype=dtype))
+            if checksum_of(data) != file.content:
+                self.blocks.forget(file)
+                raise changed(self._url, file.name)
+            indexes.append(parse_index(data, path=join(self.path, file.name)))
+            self._indexes.put(shard, indexes[-1], size=len(data))
         return indexes
-
-    def _complete_index(self, file: BlockFile, lengths: memoryview) -> Index | None:
-        """The index with these lengths; None if it is not the one that the manifest means."""
-        parts = [np.frombuffer(lengths, "<i4")]
-        data = b"".join(index_blocks(parts, dtype=self._manifest.identity.dtype))
-        if checksum_of(data) != file.content:
-            return None
-        return parse_index(data, path=join(self.path, file.name))
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         tokens = ShardTokens(self.blocks, self.file(shard, "bin"), dtype=dtype)
@@ -302,10 +298,8 @@ class RemoteFiles(StoreFiles):
             (url, first, min(first + RANGE_BYTES, size)) for first in range(0, size, RANGE_BYTES)
         ]
         for _ in range(2):
-            try:
+            with store_errors():
                 data = b"".join(files_module.read_ranges(ranges))
-            except RemoteError as error:
-                raise store_error(error) from error
             if checksum_of(data) == checksum:
                 return data
         raise changed(self._url, name)
