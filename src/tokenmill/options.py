@@ -83,21 +83,23 @@ def flags_of(options: type) -> dict[str, Flag]:
 
 
 @functools.cache
+def _classes_of(module: str) -> dict[str, list[ast.stmt]]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
+
+
 def help_of(options: type) -> dict[str, str]:
     """What each option is for: the strings below the fields, which only the source has."""
     found: dict[str, str] = {}
     for base in reversed(options.__mro__[:-1]):
-        tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
-        (body,) = (each.body for each in tree.body if getattr(each, "name", "") == base.__name__)  # type: ignore[attr-defined]
-        for above, below in itertools.pairwise(body):
+        for above, below in itertools.pairwise(_classes_of(base.__module__)[base.__name__]):
             match above, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
                     found[name] = " ".join(text.split())
-    flags = flags_of(options)
-    for name, flag in flags.items():
-        if flag.help or flag.like:
-            found[name] = flag.help or help_of(flag.like)[name]
-    return {name: found[name] for name in flags}
+    return {
+        name: flag.help or (help_of(flag.like) if flag.like else found)[name]
+        for name, flag in flags_of(options).items()
+    }
 
 
 def check_choices(options: object) -> None:

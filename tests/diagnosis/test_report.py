@@ -10,8 +10,17 @@ from xml.etree import ElementTree
 import pytest
 
 import tokenmill
-from tokenmill.diagnosis.page import render, thinned
-from tokenmill.diagnosis.plots import Bar, Mark, Series, bar_plot, column_plot, line_plot, tag
+from tokenmill.diagnosis.page import (
+    Bar,
+    Mark,
+    Series,
+    bar_plot,
+    column_plot,
+    line_plot,
+    render,
+    tag,
+    thinned,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.diagnosis.plots import Series, line_plot, linear_axis, log_axis, tick_text
+from tokenmill.diagnosis.page import Series, line_plot, linear_axis, log_axis, tick_text
 from tokenmill.words import compact, milliseconds, spoken, times
 
 numbers = st.floats(1e-6, 1e12)
