@@ -44,12 +44,12 @@ SPEED = "What may be used"
 MACHINES = "More than one machine"
 RERUN = "Running again"
 OUTPUT = "What is shown"
+# How documents share rows; each is a class in loader/packing.py. The first is the default.
 PACKINGS = {
     "concat": "all documents end to end, cut where a row is full",
     "best-fit": "whole documents, least padding",
     "pad": "one document to a row",
 }
-"""How documents share rows; each is a class in loader/packing.py. The first is the default."""
 BUILD_PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
 
 
@@ -154,9 +154,7 @@ def with_settings(
 
 def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
     """Inputs as a list, where one alone may be given too."""
-    if isinstance(inputs, str | os.PathLike):
-        return [inputs]
-    return list(inputs)
+    return [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
 
 
 def same(options: type, name: str) -> Any:
@@ -169,8 +167,8 @@ def same(options: type, name: str) -> Any:
 # -------------------------------------------------------------------------------------------------
 # The options of `build`.
 
+# What a chat template is given by us, and so cannot be given by anyone else.
 TEMPLATE_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
-"""What a chat template is given by us, and so cannot be given by anyone else."""
 
 
 def check_template_kwargs(values: object) -> dict[str, Any]:
@@ -355,9 +353,9 @@ class BuildOptions(RowShape):
         kind=str | None,
         shown="the tokenizer's own",
         off="--no-eos",
-        off_help="Put no token behind a document.",
+        off_help="Put no token after a document.",
     )
-    """Token behind every document."""
+    """Token after every document."""
     bos: str | bool = option(False, TOKENS, kind=bool)
     """Put the tokenizer's begin-of-text token in front of every document."""
     special_tokens: str = option("text", TOKENS, choices=("text", "parse", "reject"))
@@ -548,7 +546,7 @@ class VerifyOptions:
 @dataclass
 class InspectOptions:
     doc: int | None = option(None, WHERE, "K")
-    """Show document K of the split, counted from 0, with the borders of its tokens."""
+    """Show document K of the split, counted from 0, with the boundaries of its tokens."""
     split: str | None = option(None, WHERE, "NAME", shown="all")
     """Look at one split: train or val."""
 

@@ -303,8 +303,8 @@ def import_(
 ) -> None:
     """Make a store of another project's token files. The same command again resumes.
 
-    Documents are kept where the format has borders between them. Every id is checked against the
-    tokenizer, and where its end-of-text stands is found and written down. Nothing that could
+    Documents are kept where the format has boundaries between them. Every id is checked against the
+    tokenizer, and the place of its end-of-text is found and written down. Nothing that could
     execute, like a pickle, is ever loaded.
 
     \b
@@ -327,7 +327,7 @@ def import_(
 def convert(*, path: str, **asked: Any) -> None:
     """Write token files of one format in another. The same command again resumes.
 
-    Raw token files (megatron, datatrove, olmo, nanogpt, llmc) are read where they lie; others
+    Raw token files (megatron, datatrove, olmo, nanogpt, llmc) are read where they are; others
     become a store first, inside the out folder, which is removed at the end.
 
     \b

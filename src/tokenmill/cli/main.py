@@ -88,7 +88,7 @@ def tokenmill(
 ) -> None:
     """Turn raw text into packed, checked, memory-mapped training tokens.
 
-    Text files go in once; a store of token shards comes out that Megatron-LM can read as it lies.
+    Text files go in once; a store of token shards comes out that Megatron-LM can read as it is.
     The same command again resumes where the last one stopped.
     """
 

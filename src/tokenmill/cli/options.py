@@ -83,7 +83,7 @@ class CommandFlags:
     quiet: bool = option(False, OUTPUT, short="-q")
     """No progress on stderr."""
     list_corpora: bool = option(False, OUTPUT, answer=_print_corpora)
-    """Print the corpora that have short names, where they lie and what they hold."""
+    """Print the corpora that have short names, where they are and what they hold."""
     debug: bool = option(False, OUTPUT)
     """On an error, show the full traceback."""
 
@@ -223,8 +223,8 @@ def note_shadowed(inputs: list[str], *, quiet: bool) -> None:
 # Ctrl-C and SIGTERM: stop in order, then say what is safe and how to go on.
 
 LAST = "Other options"
+# A command that the shell expanded to more characters than this is not repeated in full.
 LONGEST_COMMAND = 2000
-"""A command that the shell expanded to more characters than this is not repeated in full."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -260,7 +260,7 @@ def same_command() -> str:
     """The command line of this process, as it can be pasted into a shell again."""
     program = Path(sys.argv[0])
     start = ["python", "-m", "tokenmill"] if program.name == "__main__.py" else [program.name]
-    # What is behind the '?' of an address may be a signature.
+    # What comes after the '?' of an address may be a signature.
     arguments = [re.sub(r"(https?://[^?#]*[?#]).*", r"\1...", each) for each in sys.argv[1:]]
     command = shlex.join([*start, *arguments])
     if len(command) <= LONGEST_COMMAND:

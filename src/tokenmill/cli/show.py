@@ -697,11 +697,10 @@ def train_result(result: TrainResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        facts(train_rows(result))
+        facts(_train_rows(result))
 
 
-def train_rows(result: TrainResult) -> Iterator[Row]:
-    """What is worth saying at the end."""
+def _train_rows(result: TrainResult) -> Iterator[Row]:
     resumed = "" if result.resumed_from is None else f", from step {count(result.resumed_from)} on"
     yield "trained", f"{count(result.steps, 'step')}{resumed}, {count(result.tokens)} tokens"
     yield "parameters", count(result.parameters)

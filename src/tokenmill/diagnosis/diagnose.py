@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import platform
 import shlex
 import tempfile
@@ -38,7 +37,7 @@ from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.files import shown
 from tokenmill.inspection import measure_lengths
 from tokenmill.options import DiagnoseOptions, with_options
-from tokenmill.runners.local import physical_cores
+from tokenmill.runners.local import physical_cores, usable_cores
 from tokenmill.store.reader import Store
 from tokenmill.trainer.options import PEAKS, PRESETS, preset
 from tokenmill.words import compact, count, format_size, listed, spoken, times
@@ -362,13 +361,6 @@ BATCH = 64
 ALONE = ("one-by-one", "joined", "loader")
 
 
-def usable_cores() -> int:
-    """Cores that this process may use, threads of a core counted one by one."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]:
     """Measure everything that was asked for, by the names that a `Diagnosis` has."""
     # Fail here and with its own words, not once in every way.
@@ -379,7 +371,7 @@ def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]
             folder=folder,
             tokenizer=str(request.tokenizer),
             kind=info.kind.value,
-            workers=request.workers or usable_cores(),
+            workers=request.workers or len(usable_cores()),
             batch=BATCH,
             seconds=request.seconds,
             seq_len=request.seq_len,
@@ -555,7 +547,7 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
         )
     evidence = read_evidence(stalls=options.stalls, run=options.run, timeline=options.timeline)
     machine = Machine(
-        cores=usable_cores(),
+        cores=len(usable_cores()),
         memory_bytes=usable_memory(),
         cpu=_cpu_name(),
         python=platform.python_version(),
@@ -571,9 +563,9 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
             "or a run: tokenmill diagnose --run run/ --report report.html",
         )
     if page is not None:
-        from tokenmill.diagnosis.page import write_report
+        from tokenmill.diagnosis.page import render
 
-        write_report(found, page)
+        page.write_text(render(found), encoding="utf-8")
     return found
 
 

@@ -364,11 +364,6 @@ BUILD: tuple[tuple[str, str, float, dict[str, str]], ...] = (
 )
 
 
-def write_report(diagnosis: Diagnosis, path: Path) -> None:
-    """Write the page."""
-    path.write_text(render(diagnosis), encoding="utf-8")
-
-
 def render(found: Diagnosis) -> str:
     """The whole page."""
     facts = [("Machine", found.machine.describe())]

@@ -179,6 +179,7 @@ class WayJob:
         """What the way tells, beside what was known of it before."""
         way = WAYS[self.way]
         known = {"title": way.title, "in_loop": way.in_loop, "feeds": way.feeds, "workers": 1}
+        known["engine"] = REFERENCES[self.kind]
         return WayResult(key=self.way, batch=self.batch, **{**known, **found})
 
     def failed(self, problem: str) -> WayResult:
@@ -294,7 +295,7 @@ def measure_plain(job: WayJob, *, at_once: bool) -> WayResult:
         calls = [texts] if at_once else [[text] for text in texts]
         return sum(len(engine.encode(TextBatch.from_texts(call)).ids) for call in calls)
 
-    return measure_calls(job, encode, started=started, engine=engine.name, workers=threads)
+    return measure_calls(job, encode, started=started, workers=threads)
 
 
 # Joining saves calls, and it changes tokens: a merge does not stop at the boundary of two
@@ -321,7 +322,7 @@ def measure_joined(job: WayJob) -> WayResult:
         parts = split_ids(ids, texts, sizes)
         return len(ids) if parts is None else sum(map(len, parts))
 
-    measured = measure_calls(job, encode, started=started, engine=engine.name)
+    measured = measure_calls(job, encode, started=started)
     compared, differing = compare(engine, job.texts(), sizes=sizes, batch=job.batch)
     return dataclasses.replace(
         measured,
@@ -399,14 +400,7 @@ def measure_pool(job: WayJob) -> WayResult:
             singles = itertools.chain.from_iterable(groups)
             return sum(map(len, pool.imap(_encode, singles, chunksize=job.batch)))
 
-        return measure_calls(
-            job,
-            encode,
-            all_of=encode_all,
-            started=started,
-            engine=pool.apply(_engine_name),
-            workers=job.workers,
-        )
+        return measure_calls(job, encode, all_of=encode_all, started=started, workers=job.workers)
 
 
 def _prepare(job: WayJob, ready: Barrier) -> None:
@@ -419,11 +413,6 @@ def _prepare(job: WayJob, ready: Barrier) -> None:
 def _encode(text: str) -> Ids:
     assert _engine is not None
     return encode_one(_engine, text)
-
-
-def _engine_name() -> str:
-    assert _engine is not None
-    return _engine.name
 
 
 class Tokenizing:
@@ -468,7 +457,6 @@ def measure_dataloader(job: WayJob) -> WayResult:
     span = watch.stop()
     timed = itertools.islice(itertools.cycle(sizes), early * CHUNK, (early + taken) * CHUNK)
     return job.result(
-        engine=job.load().reference.name,
         documents=taken * CHUNK,
         text_bytes=sum(timed),
         tokens=tokens,
@@ -664,7 +652,7 @@ def _watch(process: psutil.Popen) -> list[tuple[float, int]]:
 
 
 def thin(points: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """At most so many points, the largest of each stretch, so that no peak is lost."""
+    """At most so many points, the largest of each range, so that no peak is lost."""
     step = -(-len(points) // KEPT_POINTS) or 1
     return tuple(
         max(points[first : first + step], key=lambda point: point[1])

@@ -362,7 +362,7 @@ _NODES = Path("/sys/devices/system/node")
 
 def physical_cores() -> int:
     """Physical cores that this process may use; at least 1."""
-    usable = _usable_cores()
+    usable = usable_cores()
     logical = psutil.cpu_count(logical=True) or len(usable)
     physical = psutil.cpu_count(logical=False) or logical
     # In a container that may use some of the cores, take the machine's ratio of the two.
@@ -373,13 +373,14 @@ def pinning(num_workers: int) -> list[list[int]] | None:
     """A core for each worker, one NUMA node after the other; None where cores cannot be bound."""
     if not hasattr(os, "sched_setaffinity"):
         return None
-    usable = _usable_cores()
+    usable = usable_cores()
     order = [core for node in _numa_nodes() for core in node if core in usable] or sorted(usable)
     first_threads = [core for core in order if _is_first_thread(core)] or order
     return [[first_threads[i % len(first_threads)]] for i in range(num_workers)]
 
 
-def _usable_cores() -> set[int]:
+def usable_cores() -> set[int]:
+    """Cores that this process may use, threads of a core counted one by one."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
