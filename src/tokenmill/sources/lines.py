@@ -230,13 +230,20 @@ class RecordSource(Source):
 
     def _few(self, cut: int) -> int:
         """This cut, or one before it where so many records are not taken at once."""
-        while (count := self._buffer.count(self._separator, self._low, cut)) > self._most_records:
+        while (count := self._count_separators(cut)) > self._most_records:
             bound = self._low + max(1, (cut - self._low) * self._most_records // count)
             found = self._buffer.rfind(self._separator, self._low, bound)
             if found < 0:
                 found = self._buffer.find(self._separator, self._low, cut)
             cut = found + len(self._separator)
         return cut
+
+    def _count_separators(self, end: int) -> int:
+        if len(self._separator) > 1:
+            return self._buffer.count(self._separator, self._low, end)
+        # Several times as fast for a single byte.
+        data = np.frombuffer(memoryview(self._buffer)[self._low : end], np.uint8)
+        return int(np.count_nonzero(data == self._separator[0]))
 
     def _pass_over(self, digest: Any) -> bool:
         """Drop bytes through the next separator; False if the file ends without one."""
