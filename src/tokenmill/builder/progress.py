@@ -471,8 +471,8 @@ def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) ->
 # Everything is read from the store, so a resumed build tells the same as one in a single run.
 
 PERCENTILES = (1, 10, 50, 90, 99)
+# Sequence lengths that people train with: 512 to 131,072.
 LIMITS = tuple(2**power for power in range(9, 18))
-"""Sequence lengths that people train with: 512 to 131,072."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,8 +179,8 @@ class WriteBehind:
 _SHOWN_REJECTS = 3
 _MOST_FAILURES = 20
 _REPORT_SECONDS = 0.2
+# A reference engine takes about a tenth of a second for so much text.
 REFERENCE_BYTES = 256 << 10
-"""A reference engine takes about a tenth of a second for so much text."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -42,8 +42,8 @@ from tokenmill.visible import guarded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# Sends a small value from a working task to the driver.
 Report = Callable[[Any], None]
-"""Sends a small value from a working task to the driver."""
 
 
 class Worker(Protocol):

@@ -39,20 +39,20 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+# Shorter than a build waits for the workers of the one before it.
 IDLE_SECONDS = 3.0
-"""Shorter than a build waits for the workers of the one before it."""
+# Between two messages of a worker: a thousand of them must not keep one driver busy.
 SEND_SECONDS = 1.0
-"""Between two messages of a worker: a thousand of them must not keep one driver busy."""
+# How often Ray starts a task again whose worker or node was lost.
 MAX_RETRIES = 3
-"""How often Ray starts a task again whose worker or node was lost."""
 MAX_BATCH = 8
+# So many batches for each slot at least, or the last ones would keep the build waiting.
 BATCHES_PER_SLOT = 8
-"""So many batches for each slot at least, or the last ones would keep the build waiting."""
 POLL_SECONDS = 0.5
 CLUSTER_SECONDS = 5.0
 COPY_FACTOR = 3.0
+# A task is copied when it has run this long and COPY_FACTOR times as long as the median.
 COPY_SECONDS = 30.0
-"""A task is copied when it has run this long and COPY_FACTOR times as long as the median."""
 STOP_SECONDS = 20.0
 CONNECT_SECONDS = 10.0
 
@@ -81,8 +81,8 @@ class Message(NamedTuple):
 
 _busy = threading.Lock()
 _process = psutil.Process()
+# Of which run, the worker, and what it said when it could start.
 _kept: tuple[str, local.Worker, Any] | None = None
-"""Of which run, the worker, and what it said when it could start."""
 _timer: threading.Timer | None = None
 
 

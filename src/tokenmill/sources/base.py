@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 MEGABYTE = 1 << 20
+# What is kept for a row (its place, its length, why it is rejected) may be more than its bytes.
 LARGEST_BATCH_ROWS = 1 << 16
-"""What is kept for a row (its place, its length, why it is rejected) may be more than its bytes."""
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -59,6 +59,7 @@ class InputFormat:
     compresses_itself: bool = False  # and so is not read inside gz and the like
 
 
+# Every format by the name that a store records; in the order in which messages name them.
 FORMATS = {
     "jsonl": InputFormat(
         reader="lines:RecordSource",
@@ -98,7 +99,6 @@ FORMATS = {
     ),
     "text-group": InputFormat(reader="lines:TextGroupSource", title="text", has_fields=False),
 }
-"""Every format by the name that a store records; in the order in which messages name them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

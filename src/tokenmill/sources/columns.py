@@ -27,20 +27,23 @@ if TYPE_CHECKING:
     from tokenmill.sources.base import SourceOptions
 
 
-TEXT_TYPES = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
 )
 
 
 def is_text(kind: Any) -> bool:
     """Whether a column of this Arrow type can hold text."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    is_view = kind in (pa.string_view(), pa.binary_view())
-    return is_view or pa.types.is_null(kind) or any(check(kind) for check in TEXT_TYPES)
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind in (*_BYTES, *_BYTES.values(), pa.null())
 
 
 def find_columns(schema: Any, options: SourceOptions, *, path: str) -> tuple[str, ...]:
@@ -137,40 +140,25 @@ def _of_bytes(kind: Any) -> Any:
     return _BYTES.get(kind, kind)
 
 
-_BYTES = {
-    pa.string(): pa.binary(),
-    pa.large_string(): pa.large_binary(),
-    pa.string_view(): pa.binary_view(),
-}
-_LISTS = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
-
-
 def flat(array: Any) -> Any:
-    """The same values, checked, as an array of bytes that stands in one piece."""
+    """The same values, checked, as an array of bytes with wide offsets, in one piece."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     array = checked(array)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    has_offsets = any(check(array.type) for check in TEXT_TYPES)
-    return array if has_offsets else array.cast(pa.large_binary())
+    return array.cast(pa.large_binary())
 
 
 def text_batch(array: Any) -> TextBatch:
-    """The array's own buffers as a batch; null slots are whatever lies there."""
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    """A flat array's own buffers as a batch; null slots are whatever is there."""
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:
         return TextBatch.from_texts([])
-    bounds: NDArray[Any] = np.frombuffer(offsets, np.int64 if wide else np.int32)
-    bounds = bounds[array.offset : array.offset + len(array) + 1]
-    content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return TextBatch(content, bounds.astype(np.int64, copy=False))
+    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    return TextBatch(
+        np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), bounds
+    )
 
 
 def rows_of(
@@ -184,7 +172,7 @@ def rows_of(
     sizes: NDArray[np.int64] | None = None,
     is_valid: bool = False,
 ) -> RowBatch:
-    """Rows of a flat array, those without usable text rejected.
+    """Rows of a flat array (of bytes, or of strings), those without usable text rejected.
 
     `rejects` (by slot) are decided already; `offsets` are the places of the slots in the file,
     `sizes` what the limit counts where that is not the bytes of the text. `is_valid`: all of it is
@@ -225,12 +213,8 @@ def rows_of(
 
 
 def _is_valid_utf8(array: Any) -> bool:
-    kind = array.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        wide = pa.types.is_large_binary(kind)
-        array = array.view(pa.large_string() if wide else pa.string())
     try:
-        array.validate(full=True)
+        array.view(pa.large_string()).validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
@@ -259,9 +243,9 @@ def too_large(size: int, limit: int) -> str:
     return f"{size:,} bytes; the limit is {limit:,}"
 
 
+# What Arrow raises for a file that is not what its name says, or has a name that is no UTF-8, or a
+# value (a date, say) that Python has none for.
 UNREADABLE = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, RecursionError)
-"""What Arrow raises for a file that is not what its name says, or has a name that is no UTF-8, or a
-value (a date, say) that Python has none for."""
 
 
 def damaged(path: str, error: Exception) -> Exception:

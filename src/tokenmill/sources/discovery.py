@@ -46,6 +46,7 @@ class KnownCorpus(NamedTuple):
     holds: str
 
 
+# All have their text in the field `text`.
 CORPORA = {
     "fineweb-edu": KnownCorpus(
         "hf://datasets/HuggingFaceFW/fineweb-edu/data/*/*.parquet",
@@ -68,7 +69,6 @@ CORPORA = {
         "cleaned English pages of Common Crawl; other variants lie beside en/",
     ),
 }
-"""All have their text in the field `text`."""
 
 
 def corpus_files(name: PathInput) -> PathInput:
@@ -125,12 +125,12 @@ def make_group(path: str, members: Sequence[SourceFile]) -> SourceFile:
     )
 
 
+# What a suffix promises. Files with other ones are text if they look like it.
 _BY_SUFFIX = {
     suffix: name
     for name, form in FORMATS.items()
     for suffix in (*form.suffixes, *form.more_suffixes)
 }
-"""What a suffix promises. Files with other ones are text if they look like it."""
 _DATASET_INDEX = "state.json"
 _DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", _DATASET_INDEX})
 _DESCRIPTION = "describes a dataset"
