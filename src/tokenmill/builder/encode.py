@@ -247,6 +247,8 @@ class RowEncoder:
         self.bos_id, self.eos_id = identity.bos_id, identity.eos_id
         self.shaper: Shaper | None = None
         self._fits = self.shape.has_mask or self.shape.max_length is not None
+        # BOS and EOS that rows still get; none where measuring them took these into account.
+        self.frame_ids = (None, None) if self._fits else (self.bos_id, self.eos_id)
         self._reject_special = identity.special_tokens == "reject"
         if self.shape.has_fields:
             from tokenmill.supervised.shaper import Shaper
@@ -258,11 +260,6 @@ class RowEncoder:
                 eos=self.eos_id,
                 reject_special=self._reject_special,
             )
-
-    @property
-    def frame_ids(self) -> tuple[int | None, int | None]:
-        """BOS and EOS that rows still get; none where measuring them took these into account."""
-        return (None, None) if self._fits else (self.bos_id, self.eos_id)
 
     def encode(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
         """The rows that can be used, and why the others cannot."""

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.builder import plan as planning
 from tokenmill.builder import progress
@@ -238,11 +238,22 @@ class BuildRun:
         asked, store = self.options.as_kept(), self.layout.name
         for record in facts.read_records(self.layout):
             if (record.fingerprint, record.config) != (fingerprint, asked):
+                who = f"part {record.part}/{record.parts} of {store!r} was started"
                 other = _differences(asked, record.config)
-                raise _mixture(f"part {record.part}/{record.parts} of {store!r} was started", other)
-        manifest = planning.known_manifest(self.layout)
-        if manifest is not None and manifest.identity.fingerprint != fingerprint:
-            raise _mixture(f"the store {store!r} was built", [])
+                break
+        else:
+            manifest = planning.known_manifest(self.layout)
+            if manifest is None or manifest.identity.fingerprint == fingerprint:
+                return
+            who, other = f"the store {store!r} was built", []
+        what = "another tokenizer or other options"
+        if other:
+            what = f"other values of {', '.join(other)}"
+        raise StoreError(
+            f"{who} with {what}; parts of two kinds do not make one store",
+            hint="give every part the same tokenizer and options, choose another --out, or replace "
+            "what is there with --rebuild",
+        )
 
     def _finished(self, work: Work) -> BuildResult | None:
         """The result for a store that already is what was asked for."""
@@ -434,15 +445,6 @@ def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[
     return found
 
 
-def _mixture(who: str, other: list[str]) -> StoreError:
-    what = f"other values of {', '.join(other)}" if other else "another tokenizer or other options"
-    return StoreError(
-        f"{who} with {what}; parts of two kinds do not make one store",
-        hint="give every part the same tokenizer and options, choose another --out, or replace "
-        "what is there with --rebuild",
-    )
-
-
 # -------------------------------------------------------------------------------------------------
 # The verb `build`: raw text in, a checked store out. The same call again resumes.
 
@@ -530,12 +532,7 @@ def finish(
 
 
 def _run(
-    layout: StoreLayout,
-    records: list[PartRecord],
-    inputs: list[PathInput],
-    *,
-    prune: bool,
-    on_progress: Callable[[Progress], None] | None,
+    layout: StoreLayout, records: list[PartRecord], inputs: list[PathInput], **more: Any
 ) -> BuildRun:
     record = _agreed(records)
     names = inputs or [*(record.inputs or ())]
@@ -544,9 +541,7 @@ def _run(
             "the parts did not keep the names of their inputs, since those hold a key",
             hint="name them: tokenmill finish STORE INPUT...",
         )
-    kept = (
-        {path.name for path in layout.tokenizer.iterdir()} if layout.tokenizer.is_dir() else set()
-    )
+    kept = {path.name for path in layout.tokenizer.glob("*")}
     chat_template = layout.tokenizer / CHAT_TEMPLATE
     try:
         options = BuildOptions.of_kept(
@@ -557,8 +552,7 @@ def _run(
             chat_template=str(chat_template) if CHAT_TEMPLATE in kept else None,
             out=layout.name,
             workers=1,
-            prune=prune,
-            on_progress=on_progress,
+            **more,
         )
     except (KeyError, TypeError) as error:
         raise StoreError(

@@ -278,15 +278,25 @@ class UnitPass:
 
     def _take(self, batch: RowBatch, behind: WriteBehind) -> None:
         counts = self.counts
-        texts, rows, rejects = _within_limit(
-            batch, first_row=counts["rows"], row_limit=self.row_limit
-        )
+        texts, rows, rejects = batch.texts, batch.rows, batch.rejects
+        if self.row_limit is not None and counts["rows"] + batch.num_rows > self.row_limit:
+            kept = int(np.searchsorted(rows, self.row_limit))
+            texts, rows = TextBatch(texts.data, texts.offsets[: kept + 1]), rows[:kept]
+            rejects = tuple(reject for reject in rejects if reject.row < self.row_limit)
         counts["rows"] += batch.num_rows
         counts["input_bytes"] += batch.num_bytes
         counts["skipped"] += batch.num_rows - len(rows) - len(rejects)
         self.largest_row_bytes = max(self.largest_row_bytes, batch.largest_row_bytes)
         made = self.worker.encoder.encode(texts, rows, self.encoding)
-        rejects += tuple(_placed(reject, batch, self.unit) for reject in made.rejects)
+        places, members = batch.places, self.unit.file.members
+        at = np.searchsorted(batch.rows, [reject.row for reject in made.rejects])
+        rejects += tuple(
+            reject._replace(
+                offset=None if places is None else int(places[place]),
+                path=members[reject.row].path if members else None,
+            )
+            for place, reject in zip(at, made.rejects, strict=True)
+        )
         if rejects:
             # By row, or the file of rejects would tell how the unit was cut into batches.
             rejects = tuple(sorted(rejects, key=lambda reject: reject.row))
@@ -435,28 +445,6 @@ def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
         lowest = -1 if highest is None else highest
     if not len(batch.texts):
         yield batch
-
-
-def _within_limit(
-    batch: RowBatch, *, first_row: int, row_limit: int | None
-) -> tuple[TextBatch, NDArray[np.int64], tuple[Reject, ...]]:
-    """The part of a batch that is before the limit."""
-    if row_limit is None or first_row + batch.num_rows <= row_limit:
-        return batch.texts, batch.rows, batch.rejects
-    kept = int(np.searchsorted(batch.rows, row_limit))
-    texts = TextBatch(batch.texts.data, batch.texts.offsets[: kept + 1])
-    rejects = tuple(reject for reject in batch.rejects if reject.row < row_limit)
-    return texts, batch.rows[:kept], rejects
-
-
-def _placed(reject: Reject, batch: RowBatch, unit: Unit) -> Reject:
-    """The reject with the place of its row in its file."""
-    members = unit.file.members
-    offset = None
-    if batch.places is not None:
-        offset = int(batch.places[np.searchsorted(batch.rows, reject.row)])
-    path = members[reject.row].path if members else None
-    return reject._replace(offset=offset, path=path)
 
 
 def _describe(reject: Reject, unit: Unit, *, tells_lines: bool) -> str:

@@ -276,25 +276,21 @@ def json_rows(batch: Any, columns: Sequence[str]) -> Any:
     arrays = [batch.column(batch.schema.names.index(column)) for column in columns]
     for array in arrays:
         checked(array)
+
+    def written(row: Iterable[Any]) -> str:
+        return json.dumps(_filled(dict(zip(columns, row, strict=True))), default=_plain)
+
+    rows: list[str | bytes] = []
     try:
-        rows = _written(zip(*(array.to_pylist() for array in arrays), strict=True), columns)
+        rows += map(written, zip(*(array.to_pylist() for array in arrays), strict=True))
     except UnicodeDecodeError:
-        rows = [_row(arrays, slot, columns) for slot in range(batch.num_rows)]
+        rows.clear()
+        for slot in range(batch.num_rows):
+            try:
+                rows.append(written(array[slot].as_py() for array in arrays))
+            except UnicodeDecodeError as error:
+                rows.append(bytes(error.object))  # which the row is rejected for
     return pa.array(rows, pa.large_binary())
-
-
-def _written(rows: Iterable[tuple[Any, ...]], columns: Sequence[str]) -> list[str | bytes]:
-    return [
-        json.dumps(_filled(dict(zip(columns, row, strict=True))), default=_plain) for row in rows
-    ]
-
-
-def _row(arrays: Sequence[Any], slot: int, columns: Sequence[str]) -> str | bytes:
-    """One row; bytes of it that are no UTF-8 stand for it, so that it is rejected for them."""
-    try:
-        return _written([tuple(array[slot].as_py() for array in arrays)], columns)[0]
-    except UnicodeDecodeError as error:
-        return bytes(error.object)
 
 
 def _filled(value: Any) -> Any:
