@@ -357,7 +357,7 @@ class SerialRunner:
 # -------------------------------------------------------------------------------------------------
 # Which cores the workers should have: physical ones, NUMA node by node.
 
-_NODES = Path("/sys/devices/system/node")
+_NODES, _CPUS = Path("/sys/devices/system/node"), Path("/sys/devices/system/cpu")
 
 
 def physical_cores() -> int:
@@ -374,8 +374,15 @@ def pinning(num_workers: int) -> list[list[int]] | None:
     if not hasattr(os, "sched_setaffinity"):
         return None
     usable = usable_cores()
-    order = [core for node in _numa_nodes() for core in node if core in usable] or sorted(usable)
-    first_threads = [core for core in order if _is_first_thread(core)] or order
+    nodes = sorted(_NODES.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
+    cores = [core for node in nodes for core in _parse_list(node.read_text())]
+    order = [core for core in cores if core in usable] or sorted(usable)
+    siblings = {core: _CPUS / f"cpu{core}/topology/thread_siblings_list" for core in order}
+    first_threads = [
+        core
+        for core, path in siblings.items()
+        if not path.exists() or _parse_list(path.read_text())[0] == core
+    ] or order
     return [[first_threads[i % len(first_threads)]] for i in range(num_workers)]
 
 
@@ -384,16 +391,6 @@ def usable_cores() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
-
-
-def _numa_nodes() -> list[list[int]]:
-    lists = sorted(_NODES.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
-    return [_parse_list(path.read_text()) for path in lists]
-
-
-def _is_first_thread(core: int) -> bool:
-    siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-    return not siblings.exists() or _parse_list(siblings.read_text())[0] == core
 
 
 def _parse_list(text: str) -> list[int]:

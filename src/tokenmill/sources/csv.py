@@ -44,7 +44,7 @@ class CsvSource(Source):
     def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """The whole file, once its header is known to have the column."""
         if file.size:
-            _columns(file, options)
+            CsvSource(file, options)._columns()
         yield Unit(file=file)
 
     def digest(self, unit: Unit) -> str:  # noqa: ARG002
@@ -71,10 +71,8 @@ class CsvSource(Source):
             row = done = 0
             fields = self._options.fields
             # Of several fields, only the header tells which are there.
-            columns = _columns(self._file, self._options) if fields else (self._options.text_field,)
-            batches = _open_csv(
-                reader, self._file, self._options, columns=columns, malformed=malformed
-            )
+            columns = self._columns() if fields else (self._options.text_field,)
+            batches = self._open(reader, columns, malformed)
             while batches is not None:
                 array = pa.array([], pa.large_binary())
                 try:
@@ -105,49 +103,43 @@ class CsvSource(Source):
         )
         return batch, batch.num_rows
 
+    def _columns(self) -> tuple[str, ...]:
+        """The columns to read, once the header is known to have them."""
+        with _HashingReader(open_decompressed(self._file), xxhash.xxh3_64()) as reader:
+            schema = self._open(reader, (), deque()).schema
+        return find_columns(schema, self._options, path=self._file.path)
 
-def _open_csv(
-    reader: _HashingReader,
-    file: SourceFile,
-    options: SourceOptions,
-    *,
-    columns: tuple[str, ...] | None,
-    malformed: deque[Reject] | None = None,
-) -> Any:
-    def note(row: Any) -> str:
-        if malformed is not None:
+    def _open(
+        self, reader: _HashingReader, columns: tuple[str, ...], malformed: deque[Reject]
+    ) -> Any:
+        """Arrow's reader of these columns, or of all, which notes rows that are malformed."""
+
+        def note(row: Any) -> str:
             index = row.number - 1 - _HEADER_ROWS
             detail = f"{row.actual_columns} values instead of {row.expected_columns}"
             malformed.append(Reject(index, RejectReason.MALFORMED_ROW, detail))
-        return "skip"
+            return "skip"
 
-    block = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
-    try:
-        return pv.open_csv(
-            reader,
-            read_options=pv.ReadOptions(use_threads=False, block_size=block),
-            parse_options=pv.ParseOptions(
-                delimiter="\t" if ".tsv" in file.path.lower() else ",",
-                newlines_in_values=True,
-                invalid_row_handler=note,
-            ),
-            convert_options=pv.ConvertOptions(
-                include_columns=list(columns) if columns else None,
-                column_types=dict.fromkeys(
-                    columns or options.fields or (options.text_field,), pa.large_binary()
+        options = self._options
+        texts = columns or options.fields or (options.text_field,)
+        block = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
+        try:
+            return pv.open_csv(
+                reader,
+                read_options=pv.ReadOptions(use_threads=False, block_size=block),
+                parse_options=pv.ParseOptions(
+                    delimiter="\t" if ".tsv" in self._file.path.lower() else ",",
+                    newlines_in_values=True,
+                    invalid_row_handler=note,
                 ),
-                strings_can_be_null=False,
-            ),
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable_rows(file.path, error) from error
-
-
-def _columns(file: SourceFile, options: SourceOptions) -> tuple[str, ...]:
-    """The columns to read, once the header is known to have them."""
-    with _HashingReader(open_decompressed(file), xxhash.xxh3_64()) as reader:
-        schema = _open_csv(reader, file, options, columns=None).schema
-    return find_columns(schema, options, path=file.path)
+                convert_options=pv.ConvertOptions(
+                    include_columns=list(columns) or None,
+                    column_types=dict.fromkeys(texts, pa.large_binary()),
+                    strings_can_be_null=False,
+                ),
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable_rows(self._file.path, error) from error
 
 
 def _with_gaps(
