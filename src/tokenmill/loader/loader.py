@@ -438,9 +438,15 @@ class Loader:
             pieces = rows * (2 + run.seq_len * self._density)
             # Windows of whole chunks, as soon as they are longer than one.
             most = chunk * max(1, int(WINDOW_PIECES / pieces) // chunk)
-            steps = range(first, self._end_of_draw(run, first, stride, rows), stride)
-            drawn = self._draw(run, steps)
-            place = 0
+            # Steps that are drawn together have one shape; and a source of a few rows has many
+            # epochs in a draw, of which each has an order of its own.
+            drawn_rows = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
+            end = first + stride * max(1, drawn_rows // rows)
+            if run.num_rows is not None:
+                full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
+                end = min(end, max(full, first + 1))
+            steps = range(first, end, stride)
+            drawn, place = self._draw(run, steps), 0
             while place < len(steps):
                 here = slice(place, place + size)
                 window = Window(self, run.seq_len, steps[here], *(part[here] for part in drawn))
@@ -449,16 +455,6 @@ class Loader:
                     yield window, begin, min(begin + chunk, len(window.steps))
                 size = min(2 * size, chunk if size < chunk else most)
             first += len(steps) * stride
-
-    def _end_of_draw(self, run: StageRun, step: int, stride: int, rows: int) -> int:
-        """First step that is not drawn together with `step`: too far, or of another shape."""
-        # A source of a few rows has many epochs in a draw, and each has an order of its own.
-        drawn = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
-        end = step + stride * max(1, drawn // rows)
-        if run.num_rows is None or run.end_step is None:
-            return end
-        full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
-        return min(end, full if step < full else run.end_step)
 
     def _draw(self, run: StageRun, steps: range) -> tuple[Ints, ...]:
         """Source, row and epoch of each row of some steps of a stage, for this rank.

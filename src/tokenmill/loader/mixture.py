@@ -128,7 +128,15 @@ class Mixture:
         if not isinstance(caps, Mapping):
             caps = {} if caps is None else dict.fromkeys(self.names, caps)
         _check_names(caps, self.names, where="max_epochs")
-        self.max_epochs = tuple(_cap(caps.get(name)) for name in self.names)
+        exact_caps = {name: exact(cap) for name, cap in caps.items() if cap is not None}
+        for name, cap in exact_caps.items():
+            if cap is None or cap <= 0:
+                raise UsageError(
+                    f"max_epochs={caps[name]!r} is not a finite number above 0",
+                    hint="give one, like 4 or 1.5, or None for no cap; a weight of 0 leaves a"
+                    " source out",
+                )
+        self.max_epochs = tuple(map(exact_caps.get, self.names))
 
     def facts(self, stage: int) -> dict[str, object]:
         """What must be equal for a position in this stage to mean the same rows, as plain values.
@@ -312,18 +320,6 @@ def _check_names(given: object, names: Sequence[str], *, where: str) -> None:
             f"{where} name {_quoted(unknown)}, which the mixture does not have",
             hint=f"its sources are {_quoted(names)}",
         )
-
-
-def _cap(epochs: float | None) -> Fraction | None:
-    if epochs is None:
-        return None
-    cap = exact(epochs)
-    if cap is None or cap <= 0:
-        raise UsageError(
-            f"max_epochs={epochs!r} is not a finite number above 0",
-            hint="give one, like 4 or 1.5, or None for no cap; a weight of 0 leaves a source out",
-        )
-    return cap
 
 
 def _pour(

@@ -316,37 +316,34 @@ def make_round(parts: tuple[int, ...]) -> Round:
 
 
 def _assign(parts: tuple[int, ...]) -> Ints:
-    """Earliest deadline first among the draws whose time has come; ties go to the lower source."""
-    period = sum(parts)
-    drawn = [i for i, part in enumerate(parts) if part]
-    if len(drawn) == 1:
-        return np.full(period, drawn[0], np.int64)
-    windows = [_windows(i, parts, 2 * len(drawn) - 2) for i in drawn]
-    releases, keys = (np.concatenate(column) for column in zip(*windows, strict=True))
-    waiting: list[int] = keys[np.argsort(releases, kind="stable")].tolist()
-    released = np.cumsum(np.bincount(releases, minlength=period + 1))[1:].tolist()
-    heap: list[int] = []
-    chosen, pushed = [], 0
-    for end in released:
-        for key in waiting[pushed:end]:
-            heapq.heappush(heap, key)
-        pushed = end
-        chosen.append(heapq.heappop(heap))
-    return np.array(chosen, np.int64) % len(parts)
-
-
-def _windows(source: int, parts: tuple[int, ...], slack: int) -> tuple[Ints, Ints]:
-    """First step of each draw of a source, and its last step joined with the source.
+    """Earliest deadline first among the draws whose time has come; ties go to the lower source.
 
     After step s a source may have been drawn c times only if |c - s * part / period| is at most
     1 - 1/slack. Tijdeman (1980) proved that some sequence keeps to that for all sources; where one
     does, earliest deadline first finds one.
     """
-    part, period = parts[source], sum(parts)
-    draws = np.arange(part)
-    first = -((draws * slack + 1) * period // -(part * slack))
-    last = ((draws + 1) * slack - 1) * period // (part * slack)
-    return first, last * len(parts) + source
+    period = sum(parts)
+    drawn = [i for i, part in enumerate(parts) if part]
+    if len(drawn) == 1:
+        return np.full(period, drawn[0], np.int64)
+    slack = 2 * len(drawn) - 2
+    # Of each draw: its first step, and its last step joined with the source.
+    releases, keys = [], []
+    for source in drawn:
+        part, draws = parts[source], np.arange(parts[source])
+        releases.append(-((draws * slack + 1) * period // -(part * slack)))
+        last = ((draws + 1) * slack - 1) * period // (part * slack)
+        keys.append(last * len(parts) + source)
+    first = np.concatenate(releases)
+    waiting: list[int] = np.concatenate(keys)[np.argsort(first, kind="stable")].tolist()
+    heap: list[int] = []
+    chosen, pushed = [], 0
+    for end in np.cumsum(np.bincount(first, minlength=period + 1))[1:].tolist():
+        for key in waiting[pushed:end]:
+            heapq.heappush(heap, key)
+        pushed = end
+        chosen.append(heapq.heappop(heap))
+    return np.array(chosen, np.int64) % len(parts)
 
 
 class MixtureSchedule:

@@ -325,7 +325,15 @@ def _cut(
 
 def _share_bins(lengths: NDArray[np.int32], *, capacity: int) -> tuple[Ints, Ints]:
     """For each piece, longest first: the lowest index in its bin, and its own."""
-    bins = _spread(best_fit(np.bincount(lengths, minlength=capacity + 1), capacity=capacity))
+    runs = best_fit(np.bincount(lengths, minlength=capacity + 1), capacity=capacity)
+    # The bin of each piece, in the order of the runs.
+    first_bin, num_bins, per_bin = np.array(runs, np.int32).T
+    sizes = num_bins * per_bin
+    ends = np.cumsum(sizes, dtype=np.int32)
+    bins = np.arange(int(ends[-1]), dtype=np.int32)
+    bins -= np.repeat(ends - sizes, sizes)
+    bins //= np.repeat(per_bin, sizes)
+    bins += np.repeat(first_bin, sizes)
     # By decreasing length, those of equal length ascending. Keys are all different, so that any
     # sort gives the same; small ones sort twice as fast.
     bits = BLOCK_DOCUMENTS.bit_length() - 1
@@ -337,18 +345,6 @@ def _share_bins(lengths: NDArray[np.int32], *, capacity: int) -> tuple[Ints, Int
     lowest = np.full(int(bins.max()) + 1, len(order), np.int64)
     np.minimum.at(lowest, bins, order)
     return lowest[bins], order
-
-
-def _spread(runs: list[Run]) -> NDArray[np.int32]:
-    """The bin of each piece, in the order of the runs."""
-    first_bin, num_bins, per_bin = np.array(runs, np.int32).T
-    sizes = num_bins * per_bin
-    ends = np.cumsum(sizes, dtype=np.int32)
-    bins = np.arange(int(ends[-1]), dtype=np.int32)
-    bins -= np.repeat(ends - sizes, sizes)
-    bins //= np.repeat(per_bin, sizes)
-    bins += np.repeat(first_bin, sizes)
-    return bins
 
 
 def best_fit(counts: Ints, *, capacity: int) -> list[Run]:

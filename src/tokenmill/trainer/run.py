@@ -585,7 +585,8 @@ class TrainingRun:
         )
         self._resources.callback(self.journal.close)
         self.reader = loop.LateReader(self.setup.device)
-        with StopRequest(self._note_stop) as request:
+        stopping = "stopping after this step"
+        with StopRequest(lambda: self._tell(replace(self._seen, message=stopping))) as request:
             stopped = self._steps(start, request)
             if not stopped and start < self.options.steps:
                 self._evaluate()
@@ -611,9 +612,6 @@ class TrainingRun:
             notes=self.notes,
             **{each.name: getattr(seen, each.name) for each in fields(TrainNumbers)},
         )
-
-    def _note_stop(self) -> None:
-        self._tell(replace(self._seen, message="stopping after this step"))
 
     def _load(self, found: Checkpoint) -> int:
         device, rank = self.setup.device, self.setup.ranks.rank
