@@ -260,10 +260,8 @@ class Slowest:
     def add(self, first_step: int, durations: Floats) -> None:
         # Most portions have nothing that is longer than what is known already.
         least = self.found[-1][1] if len(self.found) == self._count else -1.0
-        places = np.flatnonzero(durations > least)
-        # A stable sort: earlier steps stay in front of later ones of the same length.
-        places = places[np.argsort(-durations[places], kind="stable")[: self._count]]
-        self.found += [(first_step + int(place), float(durations[place])) for place in places]
+        waits = enumerate(durations.tolist(), first_step)
+        self.found += [(step, seconds) for step, seconds in waits if seconds > least]
         self.found.sort(key=lambda wait: (-wait[1], wait[0]))
         del self.found[self._count :]
 
@@ -292,17 +290,14 @@ class WaitSeries:
         return list(zip(self._steps.tolist(), self._durations.tolist(), strict=True))
 
     def _thin(self) -> None:
-        if not len(self._steps):
-            return
         length = 1
-        while int(self._steps[-1]) // length >= self._most:
+        while len(self._steps) and int(self._steps[-1]) // length >= self._most:
             length *= 2
         if length == 1:
             return
         ranges = self._steps // length
         order = np.lexsort((self._steps, -self._durations, ranges))
-        first = np.flatnonzero(np.diff(ranges[order], prepend=-1))
-        kept = order[first]
+        kept = order[np.flatnonzero(np.diff(ranges[order], prepend=-1))]
         self._steps, self._durations = self._steps[kept], self._durations[kept]
 
 
@@ -543,12 +538,10 @@ class StallMeter:
 
     def _ask(self) -> float:
         """The loop wants a batch: its step is over."""
+        if self._device is None and self._steps < _LOOK_STEPS:
+            self._device = DeviceClock.find(self._clock)
         if self._device is not None:
             self._device.asked()
-        elif self._steps < _LOOK_STEPS:
-            self._device = DeviceClock.find(self._clock)
-            if self._device is not None:
-                self._device.asked()
         if len(self._recent) >= _FOLD_STEPS:
             self._fold()
         now = self._clock()
