@@ -216,16 +216,13 @@ MOST_TOKENS = 1 << 18
 
 def parcels(loader: Loader, fields: Sequence[str], *, first: int) -> Iterator[Parcel]:
     """From a step on, until the steps end; all arrays of a parcel have one shape."""
-
-    def varying_size(batch: Batch) -> int:
-        """Of the one field whose size depends on the documents."""
-        return len(batch.cu_seqlens) if "cu_seqlens" in fields else 0
-
+    # The one field whose size depends on the documents.
+    size = (lambda batch: len(batch.cu_seqlens)) if "cu_seqlens" in fields else (lambda _: 0)
     for chunk in loader.chunks(first):
         window, places, tokens, mask = chunk
         most = max(1, min(MOST_STEPS, MOST_TOKENS // max(1, window.rows.shape[1] * window.seq_len)))
         begin = 0
-        for _, alike in groupby(batches_of(chunk), key=varying_size):
+        for _, alike in groupby(batches_of(chunk), key=size):
             while batches := list(islice(alike, most)):
                 here = slice(begin, begin + len(batches))
                 its_mask = None if mask is None else mask[here]
@@ -385,7 +382,12 @@ class DeviceFeeder:
                     (batches, event), opened_on = next(ahead, ([], None)), None
                 batch = batches.pop() if batches else None
                 if batch is not None and event is not None:
-                    opened_on = _open(batch, event, self.device, opened_on)
+                    # Once for a parcel, unless the consumer goes over to another stream.
+                    current = torch.cuda.current_stream(self.device)
+                    if current != opened_on:
+                        current.wait_event(event)
+                        _note_use(batch, current)
+                        opened_on = current
                 self.last_wait_seconds = time.perf_counter() - asked
                 self.wait_seconds += self.last_wait_seconds
                 if batch is None:
@@ -422,21 +424,13 @@ class DeviceFeeder:
         self.close()
 
 
-def _open(
-    batch: TensorBatch,
-    event: torch.cuda.Event,
-    device: torch.device,
-    opened_on: torch.cuda.Stream | None,
-) -> torch.cuda.Stream:
-    """Let the current stream use a batch: once for a parcel, unless another becomes current."""
-    current = torch.cuda.current_stream(device)
-    if current != opened_on:
-        current.wait_event(event)
-        for tensor in batch.values():
-            # They belong to the copy stream; without this their memory could be given out again
-            # while the consumer's stream still has to read it.
-            tensor.record_stream(current)
-    return current
+# Functions, so that the feeder's frame holds no tensor of a batch that was handed out.
+
+
+def _note_use(tensors: Tensors, stream: torch.cuda.Stream) -> None:
+    """Of tensors that belong to the copy stream: their memory is not given out again too early."""
+    for tensor in tensors.values():
+        tensor.record_stream(stream)
 
 
 def _copied(tensors: Tensors, kept: Tensors) -> Tensors:

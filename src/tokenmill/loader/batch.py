@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tokenmill.loader.loader import Loader
-    from tokenmill.loader.packing import Layout
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import SourceRow, Store
     from tokenmill.store.stream import Spans, TokenStream
@@ -365,25 +364,33 @@ class Window:
             one.__dict__[name] = found, [0, len(found[0])]
         return one
 
-    def origins(self, names: Sequence[str]) -> list[RowOrigin]:
+    def origins(self, names: Sequence[str]) -> Iterator[RowOrigin]:
         """What made the rows; rows of padding have no origin and are left out."""
-        cells = zip(
-            self.sources.ravel().tolist(),
-            self.rows.ravel(),
-            self.epochs.ravel().tolist(),
-            strict=True,
-        )
-        return [
-            RowOrigin(
+        columns = (column.ravel().tolist() for column in (self.sources, self.rows, self.epochs))
+        for source, row, epoch in zip(*columns, strict=True):
+            if row == NO_ROW:
+                continue
+            layout, at, parts = self._layouts[source], 0, []
+            pieces = layout.segments(np.array([row], np.int64))
+            for start, length in zip(*(column.tolist() for column in pieces), strict=True):
+                if start != PADDING:
+                    number = layout.stream.document_at(start)
+                    part = DocumentPart(
+                        document=number,
+                        first_token=start - layout.stream.document_span(number)[0],
+                        tokens=length,
+                        at=at,
+                        source=layout.stream.store.source(number),
+                    )
+                    parts.append(part)
+                at += length
+            yield RowOrigin(
                 source=names[source],
-                store=str(self._layouts[source].stream.store.path),
+                store=str(layout.stream.store.path),
                 epoch=epoch,
-                row=int(row),
-                parts=tuple(_parts(self._layouts[source], row)),
+                row=row,
+                parts=tuple(parts),
             )
-            for source, row, epoch in cells
-            if row != NO_ROW
-        ]
 
 
 def batches_of(chunk: Chunk) -> Iterator[Batch]:
@@ -433,19 +440,3 @@ class RowOrigin:
     row: int
     """Number in the layout."""
     parts: tuple[DocumentPart, ...]
-
-
-def _parts(layout: Layout, row: np.int64) -> Iterator[DocumentPart]:
-    starts, lengths = layout.segments(row.reshape(1))
-    stream, at = layout.stream, 0
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        if start != PADDING:
-            number = stream.document_at(start)
-            yield DocumentPart(
-                document=number,
-                first_token=start - stream.document_span(number)[0],
-                tokens=length,
-                at=at,
-                source=stream.store.source(number),
-            )
-        at += length

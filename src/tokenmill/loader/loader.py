@@ -413,7 +413,7 @@ class Loader:
 
     def rows(self, step: int) -> list[RowOrigin]:
         """What made this rank's batch of a step: stores, documents, rows of the input files."""
-        return self._window(step).origins(self.mixture.names)
+        return list(self._window(step).origins(self.mixture.names))
 
     def _window(self, step: int) -> Window:
         run = self._find(self._plan, step) if step >= 0 else None

@@ -329,8 +329,7 @@ NUMBERS_OF_A_BLOCK = 18
 CPU_WORDS = ("can't allocate memory", "not enough memory")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryNeed:
+class MemoryNeed(NamedTuple):
     """Bytes on one rank."""
 
     parameters: int
@@ -351,14 +350,10 @@ class MemoryNeed:
         per_token = config.num_layers * kept + (block if setup.checkpointing else 0) + logits
         if setup.options.attention == "documents" and setup.device.type == "cpu":
             per_token += setup.seq_len * 5 * config.num_heads  # a mask
-        return cls(
-            parameters=parameters,
-            # Buckets of DDP are the gradients themselves; the copy under way is one bucket more.
-            gradients=parameters + (25_000_000 if setup.ranks.world_size > 1 else 0),
-            optimizer=parameters // 4 * STATE_BYTES[setup.options.optimizer],
-            activations=rows * setup.seq_len * per_token,
-            micro_batch=rows,
-        )
+        # Buckets of DDP are the gradients themselves; the copy under way is one bucket more.
+        gradients = parameters + (25_000_000 if setup.ranks.world_size > 1 else 0)
+        optimizer = parameters // 4 * STATE_BYTES[setup.options.optimizer]
+        return cls(parameters, gradients, optimizer, rows * setup.seq_len * per_token, rows)
 
     @property
     def fixed_bytes(self) -> int:
@@ -463,11 +458,10 @@ class TrainRanks:
     @classmethod
     def from_environment(cls) -> TrainRanks:
         """One of one where nobody says otherwise."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        if not all(name in os.environ for name in names):
+        names = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
+        if not all(name in os.environ for name in names.values()):
             return cls()
-        rank, world_size, local_rank = (int(os.environ[name]) for name in names)
-        return cls(rank=rank, world_size=world_size, local_rank=local_rank)
+        return cls(**{name: int(os.environ[variable]) for name, variable in names.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
