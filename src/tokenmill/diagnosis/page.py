@@ -235,7 +235,8 @@ def line_plot(
 ) -> Markup:
     """Lines over an axis; marks are horizontal lines.
 
-    `tried` are the only places along the axis, evenly apart. With `dots` points are not joined.
+    `tried` are the only places along the axis, powers of two mostly. With `dots` points are not
+    joined.
     """
     levels = [y for each in series for _, y in each.points if math.isfinite(y)]
     levels = [*levels, *(mark.value for mark in marks)] or [1.0]
@@ -245,25 +246,23 @@ def line_plot(
         y_axis = linear_axis(min(levels), max(levels), *UPRIGHT, most=5)
     if tried:
         # A margin, so that the first is not on the other axis.
-        steps = max(len(tried) - 1, 1)
-        x_axis = Axis(-steps / 18, steps * 19 / 18, *ACROSS, range(len(tried)))
-        places = {value: float(number) for number, value in enumerate(tried)}
-        ticks = [(places[value], tick_text(value)) for value in tried[:: -(-len(tried) // 12)]]
+        low, high = min(tried), max(tried)
+        margin = max(high / low, 2.0) ** 0.055
+        ticks = tried[:: -(-len(tried) // 12)]
+        x_axis = Axis(low / margin, high * margin, *ACROSS, ticks, log=True)
     else:
         xs = [x for each in series for x, _ in each.points]
         low, high = min(xs, default=0.0), max(xs, default=1.0)
         low = 0.0 if 0 <= low < high / 3 else low
         high = high if high > low else low + 1
         x_axis = Axis(low, high, *ACROSS, round_numbers(low, high, 6))
-        places = {}
-        ticks = [(value, tick_text(value)) for value in x_axis.ticks]
     parts = _frame(y_axis, unit=_unit(unit, y_axis), x_label=x_label)
     parts.insert(-2, _line(*ACROSS, HEIGHT - BOTTOM, HEIGHT - BOTTOM, "axis"))
-    for value, words in ticks:
+    for value in x_axis.ticks:
         x = x_axis(value)
         parts.insert(-2, _line(x, x, HEIGHT - BOTTOM, HEIGHT - BOTTOM + 4, "axis"))
         anchor = "end" if x > WIDTH - 30 else "middle"
-        parts.insert(-2, _text(words, x, HEIGHT - BOTTOM + 16, "tick", anchor))
+        parts.insert(-2, _text(tick_text(value), x, HEIGHT - BOTTOM + 16, "tick", anchor))
     for number, (name, points, given) in enumerate(series):
         shown = given or [f"{compact(at)}: {y_format(value)}" for at, value in points]
         colour = f"c{number % 7 + 1}"
@@ -272,7 +271,7 @@ def line_plot(
             if not math.isfinite(value):
                 pen = "M"
                 continue
-            x, y = x_axis(places.get(at, at)), y_axis(value)
+            x, y = x_axis(at), y_axis(value)
             path.append(f"{pen}{x:.1f} {y:.1f}")
             pen = "L"
             title = tag("title", f"{name}, {words}")
