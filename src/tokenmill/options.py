@@ -84,7 +84,10 @@ def flags_of(options: type) -> dict[str, Flag]:
 
 @functools.cache
 def _classes_of(module: str) -> dict[str, list[ast.stmt]]:
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except OSError:  # installed without its source: flags, and no words for them
+        return {}
     return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
@@ -92,12 +95,12 @@ def help_of(options: type) -> dict[str, str]:
     """What each option is for: the strings below the fields, which only the source has."""
     found: dict[str, str] = {}
     for base in reversed(options.__mro__[:-1]):
-        for above, below in itertools.pairwise(_classes_of(base.__module__)[base.__name__]):
+        for above, below in itertools.pairwise(_classes_of(base.__module__).get(base.__name__, [])):
             match above, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
                     found[name] = " ".join(text.split())
     return {
-        name: flag.help or (help_of(flag.like) if flag.like else found)[name]
+        name: flag.help or (help_of(flag.like) if flag.like else found).get(name, "")
         for name, flag in flags_of(options).items()
     }
 
