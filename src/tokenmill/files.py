@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _Answer = TypeVar("_Answer")
+PathInput: TypeAlias = str | os.PathLike[str]
+Stop: TypeAlias = "threading.Event | None"  # when set, a call ends with StoppedError
 ByteRange: TypeAlias = tuple[str, int, int]  # a URL, the first byte, and the byte after the last
 # Bytes of a file, and the version of it that the server says they are of; "" if it says none.
 Versioned: TypeAlias = tuple[bytes, str]
@@ -298,7 +300,7 @@ def _writing() -> Iterator[None]:
         raise RemoteError(error.url, reason, failure=error.failure, hint=hint) from None
 
 
-def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = None) -> list[bytes]:
+def read_ranges(wanted: Sequence[ByteRange], *, stop: Stop = None) -> list[bytes]:
     """Bytes `start` to `stop` of each (url, start, stop), all of one server, in their order.
 
     Setting the event makes another thread's call end with StoppedError within a moment.
@@ -306,9 +308,7 @@ def read_ranges(wanted: Sequence[ByteRange], *, stop: threading.Event | None = N
     return [data for data, _ in read_versions(wanted, stop=stop)]
 
 
-def read_versions(
-    wanted: Sequence[ByteRange], *, stop: threading.Event | None = None
-) -> list[Versioned]:
+def read_versions(wanted: Sequence[ByteRange], *, stop: Stop = None) -> list[Versioned]:
     """What `read_ranges` gives, and the version of the file that each answer is of."""
     real = [each for each in wanted if each[1] < each[2]]
 
@@ -439,7 +439,7 @@ def _ask_each(
     check: Callable[[Any, int], RemoteError | None] = lambda *_: None,
     missing_ok: bool = False,
     attempts: int = ATTEMPTS,
-    stop: threading.Event | None = None,
+    stop: Stop = None,
 ) -> list[Any]:
     """What `ask(filesystem, name, place)` gives for each URL of one server, all at once.
 
@@ -489,10 +489,7 @@ async def _gather(ask: Callable[[str, int], Any], names: list[str], places: list
 
 
 def _in_threads(
-    ask: Callable[[str, int], Any],
-    names: list[str],
-    places: list[int],
-    stop: threading.Event | None,
+    ask: Callable[[str, int], Any], names: list[str], places: list[int], stop: Stop
 ) -> list[Any]:
     def one(name: str, place: int) -> object:
         if stop is not None and stop.is_set():
@@ -513,7 +510,7 @@ def _method(fs: Any, name: str) -> Any:
     return getattr(fs, f"_{name}" if fs.async_impl else name)
 
 
-def _run(fs: Any, coroutine: Any, *, stop: threading.Event | None = None) -> Any:
+def _run(fs: Any, coroutine: Any, *, stop: Stop = None) -> Any:
     """Wait for a coroutine on fsspec's own thread; giving up ends its requests too."""
     import asyncio
 
@@ -532,9 +529,7 @@ def _run(fs: Any, coroutine: Any, *, stop: threading.Event | None = None) -> Any
         raise
 
 
-def _persist(
-    attempt: Callable[[], _Answer], *, attempts: int, stop: threading.Event | None = None
-) -> _Answer:
+def _persist(attempt: Callable[[], _Answer], *, attempts: int, stop: Stop = None) -> _Answer:
     """Try again, after growing random pauses, as long as the failure may pass."""
     for number in range(1, attempts):
         try:
@@ -683,9 +678,6 @@ class RemoteFile(io.RawIOBase):
 # ruff: noqa: PTH112, PTH116, PTH118, PTH207
 
 
-PathInput = str | os.PathLike[str]
-
-
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # A folder with one of these is a store: it may lie in an input folder, and is never input.
 STORE_MARKS = frozenset({"tokenmill.json", ".lock-workers"})
@@ -722,7 +714,7 @@ class FileStat:
     changed: int = 0
 
 
-def is_remote(path: str | os.PathLike[str]) -> bool:
+def is_remote(path: PathInput) -> bool:
     """Whether the path is read through fsspec; UsageError for an address with a password in it."""
     text = os.fspath(path)
     refuse_secrets(text)
@@ -739,7 +731,7 @@ def local_path(path: PathInput) -> Path | None:
     return Path(text)
 
 
-def normalise(path: str | os.PathLike[str]) -> str:
+def normalise(path: PathInput) -> str:
     """The path as an identity: POSIX separators, no "." and no empty parts."""
     text = os.fspath(path)
     if is_remote(text):
@@ -754,7 +746,7 @@ def normalise(path: str | os.PathLike[str]) -> str:
     return root + "/".join(part for part in text.split("/") if part not in ("", ".")) or "."
 
 
-def matches(name: str | os.PathLike[str]) -> list[Match]:
+def matches(name: PathInput) -> list[Match]:
     """The files that one input stands for: itself, a folder's content, or what a glob matches."""
     path = normalise(name)
     found = list(_remote_matches(path) if is_remote(path) else _local_matches(path))

@@ -20,12 +20,13 @@ from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from os import PathLike
 
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
+    from tokenmill.files import PathInput
     from tokenmill.store.facts import BoundaryToken, Counts, EngineEntry, SourceEntry, SplitTotals
+    from tokenmill.store.format import Ints
 
 PERCENTILES = (1, 10, 50, 90, 99)
 TOP_TOKENS = 20
@@ -131,9 +132,7 @@ class Inspection:
         return bytes_per_token(self.totals, self.config)
 
 
-def inspect(
-    path: str | PathLike[str], *, split: str | None = None, doc: int | None = None
-) -> Inspection:
+def inspect(path: PathInput, *, split: str | None = None, doc: int | None = None) -> Inspection:
     """Totals, lengths, frequent tokens and policies of a store; with `doc`, one document of it."""
     store = Store(path, split=split)
     engine = store.reference
@@ -224,7 +223,7 @@ def measure_lengths(
     )
 
 
-def _bins(values: NDArray[np.int64], documents: NDArray[np.int64]) -> Iterator[LengthBin]:
+def _bins(values: Ints, documents: Ints) -> Iterator[LengthBin]:
     """One bin for each power of two from the shortest to the longest, empty ones between too."""
     exponents = np.frexp(values.astype(np.float64))[1]
     for exponent in range(int(exponents[0]), int(exponents[-1]) + 1):
@@ -239,7 +238,7 @@ def _bins(values: NDArray[np.int64], documents: NDArray[np.int64]) -> Iterator[L
 
 def count_ids(
     store: Store, *, most_tokens: int = COUNTED_TOKENS, chunk_tokens: int = CHUNK_TOKENS
-) -> NDArray[np.int64]:
+) -> Ints:
     """How often each id stands in the store, from every n-th chunk where it is large."""
     every = max(1, -(-store.num_tokens // most_tokens))
     counts = np.zeros(store.vocab_size, np.int64)
@@ -253,7 +252,7 @@ def count_ids(
     return counts
 
 
-def _most_frequent(counts: NDArray[np.int64], *, engine: Engine) -> tuple[TokenCount, ...]:
+def _most_frequent(counts: Ints, *, engine: Engine) -> tuple[TokenCount, ...]:
     total = int(counts.sum())
     largest = np.argsort(counts, kind="stable")[::-1][:TOP_TOKENS]
     return tuple(

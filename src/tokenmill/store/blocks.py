@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tokenmill.files import Versioned
+    from tokenmill.files import Stop, Versioned
 
 
 # Read in order, 32 at once, from a loopback server 20 ms away (medians of 3): blocks of 256 KiB
@@ -141,7 +141,7 @@ class CacheReader:
         self._lock = threading.Lock()
 
     def read(
-        self, pieces: Sequence[Piece], *, keep: bool = True, stop: threading.Event | None = None
+        self, pieces: Sequence[Piece], *, keep: bool = True, stop: Stop = None
     ) -> list[memoryview]:
         """The bytes of every piece, in order; without `keep` they take no place in memory."""
         if self._process != os.getpid():
@@ -206,9 +206,7 @@ class CacheReader:
         for file, group in itertools.groupby(sparse, key=attrgetter("file")):
             yield from _merge(file, [part for block in group for part in block.parts])
 
-    def _download(
-        self, wave: list[Extent], out: memoryview, *, keep: bool, stop: threading.Event | None
-    ) -> None:
+    def _download(self, wave: list[Extent], out: memoryview, *, keep: bool, stop: Stop) -> None:
         """Download extents to their places, and keep the whole blocks among them.
 
         A block that is on its way has a flight, which other threads wait for, after their own have
@@ -249,7 +247,7 @@ class CacheReader:
                 ((found, _),) = self._ask([(extent.file, extent.first, extent.last)], stop)
             extent.place(found, out)
 
-    def _learn_versions(self, pieces: Sequence[Piece], stop: threading.Event | None) -> None:
+    def _learn_versions(self, pieces: Sequence[Piece], stop: Stop) -> None:
         """Ask for a byte of files of which no version is known: what the folder has may be old."""
         files = {file.name: file for file, first, last in pieces if first < last and file.is_whole}
         unknown = [file for name, file in files.items() if name not in self._versions]
@@ -257,7 +255,7 @@ class CacheReader:
         for file, (_, version) in zip(unknown, answers, strict=True):
             self._versions.setdefault(file.name, version)
 
-    def _ask(self, ranges: list[Piece], stop: threading.Event | None) -> list[Versioned]:
+    def _ask(self, ranges: list[Piece], stop: Stop) -> list[Versioned]:
         """The bytes of ranges; StoreError where they are of another version than was seen first."""
         wanted = [(join(self._url, file.name), first, last) for file, first, last in ranges]
         with store_errors():
@@ -351,7 +349,7 @@ def _merge(file: BlockFile, parts: list[BlockRange]) -> Iterator[Extent]:
         yield Extent(file, run[0].first, end, run)
 
 
-def _wait_for(flight: Future[bytes], stop: threading.Event | None) -> bytes | None:
+def _wait_for(flight: Future[bytes], stop: Stop) -> bytes | None:
     """What another thread brings; None where it failed."""
     while True:
         try:

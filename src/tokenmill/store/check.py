@@ -41,10 +41,10 @@ from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.reader import content_fingerprint, expected_sizes, find_problems
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tokenmill.files import PathInput
     from tokenmill.store.facts import RejectsEntry, ShardEntry, StoreIdentity, UnitEntry
     from tokenmill.store.layout import StoreLayout
 
@@ -78,7 +78,7 @@ class CheckReport:
 
 
 def check_store(
-    path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None
+    path: PathInput, *, on_progress: Callable[[int, int], None] | None = None
 ) -> CheckReport:
     """Check everything; `on_progress` gets bytes done and bytes in all, unit by unit.
 

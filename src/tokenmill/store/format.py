@@ -41,6 +41,7 @@ MaskDtype: TypeAlias = np.dtype[np.uint8]
 MASK_DTYPE: MaskDtype = np.dtype("u1")
 TokenDtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.int32]
 TokenArray: TypeAlias = "NDArray[np.uint16] | NDArray[np.int32]"
+Ints: TypeAlias = "NDArray[np.int64]"
 DTYPE_CODES: dict[TokenDtype, int] = {np.dtype("<u2"): 8, np.dtype("<i4"): 4}
 
 
@@ -50,8 +51,8 @@ class Index:
 
     dtype: TokenDtype
     lengths: NDArray[np.int32]  # tokens of each document
-    offsets: NDArray[np.int64]  # byte position of each document in the `.bin`
-    documents: NDArray[np.int64]  # 0, 1, ..., n: sequences up to the end of each document
+    offsets: Ints  # byte position of each document in the `.bin`
+    documents: Ints  # 0, 1, ..., n: sequences up to the end of each document
 
     @property
     def bin_bytes(self) -> int:
@@ -152,7 +153,7 @@ def view_values(
     return np.frombuffer(data, dtype)
 
 
-def counted_by_document(mask: NDArray[np.uint8], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+def counted_by_document(mask: NDArray[np.uint8], lengths: NDArray[np.integer]) -> Ints:
     """Tokens that count, of each document; masks lie back to back."""
     counts = np.zeros(len(lengths), np.int64)
     filled = np.flatnonzero(lengths)
@@ -250,7 +251,7 @@ class RowRuns:
         self._whole = 0  # rows of one document since the last one of several
         self._next = 0  # one past the last row taken
 
-    def add(self, rows: NDArray[np.int64]) -> None:
+    def add(self, rows: Ints) -> None:
         """Take the rows of more documents; they must ascend, and come after all taken before.
 
         A row that stands there several times has so many pieces; all of them must come at once.
@@ -279,7 +280,7 @@ class RowRuns:
         self._runs += runs
         self._next = int(ends[-1])
 
-    def _add_pieces(self, counts: NDArray[np.int64]) -> None:
+    def _add_pieces(self, counts: Ints) -> None:
         """Take the number of documents of each row."""
         several = np.flatnonzero(counts > 1)
         whole = np.diff(several, prepend=-1) - 1
@@ -321,7 +322,7 @@ def split_counts(pieces: Sequence[int]) -> tuple[int, int]:
     return len(pieces) // 2, sum(pieces[1::2])
 
 
-def row_lengths(lengths: NDArray[np.integer], pieces: Sequence[int]) -> NDArray[np.int64]:
+def row_lengths(lengths: NDArray[np.integer], pieces: Sequence[int]) -> Ints:
     """Tokens of each row, from those of each document."""
     whole, counts = np.array(pieces[0::2], np.int64), np.array(pieces[1::2], np.int64)
     begins = np.ones(len(lengths), bool)

@@ -34,7 +34,7 @@ import xxhash
 
 from tokenmill import files
 from tokenmill.errors import BuildError, StoreError, StoreLockedError, UsageError
-from tokenmill.files import Failure, RemoteError
+from tokenmill.files import Failure, PathInput, RemoteError
 
 RESUME_HINT = "run the same command again: it resumes after the last finished unit"
 TRAIN = "train"
@@ -567,7 +567,7 @@ _BATCH_FILES = 256
 _ABANDONED_SECONDS = 60  # a build takes its lock a moment after it made its folder
 
 
-def open_layout(out: str | os.PathLike[str]) -> StoreLayout:
+def open_layout(out: PathInput) -> StoreLayout:
     """The folder in which a build into a path or URL works."""
     root = files.local_path(out)
     if root is not None:
@@ -582,7 +582,7 @@ def open_layout(out: str | os.PathLike[str]) -> StoreLayout:
     return _open_mirror(url)
 
 
-def visit_layout(path: str | os.PathLike[str]) -> StoreLayout:
+def visit_layout(path: PathInput) -> StoreLayout:
     """The folder of a finished store; of one at a URL, what is borrowed of it."""
     root = files.local_path(path)
     return _open_mirror(os.fspath(path)) if root is None else StoreLayout(root.absolute())

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.facts import Checksum
+    from tokenmill.store.format import Ints
     from tokenmill.store.reader import Store
 
 PLAN_VERSION = 1
@@ -139,7 +140,7 @@ class PackingPlan:
     facts: PlanFacts
     # Pieces of the stream, row by row: `unpack_items` tells position and length.
     items: NDArray[np.uint64]
-    row_starts: NDArray[np.int64]  # where the items of each row begin; one entry more than rows
+    row_starts: Ints  # where the items of each row begin; one entry more than rows
 
     def require_whole(self) -> None:
         """StoreError if its file was cut off since it was mapped."""
@@ -148,16 +149,14 @@ class PackingPlan:
             mapped.require_whole()
 
 
-def pack_items(
-    positions: NDArray[np.int64], lengths: NDArray[np.integer] | int
-) -> NDArray[np.uint64]:
+def pack_items(positions: Ints, lengths: NDArray[np.integer] | int) -> NDArray[np.uint64]:
     """Pieces of a stream, each in one number: 43 bits of position, 21 of length."""
     packed = positions << LENGTH_BITS
     packed |= lengths
     return packed.view(np.uint64)
 
 
-def unpack_items(items: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def unpack_items(items: NDArray[np.uint64]) -> tuple[Ints, Ints]:
     """Positions and lengths."""
     positions = (items >> np.uint64(LENGTH_BITS)).view(np.int64)
     return positions, (items & np.uint64(MAX_ITEM_TOKENS)).view(np.int64)
@@ -241,7 +240,7 @@ class PlanWriter:
             self._file.seek(HEADER_BYTES)
             self._stack = stack.pop_all()
 
-    def add(self, items: NDArray[np.uint64], *, row_starts: NDArray[np.int64]) -> None:
+    def add(self, items: NDArray[np.uint64], *, row_starts: Ints) -> None:
         """Add whole rows: their items back to back, and where those of each row begin."""
         self._write(items.astype("<u8", copy=False).data.cast("B"))
         self._rows_file.write((row_starts + self._items).astype("<i8", copy=False).data)

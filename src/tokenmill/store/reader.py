@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex
 import numpy as np
 
 from tokenmill.errors import StoreError
-from tokenmill.files import local_path
+from tokenmill.files import PathInput, local_path
 from tokenmill.records import lazy
 from tokenmill.store.facts import (
     UNCOUNTED,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.base import Engine
     from tokenmill.store.facts import Manifest, Receipt, ShardFacts
-    from tokenmill.store.format import FileMap, Index, MaskDtype, TokenArray, TokenDtype
+    from tokenmill.store.format import FileMap, Index, Ints, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.remote import RemoteTokens
     from tokenmill.store.stream import Track
 
@@ -224,9 +224,7 @@ class StoreFiles:
         """Give back what reading took; maps go with their last view."""
 
 
-def open_files(
-    path: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
-) -> StoreFiles:
+def open_files(path: PathInput, *, cache: PathInput | None, cache_bytes: int | None) -> StoreFiles:
     """The files of the store at a path or URL; a local one needs no cache."""
     root = local_path(path)
     if root is not None:
@@ -300,7 +298,7 @@ class MappedShard:
                 start = int(offsets[number]) // size - begin
                 yield run[start : start + int(lengths[number])]
 
-    def mask_runs(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    def mask_runs(self) -> Iterator[tuple[NDArray[np.uint8], Ints]]:
         """The masks of some documents back to back, and their lengths; until all were there."""
         assert self.mask is not None
         for first, last, begin, end in self._runs():
@@ -362,10 +360,10 @@ class Store:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathInput,
         *,
         split: str | None = "train",
-        cache: str | os.PathLike[str] | None = None,
+        cache: PathInput | None = None,
         cache_bytes: int | None = None,
     ) -> None:
         self._open(open_files(path, cache=cache, cache_bytes=cache_bytes), split)
@@ -373,10 +371,10 @@ class Store:
     @classmethod
     def open_foreign(
         cls,
-        path: str | os.PathLike[str],
+        path: PathInput,
         *,
         format: str | None = None,  # noqa: A002 (its name everywhere)
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: PathInput | None = None,
         split: str | None = "train",
         dtype: str | None = None,
         split_at_eos: bool = False,
@@ -549,7 +547,7 @@ class Store:
             lengths[shard.first_document : last] = self.map_shard(position).index.lengths
         return lengths
 
-    def row_lengths(self, shard: int) -> NDArray[np.int64]:
+    def row_lengths(self, shard: int) -> Ints:
         """Tokens of every row of a shard, by its position: rows in several pieces are joined."""
         lengths = self.map_shard(shard).index.lengths
         has_pieces = self.manifest.totals.pieces > 0

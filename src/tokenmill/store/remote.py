@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.files import PathInput
     from tokenmill.store.blocks import Piece
     from tokenmill.store.facts import UnitEntry
     from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
@@ -146,9 +147,7 @@ Kind: TypeAlias = Literal["bin", "idx", "mask"]  # files of a shard that are rea
 class RemoteFiles(StoreFiles):
     """The files of a store at a URL. Pickled, it is the URL and what the manifest was."""
 
-    def __init__(
-        self, url: str, *, cache: str | os.PathLike[str] | None, cache_bytes: int | None
-    ) -> None:
+    def __init__(self, url: str, *, cache: PathInput | None, cache_bytes: int | None) -> None:
         self._url = url
         if cache is None and cache_bytes is not None:
             raise UsageError(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.format import MaskDtype, TokenArray, TokenDtype
+    from tokenmill.store.format import Ints, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.reader import Store, TrackFile
 
 
@@ -57,9 +57,9 @@ def distinct(values: NDArray[np.integer]) -> list[int]:
 class Spans(NamedTuple):
     """Tokens from `firsts` to `lasts` of shards, each within one shard or padding."""
 
-    shards: NDArray[np.int64]
-    firsts: NDArray[np.int64]
-    lasts: NDArray[np.int64]
+    shards: Ints
+    firsts: Ints
+    lasts: Ints
     # Length of all, where it is known to be one and none is padding: such are read fastest.
     length: int | None = None
 
@@ -261,7 +261,7 @@ class ReservedTokens:
             require_size(path, inode=inode, size=size)
         self._look_at = perf_counter() + LOOK_SECONDS * len(self._mapped)
 
-    def _join(self, spans: Spans, starts: NDArray[np.int64], padding: memoryview) -> NDArray[Any]:
+    def _join(self, spans: Spans, starts: Ints, padding: memoryview) -> NDArray[Any]:
         """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
         lengths = spans.lasts - spans.firsts
         places = map(slice, starts.tolist(), (starts + lengths).tolist())
@@ -271,7 +271,7 @@ class ReservedTokens:
                 pieces[place] = padding[: int(lengths[place])]
         return np.frombuffer(bytearray().join(pieces), self._tokens.dtype)
 
-    def _bring(self, spans: Spans, starts: NDArray[np.int64]) -> None:
+    def _bring(self, spans: Spans, starts: Ints) -> None:
         """Have the pages of all pieces read, many at a time."""
         real = spans.shards != NO_SHARD
         firsts, lasts = starts[real], (starts + spans.lasts - spans.firsts)[real]
@@ -356,7 +356,7 @@ class _Range:
             _library().madvise(address, size, _MADV_RANDOM)
         return found.st_ino
 
-    def want(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> None:
+    def want(self, firsts: Ints, lasts: Ints) -> None:
         """Ask for the pages of pieces, without waiting for them; places are counted in tokens."""
         advise = _library().madvise
         begins = self._address + firsts * self._itemsize
@@ -432,21 +432,19 @@ class TokenStream:
         def view_offsets(shard: int) -> memoryview:
             return store.map_shard(shard).index.offsets.view(np.uint8).data.cast("q")
 
-        def copy_begins(shard: int) -> NDArray[np.int64]:  # positions, aligned
+        def copy_begins(shard: int) -> Ints:  # positions, aligned
             offsets = store.map_shard(shard).index.offsets
-            begins: NDArray[np.int64] = offsets // store.dtype.itemsize + firsts[shard]
+            begins: Ints = offsets // store.dtype.itemsize + firsts[shard]
             return begins
 
         self._offsets = Kept(view_offsets, limit=store.max_mapped)
         self._begins = Kept(copy_begins, limit=KEPT_BEGINS_BYTES, size=attrgetter("nbytes"))
 
-    def read(
-        self, starts: NDArray[np.int64], lengths: NDArray[np.int64], *, pad: int
-    ) -> TokenArray:
+    def read(self, starts: Ints, lengths: Ints, *, pad: int) -> TokenArray:
         """The tokens of all pieces back to back; a piece that starts below 0 is padding."""
         return self.read_spans(self.locate(starts, lengths), pad=pad)
 
-    def locate(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
+    def locate(self, starts: Ints, lengths: Ints) -> Spans:
         """Where pieces are: in their order, those cut in two that go on in the next shard."""
         spans = self._spans(starts, lengths)
         if spans.shards.min(initial=0) == NO_SHARD:
@@ -492,9 +490,7 @@ class TokenStream:
             if self.has_mask:
                 self.store.remote.read_ahead(*_byte_ranges(spans, MASK_DTYPE), kind="mask")
 
-    def cut_at_documents(
-        self, starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def cut_at_documents(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The same pieces in the same order, each cut where documents begin inside it.
 
         Padding stays as it is.
@@ -504,9 +500,7 @@ class TokenStream:
         starts, ends = spans.firsts + bases, spans.lasts + bases
         return _cut(starts, ends, groups=list(self._find_borders(spans.shards, starts, ends)))
 
-    def _find_borders(
-        self, shards: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> Iterator[_Borders]:
+    def _find_borders(self, shards: Ints, starts: Ints, ends: Ints) -> Iterator[_Borders]:
         """Shard by shard: which of its documents begin inside which pieces."""
         if self.store.num_documents <= FEW_DOCUMENTS and self.store.remote is None:
             places = np.flatnonzero(shards != NO_SHARD)
@@ -529,7 +523,7 @@ class TokenStream:
                 yield _within(self._begins[shard], places, starts, ends)
 
     @lazy
-    def _all_begins(self) -> NDArray[np.int64]:
+    def _all_begins(self) -> Ints:
         """Positions at which the documents of all shards begin."""
         lengths = self.store.lengths()
         return np.cumsum(lengths, dtype=np.int64) - lengths
@@ -548,9 +542,7 @@ class TokenStream:
         starts, lengths = self.document_spans(np.array([number], np.int64))
         return int(starts[0]), int(lengths[0])
 
-    def document_spans(
-        self, numbers: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def document_spans(self, numbers: Ints) -> tuple[Ints, Ints]:
         """Positions and tokens of documents."""
         shards = self._first_documents.searchsorted(numbers, side="right") - 1
         starts, lengths = np.empty_like(numbers), np.empty_like(numbers)
@@ -570,7 +562,7 @@ class TokenStream:
         self.store.map_shard(shard)  # says if it was cut off
         return self._offsets[shard]
 
-    def _spans(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Spans:
+    def _spans(self, starts: Ints, lengths: Ints) -> Spans:
         """The shard that each piece begins in, and where; bisection puts padding at NO_SHARD."""
         shards = self._starts.searchsorted(starts, side="right") - 1
         firsts = starts - self._starts[shards]
@@ -656,26 +648,19 @@ def _byte_ranges(
 class _Borders(NamedTuple):
     """Documents that begin inside some pieces: `begins[low : low + count]` for each piece."""
 
-    places: NDArray[np.int64]  # which pieces
-    low: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    begins: NDArray[np.int64]
+    places: Ints  # which pieces
+    low: Ints
+    counts: Ints
+    begins: Ints
 
 
-def _within(
-    begins: NDArray[np.int64],
-    places: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> _Borders:
+def _within(begins: Ints, places: Ints, starts: Ints, ends: Ints) -> _Borders:
     low = begins.searchsorted(starts[places], side="right")
     high = begins.searchsorted(ends[places], side="left")
     return _Borders(places, low, np.maximum(high - low, 0), begins)
 
 
-def _cut(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], *, groups: list[_Borders]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _cut(starts: Ints, ends: Ints, *, groups: list[_Borders]) -> tuple[Ints, Ints]:
     """Cut pieces at borders that were found for groups of them."""
     counts = np.ones(len(starts), np.int64)
     for group in groups:

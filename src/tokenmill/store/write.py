@@ -65,8 +65,11 @@ if TYPE_CHECKING:
 
     from tokenmill.records import Reject
     from tokenmill.store.facts import Bounds, Claim, Counts, EngineFacts, SourceFacts, UnitFacts
+    from tokenmill.store.format import Ints
     from tokenmill.store.layout import StoreLayout
 
+    Numbers = NDArray[np.integer]
+    Mask = NDArray[np.uint8 | np.bool]
 
 # -------------------------------------------------------------------------------------------------
 # How a finished unit becomes part of a store, and how what a crash left behind is removed.
@@ -339,13 +342,7 @@ class UnitWriter:
             self._staging.mkdir(parents=True)
 
     def append(
-        self,
-        split: str,
-        ids: NDArray[np.unsignedinteger | np.signedinteger],
-        *,
-        lengths: NDArray[np.integer],
-        rows: NDArray[np.int64],
-        mask: NDArray[np.uint8 | np.bool] | None = None,
+        self, split: str, ids: Numbers, *, lengths: Numbers, rows: Ints, mask: Mask | None = None
     ) -> None:
         """Add whole documents to a split: their ids back to back, lengths, and rows in the unit.
 
@@ -447,14 +444,7 @@ class _Shard:
         self._tokens = 0
         self._max_id = 0
 
-    def append(
-        self,
-        ids: NDArray[np.unsignedinteger | np.signedinteger],
-        *,
-        lengths: NDArray[np.integer],
-        rows: NDArray[np.int64],
-        mask: NDArray[np.uint8 | np.bool] | None,
-    ) -> None:
+    def append(self, ids: Numbers, *, lengths: Numbers, rows: Ints, mask: Mask | None) -> None:
         if lengths.min() < 0 or lengths.max() > MAX_DOCUMENT_TOKENS:
             raise ValueError(f"a document of {lengths.max()} tokens does not fit the index")
         if self._lengths and (mask is None) != (self._mask is None):
@@ -511,7 +501,7 @@ class _Shard:
             self._mask.abort()
 
 
-def _checked_mask(mask: NDArray[np.uint8 | np.bool], *, num_tokens: int) -> NDArray[np.uint8]:
+def _checked_mask(mask: Mask, *, num_tokens: int) -> NDArray[np.uint8]:
     """The mask as bytes of 0 and 1; ValueError where it is none, or not of so many tokens."""
     if mask.dtype not in (np.uint8, np.bool_) or len(mask) != num_tokens:
         raise ValueError(f"{len(mask)} entries of {mask.dtype} are no mask of {num_tokens} tokens")
