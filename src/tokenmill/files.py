@@ -1,4 +1,4 @@
-"""Files behind a URL, read and written, and the only home of fsspec.
+"""Files at a URL, read and written, and the only home of fsspec.
 
 Network libraries raise whatever they like. Here it becomes a RemoteError, which says what happened
 in our words: their texts repeat addresses, and an address may carry a password or a signature.
@@ -100,7 +100,7 @@ class Failure(enum.Enum):
 
 
 class RemoteError(OSError):
-    """A file behind a URL was not given to us."""
+    """A file at a URL was not given to us."""
 
     def __init__(self, url: str, reason: str, *, failure: Failure, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -443,7 +443,7 @@ def _ask_each(
 ) -> list[Any]:
     """What `ask(filesystem, name, place)` gives for each URL of one server, all at once.
 
-    Those that fail are asked for again. With `missing_ok` None stands for what is not there.
+    Those that fail are asked for again. With `missing_ok` what is not there is None.
     """
     answers: list[Any] = [None] * len(urls)
     left = list(range(len(urls)))
@@ -600,7 +600,7 @@ def as_remote_error(error: BaseException, url: str) -> RemoteError:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of the HTTP answer behind an exception; each library keeps it elsewhere."""
+    """The status of the HTTP answer that an exception is about; each library keeps it elsewhere."""
     found: list[object] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -679,7 +679,7 @@ class RemoteFile(io.RawIOBase):
 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-# A folder with one of these is a store: it may lie in an input folder, and is never input.
+# A folder with one of these is a store: it may be in an input folder, and is never input.
 STORE_MARKS = frozenset({"tokenmill.json", ".lock-workers"})
 _REMOTE_BLOCK_BYTES = 4 << 20
 # What fsspec's filesystems call the value that changes with the content, best first.

@@ -48,7 +48,7 @@ class LengthBin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Tokens per document, the tokens at its borders counted."""
+    """Tokens per document, the tokens at its boundaries counted."""
 
     shortest: int
     longest: int
@@ -67,7 +67,7 @@ class TokenCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """One token of a document, as it stands there."""
+    """One token of a document, as it is there."""
 
     id: int
     text: str
@@ -128,7 +128,7 @@ class Inspection:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """UTF-8 bytes of text behind each token; None where that is not known."""
+        """UTF-8 bytes of text for each token; None where that is not known."""
         return bytes_per_token(self.totals, self.config)
 
 
@@ -239,7 +239,7 @@ def _bins(values: Ints, documents: Ints) -> Iterator[LengthBin]:
 def count_ids(
     store: Store, *, most_tokens: int = COUNTED_TOKENS, chunk_tokens: int = CHUNK_TOKENS
 ) -> Ints:
-    """How often each id stands in the store, from every n-th chunk where it is large."""
+    """How often each id is in the store, from every n-th chunk where it is large."""
     every = max(1, -(-store.num_tokens // most_tokens))
     counts = np.zeros(store.vocab_size, np.int64)
     number = 0

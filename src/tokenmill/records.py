@@ -165,7 +165,7 @@ def kind_of(value: object) -> str:
 
 
 class Reject(NamedTuple):
-    """A row that could not be used, and where it stands."""
+    """A row that could not be used, and where it is."""
 
     row: int  # position among the rows of its unit, counted from 0
     reason: RejectReason

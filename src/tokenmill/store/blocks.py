@@ -2,8 +2,8 @@
 
     pieces of files -> parts of blocks -> memory? folder? -> one batch of ranges -> pieces, in order
 
-Blocks are aligned stretches of a file. One of which much is wanted is brought whole and kept; of
-one of which little is wanted, only that is brought: rows in random order want 4 KB here and 4 KB
+Blocks are aligned ranges of a file. One of which much is wanted is downloaded whole and kept; of
+one of which little is wanted, only that is: rows in random order want 4 KB here and 4 KB
 there, and whole blocks would be 250 times what is asked for. See `_wants_whole`.
 
 A process that was forked shares nothing with its parent: it begins with an empty memory.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # came at 144 MB/s, of 1 MiB at 267, of 4 MiB at 281: little for four times the memory and waste.
 BLOCK_BYTES = 1 << 20
 MEMORY_BYTES = 256 << 20
-# Brought at once at most: a call that wants more holds no more than this besides its result.
+# Downloaded at once at most: a call that wants more holds no more than this besides its result.
 WAVE_BYTES = 64 << 20
 # Ranges closer than this become one: that many bytes cost less than one more request.
 GAP_BYTES = 64 << 10
@@ -62,7 +62,7 @@ class BlockFile:
     name: str  # relative to the store
     size: int
     content: str  # checksum of the file in the manifest: other bytes are another file
-    first_block: int  # blocks of all files of the store that lie before it
+    first_block: int  # blocks of all files of the store that come before it
     is_whole: bool = True  # it is all of the file, and so its checksum can be compared
 
     @property
@@ -309,7 +309,7 @@ class RecentlyUsed(Generic[_Key, _Value]):
 
 
 def changed(url: str, name: str) -> StoreError:
-    """The error for a file behind a URL that is not the one that it was, or should be."""
+    """The error for a file at a URL that is not the one that it was, or should be."""
     return StoreError(
         f"{join(shown(url), name)!r} is not the file that this store had when it was opened, or"
         " it is damaged; two versions of a store must not be mixed",
@@ -350,7 +350,7 @@ def _merge(file: BlockFile, parts: list[BlockRange]) -> Iterator[Extent]:
 
 
 def _wait_for(flight: Future[bytes], stop: Stop) -> bytes | None:
-    """What another thread brings; None where it failed."""
+    """What another thread downloads; None where it failed."""
     while True:
         try:
             return flight.result(_POLL_SECONDS)

@@ -293,7 +293,7 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def bytes_per_token(totals: Counts, config: Mapping[str, object]) -> float | None:
-    """UTF-8 bytes of text behind each token of a store of this configuration.
+    """UTF-8 bytes of text for each token of a store of this configuration.
 
     None where that is not known: where rows were cut off, only a part of their text was written,
     and whoever imported tokens has not seen any text.

@@ -154,7 +154,7 @@ def view_values(
 
 
 def counted_by_document(mask: NDArray[np.uint8], lengths: NDArray[np.integer]) -> Ints:
-    """Tokens that count, of each document; masks lie back to back."""
+    """Tokens that count, of each document; masks are back to back."""
     counts = np.zeros(len(lengths), np.int64)
     filled = np.flatnonzero(lengths)
     if len(filled):
@@ -254,7 +254,7 @@ class RowRuns:
     def add(self, rows: Ints) -> None:
         """Take the rows of more documents; they must ascend, and come after all taken before.
 
-        A row that stands there several times has so many pieces; all of them must come at once.
+        A row that is there several times has so many pieces; all of them must come at once.
         """
         if len(rows) == 0:
             return

@@ -1,4 +1,4 @@
-"""Plans of packed rows: which pieces of a split's tokens stand in which row, kept beside the store.
+"""Plans of packed rows: which pieces of a split's tokens are in which row, kept beside the store.
 
     layouts/<packing>-<seq_len>-<content>.plan  =  sealed header | items | first item of each row
 
@@ -78,7 +78,7 @@ class PlanFacts(Fact, frozen=True, kw_only=True):
     split_documents: Count
     cut_documents: Count
     targets: Count
-    arrays: Checksum  # of all bytes behind the header
+    arrays: Checksum  # of all bytes after the header
 
     def __post_init__(self) -> None:
         if self.capacity != self.seq_len + 1:
@@ -312,7 +312,7 @@ def _roots(store: Store) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Where plans lie whose store cannot be written: `$TOKENMILL_CACHE`, or in the user's cache."""
+    """Where plans are whose store cannot be written: `$TOKENMILL_CACHE`, or in the user's cache."""
     given = os.environ.get("TOKENMILL_CACHE")
     if given:
         return Path(given).expanduser()

@@ -496,7 +496,7 @@ class Store:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """The copy of the tokenizer's files; those of a remote store are brought here."""
+        """The copy of the tokenizer's files; those of a remote store are downloaded."""
         return self.files.tokenizer()
 
     @lazy

@@ -1,4 +1,4 @@
-"""The files of a store behind a URL, read by ranges.
+"""The files of a store at a URL, read by ranges.
 
     RemoteFiles   manifest, receipts, rejects, tokenizer: whole
                   indexes: the lengths alone, a fifth of the file; the rest follows from them

@@ -79,7 +79,7 @@ class Spans(NamedTuple):
 # This works everywhere; `ReservedTokens` is what Linux has instead.
 #
 # Data that is not in memory yet is another matter. A page fault on a map of plain kind reads what
-# lies around it too (a megabyte and more on some machines), and a join waits for one fault after
+# is around it too (a megabyte and more on some machines), and a join waits for one fault after
 # the other, with the interpreter's lock held. So maps that are read here and there are advised so,
 # and while reads turn out slow, the pieces of a read are first asked for all at once, and waited
 # for without the lock.
@@ -132,7 +132,7 @@ class MappedTokens:
 
 def touch(values: NDArray[Any], first: int, last: int) -> None:
     """Wait until a piece is in memory, without the interpreter's lock, which take() gives up."""
-    step = PAGE_BYTES // values.itemsize  # any value of a page brings it
+    step = PAGE_BYTES // values.itemsize  # any value of a page will do
     values.take(np.append(np.arange(first, last, step), last - 1))
 
 
@@ -498,9 +498,9 @@ class TokenStream:
         spans = self._within_shards(self._spans(starts, lengths))
         bases = self._starts[spans.shards]
         starts, ends = spans.firsts + bases, spans.lasts + bases
-        return _cut(starts, ends, groups=list(self._find_borders(spans.shards, starts, ends)))
+        return _cut(starts, ends, groups=list(self._find_boundaries(spans.shards, starts, ends)))
 
-    def _find_borders(self, shards: Ints, starts: Ints, ends: Ints) -> Iterator[_Borders]:
+    def _find_boundaries(self, shards: Ints, starts: Ints, ends: Ints) -> Iterator[_Boundaries]:
         """Shard by shard: which of its documents begin inside which pieces."""
         if self.store.num_documents <= FEW_DOCUMENTS and self.store.remote is None:
             places = np.flatnonzero(shards != NO_SHARD)
@@ -518,7 +518,7 @@ class TokenStream:
                     first = bisect_right(offsets, (int(starts[place]) - base) * size)
                     last = bisect_left(offsets, (int(ends[place]) - base) * size, first)
                     begins = np.array(offsets[first:last], np.int64) // size + base
-                    yield _Borders(np.array([place]), _ZERO, np.array([len(begins)]), begins)
+                    yield _Boundaries(np.array([place]), _ZERO, np.array([len(begins)]), begins)
             else:
                 yield _within(self._begins[shard], places, starts, ends)
 
@@ -645,7 +645,7 @@ def _byte_ranges(
     return spans.shards[real].tolist(), firsts.tolist(), lasts.tolist()
 
 
-class _Borders(NamedTuple):
+class _Boundaries(NamedTuple):
     """Documents that begin inside some pieces: `begins[low : low + count]` for each piece."""
 
     places: Ints  # which pieces
@@ -654,14 +654,14 @@ class _Borders(NamedTuple):
     begins: Ints
 
 
-def _within(begins: Ints, places: Ints, starts: Ints, ends: Ints) -> _Borders:
+def _within(begins: Ints, places: Ints, starts: Ints, ends: Ints) -> _Boundaries:
     low = begins.searchsorted(starts[places], side="right")
     high = begins.searchsorted(ends[places], side="left")
-    return _Borders(places, low, np.maximum(high - low, 0), begins)
+    return _Boundaries(places, low, np.maximum(high - low, 0), begins)
 
 
-def _cut(starts: Ints, ends: Ints, *, groups: list[_Borders]) -> tuple[Ints, Ints]:
-    """Cut pieces at borders that were found for groups of them."""
+def _cut(starts: Ints, ends: Ints, *, groups: list[_Boundaries]) -> tuple[Ints, Ints]:
+    """Cut pieces at boundaries that were found for groups of them."""
     counts = np.ones(len(starts), np.int64)
     for group in groups:
         counts[group.places] += group.counts

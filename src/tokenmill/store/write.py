@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.uint8 | np.bool]
 
 # -------------------------------------------------------------------------------------------------
-# How a finished unit becomes part of a store, and how what a crash left behind is removed.
+# How a finished unit becomes part of a store, and how what a crash left is removed.
 #
 # The order is what makes it safe. At every moment, and after a crash at any moment:
 #
@@ -346,7 +346,7 @@ class UnitWriter:
     ) -> None:
         """Add whole documents to a split: their ids back to back, lengths, and rows in the unit.
 
-        A row may stand there several times, once for each of its pieces; all of them come at once.
+        A row may be there several times, once for each of its pieces; all of them come at once.
         `mask` says for every token whether it counts for the loss (1) or not (0). Documents of one
         store have masks all of them, or none.
         """
@@ -416,7 +416,7 @@ class UnitWriter:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A failed write leaves no files behind, and says where and with how much space left."""
+        """A failed write leaves no files, and says where and with how much space left."""
         try:
             yield
         except OSError as error:
