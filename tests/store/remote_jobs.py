@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 def read_some(store: tokenmill.Store) -> list[int]:
     """Numbers that depend on tokens and indexes, read in every way."""
     assert store.remote is not None
-    store.remote.read_ahead([0], [0], [4096], kind="bin")
-    (data,) = store.remote.read([0], [0], [4096], kind="bin")
+    wanted = [(store.shards[0].name, 0, 4096)]
+    store.remote.read_ahead(wanted, kind="bin")
+    (data,) = store.remote.read(wanted, kind="bin")
     return [len(store), int(store.lengths().sum()), sum(data), len(store[5])]

@@ -21,7 +21,7 @@ from tokenmill.store.blocks import (
     BlockFile,
     BlockFolder,
     BlockRange,
-    Extent,
+    FileExtent,
     RecentlyUsed,
     block_of,
 )
@@ -33,7 +33,7 @@ def file_of(num_blocks: int, *, name: str = "shards/a.bin", content: str = "c1")
     return BlockFile(name=name, size=num_blocks * BLOCK_BYTES - 7, content=content, first_block=0)
 
 
-def block(number: int, **changes: str) -> Extent:
+def block(number: int, **changes: str) -> FileExtent:
     return block_of(file_of(200, **changes), number)
 
 

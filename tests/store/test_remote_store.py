@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.remote import RemoteTokens
+    from tokenmill.store.remote import RemoteFiles
 
 SMALL = SampleStore(
     units=GOLDEN.units, tokenizer_files={"tokenizer.json": b"{}", "vocab.txt": b"a\nb\n"}
@@ -217,19 +217,20 @@ class Large:
         local = tokenmill.Store(folder / "large")
         self.expected = [local.map_shard(k).tokens.tobytes() for k in range(SHARDS)]
         assert self.store.remote is not None
-        self.remote: RemoteTokens = self.store.remote
+        self.remote: RemoteFiles = self.store.remote
 
     def check(self, pieces: NDArray[np.int64]) -> None:
         """Read pieces (shard, first, last) and compare them."""
-        shards, firsts, lasts = pieces.T.tolist()
-        found = self.remote.read(shards, firsts, lasts, kind="bin")
+        found = self.remote.read(self.named(pieces), kind="bin")
         assert len(found) == len(pieces) > 0
         for data, (shard, first, last) in zip(found, pieces.tolist(), strict=True):
             assert data == self.expected[shard][first:last]
 
     def begin(self, pieces: NDArray[np.int64]) -> None:
-        shards, firsts, lasts = pieces.T.tolist()
-        self.remote.read_ahead(shards, firsts, lasts, kind="bin")
+        self.remote.read_ahead(self.named(pieces), kind="bin")
+
+    def named(self, pieces: NDArray[np.int64]) -> list[tuple[str, int, int]]:
+        return [(self.store.shards[k].name, first, last) for k, first, last in pieces.tolist()]
 
 
 @pytest.fixture
@@ -332,7 +333,7 @@ def test_iterating_brings_runs_of_documents(folder: Path, server: Server) -> Non
 
 def test_indexes_of_many_shards_come_at_once(large: Large, server: Server) -> None:
     server.together = threading.Barrier(2)
-    large.remote.prepare_indexes([0, 1, 0])
+    large.remote.prepare_indexes([large.store.shards[k].name for k in (0, 1, 0)])
     assert (len(server.log), server.most_at_once) == (2, 2)
     server.reset()
     large.store.lengths()
@@ -366,7 +367,7 @@ def test_failures_that_stay_say_which_file_why_and_what_to_do(
 ) -> None:
     server.faults = [Fault(kind, match=".bin")]
     with pytest.raises(StoreError, match=reason) as caught:
-        large.remote.read([1], [6], [106], kind="bin")
+        large.remote.read(large.named(np.array([[1, 6, 106]])), kind="bin")
     assert f"{server.address}/large/shards/{large.store.shards[1].name}.bin" in str(caught.value)
     assert advice in str(caught.value.hint)
     attempts = files_module.ATTEMPTS if "attempts" in reason else 1
@@ -701,7 +702,7 @@ def test_a_store_that_is_dropped_while_it_reads_ahead_lets_the_process_end(
     code = (
         "import sys, tokenmill\n"
         "store = tokenmill.Store(sys.argv[1])\n"
-        "store.remote.read_ahead([0], [0], [1 << 20], kind='bin')\n"
+        "store.remote.read_ahead([(store.shards[0].name, 0, 1 << 20)], kind='bin')\n"
     )
     url = f"{server.address}/large"
     done = subprocess.run([sys.executable, "-c", code, url], timeout=60, capture_output=True)

@@ -82,7 +82,7 @@ class BlockRange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class FileExtent:
     """Bytes of a file that are asked for at once, and the parts of them that a call wants.
 
     It is a block, or goes around parts that are close together.
@@ -109,10 +109,10 @@ class Extent:
             out[place : place + last - first] = view[first - self.first : last - self.first]
 
 
-def block_of(file: BlockFile, number: int) -> Extent:
+def block_of(file: BlockFile, number: int) -> FileExtent:
     """A block, by its number."""
     first = (number - file.first_block) * BLOCK_BYTES
-    return Extent(file, first, min(first + BLOCK_BYTES, file.size), number=number)
+    return FileExtent(file, first, min(first + BLOCK_BYTES, file.size), number=number)
 
 
 class CacheReader:
@@ -151,7 +151,7 @@ class CacheReader:
         if self._folder is not None:
             self._learn_versions(pieces, stop)
         left = [block for block in _cut(pieces) if not self._from_cache(block, out, keep=keep)]
-        wave: list[Extent] = []
+        wave: list[FileExtent] = []
         size = 0
         for extent in self._extents(left, keep=keep):
             if size + extent.size > WAVE_BYTES:
@@ -174,7 +174,7 @@ class CacheReader:
             if self._folder is not None:
                 self._folder.forget(block_of(file, number))
 
-    def _from_cache(self, block: Extent, out: memoryview, *, keep: bool) -> bool:
+    def _from_cache(self, block: FileExtent, out: memoryview, *, keep: bool) -> bool:
         """Whether a block was in memory or in the folder, and is in its places now."""
         data = self._memory.get(block.number)
         if data is None and self._folder is not None:
@@ -191,12 +191,12 @@ class CacheReader:
         block.place(data, out)
         return True
 
-    def _extents(self, blocks: list[Extent], *, keep: bool) -> Iterator[Extent]:
+    def _extents(self, blocks: list[FileExtent], *, keep: bool) -> Iterator[FileExtent]:
         """What to download: whole blocks, and ranges of the others."""
         # A folder that can hold the whole store fills up once, and then no request is ever made
         # again. Otherwise a whole block pays only if much of it is wanted now, since by the time
         # the rest is wanted it will have been replaced: below a quarter, ask for what is wanted.
-        sparse: list[Extent] = []
+        sparse: list[FileExtent] = []
         for block in blocks:
             if self._fits_folder or (keep and block.is_dense):
                 yield block
@@ -206,14 +206,14 @@ class CacheReader:
         for file, group in itertools.groupby(sparse, key=attrgetter("file")):
             yield from _merge(file, [part for block in group for part in block.parts])
 
-    def _download(self, wave: list[Extent], out: memoryview, *, keep: bool, stop: Stop) -> None:
+    def _download(self, wave: list[FileExtent], out: memoryview, *, keep: bool, stop: Stop) -> None:
         """Download extents to their places, and keep the whole blocks among them.
 
         A block that is on its way has a flight, which other threads wait for, after their own have
         come: so two threads never wait for each other.
         """
-        ours: list[tuple[Extent, Future[bytes]]] = []
-        theirs: list[tuple[Extent, Future[bytes]]] = []
+        ours: list[tuple[FileExtent, Future[bytes]]] = []
+        theirs: list[tuple[FileExtent, Future[bytes]]] = []
         with self._lock:
             for extent in wave:
                 flight = self._flights.get(extent.number)
@@ -317,9 +317,9 @@ def changed(url: str, name: str) -> StoreError:
     )
 
 
-def _cut(pieces: Sequence[Piece]) -> list[Extent]:
+def _cut(pieces: Sequence[Piece]) -> list[FileExtent]:
     """The blocks that hold the pieces, in the order in which they are wanted."""
-    blocks: dict[int, Extent] = {}
+    blocks: dict[int, FileExtent] = {}
     place = 0
     for file, first, last in pieces:
         if not 0 <= first <= last <= file.size:
@@ -335,18 +335,18 @@ def _cut(pieces: Sequence[Piece]) -> list[Extent]:
     return list(blocks.values())
 
 
-def _merge(file: BlockFile, parts: list[BlockRange]) -> Iterator[Extent]:
+def _merge(file: BlockFile, parts: list[BlockRange]) -> Iterator[FileExtent]:
     """Ranges that hold the parts; those that are close together become one."""
     run: list[BlockRange] = []
     end = 0
     for part in sorted(parts):
         if run and (part.first - end > GAP_BYTES or part.last - run[0].first > MERGED_BYTES):
-            yield Extent(file, run[0].first, end, run)
+            yield FileExtent(file, run[0].first, end, run)
             run, end = [], 0
         run.append(part)
         end = max(end, part.last)
     if run:
-        yield Extent(file, run[0].first, end, run)
+        yield FileExtent(file, run[0].first, end, run)
 
 
 def _wait_for(flight: Future[bytes], stop: Stop) -> bytes | None:
@@ -412,12 +412,12 @@ class BlockFolder:
         self._sound: dict[int, tuple[Path, int]] = {}
         self._prepare()
 
-    def get(self, block: Extent) -> bytes | None:
+    def get(self, block: FileExtent) -> bytes | None:
         """The bytes of a block, where they are here and sound."""
         found = self._look(block, [(0, block.size)], sound=None)
         return None if found is None else found[0]
 
-    def get_parts(self, block: Extent) -> list[bytes] | None:
+    def get_parts(self, block: FileExtent) -> list[bytes] | None:
         """The parts of a block that are wanted, where it is here and sound.
 
         A process checks a block as a whole when it first uses it. After that, as long as its slot
@@ -429,7 +429,7 @@ class BlockFolder:
         return self._look(block, ranges, sound=None) if found is None else found
 
     def _look(
-        self, block: Extent, ranges: list[tuple[int, int]], *, sound: tuple[Path, int] | None
+        self, block: FileExtent, ranges: list[tuple[int, int]], *, sound: tuple[Path, int] | None
     ) -> list[bytes] | None:
         """Ranges of a block, from the slot that is known to be sound or from the one it is in."""
         key = self._key(block)
@@ -446,7 +446,7 @@ class BlockFolder:
         self._sound.pop(block.number, None)
         return None
 
-    def put(self, block: Extent, data: bytes) -> None:
+    def put(self, block: FileExtent, data: bytes) -> None:
         """Keep a block; a folder that cannot be written is a warning, not an error."""
         if not self._writes:
             return
@@ -469,7 +469,7 @@ class BlockFolder:
         with contextlib.suppress(OSError):
             staged.unlink(missing_ok=True)
 
-    def forget(self, block: Extent) -> None:
+    def forget(self, block: FileExtent) -> None:
         """Remove a block whose bytes turned out wrong."""
         self._sound.pop(block.number, None)
         for path in self._slots(block):
@@ -477,19 +477,19 @@ class BlockFolder:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _key(self, block: Extent) -> bytes:
+    def _key(self, block: FileExtent) -> bytes:
         file = block.file
         place = f"{self._store}\n{file.name}\n{file.content}\n{block.first}-{block.last}"
         if version := self._versions.get(file.name):
             place += f"\n{version}"
         return xxhash.xxh3_128_digest(place.encode("utf-8", "surrogatepass"))
 
-    def _slots(self, block: Extent) -> Iterator[Path]:
+    def _slots(self, block: FileExtent) -> Iterator[Path]:
         first = block.number % self._sets * self._ways
         for slot in range(first, first + self._ways):
             yield self._path / f"{slot // FOLDER_SLOTS:06x}" / f"{slot % FOLDER_SLOTS:03x}.block"
 
-    def _victim(self, block: Extent, key: bytes) -> Path:
+    def _victim(self, block: FileExtent, key: bytes) -> Path:
         """The slot to write to: its own if it is damaged, an empty one, the least recently used."""
 
         def last_use(path: Path) -> int:

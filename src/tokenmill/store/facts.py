@@ -507,13 +507,10 @@ def find_receipt(layout: StoreLayout, unit: str) -> Receipt | None:
         raise
     except StoreError:
         return None
-    for name, facts in receipt.files.items():
-        if layout.size("shards", name) != facts.bytes:
-            return None
-    rejects = receipt.rejects
-    if rejects is not None and layout.size("rejects", f"{unit}.jsonl") != rejects.bytes:
-        return None
-    return receipt
+    sizes = [("shards", name, facts.bytes) for name, facts in receipt.files.items()]
+    if receipt.rejects is not None:
+        sizes.append(("rejects", f"{unit}.jsonl", receipt.rejects.bytes))
+    return receipt if all(layout.size(f, name) == size for f, name, size in sizes) else None
 
 
 def rewrite_receipt(layout: StoreLayout, receipt: Receipt) -> None:
@@ -839,23 +836,20 @@ def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:
 
 
 def _no_manifest(root: Path) -> StoreError:
-    if not root.is_dir():
-        return StoreError(f"there is no store at {str(root)!r}", hint="check the path")
     layout = StoreLayout(root)
+    what = f"the store {str(root)!r} has no tokenmill.json: "
     if layout.parts.is_dir():
-        return StoreError(
-            f"the store {str(root)!r} has no tokenmill.json: built in parts, and not finished",
-            hint=f"when all parts are built: tokenmill finish {shlex.quote(str(root))}",
-        )
-    if layout.shards.is_dir():
-        return StoreError(
-            f"the store {str(root)!r} has no tokenmill.json: its build has not finished",
-            hint="run the build again with the same command: it resumes",
-        )
-    return StoreError(
-        f"{str(root)!r} is not a store: it has no tokenmill.json",
-        hint="make one with: tokenmill build INPUT --tokenizer TOKENIZER --out STORE",
-    )
+        what += "built in parts, and not finished"
+        hint = f"when all parts are built: tokenmill finish {shlex.quote(str(root))}"
+    elif layout.shards.is_dir():
+        what += "its build has not finished"
+        hint = "run the build again with the same command: it resumes"
+    elif root.is_dir():
+        what = f"{str(root)!r} is not a store: it has no tokenmill.json"
+        hint = "make one with: tokenmill build INPUT --tokenizer TOKENIZER --out STORE"
+    else:
+        what, hint = f"there is no store at {str(root)!r}", "check the path"
+    return StoreError(what, hint=hint)
 
 
 # -------------------------------------------------------------------------------------------------

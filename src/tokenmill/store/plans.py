@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
-from tokenmill.store.facts import Checksum, Count, Fact, read_fact
+from tokenmill.store.facts import Checksum, Count, Fact, not_ours, read_fact
 from tokenmill.store.format import map_file, map_of
 from tokenmill.store.layout import StoreLayout, seal, sync_folder, unseal
 
@@ -107,9 +107,7 @@ class PlanFacts(Fact, frozen=True, kw_only=True):
         try:
             return read_fact(members, cls, where="plan")
         except ValueError as error:
-            raise StoreError(
-                f"{str(path)!r} is not a plan that tokenmill wrote: {error}"
-            ) from error
+            raise not_ours("plan", path, error, hint=None) from error
 
 
 class PlanVersionError(StoreError):
@@ -127,9 +125,6 @@ class PlanKey:
     @property
     def file_name(self) -> str:
         return f"{self.packing}-{self.seq_len}-{self.content[:16]}.plan"
-
-    def fits(self, facts: PlanFacts) -> bool:
-        return self == PlanKey(packing=facts.packing, seq_len=facts.seq_len, content=facts.content)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +187,7 @@ def read_plan(path: Path, *, key: PlanKey) -> PackingPlan:
     """Map a plan and check all but its arrays; StoreError where it is not the one wanted."""
     data = map_file(path)
     facts = PlanFacts.from_bytes(data[:HEADER_BYTES], path=path)
-    if not key.fits(facts):
+    if (key.packing, key.seq_len, key.content) != (facts.packing, facts.seq_len, facts.content):
         raise StoreError(f"{str(path)!r} is a plan for something else")
     if len(data) != facts.file_bytes:
         raise StoreError(f"{str(path)!r} has {len(data):,} bytes instead of {facts.file_bytes:,}")
@@ -253,8 +248,18 @@ class PlanWriter:
         self._rows_file.seek(0)
         while block := self._rows_file.read(BLOCK_BYTES):
             self._write(block)
+        capacity = self._key.seq_len + 1
+        facts = PlanFacts(
+            **asdict(self._key),
+            capacity=capacity,
+            rows=self._rows,
+            items=self._items,
+            padding=self._rows * capacity - tally.used - tally.repeated,
+            arrays=self._digest.hexdigest(),
+            **asdict(tally),
+        )
         self._file.seek(0)
-        self._file.write(self._facts(tally).to_bytes())
+        self._file.write(facts.to_bytes())
         self._file.flush()
         os.fsync(self._file.fileno())
         path = self._layout.layouts / self._key.file_name
@@ -262,20 +267,6 @@ class PlanWriter:
         sync_folder(self._layout.layouts)
         sync_folder(self._layout.root)
         return path
-
-    def _facts(self, tally: PlanTally) -> PlanFacts:
-        capacity = self._key.seq_len + 1
-        return PlanFacts(
-            packing=self._key.packing,
-            seq_len=self._key.seq_len,
-            capacity=capacity,
-            content=self._key.content,
-            rows=self._rows,
-            items=self._items,
-            padding=self._rows * capacity - tally.used - tally.repeated,
-            arrays=self._digest.hexdigest(),
-            **asdict(tally),
-        )
 
     def _write(self, block: bytes | memoryview) -> None:
         self._digest.update(block)

@@ -20,7 +20,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast
 
 import numpy as np
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.base import Engine
     from tokenmill.store.facts import Manifest, Receipt, ShardFacts
     from tokenmill.store.format import FileMap, Index, Ints, MaskDtype, TokenArray, TokenDtype
-    from tokenmill.store.remote import RemoteTokens
+    from tokenmill.store.remote import RemoteFiles
     from tokenmill.store.stream import Track
 
 
@@ -165,6 +165,7 @@ class StoreFiles:
     `interop.in_place`. Pickled, it opens the same files again.
     """
 
+    is_remote = False
     path: Path | str  # the folder, or the URL as it may be shown
 
     def __init__(self, path: Path) -> None:
@@ -203,10 +204,6 @@ class StoreFiles:
     def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
         """Byte of the first value in a local file, without looking at it: asked of all shards."""
         return 0
-
-    def open_tokens(self, shards: Sequence[str]) -> RemoteTokens | None:  # noqa: ARG002
-        """How to read pieces of many shards at once; None where they are mapped."""
-        return None
 
     def receipt(self, unit: str) -> Receipt:
         return read_receipt(self.layout, unit)
@@ -431,8 +428,9 @@ class Store:
         self.eos_id, self.bos_id = identity.eos_id, identity.bos_id
         self.num_documents = sum(shard.documents for shard in self.shards)
         self.num_tokens = sum(shard.tokens for shard in self.shards)
-        self.remote: RemoteTokens | None = files.open_tokens([shard.name for shard in self.shards])
-        self.is_remote = self.remote is not None
+        self.is_remote = files.is_remote
+        # Reads pieces of many shards at once, where they are not mapped.
+        self.remote = cast("RemoteFiles", files) if files.is_remote else None
         # Shards that may stay mapped; none of a remote store, whose files bound their memory.
         mapped = max_mapped_shards(files=3 if self.has_mask else 2)
         self.max_mapped = 0 if self.is_remote else mapped

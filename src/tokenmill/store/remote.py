@@ -2,7 +2,7 @@
 
     RemoteFiles   manifest, receipts, rejects, tokenizer: whole
                   indexes: the lengths alone, a fifth of the file; the rest follows from them
-    RemoteTokens  pieces of the shards' tokens and masks, in batches, and ahead of their use
+                  pieces of the shards' tokens and masks, in batches, and ahead of their use
     ShardTokens   the tokens (or the mask) of one shard, as an array that is read when it is sliced
 
 Sizes and checksums come from the manifest: opening takes one request, and a listing of each folder
@@ -141,11 +141,14 @@ def _end_threads(pool: ThreadPoolExecutor, stop: threading.Event, process: int) 
 CACHE_BYTES = 10 * 10**9
 INDEX_BYTES = 256 << 20  # of the indexes that were used last, at 20 bytes to a document
 RANGE_BYTES = 8 << 20  # files that are read whole come in ranges of this size, at once
+ShardRange: TypeAlias = tuple[str, int, int]  # a shard, the first byte, the one after the last
 Kind: TypeAlias = Literal["bin", "idx", "mask"]  # files of a shard that are read by blocks
 
 
 class RemoteFiles(StoreFiles):
     """The files of a store at a URL. Pickled, it is the URL and what the manifest was."""
+
+    is_remote = True
 
     def __init__(self, url: str, *, cache: PathInput | None, cache_bytes: int | None) -> None:
         self._url = url
@@ -227,7 +230,7 @@ class RemoteFiles(StoreFiles):
         """Download indexes that will be asked for, all at once, as far as there is room."""
         room, wanted = INDEX_BYTES // 2, []
         for shard in dict.fromkeys(shards):
-            room -= index_bytes((self.file(shard, "idx").size - HEADER.size) // 4)
+            room -= index_bytes((self._files[shard, "idx"].size - HEADER.size) // 4)
             if room < 0:
                 break
             if self._indexes.get(shard) is None:
@@ -237,7 +240,7 @@ class RemoteFiles(StoreFiles):
 
     def _download_indexes(self, shards: list[str]) -> list[Index]:
         """Indexes made of their lengths, and compared with what the manifest means."""
-        pieces = [(file := self.file(shard, "idx"), HEADER.size, file.size) for shard in shards]
+        pieces = [(file := self._files[shard, "idx"], HEADER.size, file.size) for shard in shards]
         indexes = []
         for shard, piece, lengths in zip(
             shards, pieces, self.blocks.read(pieces, keep=False), strict=True
@@ -257,15 +260,39 @@ class RemoteFiles(StoreFiles):
         return indexes
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
-        tokens = ShardTokens(self.blocks, self.file(shard, "bin"), dtype=dtype)
+        tokens = ShardTokens(self.blocks, self._files[shard, "bin"], dtype=dtype)
         return cast("TokenArray", tokens)  # as far as len() and slices go
 
     def mask(self, shard: str) -> NDArray[np.uint8]:
-        mask = ShardTokens(self.blocks, self.file(shard, "mask"), dtype=MASK_DTYPE)
+        mask = ShardTokens(self.blocks, self._files[shard, "mask"], dtype=MASK_DTYPE)
         return cast("NDArray[np.uint8]", mask)
 
-    def open_tokens(self, shards: Sequence[str]) -> RemoteTokens:
-        return RemoteTokens(self, shards)
+    def read(self, wanted: Sequence[ShardRange], *, kind: Kind) -> list[memoryview]:
+        """Bytes of shards, in order, with one batch of requests for all that is missing.
+
+        >>> store.remote.read([("a-00", 0, 512), ("b-00", 4096, 4608)], kind="bin")
+        """
+        pieces = self._pieces(wanted, kind)
+        jobs = ((place, self.ahead.take(piece)) for place, piece in enumerate(pieces))
+        begun = {place: job for place, job in jobs if job is not None}
+        found = self._read_at([place for place in range(len(pieces)) if place not in begun], pieces)
+        for place, (job, at) in begun.items():
+            # Where one could not be read, asking for it again will tell why.
+            with contextlib.suppress(TokenmillError, StoppedError, CancelledError):
+                found[place] = job.result()[at]
+        found |= self._read_at([place for place in begun if place not in found], pieces)
+        return [found[place] for place in range(len(pieces))]
+
+    def _read_at(self, places: list[int], pieces: list[Piece]) -> dict[int, memoryview]:
+        data = self.blocks.read([pieces[place] for place in places]) if places else []
+        return dict(zip(places, data, strict=True))
+
+    def read_ahead(self, wanted: Sequence[ShardRange], *, kind: Kind) -> None:
+        """Begin to read, in the background, what `read` will be asked for."""
+        self.ahead.begin(self._pieces(wanted, kind))
+
+    def _pieces(self, wanted: Sequence[ShardRange], kind: Kind) -> list[Piece]:
+        return [(self._files[shard, kind], first, last) for shard, first, last in wanted]
 
     def receipt(self, unit: str) -> Receipt:
         entry, name = self._units[unit], f"shards/{unit}.json"
@@ -307,10 +334,6 @@ class RemoteFiles(StoreFiles):
     def _units(self) -> dict[str, UnitEntry]:
         return {unit.name: unit for unit in self._manifest.units}
 
-    def file(self, shard: str, kind: Kind) -> BlockFile:
-        """A file of a shard, as it is read by blocks."""
-        return self._files[shard, kind]
-
     def close(self) -> None:
         """End background reads, and give memory and private files back; reading begins anew."""
         self.ahead.close()
@@ -349,63 +372,6 @@ def _block_files(manifest: Manifest) -> dict[tuple[str, Kind], BlockFile]:
             )
             block += file.num_blocks
     return files
-
-
-class RemoteTokens:
-    """Reads pieces of the shards of an open split.
-
-    A shard is named by its position in `Store.shards`, a piece by its first byte and the one after
-    its last, in the shard's file of a kind.
-    """
-
-    def __init__(self, files: RemoteFiles, shards: Sequence[str]) -> None:
-        self._files = files
-        self._shards = shards
-
-    def read(
-        self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], *, kind: Kind
-    ) -> list[memoryview]:
-        """The bytes of every piece, in order, with one batch of requests for all that is missing.
-
-        >>> store.remote.read([0, 3], [0, 4096], [512, 4608], kind="bin")
-        """
-        pieces = self._pieces(shards, firsts, lasts, kind)
-        begun = [self._files.ahead.take(piece) for piece in pieces]
-        found = self._fill([None] * len(pieces), pieces, [job is None for job in begun])
-        for place, job in enumerate(begun):
-            # Where one could not be read, asking for it again will tell why.
-            with contextlib.suppress(TokenmillError, StoppedError, CancelledError):
-                if job is not None:
-                    found[place] = job[0].result()[job[1]]
-        self._fill(found, pieces, [data is None for data in found])
-        return cast("list[memoryview]", found)
-
-    def _fill(
-        self, found: list[memoryview | None], pieces: list[Piece], is_wanted: list[bool]
-    ) -> list[memoryview | None]:
-        places = [place for place, wanted in enumerate(is_wanted) if wanted]
-        data = self._files.blocks.read([pieces[place] for place in places]) if places else []
-        for place, each in zip(places, data, strict=True):
-            found[place] = each
-        return found
-
-    def read_ahead(
-        self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], *, kind: Kind
-    ) -> None:
-        """Begin to read pieces, in the background, that `read` will be asked for."""
-        self._files.ahead.begin(self._pieces(shards, firsts, lasts, kind))
-
-    def prepare_indexes(self, shards: Sequence[int]) -> None:
-        """Download the indexes of shards that will be looked at, all at once."""
-        self._files.prepare_indexes([self._shards[shard] for shard in shards])
-
-    def _pieces(
-        self, shards: Sequence[int], firsts: Sequence[int], lasts: Sequence[int], kind: Kind
-    ) -> list[Piece]:
-        return [
-            (self._files.file(self._shards[shard], kind), first, last)
-            for shard, first, last in zip(shards, firsts, lasts, strict=True)
-        ]
 
 
 class ShardTokens:

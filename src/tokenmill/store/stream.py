@@ -28,14 +28,14 @@ import numpy as np
 
 from tokenmill.errors import StoreError
 from tokenmill.records import lazy
-from tokenmill.store.format import MASK_DTYPE, map_of, require_size, view_values
+from tokenmill.store.format import map_of, require_size, view_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from tokenmill.store.format import Ints, MaskDtype, TokenArray, TokenDtype
+    from tokenmill.store.format import Ints, TokenArray, TokenDtype
     from tokenmill.store.reader import Store, TrackFile
 
 
@@ -486,9 +486,9 @@ class TokenStream:
     def read_ahead(self, spans: Spans) -> None:
         """Begin to download what will be read soon, where that takes a network."""
         if self.store.remote is not None:
-            self.store.remote.read_ahead(*_byte_ranges(spans, self.dtype), kind="bin")
-            if self.has_mask:
-                self.store.remote.read_ahead(*_byte_ranges(spans, MASK_DTYPE), kind="mask")
+            for track in ("bin", "mask") if self.has_mask else ("bin",):
+                ranges = _byte_ranges(self.store, spans, track)
+                self.store.remote.read_ahead(ranges, kind=track)
 
     def cut_at_documents(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The same pieces in the same order, each cut where documents begin inside it.
@@ -507,8 +507,8 @@ class TokenStream:
             yield _within(self._all_begins, places, starts, ends)
             return
         touched = distinct(shards[shards != NO_SHARD])
-        if self.store.remote is not None:
-            self.store.remote.prepare_indexes(touched)
+        if self.store.is_remote:
+            self.store.files.prepare_indexes([self.store.shards[k].name for k in touched])
         for shard in touched:
             places = np.flatnonzero(shards == shard)
             base = self._first_positions[shard]
@@ -627,22 +627,21 @@ class _RemoteSource:
 
     def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
         assert self._store.remote is not None
-        dtype = self._store.track_dtype(self._track)
-        found = iter(self._store.remote.read(*_byte_ranges(spans, dtype), kind=self._track))
+        ranges = _byte_ranges(self._store, spans, self._track)
+        found = iter(self._store.remote.read(ranges, kind=self._track))
         lengths = (spans.lasts - spans.firsts).tolist()
         is_real = (spans.shards != NO_SHARD).tolist()
         pieces = [next(found) if r else padding[:n] for r, n in zip(is_real, lengths, strict=True)]
         # A bytearray, so that the array is writable: torch warns of one that is not.
-        return view_values(bytearray().join(pieces), dtype=dtype)
+        return view_values(bytearray().join(pieces), dtype=self._store.track_dtype(self._track))
 
 
-def _byte_ranges(
-    spans: Spans, dtype: TokenDtype | MaskDtype
-) -> tuple[list[int], list[int], list[int]]:
+def _byte_ranges(store: Store, spans: Spans, track: Track) -> list[tuple[str, int, int]]:
     """Shards, first bytes and bytes after the last, as a remote store takes them; no padding."""
-    real, size = spans.shards != NO_SHARD, dtype.itemsize
+    real, size = spans.shards != NO_SHARD, store.track_dtype(track).itemsize
+    names = [store.shards[shard].name for shard in spans.shards[real].tolist()]
     firsts, lasts = spans.firsts[real] * size, spans.lasts[real] * size
-    return spans.shards[real].tolist(), firsts.tolist(), lasts.tolist()
+    return list(zip(names, firsts.tolist(), lasts.tolist(), strict=True))
 
 
 class _Boundaries(NamedTuple):
