@@ -17,6 +17,7 @@ import enum
 import functools
 import glob
 import io
+import itertools
 import os
 import random
 import re
@@ -452,12 +453,10 @@ def _ask_each(
         asked, left[:] = left[:], []
         fs, names = _resolve([urls[place] for place in asked])
         ask_one = functools.partial(ask, fs)
-        with foreign_errors(urls[asked[0]]):
-            found = (
-                _run(fs, _gather(ask_one, names, asked), stop=stop)
-                if fs.async_impl
-                else _in_threads(ask_one, names, asked, stop)
-            )
+        if fs.async_impl:
+            found = _run(fs, _gather(ask_one, names, asked), stop=stop)
+        else:
+            found = _in_threads(ask_one, names, asked, stop)
         failures: list[RemoteError] = []
         for place, answer in zip(asked, found, strict=True):
             if isinstance(answer, BaseException):
@@ -471,7 +470,7 @@ def _ask_each(
             raise failure
 
     if left:
-        _persist(attempt, attempts=attempts, stop=stop)
+        persistently(urls[0], attempt, attempts=attempts, stop=stop)
     return answers
 
 
@@ -529,51 +528,35 @@ def _run(fs: Any, coroutine: Any, *, stop: Stop = None) -> Any:
         raise
 
 
-def _persist(attempt: Callable[[], _Answer], *, attempts: int, stop: Stop = None) -> _Answer:
-    """Try again, after growing random pauses, as long as the failure may pass."""
-    for number in range(1, attempts):
+def persistently(
+    url: str,
+    call: Callable[[], _Answer],
+    *,
+    attempts: int = OPENING_ATTEMPTS,
+    stop: Stop = None,
+) -> _Answer:
+    """What a call of a network library gives, tried again while its failure may pass."""
+    for number in itertools.count(1):
         try:
-            return attempt()
-        except RemoteError as error:
-            if error.failure is not Failure.PASSING:
-                raise
-        # Random, so that the ranks of a run do not come back all at once.
+            return call()
+        except (TokenmillError, StoppedError):
+            raise
+        except Exception as found:  # boundary to network libraries
+            error = as_remote_error(found, url)
+            if error.failure is not Failure.PASSING or number == attempts:
+                tried = f" ({attempts} attempts)" if error.failure is Failure.PASSING else ""
+                failure, hint = error.failure, error.hint
+                # Without its cause: a traceback would print the address with all that is in it.
+                raise RemoteError(
+                    error.url, error.reason + tried, failure=failure, hint=hint
+                ) from None
+        # After a pause that grows, random, so that the ranks of a run do not come back all at once.
         pause = _dice.uniform(0, FIRST_PAUSE_SECONDS * 2 ** (number - 1))
         if stop is None:
             time.sleep(pause)
         elif stop.wait(pause):
             raise StoppedError
-    try:
-        return attempt()
-    except RemoteError as error:
-        if error.failure is Failure.PASSING:
-            reason = f"{error.reason} ({attempts} attempts)"
-            raise RemoteError(error.url, reason, failure=error.failure, hint=error.hint) from None
-        raise
-
-
-def persistently(
-    url: str, call: Callable[[], _Answer], *, attempts: int = OPENING_ATTEMPTS
-) -> _Answer:
-    """What a call of a network library gives, tried again while its failure may pass."""
-
-    def attempt() -> _Answer:
-        with foreign_errors(url):
-            return call()
-
-    return _persist(attempt, attempts=attempts)
-
-
-@contextlib.contextmanager
-def foreign_errors(url: str) -> Iterator[None]:
-    """Boundary to network libraries: whatever they raise is a RemoteError to our callers."""
-    try:
-        yield
-    except (RemoteError, TokenmillError, StoppedError):
-        raise
-    except Exception as error:
-        # Without its cause: a traceback would print the address with all that is in it.
-        raise as_remote_error(error, url) from None
+    raise AssertionError
 
 
 def as_remote_error(error: BaseException, url: str) -> RemoteError:
@@ -587,7 +570,8 @@ def as_remote_error(error: BaseException, url: str) -> RemoteError:
     if status is not None:
         denied, passing = status in (401, 403), status >= 500 or status in _PASSING
         failure = Failure.DENIED if denied else Failure.PASSING if passing else Failure.WRONG
-        return RemoteError(url, f"the server answers {_phrase(status)}", failure=failure)
+        phrase = next((f" {known.phrase}" for known in HTTPStatus if known == status), "")
+        return RemoteError(url, f"the server answers {status}{phrase}", failure=failure)
     reason = f"{type(error).__name__}: {_without_addresses(str(error))}".rstrip(": ")
     query = url.partition("?")[2]
     if query and any(part in reason for part in (query, *re.findall("[^&=]{4,}", query))):
@@ -613,13 +597,6 @@ def _status(error: BaseException) -> int | None:
     if not any(found):
         found.append(getattr(error, "code", None))  # gcsfs
     return next((each for each in found if isinstance(each, int) and 300 <= each < 600), None)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
 
 
 def _without_addresses(text: str) -> str:

@@ -462,7 +462,13 @@ class BlockFolder:
                 file.write(header)
                 file.write(data)
         except OSError as error:
-            self._give_up(error)
+            self._writes = False
+            warnings.warn(
+                f"the cache folder {str(self._path)!r} cannot be written:"
+                f" {error.strerror or error}; reading goes on without it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         else:
             with contextlib.suppress(OSError):
                 staged.replace(target)
@@ -499,15 +505,6 @@ class BlockFolder:
                 return 0
 
         return min(self._slots(block), key=last_use)
-
-    def _give_up(self, error: OSError) -> None:
-        self._writes = False
-        warnings.warn(
-            f"the cache folder {str(self._path)!r} cannot be written: {error.strerror or error};"
-            " reading goes on without it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
     def _prepare(self) -> None:
         try:
