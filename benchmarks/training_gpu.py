@@ -34,7 +34,7 @@ from benchmarks import corpora, machine
 from benchmarks.feeding_gpu import Clock, describe
 from benchmarks.training_feeds import FEEDS, Material
 from benchmarks.training_gpu_table import training_body
-from tokenmill.engines.huggingface import train_bpe
+from tokenmill.engines.references import train_bpe
 from tokenmill.trainer.loop import Trainer, TrainRanks, peak_flops, settle
 from tokenmill.trainer.options import TrainOptions
 

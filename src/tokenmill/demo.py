@@ -23,12 +23,7 @@ import numpy as np
 
 from tokenmill.builder.run import build
 from tokenmill.builder.verify import verify
-from tokenmill.engines.huggingface import (
-    EncodingTime,
-    encode_in_batches,
-    encode_one_by_one,
-    train_bpe,
-)
+from tokenmill.engines.references import EncodingTime, time_encoding, train_bpe
 from tokenmill.errors import UsageError
 from tokenmill.inspection import inspect
 from tokenmill.loader.loader import Loader
@@ -234,8 +229,10 @@ def _compare(
     """Time the usual ways on the same text and put the build beside them."""
     built = result.built
     ways = {
-        "tokenizers, one by one": encode_one_by_one(texts, folder=tokenizer, seconds=seconds),
-        "tokenizers, in batches": encode_in_batches(texts, folder=tokenizer, seconds=seconds),
+        "tokenizers, one by one": time_encoding(texts, folder=tokenizer, seconds=seconds, batch=1),
+        "tokenizers, in batches": time_encoding(
+            texts, folder=tokenizer, seconds=seconds, batch=256
+        ),
     }
     for name, taken in (("start-up counted", result.seconds), ("at work", result.working_seconds)):
         ways[f"tokenmill build, {name}"] = EncodingTime(

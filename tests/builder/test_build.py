@@ -12,7 +12,7 @@ from tests.builder.stores import byte_ids, documents, make_texts, tree, write_js
 
 import tokenmill
 from tokenmill.builder.plan import max_document_bytes
-from tokenmill.engines.describe import describe
+from tokenmill.engines.load import describe
 from tokenmill.errors import (
     MemoryBudgetError,
     StoreError,

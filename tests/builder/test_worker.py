@@ -11,9 +11,9 @@ from tests.builder.stores import byte_ids, make_texts, write_jsonl
 from tokenmill.builder.plan import BuildSettings, Task, divide_budget, request_identity
 from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.describe import describe
+from tokenmill.engines.load import describe
 from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
-from tokenmill.engines.raw_bytes import BytesEngine
+from tokenmill.engines.references import BytesEngine
 from tokenmill.options import BuildOptions
 from tokenmill.records import TokenBatch
 from tokenmill.sources.base import SourceOptions

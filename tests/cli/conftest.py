@@ -14,7 +14,7 @@ import pytest
 from tests.command import tokenmill
 from tests.once import once
 
-from tokenmill.engines.huggingface import train_bpe
+from tokenmill.engines.references import train_bpe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

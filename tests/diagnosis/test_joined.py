@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models
 
 from tokenmill.diagnosis.ways import compare, split_ids, token_sizes
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.huggingface import HuggingFaceEngine
-from tokenmill.engines.sentencepiece import SentencePieceEngine
+from tokenmill.engines.references import HuggingFaceEngine, SentencePieceEngine
 from tokenmill.records import TextBatch
 
 if TYPE_CHECKING:

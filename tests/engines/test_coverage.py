@@ -27,10 +27,9 @@ from tests.engines.detectors import (
 )
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.describe import describe
 from tokenmill.engines.gigatoken import cover_json, cover_ranks
-from tokenmill.engines.load import load_engine
-from tokenmill.engines.tiktoken import (
+from tokenmill.engines.load import describe, load_engine
+from tokenmill.engines.references import (
     CL100K_PATTERN,
     LLAMA3_PATTERN,
     R50K_PATTERN,

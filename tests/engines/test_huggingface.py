@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.huggingface import SLICE_BYTES, HuggingFaceEngine
+from tokenmill.engines.references import SLICE_BYTES, HuggingFaceEngine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
@@ -26,7 +26,7 @@ import json, sys
 from pathlib import Path
 import tokenizers
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.huggingface import HuggingFaceEngine
+from tokenmill.engines.references import HuggingFaceEngine
 from tokenmill.records import TextBatch
 
 paths, texts = json.load(sys.stdin)

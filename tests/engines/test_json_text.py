@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tokenmill.engines.describe import find_added_tokens
+from tokenmill.engines.gigatoken import replace_added_tokens
 
 TOKENS = [
     {"id": 1, "content": "<a>", "special": True},
@@ -27,7 +27,12 @@ TOKENS = [
 def test_the_list_is_found_and_replaced_as_parsing_would(
     content: dict[str, object], indent: int | None
 ) -> None:
-    found = find_added_tokens(json.dumps(content, indent=indent))
-    assert found.tokens == (content.get("added_tokens") or [])
-    replaced = json.loads(found.with_tokens([TOKENS[1]]))
+    found: list[object] = []
+
+    def change(tokens: list[dict[str, object]]) -> list[dict[str, object]]:
+        found.append(tokens)
+        return [TOKENS[1]]
+
+    replaced = json.loads(replace_added_tokens(json.dumps(content, indent=indent), change))
+    assert found == [content.get("added_tokens") or []]
     assert replaced == content | {"added_tokens": [TOKENS[1]]}

@@ -20,7 +20,7 @@ from tests.engines.strategies import batches
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import load_engine
-from tokenmill.engines.tiktoken import KNOWN_RANK_FILES, LLAMA3_PATTERN
+from tokenmill.engines.references import KNOWN_RANK_FILES, LLAMA3_PATTERN
 from tokenmill.errors import UsageError
 from tokenmill.records import TextBatch
 

@@ -10,7 +10,7 @@ import mistral_common
 import pytest
 
 from tokenmill.engines.base import TokenizerKind
-from tokenmill.engines.locate import find_tokenizer
+from tokenmill.engines.load import find_tokenizer
 from tokenmill.errors import TokenizerError
 
 LLAMA3 = Path(llama_models.__file__).parent / "llama3" / "tokenizer.model"
@@ -86,7 +86,7 @@ def test_files_and_folders_that_hold_no_tokenizer_are_named(tmp_path: Path) -> N
 
 def test_a_hub_id_without_network_gives_one_clear_error(tmp_path: Path) -> None:
     code = (
-        "from tokenmill.engines.locate import find_tokenizer\n"
+        "from tokenmill.engines.load import find_tokenizer\n"
         "from tokenmill.errors import TokenizerError\n"
         "try:\n    find_tokenizer('someone/never-downloaded')\n"
         "except TokenizerError as error:\n    print(error)\n"
@@ -103,7 +103,7 @@ def test_a_hub_id_without_network_gives_one_clear_error(tmp_path: Path) -> None:
 def test_a_missing_package_is_one_sentence_with_the_pip_line(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['huggingface_hub'] = None\n"
-        "from tokenmill.engines.locate import find_tokenizer\n"
+        "from tokenmill.engines.load import find_tokenizer\n"
         "from tokenmill.errors import MissingExtraError\n"
         "try:\n    find_tokenizer('someone/model')\n"
         "except MissingExtraError as error:\n    print(error)\n"

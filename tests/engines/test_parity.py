@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tests.engines.detectors import detector_json, pattern_sets
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.describe import describe
-from tokenmill.engines.load import load_engine
+from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.parity import PIECE_BYTES, CheckedEngine, Sample, SpecialText
-from tokenmill.engines.raw_bytes import BytesEngine
+from tokenmill.engines.references import BytesEngine
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.sentencepiece import SentencePieceEngine
+from tokenmill.engines.references import SentencePieceEngine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from tests.engines.strategies import batches
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.describe import describe
-from tokenmill.engines.load import load_engine
+from tokenmill.engines.load import describe, load_engine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
@@ -77,7 +76,7 @@ def test_a_definition_beside_the_file_says_how_it_splits(tmp_path: Path) -> None
 
 
 def test_a_definition_may_name_a_pattern_that_the_fast_engine_has(tmp_path: Path) -> None:
-    from tokenmill.engines.tiktoken import R50K_PATTERN
+    from tokenmill.engines.references import R50K_PATTERN
 
     path = rank_file(tmp_path, pattern=R50K_PATTERN, special_tokens={})
     engine = load_engine(path)

@@ -17,12 +17,12 @@ from tests.web import serve
 
 import tokenmill
 from tokenmill import files
-from tokenmill.engines.locate import find_tokenizer
+from tokenmill.engines.load import find_tokenizer
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.interop.base import local_path
 from tokenmill.store.layout import open_layout, visit_layout
 from tokenmill.store.reader import open_files
-from tokenmill.supervised.templates import with_template
+from tokenmill.supervised.chat import with_template
 
 if TYPE_CHECKING:
     import subprocess

@@ -22,7 +22,7 @@ from tests.command import tokenmill as tokenmill_command
 from tests.hostile.attack import LONG, attack, tried
 
 import tokenmill
-from tokenmill.engines.huggingface import train_bpe
+from tokenmill.engines.references import train_bpe
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.store.facts import read_manifest, write_manifest
 from tokenmill.store.layout import StoreLayout

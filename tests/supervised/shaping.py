@@ -11,13 +11,11 @@ import numpy as np
 from tests.supervised.families import FAMILIES
 
 from tokenmill.builder.encode import fit_rows
-from tokenmill.engines.describe import describe
-from tokenmill.engines.load import load_engine
-from tokenmill.engines.locate import find_tokenizer
+from tokenmill.engines.load import describe, find_tokenizer, load_engine
 from tokenmill.options import RowShape
 from tokenmill.records import Reject, TextBatch
+from tokenmill.supervised.chat import with_template
 from tokenmill.supervised.shaper import Shaper
-from tokenmill.supervised.templates import with_template
 
 if TYPE_CHECKING:
     from pathlib import Path

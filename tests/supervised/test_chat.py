@@ -14,9 +14,9 @@ from tests.supervised.shaping import Press, chat
 
 from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
 from tokenmill.options import RowShape
+from tokenmill.supervised.chat import doubtful_header
 from tokenmill.supervised.rows import Conversation
 from tokenmill.supervised.sandbox import ChatTemplate
-from tokenmill.supervised.templates import doubtful_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -417,7 +417,7 @@ def test_templates_that_look_ahead_are_known(template: str, is_forward: bool) ->
     made = ChatTemplate(template, variables={"eos_token": "e", "ms": chat("a", "b")["messages"]})
     talk = Conversation(chat("a", "b", "c", "d")["messages"], None)
     text = made.render(talk)
-    found = made.borders(talk, text)
+    found = made.boundaries(talk, text)
     assert (found is not None) == is_forward
     if found is not None:
         known = [count for count in range(1, 5) if found.places[count] is not None]
@@ -433,14 +433,14 @@ def test_a_long_chat_is_rendered_a_few_times_and_not_for_each_answer(
     family_dir: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renderings = []
-    real = ChatTemplate._run
+    real = ChatTemplate.render
 
     def counted(self: ChatTemplate, *args: Any, **kwargs: Any) -> str:
         renderings.append(kwargs)
         return real(self, *args, **kwargs)
 
     press = Press(family_dir("chatml"))
-    monkeypatch.setattr(ChatTemplate, "_run", counted)
+    monkeypatch.setattr(ChatTemplate, "render", counted)
     found = press(chat(*(f"{n}" for n in range(6000))))
     assert len(renderings) == 2
     assert found.rejects == []

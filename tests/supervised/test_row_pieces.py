@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.records import TokenBatch
-from tokenmill.supervised.pieces import STRETCH, PieceCut, RowPieces, RowText, TextBoundaries
+from tokenmill.supervised.chat import PLAIN, PieceCut
+from tokenmill.supervised.rows import RowText
+from tokenmill.supervised.shaper import RowPieces, TextBoundaries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +36,7 @@ class CharacterBorders(TextBoundaries):
 @st.composite
 def rows(draw: st.DrawFn) -> RowText:
     strings = draw(st.lists(st.text("abc", max_size=4), min_size=1, max_size=5))
-    kinds = [STRETCH if n % 2 == 0 else SPECIAL + n for n in range(len(strings))]
+    kinds = [PLAIN if n % 2 == 0 else SPECIAL + n for n in range(len(strings))]
     strings = [text or "s" if n % 2 else text for n, text in enumerate(strings)]
     text = "".join(strings)
     marks = sorted(draw(st.sets(st.integers(0, len(text)), max_size=6)))
@@ -52,8 +54,8 @@ def expected(row: RowText) -> tuple[list[int], list[int]]:
     assert row.cut is not None
     for text, kind in zip(*row.cut, strict=True):
         inside = counts[place : place + len(text)]
-        ids += [ord(character) for character in text] if kind == STRETCH else [kind]
-        mask += [int(each) for each in inside] if kind == STRETCH else [int(any(inside))]
+        ids += [ord(character) for character in text] if kind == PLAIN else [kind]
+        mask += [int(each) for each in inside] if kind == PLAIN else [int(any(inside))]
         place += len(text)
     if row.after is not None:
         ids.append(row.after)
@@ -66,11 +68,11 @@ def test_rows_in_a_batch_are_what_each_is_alone(batch: list[RowText]) -> None:
     pieces = RowPieces(touching_counts=True)
     for row in batch:
         pieces.add(row)
-    texts = pieces.stretches().texts()
+    texts = pieces.plain_texts().texts()
     assert all(texts)
     tokens = TokenBatch.from_lists([[ord(character) for character in text] for text in texts])
-    borders = cast("Any", CharacterBorders())
-    joined, mask = pieces.put_together(tokens, borders, borders)
+    boundaries = cast("Any", CharacterBorders())
+    joined, mask = pieces.put_together(tokens, boundaries, boundaries)
     found = [
         (joined[n].tolist(), mask[joined.offsets[n] : joined.offsets[n + 1]].tolist())
         for n in range(len(joined))

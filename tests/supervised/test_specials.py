@@ -8,8 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.supervised.chat import ChatSpecials, SpecialToken
-from tokenmill.supervised.pieces import STRETCH, SWALLOWED
+from tokenmill.supervised.chat import PLAIN, SWALLOWED, ChatSpecials, SpecialToken
 
 names = st.lists(st.text("<|ab>", min_size=1, max_size=5), min_size=1, max_size=6, unique=True)
 
@@ -27,7 +26,7 @@ def test_the_leftmost_is_found_and_of_these_the_longest(tokens: list[str], text:
     assert "".join(strings) == text
     ends = list(itertools.accumulate(map(len, strings)))
     found = zip(ends, strings, kinds, strict=True)
-    cut = [(end - len(name), end, kind) for end, name, kind in found if kind != STRETCH]
+    cut = [(end - len(name), end, kind) for end, name, kind in found if kind != PLAIN]
     assert cut == expected
 
 
@@ -54,11 +53,11 @@ def test_white_space_beside_a_token_goes_with_it_where_the_token_says_so() -> No
     assert [(one.own_start, one.own_end) for one in found] == [(3, 6), (8, 11), (15, 18), (19, 22)]
     strings, kinds = special.cut("a \n<l> b", "a \n<l> b")
     assert strings == ["a", " \n", "<l>", "", " b"]
-    assert kinds == [STRETCH, SWALLOWED, 1, SWALLOWED, STRETCH]
+    assert kinds == [PLAIN, SWALLOWED, 1, SWALLOWED, PLAIN]
 
 
 def test_a_message_that_only_looks_like_a_token_stays_in_its_stretch() -> None:
     special = ChatSpecials({"<s>": SpecialToken(1)})
     strings, kinds = special.cut("<s>a<s>b", "<s>a\ue000s>b")
     assert strings == ["", "<s>", "a<s>b"]
-    assert kinds == [STRETCH, 1, STRETCH]
+    assert kinds == [PLAIN, 1, PLAIN]

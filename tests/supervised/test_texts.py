@@ -13,7 +13,7 @@ from tests.sources.reading import read
 from tests.supervised.shaping import Press
 
 from tokenmill.engines.load import load_engine
-from tokenmill.engines.tiktoken import R50K_PATTERN, RankDefinition
+from tokenmill.engines.references import R50K_PATTERN, RankDefinition
 from tokenmill.errors import UsageError
 from tokenmill.options import BuildOptions
 from tokenmill.records import TextBatch

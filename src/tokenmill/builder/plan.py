@@ -21,8 +21,13 @@ import xxhash
 
 from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo
-from tokenmill.engines.describe import describe
-from tokenmill.engines.locate import TokenizerFiles, find_tokenizer, resolve_bos, resolve_eos
+from tokenmill.engines.load import (
+    TokenizerFiles,
+    describe,
+    find_tokenizer,
+    resolve_bos,
+    resolve_eos,
+)
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.sources.base import (
     MEGABYTE,
@@ -83,7 +88,7 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     shape = options.shape
     is_chat = shape is not None and shape.format == "chat"
     if is_chat:
-        from tokenmill.supervised.templates import digest, read_sources, with_template
+        from tokenmill.supervised.chat import digest, read_sources, with_template
 
         files = with_template(files, options.chat_template)
         settings["chat_template"] = digest(read_sources(files.files))

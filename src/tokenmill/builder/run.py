@@ -26,8 +26,7 @@ from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request
 from tokenmill.builder.progress import BuildResult, Monitor, Progress, RowLengths
 from tokenmill.builder.worker import BuildWorker, UnitReport
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.load import load_engine
-from tokenmill.engines.locate import CHAT_TEMPLATE
+from tokenmill.engines.load import CHAT_TEMPLATE, load_engine
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
 from tokenmill.files import PathInput, shown
 from tokenmill.options import BuildOptions, PlanOptions, RowShape, as_list, with_options
@@ -356,7 +355,7 @@ class BuildRun:
         """Have the workers build and commit every unit that is to be built."""
         tokenizer, shape = work.request.describe(), self.options.shape
         if shape is not None and shape.format == "chat" and shape.train_on != "all":
-            from tokenmill.supervised.templates import doubtful_header
+            from tokenmill.supervised.chat import doubtful_header
 
             # What a person should know about the masks that are made.
             if (doubt := doubtful_header(tokenizer, shape)) is not None:

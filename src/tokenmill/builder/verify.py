@@ -20,9 +20,13 @@ from tokenmill.builder.plan import default_budget, max_document_bytes
 from tokenmill.builder.run import source_options
 from tokenmill.engines import REFERENCES
 from tokenmill.engines.base import TokenizerKind
-from tokenmill.engines.describe import describe
-from tokenmill.engines.load import known_policy, load_engine
-from tokenmill.engines.locate import CHAT_TEMPLATE, find_tokenizer
+from tokenmill.engines.load import (
+    CHAT_TEMPLATE,
+    describe,
+    find_tokenizer,
+    known_policy,
+    load_engine,
+)
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.options import RowShape
@@ -31,7 +35,7 @@ from tokenmill.sources.base import Unit, open_source
 from tokenmill.sources.discovery import source_file
 from tokenmill.store.check import Finding, check_store
 from tokenmill.store.reader import Store
-from tokenmill.supervised.templates import with_template
+from tokenmill.supervised.chat import with_template
 
 if TYPE_CHECKING:
     import os

@@ -30,9 +30,7 @@ from tokenmill.diagnosis.values import (
 )
 from tokenmill.diagnosis.ways import WAYS, WayJob, run_way, store_path, take_sample
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.describe import describe
-from tokenmill.engines.load import load_engine
-from tokenmill.engines.locate import resolve_eos
+from tokenmill.engines.load import describe, load_engine, resolve_eos
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.files import shown
 from tokenmill.inspection import measure_lengths

@@ -9,15 +9,15 @@ To add one, write a module with the functions of `base.FastEngine` and name it h
 of the module's name is the engine's name, and that of the package whose version is shown.
 """
 
+# Modules, in the order in which `auto` tries them; imported when a tokenizer is described.
 FAST_ENGINES = ("tokenmill.engines.gigatoken",)
-"""Modules, in the order in which `auto` tries them; imported when a tokenizer is described."""
+# Kind of a tokenizer -> the engine that defines its ids.
 REFERENCES = {
     "huggingface": "tokenizers",
     "sentencepiece": "sentencepiece",
     "tiktoken": "tiktoken",
     "bytes": "bytes",
 }
-"""Kind of a tokenizer -> the engine that defines its ids."""
 AUTO = "auto"
 
 

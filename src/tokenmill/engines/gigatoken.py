@@ -16,40 +16,28 @@ import re
 import sys
 import unicodedata
 from collections import Counter
+from functools import partial
 from importlib.metadata import version
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.engines import base
-from tokenmill.engines.base import Coverage, SpecialTokens, TokenizerKind, failure_of
-from tokenmill.engines.describe import find_added_tokens
-from tokenmill.engines.parity import Prescan, SpecialText, in_contexts, spanning_tokens
-from tokenmill.engines.sentencepiece import ModelType, PieceType, SentencePieceModel
-from tokenmill.engines.tiktoken import (
-    CL100K_PATTERN,
-    LLAMA3_PATTERN,
-    O200K_PATTERN,
-    QWEN_PATTERN,
-    R50K_PATTERN,
-    RankFile,
-)
+from tokenmill.engines import base, references
+from tokenmill.engines.base import Coverage, Engine, SpecialTokens, TokenizerKind, failure_of
+from tokenmill.engines.parity import Prescan, SpecialText, decoded, in_contexts, spanning_tokens
+from tokenmill.engines.references import ModelType, PieceType, RankFile, SentencePieceModel
 from tokenmill.errors import TokenizerError
-from tokenmill.records import TokenBatch
+from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from tokenmill.engines.base import Engine
-    from tokenmill.engines.describe import AddedTokensText, TokenizerContent
-    from tokenmill.records import TextBatch
+    from tokenmill.engines.load import TokenizerFiles
 
 
-# -------------------------------------------------------------------------------------------------
 # Added tokens of a tokenizer.json: which the fast engine gets, and when it would match wrongly.
 #
 # `tokenizers` finds added tokens in two passes (those marked `normalized` after the others) and,
@@ -57,27 +45,25 @@ if TYPE_CHECKING:
 # over. gigatoken finds all of its tokens in one pass. The two agree as long as tokens of different
 # kinds cannot touch the same characters.
 
+AddedTokens = list[dict[str, Any]]
 _MOST_COMPARED = 1 << 24
 
 
-def kept_tokens(content: dict[str, Any], policy: SpecialTokens) -> list[dict[str, Any]]:
+def kept_tokens(added: AddedTokens, policy: SpecialTokens) -> AddedTokens:
     """Added tokens that are recognised in text: all of them, or under `text` those not special."""
-    added = content.get("added_tokens") or []
-    if policy is SpecialTokens.PARSE:
-        return list(added)
-    return [token for token in added if not token.get("special")]
+    takes_all = policy is SpecialTokens.PARSE
+    return [token for token in added if takes_all or not token.get("special")]
 
 
 def refuse_added_tokens(content: dict[str, Any], policy: SpecialTokens) -> str | None:
     """Why the added tokens keep the fast engine from this tokenizer, or None."""
-    vocab = content["model"]["vocab"]
-    kept = kept_tokens(content, policy)
-    contents = [token["content"] for token in content.get("added_tokens") or []]
+    vocab, added = content["model"]["vocab"], content.get("added_tokens") or []
+    contents = [token["content"] for token in added]
     if len(set(contents)) != len(contents):
         return "an added token is listed twice"
     if sum(len(text) ** 2 for text in contents) > _MOST_COMPARED:
         return "its added tokens are too long to be compared with each other"
-    for token in kept:
+    for token in kept_tokens(added, policy):
         text = token["content"]
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):
@@ -86,10 +72,9 @@ def refuse_added_tokens(content: dict[str, Any], policy: SpecialTokens) -> str |
             return "it has an empty added token"
         if vocab.get(text, token["id"]) != token["id"]:
             return f"its added token {text!r} has another id in the vocabulary"
-        if token.get("normalized") and content.get("normalizer"):
-            normalizer = content["normalizer"]
-            if normalizer["type"] != "Sequence" or normalizer.get("normalizers"):
-                return f"its added token {text!r} is matched in normalized text"
+        normalizer = content.get("normalizer")
+        if token.get("normalized") and normalizer and not _is_empty_sequence(normalizer):
+            return f"its added token {text!r} is matched in normalized text"
     return None
 
 
@@ -99,10 +84,10 @@ def contested_strings(content: dict[str, Any], policy: SpecialTokens) -> tuple[s
     They can share characters with a token of another kind, and only a text that holds one of them
     can show the difference.
     """
-    kept = kept_tokens(content, policy)
+    added = content.get("added_tokens") or []
+    kept = kept_tokens(added, policy)
     kept_texts = {token["content"] for token in kept}
-    added = [token["content"] for token in content.get("added_tokens") or []]
-    dropped = [text for text in added if text not in kept_texts]
+    dropped = [token["content"] for token in added if token["content"] not in kept_texts]
     normalized = [token["content"] for token in kept if token.get("normalized")]
     plain = [token["content"] for token in kept if not token.get("normalized")]
     return tuple(overlapping(dropped, plain + normalized) + overlapping(normalized, plain))
@@ -114,19 +99,38 @@ def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
     ends = {other[i:] for other in others for i in range(len(other))}
     insides = "\0".join(others)
     whole = set(others)
-    found = []
-    for token in tokens:
-        borders = range(1, len(token) + 1)
-        if (
-            any(token[-i:] in starts or token[:i] in ends for i in borders)
+
+    def overlaps(token: str) -> bool:
+        cuts = range(1, len(token) + 1)
+        return (
+            any(token[-i:] in starts or token[:i] in ends for i in cuts)
             or token in insides
-            or any(token[i:j] in whole for i in range(len(token)) for j in borders)
-        ):
-            found.append(token)
-    return found
+            or any(token[i:j] in whole for i in range(len(token)) for j in cuts)
+        )
+
+    return list(filter(overlaps, tokens))
 
 
-# -------------------------------------------------------------------------------------------------
+_KEY = re.compile(r'"added_tokens"\s*:\s*')
+
+
+def replace_added_tokens(text: str, change: Callable[[AddedTokens], AddedTokens]) -> str:
+    """The text of a tokenizer.json with another list of added tokens.
+
+    What is around the list is not parsed where that can be helped: parsing and writing 11 MB of
+    JSON would double the time that a worker takes to start.
+    """
+    places = [match.end() for match in _KEY.finditer(text)]
+    if len(places) == 1:
+        tokens, end = json.JSONDecoder().raw_decode(text, places[0])
+        if isinstance(tokens, list) and all(isinstance(token, dict) for token in tokens):
+            return text[: places[0]] + json.dumps(change(tokens)) + text[end:]
+    # No such key, or a vocabulary that holds the word itself: only parsing tells.
+    content = json.loads(text)
+    content["added_tokens"] = change(content.get("added_tokens") or [])
+    return json.dumps(content, ensure_ascii=False)
+
+
 # The rules under which the fast engine may run a tokenizer. Whatever they do not name is refused.
 #
 # gigatoken reads a part of a tokenizer.json and passes over the rest in silence, so loading
@@ -138,7 +142,6 @@ def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
 
 ENGINE = "gigatoken"
 _SPACE = "\u2581"
-
 # Split patterns that gigatoken implements, as published tokenizer.json files spell them. It also
 # claims the possessive spelling of cl100k, but to Oniguruma, which tokenizers 0.2x uses, {1,3}+ is
 # a repetition without limit: there the two differ.
@@ -151,66 +154,71 @@ _DEEPSEEK_PATTERNS = (
         "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
     ),
 )
-_CL100K_PLAIN = LLAMA3_PATTERN.replace(r"\s*[\r\n]+|", r"\s*[\r\n]|")
-_QWEN35_PATTERN = QWEN_PATTERN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
-    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
-)
-_NEMOTRON_PATTERN = O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
-KNOWN_SPLITS = {
-    (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
-    (_CL100K_PLAIN,),
-    (QWEN_PATTERN,),
-    (_QWEN35_PATTERN,),
-    (LLAMA3_PATTERN,),
-    (O200K_PATTERN,),
-    (_NEMOTRON_PATTERN,),
-    _DEEPSEEK_PATTERNS,
-}
+_GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CL100K_PLAIN = references.LLAMA3_PATTERN.replace(r"\s*[\r\n]+|", r"\s*[\r\n]|")
+_QWEN35 = references.QWEN_PATTERN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+")
+_QWEN35 = _QWEN35.replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_NEMOTRON = references.O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "")
+_NEMOTRON = _NEMOTRON.replace("{1,3}", "")
+_ALIKE = (references.O200K_PATTERN, references.LLAMA3_PATTERN, references.QWEN_PATTERN)
+_SINGLE = (*_ALIKE, _GPT2_PATTERN, _CL100K_PLAIN, _QWEN35, _NEMOTRON)
+KNOWN_SPLITS = {_DEEPSEEK_PATTERNS, *((pattern,) for pattern in _SINGLE)}
 # gigatoken splits whitespace that ends a text by the first as tiktoken's cl100k does, in one piece.
 # The second makes the same pieces as the first: \s* leaves it one line break, the last of a run,
 # so that there is none for + to go on with.
-RESPELLED = (_CL100K_PLAIN, LLAMA3_PATTERN)
+RESPELLED = (_CL100K_PLAIN, references.LLAMA3_PATTERN)
 # Patterns of rank files -> the spelling of the same split that gigatoken knows.
-RANK_PATTERNS = {
-    R50K_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    CL100K_PATTERN: CL100K_PATTERN + "+",
-    O200K_PATTERN: O200K_PATTERN,
-    LLAMA3_PATTERN: LLAMA3_PATTERN,
-    QWEN_PATTERN: QWEN_PATTERN,
-}
+RANK_PATTERNS = {pattern: pattern for pattern in _ALIKE}
+RANK_PATTERNS[references.R50K_PATTERN] = _GPT2_PATTERN
+RANK_PATTERNS[references.CL100K_PATTERN] = references.CL100K_PATTERN + "+"
 
 
 def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
     """Coverage of a tokenizer.json under a policy for special tokens."""
     model: dict[str, Any] = content["model"]
     if model.get("type", "BPE") != "BPE" or not isinstance(model["vocab"], dict):
-        return _refused(
-            f"its model is {model.get('type', 'not BPE')}, and gigatoken runs BPE alone"
-        )
-    shape = _refuse_sentencepiece_shape if model.get("byte_fallback") else _refuse_byte_level_shape
-    merges = _pairs(model)
-    refusal = (
-        _refuse_model(model)
-        or shape(content)
-        or refuse_added_tokens(content, policy)
-        or _refuse_merges(merges, model["vocab"])
-    )
+        kind = model.get("type", "not BPE")
+        return _refused(f"its model is {kind}, and gigatoken runs BPE alone")
+    fallback = bool(model.get("byte_fallback"))
+    shape = _refuse_sentencepiece_shape if fallback else _refuse_byte_level_shape
+    # Older files write merges as one string with a space between.
+    merges = model["merges"]
+    if merges and isinstance(merges[0], str):
+        merges = [(x, y) for x, _, y in (merge.partition(" ") for merge in merges)]
+    else:
+        merges = list(map(tuple, merges))
+    made = list(map("".join, merges))
+    has_ties = len(set(made)) != len(made)
+    refusal = _refuse_model(model) or shape(content) or refuse_added_tokens(content, policy)
     if refusal:
         return _refused(refusal)
+    # No sets of what is named: making them takes longer than looking all of it up.
+    if not all(map(model["vocab"].__contains__, chain(made, chain.from_iterable(merges)))):
+        return _refused(
+            "a merge names a token that is not in the vocabulary, which gigatoken passes over"
+        )
+    if has_ties and len(set(merges)) != len(merges):
+        return _refused("a merge is listed twice")
+    kept = kept_tokens(content.get("added_tokens") or [], policy)
+    splits = (content.get("pre_tokenizer") or {}).get("pretokenizers") or []
     return Coverage(
         engine=ENGINE,
-        patterns=_pattern_text(content.get("pre_tokenizer") or {}),
+        patterns="\n".join(
+            split["pattern"].get("Regex", "") for split in splits if "pattern" in split
+        ),
         normalizes=_is_nfc(content.get("normalizer")),
-        probes=_tied_merges(merges, model)
-        + _spanning_texts(model)
-        + tuple(t["content"] for t in kept_tokens(content, policy)),
+        probes=(
+            *(_tied_merges(merges, made, fallback) if has_ties else ()),
+            *_spanning_texts(model),
+            *(token["content"] for token in kept),
+        ),
         contested=contested_strings(content, policy),
     )
 
 
 def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
     """Coverage of a SentencePiece model."""
-    kinds = {kind for _, kind in model.pieces}
+    kinds = Counter(kind for _, kind in model.pieces)
     checks = [
         (model.model_type is not ModelType.BPE, f"it is a {model.model_type.name.lower()} model"),
         (not model.byte_fallback, "it has no byte fallback"),
@@ -218,9 +226,9 @@ def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
         (model.removes_extra_whitespace, "it removes extra whitespace"),
         (not model.escapes_whitespace, "it does not escape whitespace"),
         (model.whitespace_is_suffix, "it treats whitespace as a suffix"),
-        (PieceType.USER_DEFINED in kinds, "it has user-defined symbols"),
-        (PieceType.UNUSED in kinds, "it has unused pieces"),
-        (sum(kind is PieceType.BYTE for _, kind in model.pieces) != 256, "it lacks byte pieces"),
+        (kinds[PieceType.USER_DEFINED], "it has user-defined symbols"),
+        (kinds[PieceType.UNUSED], "it has unused pieces"),
+        (kinds[PieceType.BYTE] != 256, "it lacks byte pieces"),
     ]
     for refused, reason in checks:
         if refused:
@@ -232,10 +240,8 @@ def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
 def cover_ranks(ranks: RankFile, policy: SpecialTokens) -> Coverage:
     """Coverage of a tiktoken rank file under a policy for special tokens."""
     definition = ranks.definition
-    if definition.normalization:
-        return _refused(
-            f"it normalizes to {definition.normalization} first, and gigatoken would not"
-        )
+    if form := definition.normalization:
+        return _refused(f"it normalizes to {form} first, and gigatoken would not")
     if definition.pattern not in RANK_PATTERNS:
         return _refused("gigatoken does not implement its split pattern")
     if any(bytes([byte]) not in ranks.ranks for byte in range(256)):
@@ -299,17 +305,13 @@ def _refuse_split(pre_tokenizer: dict[str, Any] | None) -> str | None:
     if pre_tokenizer["type"] != "Sequence":
         return f"its pre-tokenizer is {pre_tokenizer['type']}, which is not covered"
     *splits, last = pre_tokenizer["pretokenizers"] or [{}]
-    if (
-        last.get("type") != "ByteLevel"
-        or last.get("use_regex", True)
-        or last.get("add_prefix_space")
-    ):
+    is_plain = not last.get("use_regex", True) and not last.get("add_prefix_space")
+    if last.get("type") != "ByteLevel" or not is_plain:
         return "its pre-tokenizer sequence does not end in a plain ByteLevel"
     for split in splits:
-        if split.get("type") != "Split":
-            return (
-                f"its pre-tokenizer sequence holds {split.get('type')}, which gigatoken passes over"
-            )
+        kind = split.get("type")
+        if kind != "Split":
+            return f"its pre-tokenizer sequence holds {kind}, which gigatoken passes over"
         if split.get("behavior") != "Isolated" or split.get("invert"):
             return "a Split is inverted or does not isolate, which gigatoken passes over"
     patterns = tuple(split["pattern"].get("Regex", "") for split in splits)
@@ -328,55 +330,27 @@ def _refuse_sentencepiece_shape(content: dict[str, Any]) -> str | None:
     prepend = {"type": "Prepend", "prepend": _SPACE}
     if steps not in ([prepend, replace], [replace]):
         return "its normalizer is not the one that turns spaces into U+2581"
-    pre_tokenizer = content.get("pre_tokenizer")
-    if pre_tokenizer is not None and pre_tokenizer != {
-        "type": "Split",
-        "pattern": {"String": " "},
-        "behavior": "MergedWithPrevious",
-        "invert": False,
-    }:
-        return (
-            f"its pre-tokenizer is {pre_tokenizer['type']}, which is not covered with byte fallback"
-        )
+    found = content.get("pre_tokenizer")
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
+    if found is not None and found != split | {"invert": False}:
+        return f"its pre-tokenizer is {found['type']}, which is not covered with byte fallback"
     return None
 
 
-def _refuse_merges(merges: list[tuple[str, str]], vocab: dict[str, int]) -> str | None:
-    # No sets of what is named: making them takes longer than looking all of it up.
-    made = list(map("".join, merges))
-    named = chain(made, chain.from_iterable(merges))
-    if not all(map(vocab.__contains__, named)):
-        return "a merge names a token that is not in the vocabulary, which gigatoken passes over"
-    if len(set(made)) != len(made) and len(set(merges)) != len(merges):
-        return "a merge is listed twice"
-    return None
-
-
-def _tied_merges(merges: list[tuple[str, str]], model: dict[str, Any]) -> tuple[str, ...]:
+def _tied_merges(merges: list[tuple[str, str]], made: list[str], fallback: bool) -> list[str]:
     """Texts in which two merges into one token compete.
 
     gigatoken ranks a merge by the token it makes, `tokenizers` by its place in the list. They can
-    part only where one token comes from two merges, (x, y) and (y, z), and x, y, z stand in a row.
+    part only where one token comes from two merges, (x, y) and (y, z), and x, y, z are in a row.
     """
-    made = list(map("".join, merges))
-    if len(set(made)) == len(made):
-        return ()
-    counts = Counter(made)
-    by_token: dict[str, list[tuple[str, str]]] = {}
-    for pair in merges:
-        if counts[pair[0] + pair[1]] > 1:
-            by_token.setdefault(pair[0] + pair[1], []).append(pair)
+    counts, pairs = Counter(made), set(merges)
     rows = {
-        x + y + z for ties in by_token.values() for x, y in ties for other, z in ties if other == y
+        x + token
+        for (x, y), token in zip(merges, made, strict=True)
+        if token.startswith(y) and counts[token] > 1 and (y, token[len(y) :]) in pairs
     }
-    texts = []
-    for row in sorted(rows):
-        data = row.encode() if model.get("byte_fallback") else base.to_bytes(row)
-        try:
-            texts.append((data or b"").decode())
-        except UnicodeDecodeError:
-            continue
-    return tuple(texts)
+    ordered = sorted(rows)
+    return list(decoded(ordered if fallback else map(base.to_bytes, ordered)))
 
 
 def _spanning_texts(model: dict[str, Any]) -> tuple[str, ...]:
@@ -390,23 +364,6 @@ def _spanning_texts(model: dict[str, Any]) -> tuple[str, ...]:
     return in_contexts(token.replace(_SPACE, " ") for token in spanning_tokens(vocab, codes))
 
 
-def _pairs(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Merges as pairs: older files write them as one string with a space between."""
-    merges = model["merges"]
-    if merges and isinstance(merges[0], str):
-        merges = map(_split_pair, merges)
-    return list(map(tuple, merges))
-
-
-def _split_pair(merge: str) -> list[str]:
-    return merge.split(" ", 1)
-
-
-def _pattern_text(pre_tokenizer: dict[str, Any]) -> str:
-    splits = pre_tokenizer.get("pretokenizers") or []
-    return "\n".join(split["pattern"].get("Regex", "") for split in splits if "pattern" in split)
-
-
 def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
     if normalizer is None:
         return False
@@ -418,7 +375,6 @@ def _is_empty_sequence(normalizer: dict[str, Any]) -> bool:
     return normalizer["type"] == "Sequence" and not normalizer.get("normalizers")
 
 
-# -------------------------------------------------------------------------------------------------
 # Code points on which the engines differ, found by `tests/engines/sweep_unicode.py`.
 #
 # gigatoken 0.10 knows Unicode 17. tokenizers 0.21 to 0.23 and tiktoken 0.9 to 0.14 split by
@@ -456,24 +412,12 @@ CONTESTED_NFC = """
 1e5ee-1e5ef
 """
 
+# Oldest and newest version (major, minor) for which the ranges are known to be complete.
 SWEPT = {
     "gigatoken": ((0, 10), (0, 10)),
     "tokenizers": ((0, 21), (1, 0)),
     "tiktoken": ((0, 9), (0, 14)),
 }
-"""Oldest and newest version (major, minor) for which the ranges are known to be complete."""
-
-
-def parse_ranges(text: str) -> list[tuple[int, int]]:
-    """First and last code point of each range, ascending."""
-    pairs = [entry.split("-") for entry in text.split()]
-    return sorted((int(pair[0], 16), int(pair[-1], 16)) for pair in pairs)
-
-
-def version_tuple(version: str) -> tuple[int, int]:
-    """Major and minor number of a version."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def contested_ranges(
@@ -485,33 +429,33 @@ def contested_ranges(
     characters that none of them knew, so everything that this Python does not know either is
     contested then. An older version is unknown ground.
     """
-    ranges = parse_ranges(CONTESTED_LETTERS)
-    if r"\p{M}" in patterns or r"\p{S}" in patterns:
-        ranges += parse_ranges(CONTESTED_MARKS)
+    text = CONTESTED_LETTERS
+    if r"\p{M}" in patterns or r"\p{S}" in patterns or normalizes:
+        text += CONTESTED_MARKS
     if r"\p{S}" in patterns:
-        ranges += parse_ranges(CONTESTED_SYMBOLS)
+        text += CONTESTED_SYMBOLS
     if normalizes:
-        ranges += parse_ranges(CONTESTED_MARKS) + parse_ranges(CONTESTED_NFC)
-    versions = [(SWEPT[name], version_tuple(version)) for name, version in engines if name in SWEPT]
-    if any(version < oldest for (oldest, _), version in versions):
-        return None
-    if any(version > newest for (_, newest), version in versions):
-        ranges += _unassigned()
-    return sorted(set(ranges))
+        text += CONTESTED_NFC
+    pairs = [entry.split("-") for entry in text.split()]
+    ranges = {(int(pair[0], 16), int(pair[-1], 16)) for pair in pairs}
+    for name, number in engines:
+        if name in SWEPT:
+            oldest, newest = SWEPT[name]
+            major, minor = map(int, number.split(".")[:2])
+            if (major, minor) < oldest:
+                return None
+            if (major, minor) > newest:
+                every = range(0x80, 0x110000)
+                points = np.array([p for p in every if unicodedata.category(chr(p)) == "Cn"])
+                runs = np.split(points, np.flatnonzero(np.diff(points) != 1) + 1)
+                ranges |= {(int(run[0]), int(run[-1])) for run in runs}
+    return sorted(ranges)
 
 
-def _unassigned() -> list[tuple[int, int]]:
-    points = [p for p in range(0x80, 0x110000) if unicodedata.category(chr(p)) == "Cn"]
-    starts = [p for p, before in zip(points, [-1, *points], strict=False) if p != before + 1]
-    ends = [p for p, after in zip(points, [*points[1:], -1], strict=True) if p != after - 1]
-    return list(zip(starts, ends, strict=True))
-
-
-# -------------------------------------------------------------------------------------------------
 # The functions of a `FastEngine`, and the engine.
 
 
-def covers(tokenizer: TokenizerContent, policy: SpecialTokens) -> Coverage:
+def covers(tokenizer: TokenizerFiles, policy: SpecialTokens) -> Coverage:
     """Coverage by the rules above for what the tokenizer's files hold."""
     content = tokenizer.parsed
     if isinstance(content, RankFile):
@@ -522,7 +466,7 @@ def covers(tokenizer: TokenizerContent, policy: SpecialTokens) -> Coverage:
 
 
 def contested(
-    tokenizer: TokenizerContent, coverage: Coverage, reference: Engine
+    tokenizer: TokenizerFiles, coverage: Coverage, reference: Engine
 ) -> Callable[[TextBatch], NDArray[np.int64]]:
     """Finds documents with contested code points, or with one of the contested strings."""
     ranges = contested_ranges(
@@ -546,31 +490,85 @@ def contested(
 
 
 def build(
-    tokenizer: TokenizerContent, coverage: Coverage, *, policy: SpecialTokens, threads: int
+    tokenizer: TokenizerFiles, coverage: Coverage, *, policy: SpecialTokens, threads: int
 ) -> GigatokenEngine:
-    """The engine for what `covers` accepts."""
+    """The engine for what `covers` accepts: all of it as a tokenizer.json."""
     if tokenizer.kind is TokenizerKind.SENTENCEPIECE:
-        return from_sentencepiece(tokenizer.path, threads=threads)
-    if tokenizer.kind is TokenizerKind.TIKTOKEN:
-        ranks = tokenizer.parsed
-        pattern = RANK_PATTERNS[ranks.definition.pattern]
-        return from_ranks(ranks, pattern=pattern, special_tokens=policy, threads=threads)
-    content = find_added_tokens(tokenizer.path.read_text(encoding="utf-8-sig"))
-    return from_text(content, patterns=coverage.patterns, special_tokens=policy, threads=threads)
+        import gigatoken._load.sentencepiece as loading
+
+        text = loading.sentencepiece_to_tokenizer_json(tokenizer.path.read_bytes())
+        policy = SpecialTokens.TEXT  # control symbols stay text
+    elif tokenizer.kind is TokenizerKind.TIKTOKEN:
+        text = json.dumps(_ranks_as_json(tokenizer.parsed), ensure_ascii=False)
+    else:
+        text = tokenizer.path.read_text(encoding="utf-8-sig")
+        if coverage.patterns == RESPELLED[0]:
+            known, other = map(json.dumps, RESPELLED)
+            # Only where it is a pattern: the string may be that of a token too.
+            pattern = r'("Regex"\s*:\s*)' + re.escape(known)
+            text, count = re.subn(pattern, lambda found: found[1] + other, text)
+            if not count:
+                raise TokenizerError(
+                    "its split pattern is spelled with escapes that are not covered"
+                )
+    text = replace_added_tokens(text, partial(kept_tokens, policy=policy))
+    return GigatokenEngine(text.encode(), threads=threads)
+
+
+def _ranks_as_json(ranks: RankFile) -> dict[str, Any]:
+    """A rank file as a tokenizer.json, with its pattern as gigatoken spells it.
+
+    gigatoken's own loader of rank files derives one merge for each token and panics where it finds
+    none, as in Llama 3. tiktoken joins any two neighbours whose joined bytes have a rank, and
+    takes a piece that has a rank as it is: that is said here.
+    """
+    vocab = {base.from_bytes(token): rank for token, rank in ranks.ranks.items()}
+    merges = [
+        (piece[:i], piece[i:])
+        for piece in sorted(vocab, key=vocab.__getitem__)
+        for i in range(1, len(piece))
+        if piece[:i] in vocab and piece[i:] in vocab
+    ]
+    added = [
+        {"id": index, "content": text, "special": True, "normalized": False}
+        for text, index in ranks.definition.special_tokens.items()
+    ]
+    pattern = {"Regex": RANK_PATTERNS[ranks.definition.pattern]}
+    steps = [
+        {"type": "Split", "pattern": pattern, "behavior": "Isolated"},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+    ]
+    return {
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": True},
+    }
 
 
 class GigatokenEngine:
-    """Encodes with gigatoken. Made by the functions below, which know what it may be given."""
+    """Encodes with gigatoken a tokenizer.json that `build` made for it."""
 
     name = ENGINE
 
-    def __init__(self, build: Callable[[], Any], *, threads: int = 1) -> None:
+    def __init__(self, content: bytes, *, threads: int = 1) -> None:
         self.version = version(ENGINE)
-        self._build = build
+        self._content = content
         # None lets gigatoken stay on one thread where it finds itself in a child process.
         self._parallel = None if threads > 1 else False
-        self._tokenizer = _built(build)
+        self._tokenizer = self._load()
         self._vocab: dict[int, bytes] | None = None
+
+    def _load(self) -> Any:
+        import gigatoken
+
+        try:
+            return gigatoken.Tokenizer.from_json(self._content)
+        except BaseException as error:
+            reason = failure_of(error)
+        raise TokenizerError(
+            f"gigatoken cannot load this tokenizer: {reason}",
+            hint="use the reference engine: --engine auto",
+        )
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         if not len(texts):
@@ -610,96 +608,8 @@ class GigatokenEngine:
         """Drop the tokenizer with its caches, hand the memory back, build it again."""
         self._tokenizer = self._vocab = None
         gc.collect()
-        _trim_heap()
-        self._tokenizer = _built(self._build)
+        # Ask the C library to return free memory; only glibc has a call for it.
+        if sys.platform.startswith("linux"):
+            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        self._tokenizer = self._load()
         return True
-
-
-def from_text(
-    content: AddedTokensText, *, patterns: str, special_tokens: SpecialTokens, threads: int = 1
-) -> GigatokenEngine:
-    """The engine for the text of a tokenizer.json that `coverage` accepts, and its patterns."""
-    kept = kept_tokens({"added_tokens": content.tokens}, special_tokens)
-    text = content.with_tokens(kept)
-    if patterns == RESPELLED[0]:
-        known, other = map(json.dumps, RESPELLED)
-        # Only where it is a pattern: the string may be that of a token too.
-        text, count = re.subn(r'("Regex"\s*:\s*)' + re.escape(known), lambda m: m[1] + other, text)
-        if not count:
-            raise TokenizerError("its split pattern is spelled with escapes that are not covered")
-    data = text.encode()
-    return GigatokenEngine(lambda: _gigatoken().Tokenizer.from_json(data), threads=threads)
-
-
-def from_json(
-    content: dict[str, Any], *, special_tokens: SpecialTokens, threads: int = 1
-) -> GigatokenEngine:
-    """The engine for a parsed tokenizer.json that `coverage` accepts."""
-    reduced = content | {"added_tokens": kept_tokens(content, special_tokens)}
-    data = json.dumps(reduced, ensure_ascii=False).encode()
-    return GigatokenEngine(lambda: _gigatoken().Tokenizer.from_json(data), threads=threads)
-
-
-def from_sentencepiece(path: Path, *, threads: int = 1) -> GigatokenEngine:
-    """The engine for a SentencePiece model that `coverage` accepts; control symbols stay text."""
-    _gigatoken()
-    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
-
-    content = json.loads(sentencepiece_to_tokenizer_json(path.read_bytes()))
-    return from_json(content, special_tokens=SpecialTokens.TEXT, threads=threads)
-
-
-def from_ranks(
-    ranks: RankFile, *, pattern: str, special_tokens: SpecialTokens, threads: int = 1
-) -> GigatokenEngine:
-    """The engine for a rank file that `coverage` accepts, with its pattern as gigatoken spells it.
-
-    gigatoken's own loader of rank files derives one merge for each token and panics where it finds
-    none, as in Llama 3. tiktoken joins any two neighbours whose joined bytes have a rank, and
-    takes a piece that has a rank as it is: that is said here as a tokenizer.json.
-    """
-    vocab = {base.from_bytes(token): rank for token, rank in ranks.ranks.items()}
-    merges = [
-        (piece[:i], piece[i:])
-        for piece in sorted(vocab, key=vocab.__getitem__)
-        for i in range(1, len(piece))
-        if piece[:i] in vocab and piece[i:] in vocab
-    ]
-    added = [
-        {"id": index, "content": text, "special": True, "normalized": False}
-        for text, index in ranks.definition.special_tokens.items()
-    ]
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-    byte_level_step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    content = {
-        "added_tokens": added,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level_step]},
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": True},
-    }
-    return from_json(content, special_tokens=special_tokens, threads=threads)
-
-
-def _gigatoken() -> Any:
-    import gigatoken
-
-    return gigatoken
-
-
-def _built(build: Callable[[], Any]) -> Any:
-    try:
-        return build()
-    except BaseException as error:
-        reason = failure_of(error)
-    raise TokenizerError(
-        f"gigatoken cannot load this tokenizer: {reason}",
-        hint="use the reference engine: --engine auto",
-    )
-
-
-def _trim_heap() -> None:
-    """Ask the C library to return free memory; only glibc has a call for it."""
-    if not sys.platform.startswith("linux"):
-        return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -1,32 +1,480 @@
-"""Loads a tokenizer's engines: the reference that defines its ids, and a fast one if trusted."""
+"""From the name of a tokenizer to an engine: its files, what they say, and what runs it.
+
+    find_tokenizer(name) -> TokenizerFiles    which files; only their first bytes are read
+    describe(files) -> TokenizerInfo          vocabulary size, special tokens, eos, fingerprint
+    load_engine(info) -> CheckedEngine        a fast engine that is held to the reference
+
+A name is the word `bytes`, `tiktoken:NAME`, a folder, a file, or else a hub id. A file's kind comes
+from its content, never from its name: the `tokenizer.model` of Llama 3 is a tiktoken rank file,
+that of Llama 2 a SentencePiece model. eos and bos are what the tokenizer's own metadata name;
+nothing is guessed from how a token looks. The fingerprint is taken from parsed content, so a
+reformatted tokenizer.json is the same tokenizer. `load_tokenizer` is the checked fast engine in one
+line, for people who must tokenize inside their own loop.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shlex
 import warnings
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, overload
 
-from tokenmill.engines import AUTO, REFERENCES, engine_names
-from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind
-from tokenmill.engines.describe import TokenizerContent, coverages_of, describe, fast_engines
-from tokenmill.engines.locate import SIDECAR_SUFFIX, resolve_eos
+import tokenmill.engines
+from tokenmill.engines import AUTO, REFERENCES, engine_names, references
+from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, nested_steps
 from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
-from tokenmill.errors import TokenizerError, UsageError
-from tokenmill.records import TextBatch
+from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
+from tokenmill.errors import MissingExtraError, TokenizerError, TokenmillError, UsageError
+from tokenmill.files import is_remote, shown
+from tokenmill.records import TextBatch, TokenBatch, lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from os import PathLike
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from tokenmill.engines.base import Coverage, Engine
-    from tokenmill.engines.huggingface import HuggingFaceEngine
+    from tokenmill.engines.base import Coverage, Engine, FastEngine
+
+
+METADATA_NAMES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+CHAT_TEMPLATE = "chat_template.jinja"
+TIKTOKEN_PREFIX = "tiktoken:"
+
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FILE_SUFFIXES = (".json", ".model", ".tiktoken")
+_HUB_FILES = ["tokenizer.json", *METADATA_NAMES, CHAT_TEMPLATE, "*.model", "*.tiktoken"]
+_HUB_FILES += ["vocab.json", "merges.txt"]
+_MOST_IDS = 1 << 24
+_LONGEST_ADDED = 4096
+_MOST_GROWTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFiles:
+    """The files of a tokenizer."""
+
+    kind: TokenizerKind
+    # tokenizer.json, the SentencePiece model or the rank file; None for bytes.
+    main: Path | None
+    # What is beside it and matters: special-token names, or a rank file's definition.
+    metadata: tuple[Path, ...] = ()
+    # A chat template that is a file of its own, where one is asked for.
+    chat_template: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file that is the tokenizer, which all but bytes have."""
+        assert self.main is not None
+        return self.main
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """File name inside a store's `tokenizer/` folder -> where it is now."""
+        files = {path.name: path for path in self.metadata}
+        if self.main is not None:
+            # A tokenizer.json under another name would not be found again in the store's folder.
+            is_json = self.kind is TokenizerKind.HUGGINGFACE
+            files = {"tokenizer.json" if is_json else self.main.name: self.main} | files
+        return files if self.chat_template is None else files | {CHAT_TEMPLATE: self.chat_template}
+
+    @lazy
+    def parsed(self) -> Any:
+        """A tokenizer.json as a dict, else a SentencePieceModel or a RankFile; read once."""
+        if self.kind is TokenizerKind.HUGGINGFACE:
+            return references.read_tokenizer_json(self.path)
+        if self.kind is TokenizerKind.SENTENCEPIECE:
+            return references.read_sentencepiece_model(self.path)
+        return references.read_rank_file(
+            self.path, sidecar=self.metadata[0] if self.metadata else None
+        )
+
+
+def find_tokenizer(source: str | PathLike[str]) -> TokenizerFiles:
+    """Find the files of a tokenizer; only their first bytes are read."""
+    name = str(source)
+    if name == TokenizerKind.BYTES:
+        return TokenizerFiles(kind=TokenizerKind.BYTES, main=None)
+    if name.startswith(TIKTOKEN_PREFIX):
+        return _from_file(references.export_encoding(name.removeprefix(TIKTOKEN_PREFIX)))
+    if is_remote(name):
+        raise TokenizerError(
+            f"the tokenizer {shown(name)!r} is an address; it is read from a local disk",
+            hint="copy its files to a local folder, and give that: --tokenizer FOLDER",
+        )
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_folder(path)
+    if path.exists():
+        return _from_file(path)
+    if _HUB_ID.fullmatch(name) and not name.endswith(_FILE_SUFFIXES):
+        return _from_folder(_download(name))
+    raise TokenizerError(
+        f"no tokenizer at {name!r}: there is no such file or folder, and it is not a hub id",
+        hint="give a folder with a tokenizer.json, such a file, a SentencePiece .model, a tiktoken "
+        "rank file, a hub id such as openai-community/gpt2, or the word: bytes",
+    )
+
+
+def _from_folder(folder: Path) -> TokenizerFiles:
+    if (folder / "tokenizer.json").is_file():
+        return _from_file(folder / "tokenizer.json")
+    others = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix != ".json")
+    found = [path for path in others if _kind_of(path) is not None]
+    if len(found) == 1:
+        return _from_file(found[0])
+    if found:
+        names = ", ".join(path.name for path in found)
+        raise TokenizerError(
+            f"folder {str(folder)!r} holds several tokenizers ({names}) and no tokenizer.json, so "
+            "which one is meant would be a guess",
+            hint=f"name the file: --tokenizer {shlex.quote(str(found[0]))}",
+        )
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        raise TokenizerError(
+            f"folder {str(folder)!r} holds only vocab.json and merges.txt: they do not say how "
+            "text is split and normalized, so its ids could not be trusted",
+            hint='convert it once with: python -c "import sys; from transformers import '
+            'AutoTokenizer as A; A.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])" '
+            f"{shlex.quote(str(folder))}",
+        )
+    raise TokenizerError(
+        f"folder {str(folder)!r} holds no tokenizer.json, SentencePiece model or rank file",
+        hint="give the folder that does, or one of those files",
+    )
+
+
+def _from_file(path: Path) -> TokenizerFiles:
+    kind = _kind_of(path)
+    if kind is None:
+        raise TokenizerError(
+            f"file {str(path)!r} is not a tokenizer: its first bytes are those of neither JSON, a "
+            "SentencePiece model nor a tiktoken rank file",
+            hint="give a tokenizer.json, a SentencePiece .model or a tiktoken rank file",
+        )
+    beside = {
+        TokenizerKind.HUGGINGFACE: METADATA_NAMES,
+        TokenizerKind.TIKTOKEN: (path.name + SIDECAR_SUFFIX,),
+    }
+    metadata = [path.with_name(name) for name in beside.get(kind, ())]
+    return TokenizerFiles(
+        kind=kind, main=path, metadata=tuple(file for file in metadata if file.is_file())
+    )
+
+
+def _kind_of(path: Path) -> TokenizerKind | None:
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{":
+        return TokenizerKind.HUGGINGFACE
+    if _RANK_LINE.match(head):
+        return TokenizerKind.TIKTOKEN
+    # A SentencePiece model opens with its first piece: field 1, length-delimited, itself a message
+    # that opens with the piece's text (field 1 again).
+    is_pieces = head[:1] == b"\x0a" and head[2:3] == b"\x0a"
+    return TokenizerKind.SENTENCEPIECE if is_pieces else None
+
+
+def _download(repo_id: str) -> Path:
+    """Folder in the hub's own cache that holds the tokenizer files of a repository, no weights."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+        )
+    except ImportError as error:
+        raise MissingExtraError(
+            "huggingface_hub", extra="hf", purpose=f"loading the tokenizer {repo_id!r} from the hub"
+        ) from error
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()
+        raise TokenizerError(
+            f"tokenizer {repo_id!r} is no local path and could not be fetched from the hub "
+            f"({type(error).__name__}: {reason[0] if reason else 'no reason given'})",
+            hint="check the name and the network, log in with `hf auth login` if the repository is "
+            "gated, or give a local folder: --tokenizer path/to/folder",
+        ) from error
+
+
+def describe(
+    files: TokenizerFiles | str | PathLike[str],
+    *,
+    policy: SpecialTokens | None = SpecialTokens.TEXT,
+) -> TokenizerInfo:
+    """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
+
+    Without a policy nothing is found out about engines, which takes longest: for who encodes
+    nothing.
+    """
+    if not isinstance(files, TokenizerFiles):
+        files = find_tokenizer(files)
+    coverages: tuple[Coverage, ...] = ()
+    if files.kind is TokenizerKind.BYTES:
+        eos, eos_id = references.END_OF_TEXT, references.BYTES_EOS_ID
+        facts: dict[str, Any] = {
+            "fingerprint": _sha256({"kind": "bytes", "eos": eos_id}),
+            "vocab_size": eos_id + 1,
+            "special_tokens": {eos: eos_id},
+            "eos_token": eos,
+            "bos_token": None,
+        }
+    else:
+        with well_formed(files):
+            facts = _DESCRIBE[files.kind](files, files.parsed)
+        if policy is not None:
+            coverages = coverages_of(files, policy)
+    return TokenizerInfo(
+        kind=files.kind, files=files.files, coverages=coverages, policy=policy, **facts
+    )
+
+
+def fast_engines() -> dict[str, FastEngine]:
+    """Name -> module of each fast engine, in the order in which they are tried."""
+    names = tokenmill.engines.FAST_ENGINES
+    return {name.rpartition(".")[2]: cast("FastEngine", import_module(name)) for name in names}
+
+
+def coverages_of(tokenizer: TokenizerFiles, policy: SpecialTokens) -> tuple[Coverage, ...]:
+    """What each fast engine says of the tokenizer."""
+    with well_formed(tokenizer):
+        return tuple(engine.covers(tokenizer, policy) for engine in fast_engines().values())
+
+
+@contextmanager
+def well_formed(tokenizer: TokenizerFiles) -> Iterator[None]:
+    """Say of a tokenizer.json that a member is not what it must be, wherever that is noticed."""
+    try:
+        yield
+    except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        if isinstance(error, TokenmillError) or tokenizer.kind is not TokenizerKind.HUGGINGFACE:
+            raise
+        raise TokenizerError(
+            f"file {str(tokenizer.path)!r} is no tokenizer.json that can be used: a member is "
+            f"missing or of the wrong type ({type(error).__name__}: {str(error)[:200]})",
+            hint=COPY_AGAIN,
+        ) from error
+
+
+def _describe_json(files: TokenizerFiles, content: dict[str, Any]) -> dict[str, Any]:
+    model = content["model"]
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"the tokenizer {str(files.main)!r} drops merges at random (model.dropout), "
+            "so the same text would get other ids each time",
+            hint='set "dropout" to null in its "model"',
+        )
+    added = content.get("added_tokens") or []
+    special = {token["content"]: token["id"] for token in added if token.get("special")}
+    other = {token["content"]: token["id"] for token in added if not token.get("special")}
+    ids = vocabulary(content) | other | special
+    _refuse_harmful(content, ids, files.path)
+    named = {name: _named_token(files.metadata, name, ids) for name in ("eos", "bos")}
+    other |= {token: ids[token] for token in named.values() if token and token not in special}
+    tokenizer = {
+        key: value for key, value in content.items() if key not in ("padding", "truncation")
+    }
+    if isinstance(model["vocab"], dict):
+        # Strings are sorted far faster than the pairs that `json` would sort.
+        vocab = {token: model["vocab"][token] for token in sorted(model["vocab"])}
+        tokenizer["model"] = model | {"vocab": vocab}
+    return {
+        "fingerprint": _sha256({"tokenizer": tokenizer, **named}),
+        "vocab_size": 1 + max(ids.values(), default=-1),
+        "special_tokens": special,
+        "other_tokens": other,
+        "eos_token": named["eos"],
+        "bos_token": named["bos"],
+        "added_tokens": tuple(added),
+        "has_normalizer": bool(content.get("normalizer")),
+        "spaces_beginnings": any(
+            step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+            for step in nested_steps(content.get("pre_tokenizer"))
+        ),
+    }
+
+
+def _describe_sentencepiece(
+    files: TokenizerFiles, model: references.SentencePieceModel
+) -> dict[str, Any]:
+    control = model.control_pieces
+    return {
+        "fingerprint": hashlib.sha256(files.path.read_bytes()).hexdigest(),
+        "vocab_size": len(model.pieces),
+        "special_tokens": control,
+        # As the sentencepiece package has it: the named piece, if it is a control symbol.
+        "eos_token": model.eos_piece if model.eos_piece in control else None,
+        "bos_token": model.bos_piece if model.bos_piece in control else None,
+    }
+
+
+def _describe_ranks(files: TokenizerFiles, ranks: references.RankFile) -> dict[str, Any]:
+    definition = ranks.definition
+    tokens = {"eos_token": definition.eos_token, "bos_token": definition.bos_token}
+    for token in tokens.values():
+        if token is not None and token not in definition.special_tokens:
+            raise TokenizerError(
+                f"the definition of {str(files.main)!r} names {token!r}, no special token of it",
+                hint=f'add it to "special_tokens" in {files.path.name}.json, with its id',
+            )
+    ids: dict[Any, int] = {**ranks.ranks, **definition.special_tokens}
+    _refuse_large_ids(ids, files.path)
+    return {
+        "fingerprint": _sha256({"ranks": ranks.sha256, **definition.canonical()}),
+        "vocab_size": 1 + max(ids.values(), default=-1),
+        "special_tokens": dict(definition.special_tokens),
+        **tokens,
+    }
+
+
+_DESCRIBE: dict[TokenizerKind, Callable[[TokenizerFiles, Any], dict[str, Any]]] = {
+    TokenizerKind.HUGGINGFACE: _describe_json,
+    TokenizerKind.SENTENCEPIECE: _describe_sentencepiece,
+    TokenizerKind.TIKTOKEN: _describe_ranks,
+}
+
+
+def _refuse_harmful(content: dict[str, Any], ids: Mapping[str, int], path: Path) -> None:
+    """Raise for what would take all memory, whatever text it is given."""
+    if {*map(type, ids.values())} - {int} or min(ids.values(), default=0) < 0:
+        token = next(each for each, i in ids.items() if type(i) is not int or i < 0)
+        raise TokenizerError(
+            f"the token {token!r} has the id {ids[token]!r} in {str(path)!r}, which is no whole "
+            "number from 0 on",
+            hint="copy the file again from where it came from",
+        )
+    _refuse_large_ids(ids, path)
+    for added in content.get("added_tokens") or []:
+        if len(added["content"]) > _LONGEST_ADDED:
+            raise TokenizerError(
+                f"the added token {added['content'][:40]!r}... of {str(path)!r} has "
+                f"{len(added['content']):,} characters, and finding it in text would take more "
+                "memory than the text itself",
+                hint=f"give it at most {_LONGEST_ADDED:,} characters",
+            )
+    growth = _growth(content.get("normalizer"))
+    if growth > _MOST_GROWTH:
+        raise TokenizerError(
+            f"the normalizer of {str(path)!r} can make a text {growth:,.0f} times as long, "
+            "which no memory budget allows for",
+            hint=f"replace with shorter texts: at most {_MOST_GROWTH} times as long is taken",
+        )
+
+
+def _refuse_large_ids(ids: Mapping[Any, int], path: Path) -> None:
+    """Raise where the largest id is out of all proportion: engines keep a table up to it."""
+    largest = max(ids.values(), default=0)
+    if largest >= _MOST_IDS:
+        raise TokenizerError(
+            f"the largest id of {str(path)!r} is {largest:,}, with {len(ids):,} tokens; engines "
+            "keep a table with a place for every id up to the largest",
+            hint=f"give its tokens ids below {_MOST_IDS:,}",
+        )
+
+
+def _growth(normalizer: dict[str, Any] | None) -> float:
+    """How many times as long a normalizer can make a text by replacing, at most."""
+    growth = 1.0
+    made: list[tuple[set[str] | None, float]] = []
+    for step in nested_steps(normalizer):
+        if step["type"] == "Sequence":
+            continue
+        if step["type"] == "Prepend":
+            growth = max(growth, len(step["prepend"]))
+        if step["type"] != "Replace":
+            # What it makes of characters is not known here: they may be any now.
+            made = [(None, factor) for _, factor in made]
+            continue
+        found, text = step["pattern"].get("String"), step["content"]
+        factor = max(1.0, len(text) / max(1, len(found or "")))
+        # A pattern that finds nothing at every place adds to each character.
+        factor += not found and _finds_nothing(step["pattern"].get("Regex", ""))
+        fed = [
+            before
+            for characters, before in made
+            if not found or characters is None or characters & set(found)
+        ]
+        factor *= max(fed, default=1.0)
+        made.append((set(text), factor))
+        growth = max(growth, factor)
+    return growth
+
+
+def _finds_nothing(pattern: str) -> bool:
+    try:
+        return re.search(pattern, "") is not None
+    except re.error:
+        return False
+
+
+def _named_token(metadata: tuple[Path, ...], name: str, ids: dict[str, int]) -> str | None:
+    """The eos or bos that the files beside a tokenizer.json name, in order of their authority."""
+    for path in metadata:
+        content = read_json(path, hint="repair it or take it away")
+        token = content.get(f"{name}_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        number = content.get(f"{name}_token_id")
+        if token is None and isinstance(number, int):
+            token = next((text for text, index in reversed(ids.items()) if index == number), None)
+        if isinstance(token, str) and token in ids:
+            return token
+    return None
+
+
+def _sha256(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+# Which token ends a document, and which opens it: as asked for, or as the metadata name it. Where
+# neither says, that is an error with the candidates in it: a wrong eos trains a model that never
+# stops.
+
+_SHOWN = 12
+
+
+def resolve_eos(info: TokenizerInfo, requested: str | None = None) -> tuple[str, int]:
+    """Token and id that end a document; `requested` wins over the tokenizer's metadata."""
+    return _resolve(info, requested, "eos")
+
+
+def resolve_bos(info: TokenizerInfo, requested: str | None = None) -> tuple[str, int]:
+    """Token and id that open a document; `requested` wins over the tokenizer's metadata."""
+    return _resolve(info, requested, "bos")
+
+
+def _resolve(info: TokenizerInfo, requested: str | None, name: str) -> tuple[str, int]:
+    tokens = {**info.other_tokens, **info.special_tokens}
+    token = getattr(info, f"{name}_token") if requested is None else requested
+    if token is not None and token in tokens:
+        return token, tokens[token]
+    candidates = list({**info.special_tokens, **info.other_tokens})
+    what = f"this tokenizer does not name its {name} token, and a wrong guess ruins a training"
+    if requested is not None:
+        what = (
+            f"the {name} token {requested!r} is not among this tokenizer's special or added tokens"
+        )
+    listed = ", ".join(candidates[:_SHOWN]) or "none"
+    more = f" and {len(candidates) - _SHOWN} more" if len(candidates) > _SHOWN else ""
+    hint = f"use --eos {shlex.quote(candidates[0])} or --no-eos" if candidates else "use --no-eos"
+    if name == "bos":
+        hint = 'leave --bos out, or name it in tokenizer_config.json: {"bos_token": "..."}'
+    raise TokenizerError(f"{what}; candidates: {listed}{more}", hint=hint)
 
 
 def load_engine(
@@ -41,38 +489,64 @@ def load_engine(
     `auto` takes the first fast engine whose rules cover the tokenizer and that agrees with the
     probes, else the reference. A named engine is taken or refused with the reason.
     """
-    info = (
-        tokenizer
-        if isinstance(tokenizer, TokenizerInfo)
-        else describe(tokenizer, policy=special_tokens)
-    )
-    _check_choice(choice, info.kind)
-    if info.kind is TokenizerKind.BYTES:
-        return _load_bytes(info, choice, special_tokens)
-    path = next(iter(info.files.values()))
-    content = TokenizerContent(info.kind, path, info.files.get(path.name + SIDECAR_SUFFIX))
-    reference = _load_reference(info, content, special_tokens, threads)
-    if choice == reference.name:
-        refusal = f"--engine {choice} was asked for"
+    if isinstance(tokenizer, TokenizerInfo):
+        info = tokenizer
+    else:
+        info = describe(tokenizer, policy=special_tokens)
+    choices = (AUTO, *engine_names())
+    if choice not in choices:
+        raise UsageError(f"there is no engine {choice!r}", hint=f"use one of: {', '.join(choices)}")
+    own = REFERENCES[info.kind]
+    if choice in REFERENCES.values() and choice != own:
+        raise UsageError(
+            f"the engine {choice!r} cannot run this tokenizer, which is of the kind "
+            f"{info.kind.value!r}",
+            hint=f"use --engine {own} or --engine auto",
+        )
+    path = next(iter(info.files.values()), None)
+    sidecar = info.files.get(path.name + SIDECAR_SUFFIX) if path else None
+    files = TokenizerFiles(kind=info.kind, main=path, metadata=(sidecar,) if sidecar else ())
+    reference = _load_reference(info, files, special_tokens, threads)
+    # To the bytes engine the string of its end of text means nothing.
+    special = () if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens)
+    checked = partial(CheckedEngine, reference, info=info, special_text=SpecialText(special))
+    refusals: dict[str, str] = {}
+    if choice == own:
+        refusals[own] = f"--engine {choice} was asked for"
+    elif info.kind is TokenizerKind.BYTES:
+        refusals[own] = "the bytes engine needs no faster one"
     else:
         known = info.policy is special_tokens
-        coverages = info.coverages if known else coverages_of(content, special_tokens)
-        refusals: dict[str, str] = {}
-        for coverage in coverages:
+        for coverage in info.coverages if known else coverages_of(files, special_tokens):
             if choice not in (AUTO, coverage.engine):
                 continue
             try:
-                return _load_fast(info, content, coverage, reference, special_tokens, threads)
+                if coverage.refusal:
+                    raise TokenizerError(coverage.refusal)
+                module = fast_engines()[coverage.engine]
+                engine = checked(
+                    contested=module.contested(files, coverage, reference),
+                    fast=module.build(files, coverage, policy=special_tokens, threads=threads),
+                    probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
+                )
+                mismatches = engine.check_probes().mismatches
+                if not mismatches:
+                    return engine
+                raise TokenizerError(
+                    f"it disagrees with {reference.name} {reference.version} on "
+                    f"{len(mismatches)} probes, first on {mismatches[0].text[:40]!r}"
+                )
             except TokenizerError as error:
                 refusals[coverage.engine] = error.message
-        refusal = "; ".join(
-            reason if len(refusals) == 1 else f"{name}: {reason}"
-            for name, reason in refusals.items()
+    refusal = "; ".join(
+        reason if len(refusals) == 1 else f"{name}: {reason}" for name, reason in refusals.items()
+    )
+    if choice not in (AUTO, own):
+        raise TokenizerError(
+            f"{choice} may not be used for this tokenizer: {refusal}; its ids could be wrong",
+            hint="use --engine auto",
         )
-    if choice not in (AUTO, reference.name):
-        raise _not_usable(choice, refusal)
-    special_text = SpecialText(tuple(info.special_tokens))
-    return CheckedEngine(reference, info=info, special_text=special_text, refusal=refusal)
+    return checked(refusal=refusal)
 
 
 def known_policy(kind: str, special_tokens: str) -> tuple[TokenizerKind, SpecialTokens]:
@@ -94,121 +568,32 @@ def load_reference(kind: str, folder: PathLike[str], *, special_tokens: str) -> 
     return load_engine(where, choice=REFERENCES[known], special_tokens=policy).reference
 
 
-def _load_fast(
-    info: TokenizerInfo,
-    content: TokenizerContent,
-    coverage: Coverage,
-    reference: Engine,
-    policy: SpecialTokens,
-    threads: int,
-) -> CheckedEngine:
-    """The checked fast engine; TokenizerError says why it may not be used."""
-    if coverage.refusal:
-        raise TokenizerError(coverage.refusal)
-    module = fast_engines()[coverage.engine]
-    contested = module.contested(content, coverage, reference)
-    special = tuple(info.special_tokens)
-    engine = CheckedEngine(
-        reference,
-        info=info,
-        special_text=SpecialText(special),
-        fast=module.build(content, coverage, policy=policy, threads=threads),
-        contested=contested,
-        probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
-    )
-    mismatches = engine.check_probes().mismatches
-    if mismatches:
-        raise TokenizerError(
-            f"it disagrees with {reference.name} {reference.version} on {len(mismatches)} probes, "
-            f"first on {mismatches[0].text[:40]!r}"
-        )
-    return engine
-
-
-def _load_bytes(info: TokenizerInfo, choice: str, policy: SpecialTokens) -> CheckedEngine:
-    from tokenmill.engines.raw_bytes import BytesEngine
-
-    refusal = "the bytes engine needs no faster one"
-    if choice not in (AUTO, BytesEngine.name):
-        raise _not_usable(choice, refusal)
-    # The string of its end of text means nothing to it.
-    return CheckedEngine(
-        BytesEngine(special_tokens=policy),
-        info=info,
-        special_text=SpecialText(()),
-        refusal=refusal if choice == AUTO else f"--engine {choice} was asked for",
-    )
-
-
-def _not_usable(choice: str, refusal: str) -> TokenizerError:
-    return TokenizerError(
-        f"{choice} may not be used for this tokenizer: {refusal}; its ids could be wrong",
-        hint="use --engine auto",
-    )
-
-
-def _check_choice(choice: str, kind: TokenizerKind) -> None:
-    choices = (AUTO, *engine_names())
-    if choice not in choices:
-        raise UsageError(f"there is no engine {choice!r}", hint=f"use one of: {', '.join(choices)}")
-    if choice in REFERENCES.values() and choice != REFERENCES[kind]:
-        raise UsageError(
-            f"the engine {choice!r} cannot run this tokenizer, which is of the kind {kind.value!r}",
-            hint=f"use --engine {REFERENCES[kind]} or --engine auto",
-        )
-
-
 def _load_reference(
-    info: TokenizerInfo, content: TokenizerContent, policy: SpecialTokens, threads: int
+    info: TokenizerInfo, files: TokenizerFiles, policy: SpecialTokens, threads: int
 ) -> Engine:
-    if content.kind is TokenizerKind.HUGGINGFACE:
-        from tokenmill.engines.huggingface import HuggingFaceEngine
-
-        reference = HuggingFaceEngine(content.path, special_tokens=policy, threads=threads)
-        _check_added_ids(reference, info.added_tokens, content.path)
-        return reference
-    if content.kind is TokenizerKind.SENTENCEPIECE:
-        from tokenmill.engines.sentencepiece import SentencePieceEngine
-
-        return SentencePieceEngine(content.path, special_tokens=policy, threads=threads)
-    from tokenmill.engines.tiktoken import TiktokenEngine
-
-    return TiktokenEngine(content.parsed, special_tokens=policy, threads=threads)
-
-
-def _check_added_ids(
-    reference: HuggingFaceEngine, tokens: Sequence[Mapping[str, Any]], path: Path
-) -> None:
-    """Raise if the file's id of a special token, and so of eos, is not the reference's."""
-    for token in tokens:
+    if info.kind is TokenizerKind.BYTES:
+        return references.BytesEngine(special_tokens=policy)
+    if info.kind is TokenizerKind.SENTENCEPIECE:
+        return references.SentencePieceEngine(files.path, special_tokens=policy, threads=threads)
+    if info.kind is TokenizerKind.TIKTOKEN:
+        return references.TiktokenEngine(files.parsed, special_tokens=policy, threads=threads)
+    reference = references.HuggingFaceEngine(files.path, special_tokens=policy, threads=threads)
+    # The file's id of a special token, and so of eos, must be the reference's.
+    for token in info.added_tokens:
         found = reference.added_token_id(token["content"])
         if found is not None and found != token["id"]:
+            path = str(files.path)
             raise TokenizerError(
-                f"the added token {token['content']!r} has the id {token['id']} in {str(path)!r}, "
-                f"but {reference.name} {reference.version} gives it {found}",
+                f"the added token {token['content']!r} has the id {token['id']} in {path!r}, but "
+                f"{reference.name} {reference.version} gives it {found}",
                 hint='write the file anew with: python -c "import sys, tokenizers as t; '
-                't.Tokenizer.from_file(sys.argv[1]).save(sys.argv[1])" '
-                f"{shlex.quote(str(path))}",
+                f't.Tokenizer.from_file(sys.argv[1]).save(sys.argv[1])" {shlex.quote(path)}',
             )
+    return reference
 
 
-# -------------------------------------------------------------------------------------------------
-# The checked fast engine in one line, for people who must tokenize inside their own loop.
-#
-# Unlike the build's workers this uses every core by default. As in a build, a small part of the
-# text is encoded again by the reference; on a disagreement the call is redone and the fast engine
-# is given up, with a warning.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded(Sequence["NDArray[np.uint32]"]):
+class Encoded(TokenBatch, Sequence["NDArray[np.uint32]"]):
     """Ids of documents back to back; document i is `encoded[i]`."""
-
-    ids: NDArray[np.uint32]
-    offsets: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
 
     @overload
     def __getitem__(self, index: int) -> NDArray[np.uint32]: ...
@@ -217,14 +602,16 @@ class Encoded(Sequence["NDArray[np.uint32]"]):
     def __getitem__(self, index: int | slice) -> NDArray[np.uint32] | list[NDArray[np.uint32]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(f"document {index} of {len(self)}")
-        return self.ids[self.offsets[position] : self.offsets[position + 1]]
+        return super().__getitem__(index + len(self) if index < 0 else index)
 
 
 class Tokenizer:
-    """Text to ids and back, by the fastest engine that agrees with the reference."""
+    """Text to ids and back, by the fastest engine that agrees with the reference.
+
+    Unlike the build's workers this uses every core by default. As in a build, a small part of the
+    text is encoded again by the reference; on a disagreement the call is redone and the fast engine
+    is given up, with a warning.
+    """
 
     def __init__(self, checked: CheckedEngine) -> None:
         self._checked = checked
@@ -244,10 +631,8 @@ class Tokenizer:
     @property
     def eos_id(self) -> int | None:
         """Id of the token that ends a document; None where the tokenizer does not name one."""
-        try:
-            return resolve_eos(self._checked.info)[1]
-        except TokenizerError:
-            return None
+        info = self._checked.info
+        return {**info.other_tokens, **info.special_tokens}.get(info.eos_token or "")
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text."""
@@ -256,8 +641,15 @@ class Tokenizer:
         if self._engine is self._checked:
             result = self._checked.check_sample(batch, tokens, self._sample)
             if result.mismatches:
-                self._give_up(result.mismatches[0].text)
-                tokens = self._engine.encode(batch)
+                reference = self._engine = self._checked.reference
+                warnings.warn(
+                    f"{self._checked.name} and {reference.name} disagree on "
+                    f"{result.mismatches[0].text[:60]!r}; {reference.name} is used from here on, "
+                    "which is slower and right",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                tokens = reference.encode(batch)
         return Encoded(tokens.ids, tokens.offsets)
 
     def encode(self, text: str) -> NDArray[np.uint32]:
@@ -267,16 +659,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids, special tokens shown as their content."""
         return self._checked.decode(ids)
-
-    def _give_up(self, text: str) -> None:
-        reference = self._checked.reference
-        warnings.warn(
-            f"{self._checked.name} and {reference.name} disagree on {text[:60]!r}; "
-            f"{reference.name} is used from here on, which is slower and right",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        self._engine = reference
 
 
 def load_tokenizer(

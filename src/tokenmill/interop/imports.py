@@ -25,8 +25,7 @@ import numpy as np
 
 from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.describe import describe
-from tokenmill.engines.locate import find_tokenizer, resolve_eos
+from tokenmill.engines.load import describe, find_tokenizer, resolve_eos
 from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop.base import (
     READ_HINT,

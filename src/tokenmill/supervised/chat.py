@@ -1,6 +1,6 @@
-"""A conversation as text, with the special tokens that its template wrote and what counts of it.
+"""A conversation as text, with the special tokens that its template wrote and its loss mask.
 
-What counts is what the assistant said, its end token included. A template that marks it with
+In the mask is what the assistant said, its end token included. A template that marks it with
 generation blocks is taken at its word. For the others the conversation is rendered up to each
 answer, with the header of an answer after it, and again up to the end of that answer: what is
 between is the answer. That holds only if both texts are beginnings of the whole, which is checked.
@@ -9,46 +9,180 @@ between is the answer. That holds only if both texts are beginnings of the whole
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import datetime
+import hashlib
 import itertools
+import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill.engines.base import TokenizerKind
-from tokenmill.errors import TokenizerError
+from tokenmill.engines.base import TokenizerInfo, TokenizerKind
+from tokenmill.engines.load import CHAT_TEMPLATE, TokenizerFiles
+from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.files import PathInput, is_remote, shown
 from tokenmill.records import RejectReason
-from tokenmill.supervised.pieces import STRETCH, SWALLOWED, PieceCut, RowText
-from tokenmill.supervised.provenance import Provenance
-from tokenmill.supervised.rows import Conversation, RowError, read_conversation
-from tokenmill.supervised.templates import DEFAULT, WITH_TOOLS
+from tokenmill.supervised.rows import Conversation, RowError, RowText, read_conversation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from tokenmill.engines.base import TokenizerInfo
-    from tokenmill.supervised.pieces import Range
+    from tokenmill.options import RowShape
+    from tokenmill.supervised.rows import Range
     from tokenmill.supervised.sandbox import ChatTemplate
 
 
 ALL, LAST = "all", "last"
 
+# Where a tokenizer's chat template is, and the names of special tokens that it may use.
+#
+# As transformers looks for it: `chat_template.jinja` beside the tokenizer goes before the member
+# `chat_template` of tokenizer_config.json, which may be one template or several with names: of
+# those `tool_use` is for conversations with tools, `default` for all others.
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PROMPT = "add_generation_prompt"
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def with_template(files: TokenizerFiles, given: PathInput | None) -> TokenizerFiles:
+    """A tokenizer's files with the chat template that is to be used: the given one, or its own."""
+    if given is not None:
+        if is_remote(given):
+            raise UsageError(
+                f"chat_template={shown(str(given))!r} is an address; a template is a local file",
+                hint="copy it to a local disk: --chat-template FILE",
+            )
+        path = Path(given).expanduser()
+        _read_text(path)
+    elif files.main is None:
+        return files
+    else:
+        path = files.main.with_name(CHAT_TEMPLATE)
+        if not path.is_file():
+            return files
+    return dataclasses.replace(files, chat_template=path)
+
+
+def read_sources(files: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> text of the templates among a tokenizer's files."""
+    alone = files.get(CHAT_TEMPLATE)
+    if alone is not None:
+        return {DEFAULT: _read_text(alone)}
+    found = _config(files, "tokenizer_config.json").get("chat_template")
+    if isinstance(found, str):
+        return {DEFAULT: found}
+    entries = [entry for entry in found if isinstance(entry, dict)] if type(found) is list else []
+    named = {
+        name: entry["template"]
+        for name in (DEFAULT, WITH_TOOLS)
+        for entry in entries
+        if entry.get("name") == name and isinstance(entry.get("template"), str)
+    }
+    if DEFAULT in named:
+        return named
+    raise TokenizerError(
+        "this tokenizer has no chat template: there is neither a chat_template.jinja beside it nor "
+        "a chat_template in its tokenizer_config.json",
+        hint="give one: --chat-template FILE",
+    )
+
+
+def digest(sources: Mapping[str, str]) -> str:
+    """sha256 of templates, for a store's identity."""
+    return hashlib.sha256(json.dumps(dict(sources), sort_keys=True).encode()).hexdigest()
+
+
+def load_templates(info: TokenizerInfo, shape: RowShape) -> dict[str, ChatTemplate]:
+    """Compile a tokenizer's templates, by name."""
+    try:
+        from tokenmill.supervised.sandbox import ChatTemplate
+    except ImportError as error:
+        raise MissingExtraError(
+            "jinja2", extra="chat", purpose="rendering chats with a chat template"
+        ) from error
+    # `eos_token` and the like, as the tokenizer's own files name them; then the row shape's own.
+    names: dict[str, str] = {}
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        content = _config(info.files, file)
+        for name in _NAMED_TOKENS:
+            token = content.get(f"{name}_token")
+            if isinstance(token, dict):
+                token = token.get("content")
+            if isinstance(token, str):
+                names.setdefault(f"{name}_token", token)
+    described = {"eos_token": info.eos_token, "bos_token": info.bos_token}
+    variables = {
+        **{name: token for name, token in described.items() if token is not None},
+        **names,
+        **json.loads(shape.template_kwargs or "{}"),
+    }
+    date = shape.chat_date
+    try:
+        day = None if date is None else datetime.date.fromisoformat(date)
+    except ValueError as error:
+        what = f"chat_date={date!r} is not a day"
+        raise UsageError(what, hint="write it as 2024-07-26") from error
+    return {
+        name: ChatTemplate(source, variables=variables, date=day)
+        for name, source in read_sources(info.files).items()
+    }
+
+
+def doubtful_header(info: TokenizerInfo, shape: RowShape) -> str | None:
+    """A warning where a template does not say where an answer begins, and that is found by rule."""
+    doubtful = [
+        name
+        for name, source in read_sources(info.files).items()
+        if PROMPT not in source and GENERATION.search(source) is None
+    ]
+    if not doubtful:
+        return None
+    header = load_templates(info, shape)[doubtful[0]].answer_header
+    before = f"{header!r}, with which all begin" if header else "the message before it"
+    return (
+        "the chat template has neither generation blocks nor add_generation_prompt, so an answer "
+        f"is taken to begin right after {before}; see whether that is so with: "
+        "tokenmill inspect STORE --doc 0"
+    )
+
+
+def _config(files: Mapping[str, Path], name: str) -> dict[str, Any]:
+    path = files.get(name)
+    try:
+        content = {} if path is None else json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(
+            f"{str(path)!r} cannot be read: {error}",
+            hint="restore it, or give a template by itself: --chat-template FILE",
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the chat template {str(path)!r} cannot be read: {error}",
+            hint="give a text file with a Jinja template: --chat-template FILE",
+        ) from error
+
+
+# Conversations as texts, and the ranges of them that are in the loss mask.
+
 
 class ChatMaker:
     """Makes texts of conversations."""
 
-    def __init__(
-        self,
-        templates: Mapping[str, ChatTemplate],
-        specials: ChatSpecials,
-        *,
-        train_on: str,
-        messages_field: str | None,
-    ) -> None:
-        self._specials = specials
-        self._train_on = train_on
-        self._field = messages_field
+    def __init__(self, info: TokenizerInfo, shape: RowShape) -> None:
+        self._specials = special_tokens_of(info)
+        self._train_on, self._field = shape.train_on, shape.messages_field
         self._templates = {
-            name: (template, Provenance(template, specials.tokens))
-            for name, template in templates.items()
+            name: (template, Provenance(template, self._specials.tokens))
+            for name, template in load_templates(info, shape).items()
         }
 
     def __call__(self, row: dict[str, Any]) -> RowText:
@@ -85,13 +219,13 @@ class ChatMaker:
         turns = conversation.assistant_turns
         turns = turns[-1:] if self._train_on == LAST else turns
         # For one answer it would save nothing.
-        borders = template.borders(conversation, text) if len(turns) > 1 else None
+        boundaries = template.boundaries(conversation, text) if len(turns) > 1 else None
 
         def place(count: int, *, prompt: bool) -> int:
             """Where so many messages end in the text of the whole."""
-            known = borders.places[count] if borders is not None and count else None
-            if borders is not None and known is not None:
-                tail = borders.tails[prompt]
+            known = boundaries.places[count] if boundaries is not None and count else None
+            if boundaries is not None and known is not None:
+                tail = boundaries.tails[prompt]
                 if text.startswith(tail, known):
                     return known + len(tail)
             else:
@@ -144,6 +278,17 @@ _LEFT = re.compile(f"[{_SPACE}]*\\Z")
 _RIGHT = re.compile(f"[{_SPACE}]*")
 
 
+# What a piece is if it is no special token: text, or white space that a token beside it takes.
+PLAIN, SWALLOWED = -1, -2
+
+
+class PieceCut(NamedTuple):
+    """A row's text, cut at its special tokens."""
+
+    strings: list[str]  # back to back they are the text
+    kinds: list[int]  # of each: the id of a special token, PLAIN or SWALLOWED
+
+
 class SpecialToken(NamedTuple):
     """A special token's id, and whether it takes the white space beside it."""
 
@@ -181,7 +326,7 @@ class ChatSpecials:
         if self._is_plain:
             # Added tokens that are not special are themselves wherever they are.
             strings = self._pattern.split(checked)
-            kinds = [STRETCH] * len(strings)
+            kinds = [PLAIN] * len(strings)
             kinds[1::2] = [self._ids[name] for name in strings[1::2]]
             if text is checked:
                 return PieceCut(strings, kinds)
@@ -190,20 +335,16 @@ class ChatSpecials:
             bounds, kinds = [0], []
             for one in self.find(checked):
                 bounds += (one.start, one.own_start, one.own_end, one.end)
-                kinds += (STRETCH, SWALLOWED, one.id, SWALLOWED)
+                kinds += (PLAIN, SWALLOWED, one.id, SWALLOWED)
             bounds.append(len(text))
-            kinds.append(STRETCH)
+            kinds.append(PLAIN)
         return PieceCut([text[a:b] for a, b in itertools.pairwise(bounds)], kinds)
 
     def places(self, cut: PieceCut) -> list[Range]:
         """Where the special tokens of a text are, and no other added ones."""
-        found, start, special = [], 0, self._special_ids
-        for string, kind in zip(cut.strings, cut.kinds, strict=True):
-            end = start + len(string)
-            if kind in special:
-                found.append((start, end))
-            start = end
-        return found
+        ends = [0, *itertools.accumulate(map(len, cut.strings))]
+        special = [place for place, kind in enumerate(cut.kinds) if kind in self._special_ids]
+        return [(ends[place], ends[place + 1]) for place in special]
 
     def find(self, text: str) -> list[Found]:
         """The special tokens of the text, from left to right."""
@@ -263,3 +404,218 @@ def special_tokens_of(info: TokenizerInfo) -> ChatSpecials:
             known = special if token.get("special") else others
             known[content] = SpecialToken(int(token["id"]), *strips)
     return ChatSpecials(special, others)
+
+
+# Special tokens that a template wrote, and strings in messages that only look like them.
+
+_FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0xFFFFD
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]+\Z")
+# Words that templates compare with; alone they are part of no message.
+KNOWN_WORDS = {"text", "function", "tool", "object", "string", "integer", "number", "boolean"}
+KNOWN_WORDS |= {"array", "null", "image", "video", "audio"}
+# Below these the names are the dataset's own, not the template's.
+_FREE_KEYS = frozenset(("arguments", "properties"))
+_Doubles = list[tuple[str, str]]
+
+
+class Provenance:
+    """Which special tokens of a rendered chat the template wrote, and which only look like it.
+
+    A message may hold the string of a special token, or a part of one that the next piece of text
+    would complete. Neither may become the token. So a chat in which that is possible is rendered
+    twice: as it is, and with a double in the place of every character of its messages that a
+    special token could be made of. A double is a private character of equal length that means
+    nothing to anyone. If the two texts are equal but for the doubles, the template did the same
+    both times, and whatever special tokens the second text still has are made of the template's own
+    characters. If they are not equal, nobody can tell, and the row is rejected.
+
+    Which characters get doubles: of every special token one that the template supplies in no other
+    way than by the token itself, so that it must come from a message if any part of the token does;
+    as rare a one as there is. Where the template has pieces with all of them, the first and the
+    last character of the token; and where it has both ends as pieces, as `<|` and `|>` around a
+    name, every character. Strings that a template looks for in messages, such as `</think>`, stay
+    as they are, since it would not find them otherwise; none of them can share a character with a
+    special token.
+    """
+
+    def __init__(self, template: ChatTemplate, specials: Collection[str]) -> None:
+        self._template = template
+        constants = {*template.constants, *_strings(list(template.variables.values()))}
+        risky = {one: _risky_characters(one, constants) for one in specials}
+        # Whether letters matter, and so the names that a dataset gives to things.
+        self.composes = any(characters == set(one) for one, characters in risky.items())
+        self._risky = {each for characters in risky.values() for each in characters}
+        self._risky = {each for each in self._risky if not each.isspace()}
+        self._sought = _sought_strings(template.literals, specials, self._risky)
+        letters = re.escape("".join(sorted(self._risky)))
+        self._usual = [
+            (character, chr(_FIRST_PRIVATE + number))
+            for number, character in enumerate(sorted(self._risky))
+        ]
+        self._search = re.compile(f"[{letters}]" if letters else "(?!)").search
+
+    def without_doubt(self, conversation: Conversation, text: str) -> str:
+        """A text of equal length whose special tokens are all the template's: the text itself,
+        if no message has a character for them, or else the text with doubles."""
+        if not self._risky or not self._is_suspicious(conversation):
+            return text
+        table = self._doubles(conversation, text)
+        disguised = Conversation(
+            [self._disguise(each, table, kept="role") for each in conversation.messages],
+            None if conversation.tools is None else self._disguise(conversation.tools, table),
+            self._disguise(conversation.variables, table),
+        )
+        try:
+            second = self._template.render(disguised)
+        except RowError:
+            second = None
+        if second is None or _replaced(second, [(b, a) for a, b in table]) != text:
+            raise RowError(
+                RejectReason.SPECIAL_TOKEN,
+                "the template makes another text of its messages when their special characters are "
+                "replaced, so its own special tokens cannot be told from theirs",
+            )
+        return second
+
+    def _is_suspicious(self, conversation: Conversation) -> bool:
+        search = self._search
+        nested: list[Any] = [] if conversation.tools is None else [conversation.tools]
+        if conversation.variables:
+            nested.append(conversation.variables)
+        for message in conversation.messages:
+            for key, value in message.items():
+                if key == "role":
+                    continue
+                if type(value) is not str:
+                    nested.append(value)
+                elif search(value) is not None:
+                    return True
+                if key != "content" and not _IDENTIFIER.match(key):
+                    nested.append(key)
+        return any(search(text) is not None for text in _strings(nested))
+
+    def _doubles(self, conversation: Conversation, text: str) -> _Doubles:
+        """A private character for each risky one, none of which the row has already."""
+        values = (conversation.messages, conversation.tools, conversation.variables)
+        strings = [text, *_strings(values)]
+        if all(one.isascii() or max(one) < chr(_FIRST_PRIVATE) for one in strings):
+            return self._usual
+        used = set().union(*strings)
+        free = (
+            chr(point) for point in range(_FIRST_PRIVATE, _LAST_PRIVATE) if chr(point) not in used
+        )
+        try:
+            return [(character, next(free)) for character in sorted(self._risky)]
+        except StopIteration:
+            raise RowError(
+                RejectReason.SPECIAL_TOKEN, "the row uses up the private characters of Unicode"
+            ) from None
+
+    def _disguise(
+        self, value: Any, table: _Doubles, *, free: bool = False, kept: str | None = None
+    ) -> Any:
+        """The value with doubles; `kept` is the name of a member that stays as it is."""
+        if isinstance(value, str):
+            return value if value in KNOWN_WORDS else self._double(value, table)
+        if isinstance(value, list):
+            return [self._disguise(entry, table) for entry in value]
+        if not isinstance(value, dict):
+            return value
+        names = free and self.composes
+        return {
+            (key if _IDENTIFIER.match(key) and not names else self._double(key, table)): (
+                entry if key == kept else self._disguise(entry, table, free=key in _FREE_KEYS)
+            )
+            for key, entry in value.items()
+        }
+
+    def _double(self, text: str, table: _Doubles) -> str:
+        if self._sought is None:
+            return _replaced(text, table)
+        # Every second part is a string that the template looks for.
+        parts = self._sought.split(text)
+        return "".join(
+            part if number % 2 else _replaced(part, table) for number, part in enumerate(parts)
+        )
+
+
+def _replaced(text: str, pairs: _Doubles) -> str:
+    # A search for one character is so fast that a table for all of them would be slower.
+    for old, new in pairs:
+        if old in text:
+            text = text.replace(old, new)
+    return text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string of a row, the names of nested values too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _strings(entry)
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            if not _IDENTIFIER.match(key):
+                yield key
+            yield from _strings(entry)
+
+
+def _sought_strings(
+    literals: Collection[str], specials: Collection[str], risky: Collection[str]
+) -> re.Pattern[str] | None:
+    """Strings with risky characters that a template may look for, and that no token can share
+    a character with."""
+    sought = {
+        text
+        for text in literals
+        if any(character in text for character in risky)
+        and not any(_can_overlap(text, special) for special in specials)
+    }
+    longest_first = sorted(sought, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if sought else None
+
+
+def _can_overlap(text: str, special: str) -> bool:
+    if text in special or special in text:
+        return True
+    return text.endswith(_heads(special)) or text.startswith(_tails(special))
+
+
+def _heads(special: str) -> tuple[str, ...]:
+    return tuple(special[:i] for i in range(1, len(special)))
+
+
+def _tails(special: str) -> tuple[str, ...]:
+    return tuple(special[i:] for i in range(1, len(special)))
+
+
+def _risky_characters(special: str, constants: Collection[str]) -> set[str]:
+    """Characters without which no message can have a part in the special token."""
+    pieces, heads, tails = set(), _heads(special), _tails(special)
+    has_head = has_tail = False
+    for text in constants:
+        if text and text != special and text in special:
+            pieces.add(text)
+        if text.endswith(heads):
+            has_head = True
+            pieces |= {head for head in heads if text.endswith(head)}
+        if text.startswith(tails):
+            has_tail = True
+            pieces |= {tail for tail in tails if text.startswith(tail)}
+    # Letters and numbers can also come from roles and from numbers, which are no messages.
+    candidates = [
+        character
+        for character in special
+        if not (character.isalnum() or character.isspace() or character in "+-.")
+        and not any(character in piece for piece in pieces)
+    ]
+    if candidates:
+        return {min(candidates, key=_commonness)}
+    return set(special) if has_head and has_tail else {special[0], special[-1]}
+
+
+def _commonness(character: str) -> int:
+    """How much of a character is to be expected in messages: code has all of ASCII."""
+    order = "|[]<>{}()/_"
+    return -1 if not character.isascii() else order.find(character) % 1000

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.options import check_template_kwargs
 from tokenmill.records import RejectReason, field_of, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tokenmill.supervised.chat import PieceCut
 
 DETAIL_CHARACTERS = 160
 MOST_NESTED = 100
@@ -104,17 +109,10 @@ ASSISTANT = "assistant"
 ROLES = frozenset(
     ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython", "observation")
 )
-SHAREGPT_ROLES = {
-    "human": "user",
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "bing": ASSISTANT,
-    "bard": ASSISTANT,
-    "model": ASSISTANT,
-    "function_call": ASSISTANT,
-    "function_response": "tool",
-    "observation": "tool",
-} | {role: role for role in ("system", "user", ASSISTANT, "tool")}
+SHAREGPT_ROLES = {role: role for role in ("system", "user", ASSISTANT, "tool")}
+SHAREGPT_ROLES |= {"human": "user", "function_response": "tool", "observation": "tool"}
+SHAREGPT_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)
+SHAREGPT_ROLES["function_call"] = ASSISTANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +199,16 @@ def _message(entry: Any, place: int) -> dict[str, Any]:
             reasoning = message[name]
             return {"thinking": reasoning, **message, "reasoning_content": reasoning}
     return message
+
+
+Range = tuple[int, int]
+
+
+class RowText(NamedTuple):
+    """What a row became: its text, in pieces, and what of it is in the loss mask."""
+
+    text: str
+    ranges: Sequence[Range] = ()  # characters that count for the loss, ascending
+    cut: PieceCut | None = None  # None where there is no special token in it
+    before: int | None = None  # a token in front of the text; it does not count
+    after: int | None = None  # a token after the text; in the loss mask if anything is

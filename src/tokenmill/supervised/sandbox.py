@@ -37,8 +37,8 @@ from jinja2.visitor import NodeTransformer
 
 from tokenmill.errors import BuildError, TokenizerError, UsageError
 from tokenmill.records import RejectReason
+from tokenmill.supervised.chat import GENERATION, PROMPT
 from tokenmill.supervised.rows import Conversation, RowError, nesting
-from tokenmill.supervised.templates import GENERATION, PROMPT
 
 if TYPE_CHECKING:
     import datetime
@@ -339,7 +339,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     ) -> tuple[Any, ...]:
         """Count what a method or a filter adds to what it is given; returns what to give it.
 
-        `values` is the place of what `join` puts together: a method has it behind the separator.
+        `values` is the place of what `join` puts together: a method has it after the separator.
         """
         value, rest = args[0], (*args[1:], *kwargs.values())
         match name:
@@ -352,11 +352,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
             case "center" | "ljust" | "rjust" | "zfill":
                 self.make(_widest(rest))
             case "expandtabs":
-                self.make(_widest(rest or (8,)) * value.count("\t"))
+                self.make(_widest((8, *rest)) * value.count("\t"))
             case "indent":
                 if not isinstance(value, str):  # Jinja would add a line to a list, in its place
                     raise TemplateLimit("the filter indent is for texts")
-                self.make(_widest(rest or (4,)) * (value.count("\n") + 2))
+                self.make(_widest((4, *rest)) * (value.count("\n") + 2))
             case "tojson":
                 size, width = weight(value), sum(map(_width, rest))
                 self.make(size + size // _ENTRY * width * (nesting(value) if width else 0))
@@ -415,9 +415,7 @@ def _listed(values: Any) -> Any:
 class _Counted:
     """Values that a filter gives one by one, each of which is a step."""
 
-    def __init__(
-        self, values: Iterator[Any], sandbox: Sandbox, cost: int, *, nested: int = 0
-    ) -> None:
+    def __init__(self, values: Any, sandbox: Sandbox, cost: int, *, nested: int = 0) -> None:
         self._values, self._sandbox, self._cost = values, sandbox, cost
         self.nested = nested + 1
         if self.nested > DEPTH:
@@ -550,7 +548,7 @@ def _main_loop(tree: nodes.Template) -> nodes.For | None:
                 names.add(node.target.name)
                 allowed |= {id(value), id(node.target)}
                 is_renamed = is_renamed or node.target.name == "messages"
-    for item in (one for node in before for one in node.find_all(nodes.Getitem)):
+    for item in nodes.Template(before).find_all(nodes.Getitem):
         is_first = isinstance(item.arg, nodes.Const) and item.arg.value == 0 and not is_renamed
         if is_first and isinstance(item.node, nodes.Name) and item.node.name == "messages":
             allowed.add(id(item.node))  # a part that is not empty has the first one
@@ -561,13 +559,15 @@ def _main_loop(tree: nodes.Template) -> nodes.For | None:
     is_plain = isinstance(main.iter, nodes.Name) and main.iter.name in names
     if not is_plain or main.test is not None or main.else_ or main.recursive:
         return None
-    seen = _names([*before, main])
+    kinds = (nodes.Name, nodes.NSRef)
+    seen: list[Any] = list(nodes.Template([*before, main]).find_all(kinds))
     hidden = names | {PROMPT, "loop", "self"}
     if any(name.name in hidden and id(name) not in allowed for name in seen):
         return None
     made = {name.name for name in seen if getattr(name, "ctx", "store") != "load"}
     made |= {macro.name for macro in tree.find_all(nodes.Macro)} | names | {"loop", "self"}
-    return None if made & {name.name for name in _names(after)} else main
+    later: Iterator[Any] = nodes.Template(after).find_all(kinds)
+    return None if any(name.name in made for name in later) else main
 
 
 def _statements(parts: list[nodes.Node]) -> Iterator[nodes.Node]:
@@ -584,15 +584,6 @@ def _is_rest(node: nodes.Node) -> bool:
         return False
     start = node.start.value if isinstance(node.start, nodes.Const) else None
     return type(start) is int and start >= 0
-
-
-def _names(parts: list[nodes.Node]) -> list[Any]:
-    kinds = (nodes.Name, nodes.NSRef)
-    return [
-        one
-        for part in parts
-        for one in (*([part] if isinstance(part, nodes.Name) else []), *part.find_all(kinds))
-    ]
 
 
 class MessagePlaces(NamedTuple):
@@ -647,63 +638,10 @@ class ChatTemplate:
             what = f"{type(error).__name__}: {error}"[:200]
             raise _refused(f"is nested too deep, or too large ({what})") from error
 
-    def render(self, conversation: Conversation, *, prompt: bool = False) -> str:
-        """The conversation's text; `prompt` adds the header of an answer to come."""
-        return self._run(conversation, prompt=prompt)
-
-    def render_tracked(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The conversation's text with the places of its generation blocks."""
-        text = self._run(conversation, tracked=_BLOCKS)
-        generated = [(start, start + len(said)) for start, said in self._sandbox.notes if said]
-        if not all(text.startswith(said, start) for start, said in self._sandbox.notes):
-            raise RowError(
-                RejectReason.TEMPLATE_ERROR,
-                "a generation block stands inside a macro or a variable, so its place in the text "
-                "is not known",
-            )
-        return text, generated
-
-    def borders(self, conversation: Conversation, text: str) -> MessagePlaces | None:
-        """Where each message begins in the text of the whole, by one rendering for all of them.
-
-        That is where a rendering up to it would end, but for what is written after all messages.
-        None for templates of which that is not known: those that look ahead.
-        """
-        if not self._is_forward:
-            return None
-        asked = self._run(conversation, prompt=True, tracked=_MESSAGES)
-        places, values = [place for place, _ in self._sandbox.notes], self._sandbox.looped
-        skipped = len(conversation.messages) - len(values)
-        if len(places) != len(values) + 1 or skipped < 0:
-            return None
-        # Whatever the loop is over, it must be these very messages, from one of them on.
-        if not all(map(operator.is_, values, conversation.messages[skipped:])):
-            return None
-        if not text.startswith(asked[: places[-1]]):
-            return None
-        return MessagePlaces([None] * skipped + places, (text[places[-1] :], asked[places[-1] :]))
-
-    @functools.cached_property
-    def answer_header(self) -> str:
-        """What an answer begins with whatever it says; an empty string where that is nothing.
-
-        For templates that have no other way to tell: it is what two answers have in common.
-        """
-        question = {"role": "user", "content": "?"}
-        talks = [[question, {"role": "assistant", "content": one}] for one in _TWO_ANSWERS]
-        try:
-            before, one, other = (
-                self.render(Conversation(talk, None)) for talk in ([question], *talks)
-            )
-        except RowError:
-            return ""
-        pairs = enumerate(zip(one, other, strict=False))
-        header = one[len(before) : next((place for place, (a, b) in pairs if a != b), len(one))]
-        return header if one.startswith(before) and header.strip() else ""
-
-    def _run(
+    def render(
         self, conversation: Conversation, *, prompt: bool = False, tracked: str | None = None
     ) -> str:
+        """The conversation's text; `prompt` adds the header of an answer to come."""
         sandbox, seen = self._sandbox, 0
         parts = sandbox.begin(conversation, tracked=tracked)
         values = {
@@ -745,6 +683,55 @@ class ChatTemplate:
                     )
                     break
             raise RowError(RejectReason.TEMPLATE_ERROR, what) from error
+
+    def render_tracked(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation's text with the places of its generation blocks."""
+        text = self.render(conversation, tracked=_BLOCKS)
+        generated = [(start, start + len(said)) for start, said in self._sandbox.notes if said]
+        if not all(text.startswith(said, start) for start, said in self._sandbox.notes):
+            raise RowError(
+                RejectReason.TEMPLATE_ERROR,
+                "a generation block stands inside a macro or a variable, so its place in the text "
+                "is not known",
+            )
+        return text, generated
+
+    def boundaries(self, conversation: Conversation, text: str) -> MessagePlaces | None:
+        """Where each message begins in the text of the whole, by one rendering for all of them.
+
+        That is where a rendering up to it would end, but for what is written after all messages.
+        None for templates of which that is not known: those that look ahead.
+        """
+        if not self._is_forward:
+            return None
+        asked = self.render(conversation, prompt=True, tracked=_MESSAGES)
+        places, values = [place for place, _ in self._sandbox.notes], self._sandbox.looped
+        skipped = len(conversation.messages) - len(values)
+        # Whatever the loop is over, it must be these very messages, from one of them on.
+        are_messages = len(places) == len(values) + 1 and skipped >= 0
+        if not are_messages or not all(map(operator.is_, values, conversation.messages[skipped:])):
+            return None
+        if not text.startswith(asked[: places[-1]]):
+            return None
+        return MessagePlaces([None] * skipped + places, (text[places[-1] :], asked[places[-1] :]))
+
+    @functools.cached_property
+    def answer_header(self) -> str:
+        """What an answer begins with whatever it says; an empty string where that is nothing.
+
+        For templates that have no other way to tell: it is what two answers have in common.
+        """
+        question = {"role": "user", "content": "?"}
+        talks = [[question, {"role": "assistant", "content": one}] for one in _TWO_ANSWERS]
+        try:
+            before, one, other = (
+                self.render(Conversation(talk, None)) for talk in ([question], *talks)
+            )
+        except RowError:
+            return ""
+        pairs = enumerate(zip(one, other, strict=False))
+        header = one[len(before) : next((place for place, (a, b) in pairs if a != b), len(one))]
+        return header if one.startswith(before) and header.strip() else ""
 
 
 def _refused(why: str) -> TokenizerError:
