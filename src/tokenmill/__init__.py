@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tokenmill.engines.load import load_tokenizer as load_tokenizer
     from tokenmill.inspection import Inspection as Inspection
     from tokenmill.inspection import inspect as inspect
-    from tokenmill.interop.convert import convert as convert
     from tokenmill.interop.export import ExportResult as ExportResult
     from tokenmill.interop.export import export as export
     from tokenmill.interop.export import export_store as export_store
     from tokenmill.interop.imports import ImportResult as ImportResult
     from tokenmill.interop.imports import import_ as import_
     from tokenmill.interop.imports import import_store as import_store
+    from tokenmill.interop.in_place import convert as convert
     from tokenmill.loader.batch import Batch as Batch
     from tokenmill.loader.batch import RowOrigin as RowOrigin
     from tokenmill.loader.loader import Loader as Loader
@@ -56,7 +56,7 @@ _HOMES = {
     "diagnosis.values": ["Diagnosis"],
     "engines.load": ["Tokenizer", "load_tokenizer"],
     "inspection": ["Inspection", "inspect"],
-    "interop.convert": ["convert"],
+    "interop.in_place": ["convert"],
     "interop.export": ["ExportResult", "export", "export_store"],
     "interop.imports": ["ImportResult", "import_", "import_store"],
     "loader.batch": ["Batch", "RowOrigin"],

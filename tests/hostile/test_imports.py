@@ -22,8 +22,8 @@ from tests.interop.stores import EOS, import_ids
 
 import tokenmill
 from tokenmill.errors import SourceError
-from tokenmill.interop.convert import convert
 from tokenmill.interop.export import export_store
+from tokenmill.interop.in_place import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -75,7 +75,7 @@ def import_ids(
     """Import ids of a tokenizer of which the size of the vocabulary alone is known."""
     return run_import(
         path,
-        named=unknown_tokenizer(vocab_size, eos_id=EOS),
+        named=unknown_tokenizer(vocab_size)._replace(eos=(f"id {EOS}", EOS)),
         out=out,
         format_name=format_name,
         options=ImportOptions(**options, settings=settings or {}),  # type: ignore[arg-type]

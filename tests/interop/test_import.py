@@ -24,7 +24,7 @@ from tests.interop.stores import (
 
 import tokenmill
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop import raw
+from tokenmill.interop import base
 from tokenmill.interop.base import (
     ImportOptions,
     Sure,
@@ -101,7 +101,7 @@ def test_an_imported_store_is_a_store(tmp_path: Path) -> None:
 def test_an_import_resumes_and_sees_changed_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raw, "IMPORT_PART_BYTES", 400)
+    monkeypatch.setattr(base, "IMPORT_PART_BYTES", 400)
     path = export(tmp_path, "megatron")
     first = import_ids(path, tmp_path / "back", format_name=None)
     assert first.parts > 4

@@ -10,7 +10,7 @@ from tests.interop import peers
 from tests.interop.stores import EOS, WIDE, flat, ids_of, import_ids, random_shards, write_store
 
 import tokenmill
-from tokenmill.interop.datatrove import for_people
+from tokenmill.interop.indexed import for_people
 
 if TYPE_CHECKING:
     from pathlib import Path

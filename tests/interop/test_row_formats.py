@@ -17,11 +17,10 @@ from tests.store.samples import EOS, tree
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.interop import npz as npz_module
-from tokenmill.interop import records, tables
+from tokenmill.interop import base
 from tokenmill.interop.base import ExportOptions, ImportOptions, complete_settings, detect_format
+from tokenmill.interop.chunks import SampleLayout
 from tokenmill.interop.export import ExportResult, export_store
-from tokenmill.interop.mds import SampleLayout
 from tokenmill.interop.records import cut_lengths, open_records
 
 ROW_FORMATS = ("mds", "litdata", "arrow", "parquet", "pt", "npz")
@@ -251,8 +250,7 @@ def test_options_without_a_meaning_are_refused(
 def test_parts_of_a_file_cut_no_document_that_is_joined(
     tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (records, tables, npz_module):
-        monkeypatch.setattr(module, "IMPORT_PART_BYTES", 100)
+    monkeypatch.setattr(base, "IMPORT_PART_BYTES", 100)
     store = small_store(tmp_path / "store", [[50, 300, 70, 12]])
     groups: dict[str, Any] = {"group_tokens": 64} if to == "parquet" else {}
     export_store(store.path, to=to, out=tmp_path / "rows", seq_len=16, **groups)

@@ -25,7 +25,7 @@ from tests.store.samples import EOS
 
 import tokenmill
 from tokenmill.errors import MissingExtraError, SourceError, UsageError
-from tokenmill.interop import npz, pt
+from tokenmill.interop import base, tensors
 from tokenmill.interop.export import export_store
 from tokenmill.loader.loader import Loader
 
@@ -205,7 +205,7 @@ def test_parts_of_arrays_are_read_side_by_side(
         assert kind == "npy" or zipfile.ZipFile(path).testzip() is None
 
     expected = back(tmp_path / "one", tmp_path / "back-one")
-    monkeypatch.setattr(npz, "IMPORT_PART_BYTES", 10_000)
+    monkeypatch.setattr(base, "IMPORT_PART_BYTES", 10_000)
     result = import_bytes(tmp_path / "two", tmp_path / "back-two", workers=3)
     assert result.parts > 5
     assert documents(tokenmill.Store(tmp_path / "back-two")) == expected
@@ -229,7 +229,7 @@ def test_files_of_tensors_need_torch(
 ) -> None:
     store = small_store(tmp_path / "store", [[5]])
     torch.save(torch.ones(1, 1, dtype=torch.int32), tmp_path / "a.pt")
-    monkeypatch.setattr(pt, "find_spec", lambda _: None)
+    monkeypatch.setattr(tensors, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=f"{purpose} .pt files"):
         if purpose == "writing":
             export_store(store.path, to="pt", out=tmp_path / "out", seq_len=64)

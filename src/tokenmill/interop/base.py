@@ -38,6 +38,7 @@ from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import SourceError, TokenmillError, UsageError
@@ -78,6 +79,7 @@ _UNREADABLE = (
     EOFError,
     LookupError,
     MemoryError,
+    OSError,
     RuntimeError,
     SyntaxError,
     SystemError,
@@ -90,17 +92,17 @@ _UNREADABLE = (
 
 # All formats: name -> module and class. A new format is a file and a line here.
 HOMES = {
-    "megatron": "tokenmill.interop.megatron:Megatron",
-    "datatrove": "tokenmill.interop.datatrove:Datatrove",
-    "olmo": "tokenmill.interop.olmo:Olmo",
+    "megatron": "tokenmill.interop.indexed:Megatron",
+    "datatrove": "tokenmill.interop.indexed:Datatrove",
+    "olmo": "tokenmill.interop.indexed:Olmo",
     "nanogpt": "tokenmill.interop.nanogpt:NanoGpt",
     "llmc": "tokenmill.interop.nanogpt:LlmC",
-    "mds": "tokenmill.interop.mds:Mds",
-    "litdata": "tokenmill.interop.litdata:LitData",
+    "mds": "tokenmill.interop.chunks:Mds",
+    "litdata": "tokenmill.interop.chunks:LitData",
     "arrow": "tokenmill.interop.tables:Arrow",
     "parquet": "tokenmill.interop.tables:Parquet",
-    "pt": "tokenmill.interop.pt:Pt",
-    "npz": "tokenmill.interop.npz:Npz",
+    "pt": "tokenmill.interop.tensors:Pt",
+    "npz": "tokenmill.interop.tensors:Npz",
 }
 NAMES = tuple(HOMES)
 
@@ -191,8 +193,7 @@ class ExportRequest(ExportOptions):
     """Told how much is done, of how much; by any thread, one at a time."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportTask:
+class ExportTask(NamedTuple):
     """A piece of an export that one thread carries out: a file, or files that belong together."""
 
     split: str
@@ -200,7 +201,7 @@ class ExportTask:
     files: tuple[str, ...]  # relative to the out folder with / between
     first: int  # what of the split: shards, records, tokens, as the format counts
     last: int
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of files, where the plan knows them
+    sizes: Mapping[str, int] = MappingProxyType({})  # of files, where the plan knows them
 
 
 class Sure(IntEnum):
@@ -278,7 +279,9 @@ class ConvertRequest(ExportOptions):
 class ForeignPart:
     """A range of a foreign file that becomes a unit, and so a shard, of a store."""
 
-    path: str  # the file, relative to what is imported, with / between: the identity of its units
+    path: str  # relative to what is imported, with / between: the identity of its units
+    file: Path
+    beside: tuple[Path, ...] = ()  # other files that it is read from: indexes, masks
     index: int = 0  # number of the part in its file, without gaps
     start: int = 0
     end: int | None = None  # bytes, documents, rows, as the format counts; None is to its end
@@ -294,17 +297,19 @@ class DocumentBlock(NamedTuple):
     mask: NDArray[np.uint8] | None = None  # the loss mask of each token, where the format has one
 
 
+if TYPE_CHECKING:
+    Blocks = Iterator[DocumentBlock]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
     """Foreign files that were opened: cut into parts, and read part by part, by several threads."""
 
-    files: Mapping[str, Path]  # every file that parts name: the path they name it by -> where it is
     parts: tuple[ForeignPart, ...]  # in the order of the documents, those of one file together
-    blocks: Callable[[ForeignPart], Iterator[DocumentBlock]]  # the documents of a part
+    blocks: Callable[[ForeignPart], Blocks]  # the documents of a part
     has_borders: bool = True  # the format says where documents end
     has_mask: bool = False
     note: str | None = None  # what a person should know: no boundaries, ...
-    sidecars: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # indexes, masks
 
 
 class Format(ABC):
@@ -465,7 +470,7 @@ def candidates(path: Path) -> dict[str, Detection]:
         try:
             with reading(path):
                 detection = get_format(name).detect(path)
-        except (ImportError, OSError):
+        except ImportError:
             # A format whose packages are not there can still be named, and says so then.
             continue
         if detection is not None:

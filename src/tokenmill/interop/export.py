@@ -24,20 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
-from tokenmill.errors import BuildError, StoreError, UsageError
-from tokenmill.interop.base import (
-    LINKS,
-    WRITE_HINT,
-    ConvertRequest,
-    ExportOptions,
-    ExportRequest,
-    ExportTask,
-    Format,
-    complete_settings,
-    get_format,
-    local_path,
-)
-from tokenmill.interop.records import rows_note
+from tokenmill.errors import StoreError, UsageError
+from tokenmill.interop import base
 from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
 from tokenmill.store.layout import (
@@ -55,7 +43,6 @@ from tokenmill.store.write import HashedFile
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from tokenmill.files import PathInput
 
@@ -63,6 +50,12 @@ BOOKS = ".tokenmill-export"
 TITLE = "export.json"
 COPY_BYTES = 4 << 20
 REPORT_BYTES = 4 << 20
+# What a file system has against a link; all else is a failed write.
+UNLINKABLE = {
+    errno.EXDEV: "they are on two file systems",
+    errno.EMLINK: "the file has too many links already",
+    **{each: os.strerror(each) for each in (errno.EPERM, errno.ENOTSUP, errno.EACCES)},
+}
 # Bytes of an id where a format does not hold the store's own bytes, about.
 WIDE_ID = 4
 # Told how much is done, of how much; by any thread, one at a time.
@@ -117,13 +110,12 @@ class PartFiles:
     names: Sequence[str]
     on_bytes: Report = lambda _: None  # told of all that is written
     _open: dict[str, OutFile] = field(default_factory=dict)
-    _made: set[str] = field(default_factory=set)
+    _made: dict[str, Path] = field(default_factory=dict)
 
     def create(self, name: str) -> OutFile:
         """A new file of the part, to be written from its beginning to its end."""
         path = self._stage(name)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._open[name] = OutFile(path, on_bytes=self.on_bytes)
         except OSError as error:
             raise write_error(error, path=path) from error
@@ -142,27 +134,30 @@ class PartFiles:
         if link != "never":
             path = self._stage(name)
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 os.link(source, path)
                 return
             except OSError as error:
                 if link != "if-possible":
-                    raise _unlinkable(source, self.export.root, error) from error
+                    root, why = self.export.root, UNLINKABLE.get(error.errno or 0)
+                    if why is None:
+                        raise write_error(error, path=root) from error
+                    raise UsageError(
+                        f"{str(source)!r} cannot be linked into {str(root)!r}: {why}",
+                        hint="choose an --out on the file system of the store, or copy where links"
+                        " do not work: --link-or-copy",
+                    ) from error
         self.create(name).append_file(source, checksum=checksum)
 
     def _stage(self, name: str) -> Path:
         """Where a file is until it gets its name."""
         if name not in self.names:
             raise ValueError(f"the file {name!r} was not planned")
-        self._made.add(name)
-        return self._staged(name)
-
-    def _staged(self, name: str) -> Path:
-        return self.export.books.tmp / name.replace("/", "\\")
+        self._made[name] = self.export.books.tmp / name.replace("/", "\\")
+        return self._made[name]
 
     def commit(self) -> None:
         """Give the files their names."""
-        if missing := set(self.names) - self._made:
+        if missing := set(self.names) - set(self._made):
             raise ValueError(f"the files {sorted(missing)} were planned and not made")
         targets = {name: self.export.root / name for name in self.names}
         try:
@@ -172,7 +167,7 @@ class PartFiles:
                     os.fsync(again.fileno())
             for name, target in targets.items():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._staged(name).replace(target)
+                self._made[name].replace(target)
             for parent in sorted({target.parent for target in targets.values()}):
                 sync_folder(parent)
         except OSError as error:
@@ -182,24 +177,17 @@ class PartFiles:
     def __enter__(self) -> PartFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._open.values():
             file.close()
-        for name in self._made:
-            self._staged(name).unlink(missing_ok=True)
+        for path in self._made.values():
+            path.unlink(missing_ok=True)
 
 
 def title_of(path: Path) -> Mapping[str, Json]:
     """What an export says that a path is in, or a part of; nothing where none says it."""
-    for folder in (path, *path.absolute().parents[:2]):
-        if (folder / BOOKS / TITLE).is_file():
-            return _read_title(folder)
-    return {}
+    found = map(_read_title, (path, *path.absolute().parents[:2]))
+    return next(filter(None, found), {})
 
 
 def _read_title(root: Path) -> dict[str, Json]:
@@ -208,20 +196,6 @@ def _read_title(root: Path) -> dict[str, Json]:
         return unseal(path.read_bytes(), path=path)
     except (OSError, StoreError):
         return {}
-
-
-def _unlinkable(source: Path, out: Path, error: OSError) -> UsageError | BuildError:
-    if error.errno in {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES}:
-        why = {
-            errno.EXDEV: "they are on two file systems",
-            errno.EMLINK: "the file has too many links already",
-        }.get(error.errno, error.strerror or str(error))
-        return UsageError(
-            f"{str(source)!r} cannot be linked into {str(out)!r}: {why}",
-            hint="choose an --out on the file system of the store, or copy where links do not"
-            " work: --link-or-copy",
-        )
-    return write_error(error, path=out)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -312,8 +286,8 @@ class ExportResult:
     seconds: float = 0.0
 
 
-@with_settings(ExportRequest)
-def export(asked: ExportRequest) -> ExportResult:
+@with_settings(base.ExportRequest)
+def export(asked: base.ExportRequest) -> ExportResult:
     """Write a store in another project's format; the same call again resumes.
 
     `split` names one split or several, None is all. `seq_len` gives rows of that many tokens where
@@ -328,7 +302,7 @@ export_store = export
 
 
 def export_splits(
-    stores: Mapping[str, Store], asked: ExportRequest | ConvertRequest
+    stores: Mapping[str, Store], asked: base.ExportRequest | base.ConvertRequest
 ) -> ExportResult:
     """Export the stores of some splits together."""
     if not any(store.num_documents for store in stores.values()):
@@ -336,15 +310,15 @@ def export_splits(
             f"{' and '.join(stores) or 'the store'} has no documents: there is nothing to export",
             hint="see what the store has with: tokenmill inspect STORE",
         )
-    format_, link = get_format(asked.to), asked.link
+    format_, link = base.get_format(asked.to), asked.link
     options = dataclasses.replace(
         asked,
-        link=LINKS[link] if isinstance(link, bool) else link,
-        settings=complete_settings(format_, asked.settings),
+        link=base.LINKS[link] if isinstance(link, bool) else link,
+        settings=base.complete_settings(format_, asked.settings),
     )
     check_options(format_, options)
-    root = local_path(asked.out, hint=WRITE_HINT).absolute()
-    return Export(stores, format_, options, root).run(asked.workers, asked.on_progress)
+    root = base.local_path(asked.out, hint=base.WRITE_HINT).absolute()
+    return Export(stores, format_, options, root, asked.workers, asked.on_progress).run()
 
 
 @dataclass
@@ -352,10 +326,12 @@ class Export:
     """One call of `export`: what a format is told of it, and the steps."""
 
     stores: Mapping[str, Store]
-    format: Format
-    options: ExportOptions
+    format: base.Format
+    options: base.ExportOptions
     root: Path
-    parts: list[ExportTask] = field(default_factory=list)
+    workers: int | None
+    on_progress: OnProgress | None
+    parts: list[base.ExportTask] = field(default_factory=list)
     index_files: list[str] = field(default_factory=list)
     checksums: dict[str, str] = field(default_factory=dict)  # of files that this run has written
 
@@ -380,7 +356,7 @@ class Export:
             self.checksums[name] = seen.hexdigest()
         return self.checksums[name]
 
-    def run(self, workers: int | None, on_progress: OnProgress | None) -> ExportResult:
+    def run(self) -> ExportResult:
         """Carry out the export."""
         started = time.monotonic()
         self.parts, self.index_files = self.format.plan(self), self.format.index_files(self)
@@ -393,18 +369,12 @@ class Export:
             known = self._refuse_another(title)
             shutil.rmtree(self.books.tmp, ignore_errors=True)
             try:
-                result = self._work(title, known, workers, on_progress)
+                result = self._work(title, known)
             finally:
                 shutil.rmtree(self.books.tmp, ignore_errors=True)
         return dataclasses.replace(result, seconds=time.monotonic() - started)
 
-    def _work(
-        self,
-        title: dict[str, Json],
-        known: Mapping[str, Json],
-        workers: int | None,
-        on_progress: OnProgress | None,
-    ) -> ExportResult:
+    def _work(self, title: dict[str, Json], known: Mapping[str, Json]) -> ExportResult:
         notes, found = known.get("notes"), known.get("files")
         sizes = found if isinstance(found, dict) else {}
         left = [
@@ -422,8 +392,8 @@ class Export:
             left,
             size=lambda part: part.tokens,
             total=sum(part.tokens for part in self.parts),
-            workers=workers,
-            on_progress=on_progress,
+            workers=self.workers,
+            on_progress=self.on_progress,
         )
         for part in self.parts:
             if not self._is_whole(part.files, part.sizes):
@@ -433,7 +403,11 @@ class Export:
                     hint="run the same command again, and let nothing else write into the folder",
                 )
         with PartFiles(self, self.index_files) as out:
-            lines = [*self.format.finish(self, out), *self._notes()]
+            lines, about = self.format.finish(self, out), self.format.about
+            if not about.masks and any(store.has_mask for store in self.stores.values()):
+                lines.append(
+                    f"loss masks are left out: {about.name} has no place for them; all tokens count"
+                )
             out.commit()
         files: dict[str, Json] = {name: (self.root / name).stat().st_size for name in self.files}
         self._write_title({**title, "files": files, "notes": [*lines]})
@@ -447,15 +421,7 @@ class Export:
             return False
         return all(sizes.get(name, size) == size for name, size in found.items())
 
-    def _notes(self) -> Iterator[str]:
-        """What is not in the files, and should not be missed in silence."""
-        about = self.format.about
-        for split, store in self.stores.items():
-            yield from rows_note(store, self.options, split, overlap=about.row_overlap)
-        if not about.masks and any(store.has_mask for store in self.stores.values()):
-            yield f"loss masks are left out: {about.name} has no place for them; all tokens count"
-
-    def _make(self, part: ExportTask, report: Report) -> None:
+    def _make(self, part: base.ExportTask, report: Report) -> None:
         """Make the files of a part, on any thread."""
         written = told = 0
         width = WIDE_ID
@@ -568,31 +534,31 @@ def open_splits(store: PathInput | Store, split: str | Sequence[str] | None) -> 
     return {name: whole.of_split(name) for name in wanted}
 
 
-def check_options(format_: Format, options: ExportOptions) -> None:
+def check_options(format_: base.Format, options: base.ExportOptions) -> None:
     """Refuse what the format cannot do, before anything is opened for it."""
-    about = format_.about
-    if options.packing not in PACKINGS:
+    about, seq_len, packing = format_.about, options.seq_len, options.packing
+    if packing not in PACKINGS:
         raise UsageError(
-            f"there is no packing {options.packing!r}",
+            f"there is no packing {packing!r}",
             hint=f"use one of: {', '.join(map(repr, PACKINGS))}",
         )
-    if options.link not in LINKS:
+    if options.link not in base.LINKS:
         raise UsageError(
             f"link={options.link!r} is not known",
-            hint=f"use True, False or one of: {', '.join(map(repr, LINKS))}",
+            hint=f"use True, False or one of: {', '.join(map(repr, base.LINKS))}",
         )
-    if options.seq_len is not None and not about.rows:
+    if seq_len is not None and not about.rows:
         raise UsageError(
-            f"{about.name} holds documents, not rows; seq_len={options.seq_len} says nothing there",
+            f"{about.name} holds documents, not rows; seq_len={seq_len} says nothing there",
             hint="leave --seq-len out: its reader cuts rows itself",
         )
-    if options.seq_len is None and about.rows_only:
+    if seq_len is None and about.rows_only:
         raise UsageError(
             f"{about.name} holds rows of one length", hint="give it with --seq-len 2048"
         )
-    if options.seq_len is None and options.packing != next(iter(PACKINGS)):
+    if seq_len is None and packing != next(iter(PACKINGS)):
         raise UsageError(
-            f"packing={options.packing!r} is about rows, and whole documents are written",
+            f"packing={packing!r} is about rows, and whole documents are written",
             hint="say how long rows are with --seq-len, or leave --packing out",
         )
     if options.file_tokens is not None and not about.file_tokens:

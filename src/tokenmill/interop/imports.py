@@ -19,7 +19,7 @@ import json
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,51 +27,12 @@ from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import describe, find_tokenizer, resolve_eos
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop.base import (
-    READ_HINT,
-    STORE_HINT,
-    DocumentBlock,
-    Foreign,
-    ForeignPart,
-    Format,
-    ImportOptions,
-    ImportRequest,
-    complete_settings,
-    damaged,
-    detect_format,
-    get_format,
-    local_path,
-    reading,
-)
+from tokenmill.interop import base
 from tokenmill.interop.export import OnProgress, Report, run_tasks, title_of
 from tokenmill.loader.packing import LAYOUTS
 from tokenmill.options import with_settings
-from tokenmill.store.facts import (
-    FORMAT_VERSION,
-    BoundaryToken,
-    Bounds,
-    Counts,
-    EngineFacts,
-    Manifest,
-    Receipt,
-    SourceFacts,
-    SplitTotals,
-    StoreIdentity,
-    TokenizerFacts,
-    UnitFacts,
-    append_runs,
-    assemble_manifest,
-    facts_of,
-    find_receipt,
-    read_manifest,
-    write_manifest,
-)
-from tokenmill.store.format import (
-    MAX_DOCUMENT_TOKENS,
-    map_file,
-    read_index,
-    view_values,
-)
+from tokenmill.store import facts
+from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.layout import (
     RECEIPT_FILE,
     SPLIT_NAME,
@@ -80,12 +41,12 @@ from tokenmill.store.layout import (
     StoreLock,
     refuse_other_folder,
 )
-from tokenmill.store.reader import Store
+from tokenmill.store.reader import Store, StoreFiles
 from tokenmill.store.write import UnitWriter, keep_tokenizer, sweep
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -100,7 +61,7 @@ TALLIED = 1 << 18
 class NamedTokenizer(NamedTuple):
     """The tokenizer that made foreign ids, as far as an import needs it."""
 
-    facts: TokenizerFacts
+    facts: facts.TokenizerFacts
     files: Mapping[str, Path]
     eos: tuple[str, int] | None
 
@@ -109,20 +70,20 @@ def name_tokenizer(source: str | os.PathLike[str], *, eos: str | None = None) ->
     """The tokenizer of a name; its end-of-text as asked for, or as its metadata say, or none."""
     found = find_tokenizer(source)
     info, files = describe(found, policy=None), found.files
-    facts = TokenizerFacts(
+    known = facts.TokenizerFacts(
         kind=str(info.kind),
         fingerprint=info.fingerprint,
         vocab_size=info.vocab_size,
-        files={name: facts_of(path.read_bytes()) for name, path in files.items()},
+        files={name: facts.facts_of(path.read_bytes()) for name, path in files.items()},
     )
     named = info.eos_token is not None or eos is not None
-    return NamedTokenizer(facts, files, resolve_eos(info, eos) if named else None)
+    return NamedTokenizer(known, files, resolve_eos(info, eos) if named else None)
 
 
-def unknown_tokenizer(vocab_size: int, *, eos_id: int | None = None) -> NamedTokenizer:
+def unknown_tokenizer(vocab_size: int) -> NamedTokenizer:
     """For ids whose tokenizer nobody named."""
-    facts = TokenizerFacts(kind=UNKNOWN, fingerprint=UNKNOWN, vocab_size=vocab_size, files={})
-    return NamedTokenizer(facts, {}, None if eos_id is None else (f"id {eos_id}", eos_id))
+    known = facts.TokenizerFacts(kind=UNKNOWN, fingerprint=UNKNOWN, vocab_size=vocab_size, files={})
+    return NamedTokenizer(known, {}, None)
 
 
 class EosTally(NamedTuple):
@@ -155,10 +116,7 @@ class EosTally(NamedTuple):
 
 
 def tally_eos(
-    tokens: NDArray[np.integer],
-    begins: NDArray[np.int64],
-    lengths: NDArray[np.integer],
-    eos_id: int | None,
+    tokens: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any], eos_id: int | None
 ) -> EosTally:
     """Look at the first and last token of documents, by where they begin."""
     begins, lengths = begins[lengths > 0], lengths[lengths > 0]
@@ -174,15 +132,15 @@ def add_tallies(tallies: Iterable[EosTally]) -> EosTally:
 
 
 def with_eos(
-    identity: StoreIdentity, tally: EosTally, eos: tuple[str, int] | None
-) -> StoreIdentity:
+    identity: facts.StoreIdentity, tally: EosTally, eos: tuple[str, int] | None
+) -> facts.StoreIdentity:
     """The identity with the end-of-text where it was found."""
     if eos is None or tally.place not in {"appended", "prepended"}:
         return identity
     token, number = eos
     if tally.place == "appended":
-        return identity.but(eos=BoundaryToken(token=token, id=number, position="end"))
-    return identity.but(bos=BoundaryToken(token=token, id=number, position="start"))
+        return identity.but(eos=facts.BoundaryToken(token=token, id=number, position="end"))
+    return identity.but(bos=facts.BoundaryToken(token=token, id=number, position="start"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +153,7 @@ class ImportResult:
     documents: int
     tokens: int
     dtype: str
-    splits: Mapping[str, SplitTotals]
+    splits: Mapping[str, facts.SplitTotals]
     has_borders: bool
     has_mask: bool
     eos: str
@@ -208,8 +166,8 @@ class ImportResult:
     seconds: float
 
 
-@with_settings(ImportRequest)
-def import_(asked: ImportRequest) -> ImportResult:
+@with_settings(base.ImportRequest)
+def import_(asked: base.ImportRequest) -> ImportResult:
     """Make a store of another project's token files; the same call again resumes.
 
     Without `format` it is found from the bytes, as far as they say it. `tokenizer` is the one that
@@ -217,9 +175,9 @@ def import_(asked: ImportRequest) -> ImportResult:
     `split_at_eos` for those without boundaries between documents.
     """
     return run_import(
-        local_path(asked.path, hint=READ_HINT),
+        base.local_path(asked.path, hint=base.READ_HINT),
         named=name_tokenizer(asked.tokenizer, eos=asked.eos),
-        out=local_path(asked.out, hint=STORE_HINT),
+        out=base.local_path(asked.out, hint=base.STORE_HINT),
         format_name=asked.format,
         options=asked,
         workers=asked.workers,
@@ -236,13 +194,13 @@ def run_import(
     named: NamedTokenizer,
     out: Path,
     format_name: str | None,
-    options: ImportOptions,
+    options: base.ImportOptions,
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportResult:
     """Import ids of a tokenizer, as far as it is known."""
     started = time.monotonic()
-    found = detect_format(path) if format_name is None else get_format(format_name)
+    found = base.detect_format(path) if format_name is None else base.get_format(format_name)
     if options.split_at_eos:
         _refuse_packed(path, found)
     if options.split is not None and not SPLIT_NAME.fullmatch(options.split):
@@ -253,9 +211,9 @@ def run_import(
     options = dataclasses.replace(
         options,
         eos_id=None if named.eos is None else named.eos[1],
-        settings=complete_settings(found, options.settings),
+        settings=base.complete_settings(found, options.settings),
     )
-    with reading(path):
+    with base.reading(path):
         foreign = found.open(path, options)
     layout = StoreLayout(out.absolute())
     refuse_other_folder(layout.root)
@@ -271,7 +229,7 @@ def run_import(
         raise
 
 
-def _refuse_packed(path: Path, format_: Format) -> None:
+def _refuse_packed(path: Path, format_: base.Format) -> None:
     """Rows of our own exports that, joined, would not be the text that they came from."""
     title = title_of(path)
     options = title.get("options")
@@ -295,9 +253,9 @@ def _refuse_packed(path: Path, format_: Format) -> None:
 class ImportRun:
     """One import, when its files are open."""
 
-    foreign: Foreign
+    foreign: base.Foreign
     format: str
-    options: ImportOptions
+    options: base.ImportOptions
     tokenizer: NamedTokenizer
     layout: StoreLayout
     started: float
@@ -306,7 +264,7 @@ class ImportRun:
         """Carry out the import; the store is locked."""
         parts, layout, eos = self.foreign.parts, self.layout, self.tokenizer.eos
         self.identity = identity = self._identity()
-        units = {unit.name: unit for unit in map(_unit_of, parts)}
+        units = {_unit_of(part).name: part for part in parts}
         if len(units) != len(parts):
             raise SourceError(
                 f"two files of {str(path)!r} have the same name", hint="import one of them"
@@ -314,14 +272,14 @@ class ImportRun:
         done = self._find_done(units)
         manifest = self._finished() if len(done) == len(units) else None
         if manifest is not None and len(manifest.units) == len(units):
-            return self._result(manifest, resumed=len(done))
+            return self._result(manifest, len(done))
         layout.create()
         keep_tokenizer(layout, self.tokenizer.files, identity.tokenizer.files)
         sweep(layout, {name: receipt.claim for name, receipt in done.items()})
         try:
             tallies, workers = run_tasks(
                 self._work,
-                [part for part in parts if _unit_of(part).name not in done],
+                [part for name, part in units.items() if name not in done],
                 size=lambda part: part.bytes,
                 total=sum(part.bytes for part in parts),
                 workers=workers,
@@ -330,14 +288,12 @@ class ImportRun:
         finally:
             shutil.rmtree(layout.tmp, ignore_errors=True)
         tally = add_tallies([*tallies, *map(self._tally, done.values())])
-        manifest = assemble_manifest(layout, with_eos(identity, tally, eos), units=[*units])
-        write_manifest(layout, manifest)
-        note = None if eos is None else tally.sentence(repr(eos[0]))
+        manifest = facts.assemble_manifest(layout, with_eos(identity, tally, eos), units=[*units])
+        facts.write_manifest(layout, manifest)
+        note = "" if eos is None else tally.sentence(repr(eos[0]))
         if self.options.split_at_eos and (padding := _padding(layout, self.options.eos_id)):
             note = f"{note}; {padding}"
-        result = self._result(
-            manifest, resumed=len(done), workers=workers, note=note, place=tally.place
-        )
+        result = self._result(manifest, len(done), workers, note, tally.place)
         record: dict[str, Json] = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "tokenmill": __version__,
@@ -347,12 +303,12 @@ class ImportRun:
             "parts": result.parts - result.parts_resumed,
             "tokens": result.tokens,
         }
-        append_runs(layout, [record])
+        facts.append_runs(layout, [record])
         return result
 
-    def _identity(self) -> StoreIdentity:
+    def _identity(self) -> facts.StoreIdentity:
         """Who the store is, before its end-of-text is found."""
-        options, facts = self.options, self.tokenizer.facts
+        options, named = self.options, self.tokenizer.facts
         config: dict[str, Json] = {
             "import": self.format,
             "dtype": options.dtype,
@@ -362,16 +318,16 @@ class ImportRun:
             "settings": dict(options.settings),
         }
         content: dict[str, Json] = {
-            "format_version": FORMAT_VERSION,
-            "tokenizer": facts.fingerprint,
-            "vocab_size": facts.vocab_size,
+            "format_version": facts.FORMAT_VERSION,
+            "tokenizer": named.fingerprint,
+            "vocab_size": named.vocab_size,
             "config": config,
             **({"mask": True} if self.foreign.has_mask else {}),
         }
         canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
-        return StoreIdentity(
+        return facts.StoreIdentity(
             created_by=f"tokenmill {__version__}",
-            tokenizer=facts,
+            tokenizer=named,
             eos=None,
             bos=None,
             special_tokens=str(SpecialTokens.TEXT),
@@ -380,17 +336,17 @@ class ImportRun:
             mask=self.foreign.has_mask,
         )
 
-    def _find_done(self, units: Mapping[str, UnitFacts]) -> dict[str, Receipt]:
+    def _find_done(self, units: Mapping[str, base.ForeignPart]) -> dict[str, facts.Receipt]:
         """Units that are complete, of the files as they are now; StoreError for others."""
         done = {}
         shards = self.layout.shards
         for path in sorted(shards.iterdir()) if shards.is_dir() else ():
             match = RECEIPT_FILE.fullmatch(path.name)
-            receipt = None if match is None else find_receipt(self.layout, match["unit"])
+            receipt = None if match is None else facts.find_receipt(self.layout, match["unit"])
             if receipt is None:
                 continue
-            unit = units.get(receipt.unit.name)
-            if unit is None or receipt.config != self.identity.fingerprint:
+            part = units.get(receipt.unit.name)
+            if part is None or receipt.config != self.identity.fingerprint:
                 raise StoreError(
                     f"{str(self.layout.root)!r} holds another store: {receipt.unit.path!r} is not"
                     " among what is imported, or was imported with other options or another"
@@ -398,46 +354,53 @@ class ImportRun:
                     hint="choose another --out, or delete that store first",
                 )
             source = receipt.source
-            if receipt.unit == unit and (source.size, source.version) == self._version(unit.path):
-                done[unit.name] = receipt
+            if receipt.unit == _unit_of(part) and (source.size, source.version) == _version(part):
+                done[receipt.unit.name] = receipt
         return done
 
-    def _finished(self) -> Manifest | None:
+    def _finished(self) -> facts.Manifest | None:
         """The manifest of a store that was imported in the same way."""
         try:
-            manifest = read_manifest(self.layout.root)
+            manifest = facts.read_manifest(self.layout.root)
         except StoreError:
             return None
         return manifest if manifest.identity.fingerprint == self.identity.fingerprint else None
 
-    def _version(self, path: str) -> tuple[int, str]:
-        """Size and version of a foreign file; the version changes when one of its sidecars does."""
-        files = (self.foreign.files[path], *self.foreign.sidecars.get(path, ()))
-        facts = [file.stat() for file in files]
-        return facts[0].st_size, "-".join(str(each.st_mtime_ns) for each in facts)
-
-    def _work(self, part: ForeignPart, report: Report) -> EosTally:
+    def _work(self, part: base.ForeignPart, report: Report) -> EosTally:
         """Read a part and commit it as a unit, on any thread."""
         vocab_size = self.tokenizer.facts.vocab_size
         with UnitWriter(self.layout, _unit_of(part), vocab_size=vocab_size) as writer:
             rows = tokens = largest = read = 0
             for block in self._blocks(part):
-                self._append(writer, part, block, first_row=rows)
+                ids, mask = block.ids, block.mask
+                if ids.dtype == np.dtype("<u4"):
+                    ids = ids.view("<i4")  # the bytes of a store; too large becomes negative
+                if mask is None and self.foreign.has_mask:
+                    mask = np.ones(len(ids), np.uint8)  # a store has masks for all or for none
+                numbers = np.arange(rows, rows + len(block.lengths), dtype=np.int64)
+                try:
+                    writer.append(part.split, ids, lengths=block.lengths, rows=numbers, mask=mask)
+                except ValueError:
+                    first = part.start + rows
+                    check_ids(block, vocab_size=vocab_size, path=part.path, first=first)
+                    raise
                 rows += len(block.lengths)
                 tokens += len(block.ids)
                 largest = max(largest, int(block.lengths.max(initial=0)))
                 read += block.ids.nbytes
                 report(min(read, part.bytes))
-            size, version = self._version(part.path)
+            size, version = _version(part)
             receipt = writer.commit(
                 # Nobody reads the digest: files that changed are imported again.
-                source=SourceFacts(
+                source=facts.SourceFacts(
                     size=size, version=version, digest="", is_last=False, num_lines=0
                 ),
                 config=self.identity.fingerprint,
-                counts=Counts.of(rows=rows, documents=rows, input_bytes=part.bytes, tokens=tokens),
-                bounds=Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
-                engine=EngineFacts(
+                counts=facts.Counts.of(
+                    rows=rows, documents=rows, input_bytes=part.bytes, tokens=tokens
+                ),
+                bounds=facts.Bounds(largest_row_bytes=largest, smallest_too_large_bytes=None),
+                engine=facts.EngineFacts(
                     name=f"import from {self.format}",
                     version=__version__,
                     reference="none",
@@ -450,34 +413,16 @@ class ImportRun:
             )
         return self._tally(receipt)
 
-    def _blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
-        with reading(self.foreign.files[part.path]):
+    def _blocks(self, part: base.ForeignPart) -> base.Blocks:
+        with base.reading(part.file):
             yield from self.foreign.blocks(part)
 
-    def _append(
-        self, writer: UnitWriter, part: ForeignPart, block: DocumentBlock, *, first_row: int
-    ) -> None:
-        rows = np.arange(first_row, first_row + len(block.lengths), dtype=np.int64)
-        mask = block.mask
-        if mask is None and self.foreign.has_mask:
-            mask = np.ones(len(block.ids), np.uint8)  # a store has masks for all or for none
-        ids = block.ids
-        if ids.dtype == np.dtype("<u4"):
-            ids = ids.view("<i4")  # the bytes of a store; what is too large becomes negative
-        try:
-            writer.append(part.split, ids, lengths=block.lengths, rows=rows, mask=mask)
-        except ValueError:
-            vocab_size = self.tokenizer.facts.vocab_size
-            check_ids(block, vocab_size=vocab_size, path=part.path, first=part.start + first_row)
-            raise
-
-    def _tally(self, receipt: Receipt) -> EosTally:
+    def _tally(self, receipt: facts.Receipt) -> EosTally:
         """Where the end-of-text id is in a unit that is complete."""
-        found = []
+        found, files = [], StoreFiles(self.layout.root)
         for shard in receipt.shards:
-            index = read_index(self.layout.shard_file(shard.name, "idx"))
-            data = map_file(self.layout.shard_file(shard.name, "bin"))
-            tokens = view_values(data, dtype=index.dtype)
+            index = files.index(shard.name)
+            tokens = files.tokens(shard.name, dtype=index.dtype)
             for first in range(0, len(index.lengths), TALLIED):
                 here = slice(first, first + TALLIED)
                 begins = index.offsets[here] // index.dtype.itemsize
@@ -486,12 +431,11 @@ class ImportRun:
 
     def _result(
         self,
-        manifest: Manifest,
-        *,
+        manifest: facts.Manifest,
         resumed: int,
         workers: int = 0,
-        note: str | None = None,
-        place: str | None = None,
+        note: str = "",
+        place: str = "",
     ) -> ImportResult:
         """What was made; without a `place`, nothing was."""
         identity, foreign = manifest.identity, self.foreign
@@ -499,7 +443,7 @@ class ImportRun:
         return ImportResult(
             store=str(self.layout.root),
             format=self.format,
-            nothing_to_do=place is None,
+            nothing_to_do=not place,
             documents=manifest.totals.documents,
             tokens=manifest.totals.tokens,
             dtype=identity.dtype.name,
@@ -516,15 +460,21 @@ class ImportRun:
         )
 
 
-def _unit_of(part: ForeignPart) -> UnitFacts:
-    return UnitFacts.of(part.path, index=part.index, start=part.start, end=part.end)
+def _unit_of(part: base.ForeignPart) -> facts.UnitFacts:
+    return facts.UnitFacts.of(part.path, index=part.index, start=part.start, end=part.end)
 
 
-def check_ids(block: DocumentBlock, *, vocab_size: int, path: str, first: int) -> None:
+def _version(part: base.ForeignPart) -> tuple[int, str]:
+    """Size and version of a foreign file; the version changes when one beside it does."""
+    found = [file.stat() for file in (part.file, *part.beside)]
+    return found[0].st_size, "-".join(str(each.st_mtime_ns) for each in found)
+
+
+def check_ids(block: base.DocumentBlock, *, vocab_size: int, path: str, first: int) -> None:
     """Raise SourceError, which names the document, where an id is not in the vocabulary."""
     ids, longest = block.ids, int(block.lengths.max(initial=0))
     if longest > MAX_DOCUMENT_TOKENS:
-        raise damaged(
+        raise base.damaged(
             path,
             f"has a document of {longest:,} tokens, and a store's have {MAX_DOCUMENT_TOKENS:,} at"
             " most",

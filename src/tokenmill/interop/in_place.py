@@ -7,11 +7,17 @@ difference. What a build would know and nobody says here is missing: receipts, r
 A loader's state names the content it was taken from. For a store that is a checksum of every byte;
 reading a terabyte for it would defeat the purpose, so here it comes from the names and sizes of all
 files and of blocks of 4 KB of each: the first, the last, and some evenly spaced between.
+
+The verb `convert`, from one project's format to another's in bounded memory, is here for that: raw
+token files are read in place and written at once. Others become a store first, inside the out
+folder, which is removed when the export is complete; a run that was interrupted finds it again.
 """
 
 from __future__ import annotations
 
+import functools
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,39 +27,24 @@ import xxhash
 
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop.base import (
-    READ_HINT,
-    ImportOptions,
-    complete_settings,
-    damaged,
-    detect_format,
-    get_format,
-    local_path,
-    reading,
-)
+from tokenmill.interop import base
+from tokenmill.interop.export import BOOKS, ExportResult, export_splits, open_splits
 from tokenmill.interop.imports import (
     EosTally,
     NamedTokenizer,
     add_tallies,
     name_tokenizer,
+    run_import,
     tally_eos,
     unknown_tokenizer,
     with_eos,
 )
 from tokenmill.interop.raw import RawFormat, RawShard
-from tokenmill.store.facts import (
-    UNCOUNTED,
-    Counts,
-    Manifest,
-    ShardEntry,
-    SourceEntry,
-    StoreIdentity,
-    UnitEntry,
-    split_totals,
-)
+from tokenmill.options import with_settings
+from tokenmill.store import facts
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS, Index
-from tokenmill.store.layout import shard_name, unit_name, unit_prefix
-from tokenmill.store.reader import StoreFiles, TrackFile
+from tokenmill.store.layout import StoreLayout, StoreLock, shard_name, unit_name, unit_prefix
+from tokenmill.store.reader import Store, StoreFiles, TrackFile
 
 if TYPE_CHECKING:
     import os
@@ -63,7 +54,6 @@ if TYPE_CHECKING:
 
     from tokenmill.store.facts import Receipt
     from tokenmill.store.format import TokenArray, TokenDtype
-    from tokenmill.store.layout import StoreLayout
     from tokenmill.store.stream import Track
 
 SAMPLE_BYTES = 4096
@@ -72,6 +62,9 @@ SAMPLES = 4096
 SAMPLES_OF_A_FILE = 16
 # Documents of a shard, and shards, whose first and last token are looked at for end-of-text.
 LOOKED_AT = 64
+# Vocabularies to assume for ids that nobody named a tokenizer for: of 4 bytes and of 2.
+WIDE = (1 << 31) - 1
+NARROW = 65_499
 _STORED: dict[str, TokenDtype] = {
     "uint16": np.dtype("<u2"),
     "int32": np.dtype("<i4"),
@@ -80,7 +73,7 @@ _STORED: dict[str, TokenDtype] = {
 }
 
 
-class ForeignIdentity(StoreIdentity, frozen=True, kw_only=True):
+class ForeignIdentity(facts.StoreIdentity, frozen=True, kw_only=True):
     """An identity whose type of ids is that of the files, whatever the vocabulary."""
 
     stored: TokenDtype
@@ -96,9 +89,9 @@ class ForeignFiles(StoreFiles):
 
     path: str  # what was opened, as text: nothing is ever written beside it
     format: RawFormat
-    options: ImportOptions
+    options: base.ImportOptions
     shards: Mapping[str, RawShard]  # name of the shard in the store -> the file
-    manifest: Manifest
+    manifest: facts.Manifest
     tokenizer_source: str | None
 
     @property
@@ -108,11 +101,11 @@ class ForeignFiles(StoreFiles):
             hint="make a store of it with: tokenmill import",
         )
 
-    def read_manifest(self) -> Manifest:
+    def read_manifest(self) -> facts.Manifest:
         return self.manifest
 
     def index(self, shard: str) -> Index:
-        with reading(self.shards[shard].path):
+        with base.reading(self.shards[shard].path):
             return make_index(self.format, self.shards[shard], self.options)
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
@@ -163,8 +156,8 @@ def open_in_place(
     eos: str | None = None,
 ) -> ForeignFiles:
     """The files of a path or prefix; SourceError where they are damaged."""
-    root = local_path(path, hint=READ_HINT)
-    format_ = detect_format(root) if format_name is None else get_format(format_name)
+    root = base.local_path(path, hint=base.READ_HINT)
+    format_ = base.detect_format(root) if format_name is None else base.get_format(format_name)
     if not isinstance(format_, RawFormat):
         raise UsageError(
             f"files of {format_.about.name} cannot be read in place: their ids are not raw",
@@ -172,13 +165,13 @@ def open_in_place(
             f"{format_.about.name}",
         )
     named = None if tokenizer is None else name_tokenizer(tokenizer, eos=eos)
-    options = ImportOptions(
+    options = base.ImportOptions(
         dtype=dtype,
         split_at_eos=split_at_eos,
         eos_id=None if named is None or named.eos is None else named.eos[1],
-        settings=complete_settings(format_, {}),
+        settings=base.complete_settings(format_, {}),
     )
-    with reading(root):
+    with base.reading(root):
         shards = format_.shards(root, options)
         stored = _stored_dtype(shards, root)
         lacking = [shard for shard in shards if shard.mask is None]
@@ -193,12 +186,12 @@ def open_in_place(
     return ForeignFiles(str(path), format_, options, by_name, manifest, source)
 
 
-def make_index(format_: RawFormat, shard: RawShard, options: ImportOptions) -> Index:
+def make_index(format_: RawFormat, shard: RawShard, options: base.ImportOptions) -> Index:
     """What an `.idx` would say about a raw token file."""
     dtype, ends = _STORED[shard.dtype], format_.ends(shard, options)
     lengths = np.diff(ends, prepend=0)
     if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
-        raise damaged(
+        raise base.damaged(
             shard.path,
             f"has a document of {lengths.max():,} tokens, and the most is {MAX_DOCUMENT_TOKENS:,}",
             hint="cut it into several, or name the end-of-text id and use split_at_eos=True",
@@ -214,9 +207,8 @@ def make_index(format_: RawFormat, shard: RawShard, options: ImportOptions) -> I
 def _stored_dtype(shards: Sequence[RawShard], path: Path) -> TokenDtype:
     kinds = sorted({shard.dtype for shard in shards})
     found = {_STORED.get(kind) for kind in kinds}
-    if len(found) == 1 and None not in found:
-        dtype = found.pop()
-        assert dtype is not None
+    dtype = found.pop() if len(found) == 1 else None
+    if dtype is not None:
         return dtype
     raise UsageError(
         f"ids of the type {' and '.join(kinds)} in {str(path)!r} cannot be read in place: a loader"
@@ -228,10 +220,10 @@ def _stored_dtype(shards: Sequence[RawShard], path: Path) -> TokenDtype:
 def _describe(
     format_: RawFormat,
     shards: Sequence[RawShard],
-    options: ImportOptions,
+    options: base.ImportOptions,
     named: NamedTokenizer,
     stored: TokenDtype,
-) -> tuple[Manifest, dict[str, RawShard]]:
+) -> tuple[facts.Manifest, dict[str, RawShard]]:
     """A manifest as a build would have written it, and the shards by the names in it."""
     blocks = min(SAMPLES_OF_A_FILE, max(2, SAMPLES // max(1, len(shards))))
     sources, units, by_name = [], [], {}
@@ -242,7 +234,7 @@ def _describe(
             "" if file is None else _checksum(file, file.name, blocks)
             for file in (shard.index, shard.mask)
         )
-        entry = ShardEntry(
+        entry = facts.ShardEntry(
             split=shard.split,
             documents=documents,
             tokens=shard.tokens,
@@ -250,8 +242,8 @@ def _describe(
             idx=index,
         )
         if mask:
-            entry = entry._replace(mask=mask, counted=UNCOUNTED, silent=UNCOUNTED)
-        unit = UnitEntry(
+            entry = entry._replace(mask=mask, counted=facts.UNCOUNTED, silent=facts.UNCOUNTED)
+        unit = facts.UnitEntry(
             name=unit_name(shard.name, index=0),
             source=number,
             rows=documents,
@@ -261,7 +253,7 @@ def _describe(
             rejects=None,
             shards=(entry,),
         )
-        source = SourceEntry(
+        source = facts.SourceEntry(
             path=shard.name,
             prefix=unit_prefix(shard.name),
             size=shard.size,
@@ -272,7 +264,7 @@ def _describe(
         by_name[shard_name(unit.name, split=shard.split)] = shard
         units.append(unit)
         sources.append(source)
-    identity: StoreIdentity = ForeignIdentity(
+    identity: facts.StoreIdentity = ForeignIdentity(
         created_by=f"tokenmill {__version__}, in place",
         tokenizer=named.facts,
         eos=None,
@@ -290,10 +282,10 @@ def _describe(
         tally = add_tallies(_look_for_eos(format_, shard, options) for shard in looked)
         identity = with_eos(identity, tally, named.eos)
     documents, tokens = (sum(unit.rows for unit in units), sum(shard.tokens for shard in shards))
-    manifest = Manifest(
+    manifest = facts.Manifest(
         identity=identity,
-        totals=Counts.of(rows=documents, documents=documents, tokens=tokens),
-        splits=split_totals(shard for unit in units for shard in unit.shards),
+        totals=facts.Counts.of(rows=documents, documents=documents, tokens=tokens),
+        splits=facts.split_totals(shard for unit in units for shard in unit.shards),
         engines=(),
         sources=tuple(sources),
         units=tuple(units),
@@ -301,7 +293,7 @@ def _describe(
     return manifest, by_name
 
 
-def _look_for_eos(format_: RawFormat, shard: RawShard, options: ImportOptions) -> EosTally:
+def _look_for_eos(format_: RawFormat, shard: RawShard, options: base.ImportOptions) -> EosTally:
     index = make_index(format_, shard, options)
     some = slice(None, None, max(1, len(index.lengths) // LOOKED_AT))
     begins = index.offsets[some] // index.dtype.itemsize
@@ -346,3 +338,57 @@ def _check_samples(shard: RawShard, blocks: int, *, vocab_size: int) -> None:
                 f"{str(shard.mask)!r} holds {highest}, and a mask holds 0 and 1 for each token",
                 hint="see which file it is; take it away to read the tokens without a mask",
             )
+
+
+@with_settings(base.ConvertRequest)
+def convert(asked: base.ConvertRequest) -> ExportResult:
+    """Write token files of one format in another; the same call again resumes.
+
+    A tokenizer is needed only where its ids are: `split_at_eos`, or a format that puts one into
+    every document. Without it ids of formats that do not say their type are taken as 4 bytes wide
+    unless `dtype="uint16"`.
+    """
+    source = base.local_path(asked.path, hint=base.READ_HINT)
+    format_ = base.detect_format(source) if asked.format is None else base.get_format(asked.format)
+    # Cut at end-of-text, documents go on from file to file, which maps of files do not.
+    if isinstance(format_, RawFormat) and not asked.split_at_eos:
+        files = open_in_place(
+            source,
+            format_name=format_.about.name,
+            tokenizer=asked.tokenizer,
+            dtype=asked.dtype,
+            eos=asked.eos,
+        )
+        wanted = [asked.split] if isinstance(asked.split, str) else asked.split
+        names = list(files.manifest.splits) if wanted is None else wanted
+        return export_splits({name: Store.of_files(files, split=name) for name in names}, asked)
+    if asked.tokenizer is not None:
+        named = name_tokenizer(asked.tokenizer, eos=asked.eos)
+    else:
+        named = unknown_tokenizer(NARROW if asked.dtype == "uint16" else WIDE)
+    between = (
+        base.local_path(asked.out, hint=base.WRITE_HINT).absolute() / BOOKS / "convert" / "store"
+    )
+    run = functools.partial(
+        run_import,
+        source,
+        named=named,
+        out=between,
+        format_name=format_.about.name,
+        options=base.ImportOptions(dtype=asked.dtype, split_at_eos=asked.split_at_eos),
+        workers=asked.workers,
+        on_progress=asked.on_progress,
+    )
+    with StoreLock(StoreLayout(between.parent)):
+        try:
+            run()
+        except StoreError:
+            if not between.exists():
+                raise
+            # What another conversion left there.
+            shutil.rmtree(between)
+            run()
+        result = export_splits(open_splits(between, asked.split), asked)
+        # The links of an export keep its files.
+        shutil.rmtree(between, ignore_errors=True)
+    return result

@@ -20,22 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.interop.base import (
-    BLOCK_BYTES,
-    About,
-    Detection,
-    ExportOptions,
-    ExportTask,
-    ImportOptions,
-    Setting,
-    Sure,
-    damaged,
-    file_size,
-    find_files,
-    first_bytes,
-    split_of,
-)
-from tokenmill.interop.raw import DTYPES, RawFormat, RawShard, raw_shard, token_task
+from tokenmill.interop import base
+from tokenmill.interop.raw import RawFormat, RawShard, raw_shard, token_task
 from tokenmill.store.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -48,7 +34,7 @@ if TYPE_CHECKING:
     from tokenmill.store.reader import Store
 
 HEADER_BYTES = 1024
-# Magic number -> version and type of ids.
+# Magic number -> version and type of ids: those of 2 bytes, and of 4.
 MAGICS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 FILE_TOKENS = 10**8
 MOST_FILE_TOKENS = 2**31 - 1
@@ -58,7 +44,7 @@ NO_ID = -1
 class LlmC(RawFormat):
     suffix = ".bin"
     eos_in_front = True
-    about = About(
+    about = base.About(
         name="llmc",
         title="llm.c .bin",
         read_by="llm.c, modded-nanogpt (ids of 2 bytes)",
@@ -66,22 +52,22 @@ class LlmC(RawFormat):
         lost="empty documents, loss masks",
         masks=False,
         settings={
-            "name": Setting(default="tokens", help="what the names of the files begin with"),
-            "eot": Setting(
+            "name": base.Setting(default="tokens", help="what the names of the files begin with"),
+            "eot": base.Setting(
                 default=NO_ID,
                 help="end-of-text id to put in front of documents, where the store has none",
             ),
         },
     )
 
-    def plan(self, export: Export) -> list[ExportTask]:
+    def plan(self, export: Export) -> list[base.ExportTask]:
         size = export.options.file_tokens or FILE_TOKENS
         if size > MOST_FILE_TOKENS:
             raise UsageError(
                 f"files of {size:,} tokens are too large: llm.c counts them in 31 bits",
                 hint=f"use at most --file-tokens {MOST_FILE_TOKENS}",
             )
-        parts: list[ExportTask] = []
+        parts: list[base.ExportTask] = []
         # llm.c's own scripts put validation into the first file.
         for split in sorted(export.stores, key=lambda name: name != "val"):
             store = export.stores[split]
@@ -89,26 +75,14 @@ class LlmC(RawFormat):
             for first in range(0, total, size):
                 name = f"{export.options.settings['name']}_{split}_{len(parts):06d}.bin"
                 tokens = min(size, total - first)
-                parts.append(
-                    ExportTask(
-                        split=split,
-                        tokens=tokens,
-                        files=(name,),
-                        first=first,
-                        last=first + tokens,
-                        sizes={name: HEADER_BYTES + tokens * store.dtype.itemsize},
-                    )
-                )
+                sizes = {name: HEADER_BYTES + tokens * store.dtype.itemsize}
+                last = first + tokens
+                parts.append(base.ExportTask(split, tokens, (name,), first, last, sizes))
         return parts
 
-    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+    def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         store, file = export.stores[part.split], out.create(part.files[0])
-        width = store.dtype.itemsize
-        [(magic, version)] = [
-            (magic, version)
-            for magic, (version, dtype) in MAGICS.items()
-            if DTYPES[dtype].itemsize == width
-        ]
+        magic, (version, _) = [*MAGICS.items()][store.dtype.itemsize > 2]
         file.write(struct.pack("<3i", magic, version, part.tokens).ljust(HEADER_BYTES, b"\0"))
         for block in _Framing(store, export.options).read(part.first, part.last):
             file.write(np.ascontiguousarray(block).data)
@@ -119,30 +93,32 @@ class LlmC(RawFormat):
         files = " ".join(f'{letters[each]} "{export.root}/{name}_{each}_*.bin"' for each in known)
         return [f"give to train_gpt2cu: {files}"] if files else []
 
-    def detect(self, path: Path) -> Detection | None:
-        for _, file in find_files(path, self.suffix)[:1]:
+    def detect(self, path: Path) -> base.Detection | None:
+        for _, file in base.find_files(path, self.suffix)[:1]:
             if _magic(file) in MAGICS:
-                return Detection(Sure.CERTAIN, f"{file.name} begins with llm.c's magic number")
+                return base.Detection(
+                    base.Sure.CERTAIN, f"{file.name} begins with llm.c's magic number"
+                )
         return None
 
-    def shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
-        size, head = file_size(path), first_bytes(path, 12)
+    def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
+        size, head = base.file_size(path), base.first_bytes(path, 12)
         magic, version, tokens = struct.unpack("<3i", head.ljust(12, b"\0"))
         if magic not in MAGICS:
-            raise damaged(
+            raise base.damaged(
                 path, f"begins with {magic}, which is no magic number of llm.c's token files"
             )
         known, dtype = MAGICS[magic]
         if version != known:
-            raise damaged(
+            raise base.damaged(
                 path, f"has the version {version}, and {known} goes with its magic number"
             )
-        split = split_of(name, options)
+        split = base.split_of(name, options)
         found = RawShard(
             name=name, path=path, dtype=dtype, tokens=tokens, split=split, offset=HEADER_BYTES
         )
         if tokens < 0 or size != found.size:
-            raise damaged(
+            raise base.damaged(
                 path,
                 f"has {size:,} bytes, and its header speaks of {tokens:,} tokens, which take"
                 f" {found.size:,}: it was cut off or damaged",
@@ -151,13 +127,13 @@ class LlmC(RawFormat):
 
 
 def _magic(path: Path) -> int:
-    return int.from_bytes(first_bytes(path, 4), "little")
+    return int.from_bytes(base.first_bytes(path, 4), "little")
 
 
 class _Framing:
     """A store's tokens as llm.c wants them: one stream, end-of-text in front of every document."""
 
-    def __init__(self, store: Store, options: ExportOptions) -> None:
+    def __init__(self, store: Store, options: base.ExportOptions) -> None:
         self._store = store
         self._stream = TokenStream(store)
         # A store may have the id in front already. One that has it after moves on by one token,
@@ -177,7 +153,7 @@ class _Framing:
 
     def read(self, first: int, last: int) -> Iterator[NDArray[Any]]:
         """Tokens `first` to `last` of what llm.c reads, some at a time."""
-        step = BLOCK_BYTES // self._store.dtype.itemsize
+        step = base.BLOCK_BYTES // self._store.dtype.itemsize
         for low in range(first, last, step):
             high = min(last, low + step)
             if self._inserted:
@@ -217,7 +193,7 @@ class _Framing:
 class NanoGpt(RawFormat):
     suffix = ".bin"
     eos_in_front = False
-    about = About(
+    about = base.About(
         name="nanogpt",
         title="nanoGPT train.bin and val.bin",
         read_by="nanoGPT, and whatever maps raw uint16",
@@ -228,7 +204,7 @@ class NanoGpt(RawFormat):
         linkable=True,
     )
 
-    def plan(self, export: Export) -> list[ExportTask]:
+    def plan(self, export: Export) -> list[base.ExportTask]:
         for split, store in export.stores.items():
             if store.dtype.itemsize != 2:
                 raise UsageError(
@@ -256,11 +232,11 @@ class NanoGpt(RawFormat):
             )
         return notes
 
-    def detect(self, path: Path) -> Detection | None:
+    def detect(self, path: Path) -> base.Detection | None:
         # Nothing beside a file or in it says that it is something else.
         found = [
             file
-            for _, file in find_files(path, self.suffix)
+            for _, file in base.find_files(path, self.suffix)
             if not file.name.startswith("chunk-")
             and not file.with_suffix(".idx").is_file()
             and _magic(file) not in MAGICS
@@ -268,8 +244,10 @@ class NanoGpt(RawFormat):
         if not found:
             return None
         if any(file.name in {"train.bin", "val.bin"} for file in found):
-            return Detection(Sure.LIKELY, "there is a train.bin or val.bin without an .idx")
-        return Detection(Sure.POSSIBLE, f"{found[0].name} may hold raw ids")
+            return base.Detection(
+                base.Sure.LIKELY, "there is a train.bin or val.bin without an .idx"
+            )
+        return base.Detection(base.Sure.POSSIBLE, f"{found[0].name} may hold raw ids")
 
-    def shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
+    def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
         return raw_shard(name, path, options)

@@ -18,20 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.interop.base import (
-    BLOCK_BYTES,
-    IMPORT_PART_BYTES,
-    DocumentBlock,
-    ExportTask,
-    Foreign,
-    ForeignPart,
-    Format,
-    ImportOptions,
-    damaged,
-    file_size,
-    find_files,
-    split_of,
-)
+from tokenmill.interop import base
 from tokenmill.interop.records import blocks_of, document_blocks
 from tokenmill.store.format import map_file
 
@@ -79,11 +66,24 @@ class RawShard:
         """Bytes of the whole token file."""
         return self.offset + self.tokens * self.width
 
+    def part(self, index: int, start: int, end: int, *, tokens: int) -> base.ForeignPart:
+        """A range of it, as its format counts."""
+        return base.ForeignPart(
+            path=self.name,
+            file=self.path,
+            beside=tuple(path for path in (self.index, self.mask) if path is not None),
+            index=index,
+            start=start,
+            end=end,
+            split=self.split,
+            bytes=tokens * self.width,
+        )
+
     def map_tokens(self) -> NDArray[np.integer[Any]]:
         """The ids, mapped."""
         data = map_file(self.path)
         if len(data) != self.size:
-            raise damaged(
+            raise base.damaged(
                 self.path,
                 f"has {len(data):,} bytes instead of {self.size:,}: it changed after it was opened",
                 hint="run the same command again when nothing writes to it",
@@ -96,21 +96,16 @@ class RawShard:
             return None
         mask = np.frombuffer(map_file(self.mask), np.uint8)
         if len(mask) != self.tokens:
-            raise damaged(self.mask, f"has {len(mask):,} bytes for {self.tokens:,} tokens")
+            raise base.damaged(self.mask, f"has {len(mask):,} bytes for {self.tokens:,} tokens")
         return mask
 
 
-class RawFormat(Format):
+class RawFormat(base.Format):
     """A format whose token files are raw ids."""
 
     suffix: str  # of the token files
     # Where the end-of-text id is, for formats that do not say where documents end.
     eos_in_front: bool | None = None
-
-    @property
-    def has_borders(self) -> bool:
-        """Whether the format says where documents end."""
-        return self.eos_in_front is None
 
     # Export: a token file for each shard, and files beside it.
 
@@ -118,34 +113,34 @@ class RawFormat(Format):
         """The token file of a shard, and the files beside it."""
         raise NotImplementedError  # of formats that plan otherwise
 
-    def plan(self, export: Export) -> list[ExportTask]:
+    def plan(self, export: Export) -> list[base.ExportTask]:
         return [
             token_task(store, split, self.names(store, split, number), number, number + 1)
             for split, store in export.stores.items()
             for number in range(len(store.shards))
         ]
 
-    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+    def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         put_tokens(export, part, out)
         self.write_beside(export, part, out)
 
-    def write_beside(self, export: Export, part: ExportTask, out: PartFiles) -> None:
+    def write_beside(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         """Make the files beside the token file of a part."""
 
     # Import, and reading in place.
 
     def token_files(self, path: Path) -> list[tuple[str, Path]]:
         """The token files that a path is, each with its name."""
-        found = find_files(path, self.suffix)
-        if not found and not self.has_borders and path.is_file():
+        found = base.find_files(path, self.suffix)
+        if not found and self.eos_in_front is not None and path.is_file():
             return [(path.name, path)]
         return found
 
     @abstractmethod
-    def shard(self, name: str, path: Path, options: ImportOptions) -> RawShard:
+    def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
         """What a token file and those beside it say, sizes checked; SourceError otherwise."""
 
-    def shards(self, path: Path, options: ImportOptions) -> list[RawShard]:
+    def shards(self, path: Path, options: base.ImportOptions) -> list[RawShard]:
         """The token files that a path is, in order."""
         found = self.token_files(path)
         if not found:
@@ -155,7 +150,7 @@ class RawFormat(Format):
             )
         return [self.shard(name, file, options) for name, file in found]
 
-    def ends(self, shard: RawShard, options: ImportOptions) -> NDArray[np.int64]:
+    def ends(self, shard: RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         """Where each document of a shard ends, checked; the array may be a mapped file."""
         if not options.split_at_eos:
             found = np.arange(MOST_TOKENS, shard.tokens, MOST_TOKENS, dtype=np.int64)
@@ -165,11 +160,11 @@ class RawFormat(Format):
         begins = stream.begins(0, stream.tokens)
         return np.append(begins[1:], stream.tokens) if len(begins) else begins
 
-    def count_documents(self, shard: RawShard, options: ImportOptions) -> int:
+    def count_documents(self, shard: RawShard, options: base.ImportOptions) -> int:
         """Documents of a shard; formats that know it without reading all ends say so."""
         return len(self.ends(shard, options))
 
-    def open(self, path: Path, options: ImportOptions) -> Foreign:
+    def open(self, path: Path, options: base.ImportOptions) -> base.Foreign:
         shards = self.shards(path, options)
         if self.eos_in_front is not None and options.split_at_eos:
             return _open_streams(shards, options, in_front=self.eos_in_front)
@@ -177,51 +172,41 @@ class RawFormat(Format):
         # Those of the shard that was read last are kept: parts of one file come together.
         ends_of = lru_cache(1)(lambda name: self.ends(by_name[name], options))
 
-        def blocks(part: ForeignPart) -> Iterator[DocumentBlock]:
+        def blocks(part: base.ForeignPart) -> base.Blocks:
             """The documents of a part: views of the mapped file."""
             shard, ends = by_name[part.path], ends_of(part.path)[part.start : part.end]
             first = int(ends_of(part.path)[part.start - 1]) if part.start else 0
             begins = np.append(first, ends[:-1]) if len(ends) else ends
             tokens, mask = shard.map_tokens(), shard.map_mask()
-            for low, high in blocks_of(begins, BLOCK_BYTES // shard.width):
+            for low, high in blocks_of(begins, base.BLOCK_BYTES // shard.width):
                 here = slice(int(begins[low]), int(ends[high - 1]))
                 lengths = np.asarray(ends[low:high] - begins[low:high], np.int64)
-                yield DocumentBlock(tokens[here], lengths, None if mask is None else mask[here])
+                yield base.DocumentBlock(
+                    tokens[here], lengths, None if mask is None else mask[here]
+                )
 
-        return Foreign(
-            files={shard.name: shard.path for shard in shards},
-            sidecars={
-                shard.name: tuple(path for path in (shard.index, shard.mask) if path is not None)
-                for shard in shards
-            },
+        return base.Foreign(
             parts=tuple(part for shard in shards for part in _cut(shard, ends_of(shard.name))),
             blocks=blocks,
-            has_borders=self.has_borders,
+            has_borders=self.eos_in_front is None,
             has_mask=any(shard.mask is not None for shard in shards),
-            note=None if self.has_borders else NO_BORDERS,
+            note=None if self.eos_in_front is None else NO_BORDERS,
         )
 
 
-def _cut(shard: RawShard, ends: NDArray[np.int64]) -> Iterator[ForeignPart]:
+def _cut(shard: RawShard, ends: NDArray[np.int64]) -> Iterator[base.ForeignPart]:
     """Parts of a file, each of whole documents and about the same size."""
     first = begin = number = 0
     while first < len(ends) or number == 0:
-        target = begin + IMPORT_PART_BYTES // shard.width
+        target = begin + base.IMPORT_PART_BYTES // shard.width
         last = min(max(int(np.searchsorted(ends, target)), first) + 1, len(ends))
         end = int(ends[last - 1]) if last else 0
-        yield ForeignPart(
-            path=shard.name,
-            index=number,
-            start=first,
-            end=last,
-            split=shard.split,
-            bytes=(end - begin) * shard.width,
-        )
+        yield shard.part(number, first, last, tokens=end - begin)
         first, begin, number = last, end, number + 1
 
 
 def raw_shard(
-    name: str, path: Path, options: ImportOptions, *, dtype: str | None = None, **more: Any
+    name: str, path: Path, options: base.ImportOptions, *, dtype: str | None = None, **more: Any
 ) -> RawShard:
     """A token file without a header; SourceError where its size does not fit its type."""
     kind = dtype or options.dtype or "uint16"
@@ -229,15 +214,15 @@ def raw_shard(
         raise UsageError(
             f"dtype={kind!r} is not a type of ids", hint=f"use one of: {', '.join(DTYPES)}"
         )
-    size, width = file_size(path), DTYPES[kind].itemsize
+    size, width = base.file_size(path), DTYPES[kind].itemsize
     if size % width:
-        raise damaged(
+        raise base.damaged(
             path,
             f"has {size:,} bytes of tokens, which is not a multiple of the {width} of a"
             f" {kind}: it was cut off, or its ids have another type",
             hint="say which type its ids have with --dtype, or get the file again",
         )
-    split = split_of(name, options)
+    split = base.split_of(name, options)
     return RawShard(name=name, path=path, dtype=kind, tokens=size // width, split=split, **more)
 
 
@@ -246,7 +231,7 @@ def check_ends(ends: NDArray[np.int64], *, tokens: int, path: Path) -> None:
     for first in range(0, len(ends), 1 << 20):
         block = ends[first : first + (1 << 20) + 1]
         if block[0] < 0 or np.any(block[1:] < block[:-1]):
-            raise damaged(path, f"has a document after {first:,} that ends before it begins")
+            raise base.damaged(path, f"has a document after {first:,} that ends before it begins")
     last = int(ends[-1]) if len(ends) else 0
     if last == tokens:
         return
@@ -255,7 +240,7 @@ def check_ends(ends: NDArray[np.int64], *, tokens: int, path: Path) -> None:
         hint = "its ids have 4 bytes, most likely: --dtype uint32"
     elif last == 2 * tokens:
         hint = "its ids have 2 bytes, most likely: --dtype uint16"
-    raise damaged(
+    raise base.damaged(
         path,
         f"says that documents end at token {last:,}, and the token file has {tokens:,}: one of"
         " the two was cut off or is of another file, or its ids have another type",
@@ -271,15 +256,15 @@ def check_ends(ends: NDArray[np.int64], *, tokens: int, path: Path) -> None:
 
 
 def token_task(
-    store: Store, split: str, files: tuple[str, ...], first: int, last: int
-) -> ExportTask:
+    store: Store, split: str, files: Sequence[str], first: int, last: int
+) -> base.ExportTask:
     """The part that makes a file of the ids of some shards, and the files beside it."""
     tokens = sum(shard.tokens for shard in store.shards[first:last])
     sizes = {files[0]: tokens * store.dtype.itemsize}
-    return ExportTask(split=split, tokens=tokens, files=files, first=first, last=last, sizes=sizes)
+    return base.ExportTask(split, tokens, tuple(files), first, last, sizes)
 
 
-def put_tokens(export: Export, part: ExportTask, out: PartFiles) -> None:
+def put_tokens(export: Export, part: base.ExportTask, out: PartFiles) -> None:
     """Make the token file of a part, which is its first."""
     name, store = part.files[0], export.stores[part.split]
     sources = {number: _local_tokens(store, number) for number in range(part.first, part.last)}
@@ -302,13 +287,13 @@ def put_tokens(export: Export, part: ExportTask, out: PartFiles) -> None:
             file.write(np.ascontiguousarray(block.ids).data)
 
 
-def shard_blocks(store: Store, number: int) -> Iterator[DocumentBlock]:
+def shard_blocks(store: Store, number: int) -> base.Blocks:
     """The documents of a shard."""
     shard = store.shards[number]
     return document_blocks(store, shard.first_document, shard.first_document + shard.documents)
 
 
-def put_mask(export: Export, part: ExportTask, name: str, out: PartFiles) -> None:
+def put_mask(export: Export, part: base.ExportTask, name: str, out: PartFiles) -> None:
     """Make the file with the loss mask of a shard, where the plan has one."""
     if name in part.files:
         file = out.create(name)
@@ -361,7 +346,7 @@ class TokenSequence:
     """Files back to back, mapped when they are touched."""
 
     def __init__(
-        self, shards: Sequence[RawShard], options: ImportOptions, *, in_front: bool
+        self, shards: Sequence[RawShard], options: base.ImportOptions, *, in_front: bool
     ) -> None:
         if options.eos_id is None:
             raise UsageError(
@@ -380,8 +365,8 @@ class TokenSequence:
         pieces = []
         number = int(np.searchsorted(self.starts, first, side="right")) - 1
         while first < last:
-            base, end = int(self.starts[number]), min(last, int(self.starts[number + 1]))
-            pieces.append(self._map(number)[first - base : end - base])
+            at, end = int(self.starts[number]), min(last, int(self.starts[number + 1]))
+            pieces.append(self._map(number)[first - at : end - at])
             first, number = end, number + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.zeros(0, np.uint16)])
 
@@ -406,35 +391,30 @@ class TokenSequence:
             position = end
         return self.tokens
 
-    def blocks(self, part: ForeignPart) -> Iterator[DocumentBlock]:
+    def blocks(self, part: base.ForeignPart) -> base.Blocks:
         """The documents that begin in a part."""
         number = [shard.name for shard in self.shards].index(part.path)
-        base, last = int(self.starts[number]), part.end
+        at, last = int(self.starts[number]), part.end
         assert last is not None
-        begins = self.begins(base + part.start, base + last)
+        begins = self.begins(at + part.start, at + last)
         if not len(begins):
             return
-        ends = np.append(begins[1:], self.next_begin(base + last))
-        for low, high in blocks_of(begins, BLOCK_BYTES // self.shards[0].width):
+        ends = np.append(begins[1:], self.next_begin(at + last))
+        for low, high in blocks_of(begins, base.BLOCK_BYTES // self.shards[0].width):
             ids = self.read(int(begins[low]), int(ends[high - 1]))
-            yield DocumentBlock(ids, ends[low:high] - begins[low:high])
+            yield base.DocumentBlock(ids, ends[low:high] - begins[low:high])
 
-    def parts(self) -> Iterator[ForeignPart]:
+    def parts(self) -> Iterator[base.ForeignPart]:
         for shard in self.shards:
-            step = IMPORT_PART_BYTES // shard.width
+            step = base.IMPORT_PART_BYTES // shard.width
             for index, start in enumerate(range(0, shard.tokens, step)):
                 end = min(shard.tokens, start + step)
-                yield ForeignPart(
-                    path=shard.name,
-                    index=index,
-                    start=start,
-                    end=end,
-                    split=shard.split,
-                    bytes=(end - start) * shard.width,
-                )
+                yield shard.part(index, start, end, tokens=end - start)
 
 
-def _open_streams(shards: Sequence[RawShard], options: ImportOptions, *, in_front: bool) -> Foreign:
+def _open_streams(
+    shards: Sequence[RawShard], options: base.ImportOptions, *, in_front: bool
+) -> base.Foreign:
     """Raw token files, cut at the end-of-text id wherever it is."""
     streams = {
         split: TokenSequence(
@@ -443,8 +423,7 @@ def _open_streams(shards: Sequence[RawShard], options: ImportOptions, *, in_fron
         for split in sorted({shard.split for shard in shards})
     }
     place = "in front of" if in_front else "behind"
-    return Foreign(
-        files={shard.name: shard.path for shard in shards},
+    return base.Foreign(
         parts=tuple(part for stream in streams.values() for part in stream.parts()),
         blocks=lambda part: streams[part.split].blocks(part),
         has_borders=False,

@@ -12,33 +12,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import mmap
-import tempfile
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from tokenmill.errors import SourceError, UsageError
-from tokenmill.interop.base import (
-    BLOCK_BYTES,
-    IMPORT_PART_BYTES,
-    DocumentBlock,
-    ExportOptions,
-    ExportTask,
-    Foreign,
-    ForeignPart,
-    Format,
-    ImportOptions,
-    Setting,
-    check_expansion,
-    check_held,
-    damaged,
-    file_size,
-    find_files,
-)
+from tokenmill.interop import base
 from tokenmill.loader.batch import IGNORED, check_pad_id
 from tokenmill.loader.packing import LAYOUTS, PADDING, Layout, find_packing
 from tokenmill.store.stream import TokenStream
@@ -52,7 +33,8 @@ if TYPE_CHECKING:
     from tokenmill.interop.export import Export, PartFiles
     from tokenmill.store.reader import MappedShard, Store
 
-    Costs = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    Lengths = NDArray[np.int64]
+    Costs = Callable[[Lengths], Lengths]
 
 # First record, the one after the last, and their tokens.
 Range = tuple[int, int, int]
@@ -60,17 +42,15 @@ Range = tuple[int, int, int]
 ID_NAMES = ("input_ids", "ids", "tokens", "input")
 MASK_NAMES = ("loss_mask", "mask")
 READ_SETTINGS = {
-    "column": Setting(
+    "column": base.Setting(
         default="", help=f"import: the column of ids; else the first of {', '.join(ID_NAMES)}"
     ),
-    "labels": Setting(
+    "labels": base.Setting(
         default=True, help="import: whether labels of -100 say what does not count for the loss"
     ),
 }
 # Of an index of JSON, which becomes some 20 times as much in memory.
 INDEX_BYTES = 64 << 20
-# Offsets in the files of MDS and LitData are of 32 bits.
-MAX_OFFSET = (1 << 32) - 1
 ROWS_NOTE = "each row became a document; if rows were cut from a stream: --split-at-eos"
 CUT_NOTE = "rows were joined and cut behind the end-of-text id; what lies in two files is cut there"
 
@@ -90,6 +70,8 @@ class Columns:
     padding: str | None = None
     mask: str | None = None
     labels: str | None = None
+    options: base.ImportOptions
+    path: Path
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,85 +82,76 @@ class Columns:
     def has_mask(self) -> bool:
         return self.mask is not None or self.labels is not None
 
-
-def choose_columns(names: Sequence[str], options: ImportOptions, *, path: Path | str) -> Columns:
-    """Which columns to read; SourceError lists them where none is known to hold ids."""
-    wanted = str(options.settings.get("column") or "")
-    candidates = [wanted] if wanted else [name for name in ID_NAMES if name in names]
-    if not candidates or candidates[0] not in names:
-        raise SourceError(
-            f"{str(path)!r} has no column {wanted!r}"
-            if wanted
-            else f"{str(path)!r} has no column that is known to hold ids",
-            hint=f"name it with: --set column=NAME; there are: {', '.join(names) or 'none'}",
-        )
-    mask = next((name for name in MASK_NAMES if name in names), None)
-    use_labels = mask is None and bool(options.settings.get("labels", True))
-    return Columns(
-        ids=candidates[0],
-        padding="attention_mask" if "attention_mask" in names else None,
-        mask=mask,
-        labels="labels" if use_labels and "labels" in names else None,
-    )
-
-
-def make_block(
-    found: Mapping[str, NDArray[Any]],
-    columns: Columns,
-    lengths: NDArray[np.int64],
-    options: ImportOptions,
-    *,
-    path: Path | str,
-) -> DocumentBlock:
-    """The documents of some rows, whose columns are flat arrays of the same length."""
-    ids = found[columns.ids]
-    if ids.dtype.kind not in "iu":
-        raise damaged(
-            path,
-            f"holds {ids.dtype} in its column {columns.ids!r}, not whole numbers",
-            hint="name the column of ids with: --set column=NAME",
-        )
-    for name in columns.names:
-        if len(found[name]) != len(ids):
-            raise damaged(
-                path, f"has rows whose {name!r} and {columns.ids!r} are not of one length"
+    @classmethod
+    def choose(cls, names: Sequence[str], options: base.ImportOptions, *, path: Path) -> Columns:
+        """Which columns to read; SourceError lists them where none is known to hold ids."""
+        wanted = str(options.settings.get("column") or "")
+        candidates = [wanted] if wanted else [name for name in ID_NAMES if name in names]
+        if not candidates or candidates[0] not in names:
+            raise SourceError(
+                f"{str(path)!r} has no column {wanted!r}"
+                if wanted
+                else f"{str(path)!r} has no column that is known to hold ids",
+                hint=f"name it with: --set column=NAME; there are: {', '.join(names) or 'none'}",
             )
-    mask: NDArray[np.uint8] | None = None
-    if columns.mask is not None:
-        mask = (found[columns.mask] != 0).view(np.uint8)
-    elif columns.labels is not None:
-        labels = found[columns.labels]
-        counts = np.not_equal(labels, IGNORED)
-        if (np.not_equal(labels, ids) & counts).any():
-            raise damaged(
-                path,
-                f"has labels that are neither its {columns.ids!r} nor {IGNORED}, so they do not say"
-                " which ids count",
-                hint="import without them: --set labels=no",
-            )
-        mask = counts.view(np.uint8)
-    if columns.padding is None or (real := found[columns.padding] != 0).all():
-        return DocumentBlock(ids, lengths, mask)
-    sums = np.append(0, np.cumsum(real))
-    ends = np.cumsum(lengths)
-    kept = sums[ends] - sums[ends - lengths]
-    check_padding(lengths - kept, options, path=path)
-    return DocumentBlock(ids[real], kept, None if mask is None else mask[real])
-
-
-def check_padding(lacking: NDArray[np.int64], options: ImportOptions, *, path: Path | str) -> None:
-    """Refuse to join rows that are filled up, but for a last one: no stream was cut there."""
-    if options.split_at_eos and lacking[:-1].any():
-        raise UsageError(
-            f"{str(path)!r} holds rows that are filled up with padding, so they were packed, not"
-            " cut from a stream; joined they would be another text",
-            hint="leave --split-at-eos out: each row becomes a document",
+        mask = next((name for name in MASK_NAMES if name in names), None)
+        use_labels = mask is None and bool(options.settings.get("labels", True))
+        return cls(
+            ids=candidates[0],
+            padding="attention_mask" if "attention_mask" in names else None,
+            mask=mask,
+            labels="labels" if use_labels and "labels" in names else None,
+            options=options,
+            path=path,
         )
 
+    def block(self, found: Mapping[str, NDArray[Any]], lengths: Lengths) -> base.DocumentBlock:
+        """The documents of some rows, whose columns are flat arrays of the same length."""
+        ids = found[self.ids]
+        if ids.dtype.kind not in "iu":
+            raise base.damaged(
+                self.path,
+                f"holds {ids.dtype} in its column {self.ids!r}, not whole numbers",
+                hint="name the column of ids with: --set column=NAME",
+            )
+        for name in self.names:
+            if len(found[name]) != len(ids):
+                raise base.damaged(
+                    self.path, f"has rows whose {name!r} and {self.ids!r} are not of one length"
+                )
+        mask: NDArray[np.uint8] | None = None
+        if self.mask is not None:
+            mask = (found[self.mask] != 0).view(np.uint8)
+        elif self.labels is not None:
+            labels = found[self.labels]
+            counts = np.not_equal(labels, IGNORED)
+            if (np.not_equal(labels, ids) & counts).any():
+                raise base.damaged(
+                    self.path,
+                    f"has labels that are neither its {self.ids!r} nor {IGNORED}, so they do not"
+                    " say which ids count",
+                    hint="import without them: --set labels=no",
+                )
+            mask = counts.view(np.uint8)
+        if self.padding is None or (real := found[self.padding] != 0).all():
+            return base.DocumentBlock(ids, lengths, mask)
+        sums = np.append(0, np.cumsum(real))
+        ends = np.cumsum(lengths)
+        kept = sums[ends] - sums[ends - lengths]
+        self.check_padding(lengths - kept)
+        return base.DocumentBlock(ids[real], kept, None if mask is None else mask[real])
 
-def cut_at_eos(
-    blocks: Iterable[DocumentBlock], options: ImportOptions, *, path: Path | str
-) -> Iterator[DocumentBlock]:
+    def check_padding(self, lacking: Lengths) -> None:
+        """Refuse to join rows that are filled up, but for a last one: no stream was cut there."""
+        if self.options.split_at_eos and lacking[:-1].any():
+            raise UsageError(
+                f"{str(self.path)!r} holds rows that are filled up with padding, so they were"
+                " packed, not cut from a stream; joined they would be another text",
+                hint="leave --split-at-eos out: each row becomes a document",
+            )
+
+
+def cut_at_eos(blocks: base.Blocks, options: base.ImportOptions, *, path: Path) -> base.Blocks:
     """The documents of rows that were cut from a stream: rows joined, cut after each eos."""
     if not options.split_at_eos:
         yield from blocks
@@ -188,12 +161,14 @@ def cut_at_eos(
             "documents are to end at the end-of-text id, and the tokenizer does not name one",
             hint="name it with --eos TOKEN",
         )
-    held: list[DocumentBlock] = []
+    held: list[base.DocumentBlock] = []
     for block in blocks:
         ends = np.flatnonzero(block.ids == options.eos_id) + 1
         if not len(ends):
             held.append(block)
-            check_held(path, sum(each.ids.nbytes for each in held), "rows without an end-of-text")
+            base.check_held(
+                path, sum(each.ids.nbytes for each in held), "rows without an end-of-text"
+            )
             continue
         last = int(ends[-1])
         joined = join_blocks([*held, _part(block, 0, last)])
@@ -205,17 +180,17 @@ def cut_at_eos(
         yield rest._replace(lengths=np.array([len(rest.ids)], np.int64))
 
 
-def _part(block: DocumentBlock, first: int, last: int) -> DocumentBlock:
+def _part(block: base.DocumentBlock, first: int, last: int) -> base.DocumentBlock:
     mask = None if block.mask is None else block.mask[first:last]
-    return DocumentBlock(block.ids[first:last], np.array([last - first], np.int64), mask)
+    return base.DocumentBlock(block.ids[first:last], np.array([last - first], np.int64), mask)
 
 
-def join_blocks(blocks: Sequence[DocumentBlock]) -> DocumentBlock:
+def join_blocks(blocks: Sequence[base.DocumentBlock]) -> base.DocumentBlock:
     """Blocks as one."""
     if not blocks:
-        return DocumentBlock(np.zeros(0, np.uint16), np.zeros(0, np.int64))
+        return base.DocumentBlock(np.zeros(0, np.uint16), np.zeros(0, np.int64))
     masks = [block.mask for block in blocks if block.mask is not None]
-    return DocumentBlock(
+    return base.DocumentBlock(
         np.concatenate([block.ids for block in blocks]),
         np.concatenate([block.lengths for block in blocks]),
         np.concatenate(masks) if masks else None,
@@ -227,49 +202,43 @@ def join_blocks(blocks: Sequence[DocumentBlock]) -> DocumentBlock:
 
 
 def open_rows(
-    files: Mapping[str, Path],
-    parts: Iterable[ForeignPart],
-    read: Callable[[ForeignPart, Path], Iterator[DocumentBlock]],
-    options: ImportOptions,
+    parts: Iterable[base.ForeignPart],
+    read: Callable[[base.ForeignPart], base.Blocks],
+    options: base.ImportOptions,
     *,
     has_mask: bool = False,
-) -> Foreign:
-    """Files whose parts are read as rows, which are joined and cut at the end-of-text if asked."""
-
-    def blocks(part: ForeignPart) -> Iterator[DocumentBlock]:
-        path = files[part.path]
-        return cut_at_eos(read(part, path), options, path=path)
-
-    note = CUT_NOTE if options.split_at_eos else ROWS_NOTE
-    return Foreign(files=files, parts=tuple(parts), blocks=blocks, has_mask=has_mask, note=note)
+) -> base.Foreign:
+    """Parts that are read as rows, which are joined and cut at the end-of-text if asked."""
+    return base.Foreign(
+        parts=tuple(parts),
+        blocks=lambda part: cut_at_eos(read(part), options, path=part.file),
+        has_mask=has_mask,
+        note=CUT_NOTE if options.split_at_eos else ROWS_NOTE,
+    )
 
 
 def row_files(
     path: Path, *suffixes: str, what: str, hint: str = "name a file or a folder of them"
 ) -> list[tuple[str, Path]]:
     """The files with these suffixes that a path is, or the one that it is; SourceError if none."""
-    found = find_files(path, *suffixes) or ([(path.name, path)] if path.is_file() else [])
+    found = base.find_files(path, *suffixes) or ([(path.name, path)] if path.is_file() else [])
     if not found:
-        raise damaged(path, f"holds no {what}", hint=hint)
+        raise base.damaged(path, f"holds no {what}", hint=hint)
     return found
 
 
-def even_edges(count: int, *, size: int, whole: bool) -> list[int]:
-    """Where parts of so many records and bytes begin, and the last ends; one where it is whole."""
-    parts = 1 if whole else max(1, min(count, -(-size // IMPORT_PART_BYTES)))
-    return [count * i // parts for i in range(parts + 1)]
-
-
-def row_parts(name: str, edges: Sequence[int], *, size: int, split: str) -> Iterator[ForeignPart]:
+def row_parts(
+    name: str, file: Path, edges: Sequence[int], *, size: int, split: str
+) -> Iterator[base.ForeignPart]:
     """The parts of a file of so many bytes, from edge to edge."""
     for index, (start, end) in enumerate(itertools.pairwise(edges)):
-        share = (end - start) / max(1, edges[-1])
-        yield ForeignPart(
-            path=name, index=index, start=start, end=end, split=split, bytes=int(size * share)
+        share = int(size * ((end - start) / max(1, edges[-1])))
+        yield base.ForeignPart(
+            path=name, file=file, index=index, start=start, end=end, split=split, bytes=share
         )
 
 
-def blocks_of(begins: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+def blocks_of(begins: Lengths, most: int) -> Iterator[tuple[int, int]]:
     """Ranges of records that begin at these places, about `most` from the first to the last."""
     first = 0
     while first < len(begins):
@@ -277,38 +246,6 @@ def blocks_of(begins: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]
         last = max(first + 1, last)
         yield first, last
         first = last
-
-
-def read_offsets(
-    data: NDArray[np.uint8], count: int, *, path: Path, what: str, gap: bool
-) -> NDArray[np.int64]:
-    """Where the items of a file of MDS or LitData begin, and the last ends; all of it is checked.
-
-    It begins with their number and these offsets, 4 bytes each; a `gap` may follow.
-    """
-    found = int(data[:4].view("<u4")[0]) if len(data) >= 4 else -1
-    if found != count or len(data) < 8 + 4 * count:
-        raise damaged(path, f"says that it has {found:,} {what}, its index {count:,}")
-    offsets = data[4 : 8 + 4 * count].view("<u4").astype(np.int64)
-    before = int(offsets[0]) - 8 - 4 * count
-    if (
-        before < 0
-        or (before and not gap)
-        or offsets[-1] != len(data)
-        or (np.diff(offsets) < 0).any()
-    ):
-        raise damaged(path, f"has offsets that do not run through its {what} to its end")
-    return offsets
-
-
-def offset_header(sizes: NDArray[np.int64], between: bytes = b"") -> bytes:
-    """What such a file begins with, up to the first of items of these sizes."""
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    offsets += 4 + 4 * len(offsets) + len(between)
-    if int(offsets[-1]) > MAX_OFFSET:
-        raise OverflowError("offsets of more than 32 bits")
-    return np.array([len(sizes)], "<u4").tobytes() + offsets.astype("<u4").tobytes() + between
 
 
 def split_folders(path: Path, marker: str) -> list[tuple[str, Path]]:
@@ -326,22 +263,10 @@ def split_folders(path: Path, marker: str) -> list[tuple[str, Path]]:
     return [(f"{folder.name}/", folder) for folder in folders]
 
 
-def find_indexes(
-    path: Path, marker: str, is_one: Callable[[dict[str, Any]], bool]
-) -> list[tuple[str, Path, dict[str, Any]]]:
-    """Folders whose index is one of these: what their files' names begin with, path, index."""
-    found = []
-    for prefix, folder in split_folders(path, marker):
-        index = read_json(folder / marker)
-        if isinstance(index, dict) and is_one(index):
-            found.append((prefix, folder, index))
-    return found
-
-
 def read_json(path: Path) -> Any:
     """The value in a small file of JSON; None where it is none."""
-    if file_size(path) > INDEX_BYTES:
-        raise damaged(
+    if base.file_size(path) > INDEX_BYTES:
+        raise base.damaged(
             path,
             f"is larger than {INDEX_BYTES:,} bytes, which no index should be",
             hint="write the files again into several folders, each with its own index",
@@ -352,32 +277,6 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def whole_number(value: object, *, path: Path, most: int | None = None) -> int:
-    """A count or a size of an index; SourceError where it is none, or larger than it can be."""
-    if type(value) is not int or value < 0 or (most is not None and value > most):
-        limit = "" if most is None else f" up to {most:,}"
-        raise damaged(path, f"says {repr(value)[:40]} where a count or size{limit} must stand")
-    return value
-
-
-def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
-    """The bytes of a packed file, piece by piece by way of the disk: they may be 4 GB."""
-    check_expansion(path, size, packed=file_size(path))
-    left, buffer = size, memoryview(bytearray(min(BLOCK_BYTES, size + 1)))
-    with tempfile.TemporaryFile() as file:
-        try:
-            with pa.CompressedInputStream(pa.memory_map(str(path)), codec) as stream:
-                while left >= 0 and (count := stream.readinto(buffer)):
-                    left -= count
-                    file.write(buffer[:count])
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(path, f"cannot be unpacked: {error}") from error
-        if left or not size:
-            raise damaged(path, f"does not unpack to the {size:,} bytes of its index")
-        file.flush()
-        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-
-
 # -------------------------------------------------------------------------------------------------
 # Records of a store: its documents, or rows of one length, as an export reads them.
 
@@ -385,12 +284,12 @@ def unpack(path: Path, codec: str, *, size: int) -> NDArray[np.uint8]:
 BATCH_TOKENS = 1 << 20
 IDS = "input_ids"
 EXTRA_COLUMNS = ("labels", "attention_mask", "loss_mask")
-IDS_SETTING = Setting(
+IDS_SETTING = base.Setting(
     default="int32",
     help="type of the ids: int32, which everything reads, or uint16, half the size",
     choices=("int32", "uint16"),
 )
-COLUMNS_SETTING = Setting(
+COLUMNS_SETTING = base.Setting(
     default="auto",
     help="columns beside the ids, of labels, attention_mask, loss_mask, with commas between; auto:"
     " loss_mask where the store has one, attention_mask where the packing pads; none",
@@ -401,8 +300,8 @@ SETTINGS = WRITE_SETTINGS | READ_SETTINGS
 
 
 def document_blocks(
-    store: Store, first: int, last: int, *, most_bytes: int = BLOCK_BYTES
-) -> Iterator[DocumentBlock]:
+    store: Store, first: int, last: int, *, most_bytes: int = base.BLOCK_BYTES
+) -> base.Blocks:
     """Documents `first` to `last` of a store, about `most_bytes` of ids at a time.
 
     Views of the mapped shards: a document of any size costs no memory.
@@ -412,10 +311,10 @@ def document_blocks(
         for begin, end in blocks_of(index.offsets[low:high], most_bytes):
             documents = slice(low + begin, low + end)
             lengths = np.asarray(index.lengths[documents], np.int64)
-            base = int(index.offsets[low + begin]) // size
+            begin_at = int(index.offsets[low + begin]) // size
             stop = int(index.offsets[low + end - 1]) // size + int(lengths[-1])
-            mask = None if mapped.mask is None else mapped.mask[base:stop]
-            yield DocumentBlock(mapped.tokens[base:stop], lengths, mask)
+            mask = None if mapped.mask is None else mapped.mask[begin_at:stop]
+            yield base.DocumentBlock(mapped.tokens[begin_at:stop], lengths, mask)
 
 
 def _shard_ranges(store: Store, first: int, last: int) -> Iterator[tuple[MappedShard, int, int]]:
@@ -434,7 +333,7 @@ class RecordChunk(NamedTuple):
     """Some consecutive records."""
 
     tokens: NDArray[Any]  # rows: (rows, length), maybe with strides; documents: back to back
-    lengths: NDArray[np.int64]  # tokens of each record
+    lengths: Lengths  # tokens of each record
     real: NDArray[np.bool_] | None  # as `tokens`: False on padding; None where there is none
     mask: NDArray[np.uint8] | None  # as `tokens`: the loss mask; None where all tokens count
 
@@ -459,7 +358,7 @@ class RecordChunk(NamedTuple):
         return np.ones(self.tokens.shape, np.int8) if counts is None else counts.astype(np.int8)
 
 
-def open_records(store: Store, options: ExportOptions, *, overlap: int = 0) -> Records:
+def open_records(store: Store, options: base.ExportOptions, *, overlap: int = 0) -> Records:
     """What an export is made of: rows where `seq_len` is given, else documents.
 
     With `overlap` a row has one token more than `seq_len`, which is the next row's first.
@@ -477,19 +376,17 @@ class DocumentRecords:
         self.count = store.num_documents
         self._store = store
 
-    def batches(
-        self, first: int, last: int, *, tokens: int = BATCH_TOKENS
-    ) -> Iterator[RecordChunk]:
+    def batches(self, first: int, last: int, tokens: int = BATCH_TOKENS) -> Iterator[RecordChunk]:
         """Documents `first` to `last`, about so many tokens at a time; longer ones are alone."""
         most = tokens * self._store.dtype.itemsize
         for ids, lengths, mask in document_blocks(self._store, first, last, most_bytes=most):
             yield RecordChunk(ids, lengths, None, mask)
 
-    def lengths(self, first: int, last: int) -> NDArray[np.int64]:
+    def lengths(self, first: int, last: int) -> Lengths:
         """Tokens of each of these documents."""
         return np.concatenate([np.zeros(0, np.int64), *self._length_blocks(first, last)])
 
-    def _length_blocks(self, first: int, last: int) -> Iterator[NDArray[np.int64]]:
+    def _length_blocks(self, first: int, last: int) -> Iterator[Lengths]:
         for mapped, low, high in _shard_ranges(self._store, first, last):
             yield mapped.index.lengths[low:high].astype(np.int64)
 
@@ -501,9 +398,7 @@ class DocumentRecords:
         return cut_lengths(self._length_blocks(0, self.count), costs, budget=budget)
 
 
-def cut_lengths(
-    blocks: Iterable[NDArray[np.int64]], costs: Costs, *, budget: int
-) -> Iterator[Range]:
+def cut_lengths(blocks: Iterable[Lengths], costs: Costs, *, budget: int) -> Iterator[Range]:
     """Ranges of documents whose lengths come in blocks, as `DocumentRecords.cut` gives them."""
     first = number = held = tokens = 0
     for lengths in blocks:
@@ -555,7 +450,7 @@ class RowRecords:
             rows = -(-(store.num_tokens - overlap) // self._step)
             self.count = max(1, rows) if store.num_tokens else 0
 
-    def lengths(self, first: int, last: int) -> NDArray[np.int64]:
+    def lengths(self, first: int, last: int) -> Lengths:
         """All the same."""
         return np.full(last - first, self.length, np.int64)
 
@@ -567,16 +462,14 @@ class RowRecords:
             last = min(first + step, self.count)
             yield first, last, (last - first) * self.length
 
-    def batches(
-        self, first: int, last: int, *, tokens: int = BATCH_TOKENS
-    ) -> Iterator[RecordChunk]:
+    def batches(self, first: int, last: int, tokens: int = BATCH_TOKENS) -> Iterator[RecordChunk]:
         """Rows, as (rows, length) arrays."""
         step = max(1, tokens // self.length)
         for begin in range(first, last, step):
             rows = np.arange(begin, min(begin + step, last), dtype=np.int64)
             yield self._concatenated(rows) if self.layout is None else self._packed(rows)
 
-    def _concatenated(self, rows: NDArray[np.int64]) -> RecordChunk:
+    def _concatenated(self, rows: Lengths) -> RecordChunk:
         """Rows that are back to back in the stream: views where they are in one shard."""
         low, wanted = int(rows[0]) * self._step, len(rows) * self._step
         wanted += self.length - self._step
@@ -605,7 +498,7 @@ class RowRecords:
         lengths = self.lengths(0, len(rows))
         return RecordChunk(as_rows(tokens), lengths, as_rows(real), as_rows(mask))
 
-    def _packed(self, rows: NDArray[np.int64]) -> RecordChunk:
+    def _packed(self, rows: Lengths) -> RecordChunk:
         """Rows of pieces from here and there."""
         assert self.layout is not None
         starts, lengths = self.layout.pieces(rows)
@@ -624,70 +517,7 @@ class RowRecords:
 Records = DocumentRecords | RowRecords
 
 
-def id_dtype(store: Store, options: ExportOptions) -> np.dtype[Any]:
-    """The type of ids that was asked for; UsageError where the vocabulary does not fit it."""
-    name = str(options.settings["ids"])
-    if name == "uint16" and store.vocab_size > 1 << 16:
-        raise UsageError(
-            f"ids of a vocabulary of {store.vocab_size:,} do not fit uint16",
-            hint="leave the setting out, or: --set ids=int32",
-        )
-    return np.dtype(name).newbyteorder("<")
-
-
-def extra_columns(export: Export) -> tuple[str, ...]:
-    """The columns beside the ids, in the order of `EXTRA_COLUMNS`; the same for all splits."""
-    options = export.options
-    text = str(options.settings.get("columns", "none"))
-    if text == "auto":
-        pads = options.seq_len is not None and not LAYOUTS[options.packing].back_to_back
-        has_mask = any(store.has_mask for store in export.stores.values())
-        wanted = {"attention_mask"} if pads else set()
-        wanted |= {"loss_mask"} if has_mask else set()
-    else:
-        wanted = {name.strip() for name in text.split(",")} - {"none", ""}
-    if unknown := wanted - {*EXTRA_COLUMNS}:
-        raise UsageError(
-            f"columns={text!r}: there is no column {min(unknown)!r}",
-            hint=f"use some of {', '.join(EXTRA_COLUMNS)}; auto; or none",
-        )
-    return tuple(name for name in EXTRA_COLUMNS if name in wanted)
-
-
-def json_bytes(value: object) -> bytes:
-    """As Python's own writer puts it, keys sorted: what most projects' indexes are."""
-    return json.dumps(value, sort_keys=True).encode()
-
-
-def rows_note(store: Store, options: ExportOptions, split: str, *, overlap: int) -> list[str]:
-    """How many rows were written, and what is not in them."""
-    rows = open_records(store, options, overlap=overlap)
-    if not isinstance(rows, RowRecords):
-        return []
-    notes = [f"{split}: {rows.count:,} rows of {rows.length:,} tokens, packed by {options.packing}"]
-    lost = 0 if rows.layout is None else store.num_tokens - rows.layout.used
-    if lost:
-        notes.append(
-            f"{split}: {lost:,} of {store.num_tokens:,} tokens are in no row: they come after"
-            f" the first {rows.length:,} of their document"
-        )
-    return notes
-
-
-def padding_note(records: Records, split: str, columns: Sequence[str]) -> list[str]:
-    """What to know about padding that no column tells of."""
-    if not isinstance(records, RowRecords) or not records.count or "attention_mask" in columns:
-        return []
-    if records.layout is not None:
-        return [f"{split}: rows are filled up with the id {records.pad_id}; no column says where"]
-    [last] = records.batches(records.count - 1, records.count)
-    if last.real is None:
-        return []
-    lacking = int(np.count_nonzero(~last.real))
-    return [f"{split}: the last row ends with {lacking:,} ids of padding ({records.pad_id})"]
-
-
-class RowFormat(Format):
+class RowFormat(base.Format):
     """A format of records, some to a file, and of files that describe those of a split."""
 
     index: tuple[str, ...] = ()  # the latter
@@ -697,6 +527,39 @@ class RowFormat(Format):
         overlap = self.about.row_overlap
         return open_records(export.stores[split], export.options, overlap=overlap)
 
+    def rows(self, export: Export, split: str) -> RowRecords:
+        """The same of a format that has rows alone."""
+        found = self.records(export, split)
+        assert isinstance(found, RowRecords)
+        return found
+
+    def dtype(self, export: Export, split: str) -> np.dtype[Any]:
+        """The type of ids that was asked for; UsageError where the vocabulary does not fit it."""
+        name, vocab_size = str(export.options.settings["ids"]), export.stores[split].vocab_size
+        if name == "uint16" and vocab_size > 1 << 16:
+            raise UsageError(
+                f"ids of a vocabulary of {vocab_size:,} do not fit uint16",
+                hint="leave the setting out, or: --set ids=int32",
+            )
+        return np.dtype(name).newbyteorder("<")
+
+    def columns(self, export: Export) -> tuple[str, ...]:
+        """The columns beside the ids, in the order of `EXTRA_COLUMNS`; the same for all splits."""
+        options = export.options
+        text = str(options.settings.get("columns", "none"))
+        wanted = {name.strip() for name in text.split(",")} - {"none", ""}
+        if text == "auto":
+            pads = options.seq_len is not None and not LAYOUTS[options.packing].back_to_back
+            has_mask = any(store.has_mask for store in export.stores.values())
+            found = {"attention_mask": pads, "loss_mask": has_mask}
+            wanted = {name for name, is_there in found.items() if is_there}
+        if unknown := wanted - {*EXTRA_COLUMNS}:
+            raise UsageError(
+                f"columns={text!r}: there is no column {min(unknown)!r}",
+                hint=f"use some of {', '.join(EXTRA_COLUMNS)}; auto; or none",
+            )
+        return tuple(name for name in EXTRA_COLUMNS if name in wanted)
+
     @abstractmethod
     def ranges(self, export: Export, split: str) -> list[Range]:
         """The records of each file."""
@@ -705,23 +568,21 @@ class RowFormat(Format):
     def file_name(self, export: Export, split: str, number: int, count: int) -> str:
         """The name of a file, given how many there are."""
 
-    def plan(self, export: Export) -> list[ExportTask]:
+    def plan(self, export: Export) -> list[base.ExportTask]:
         parts = []
-        extra_columns(export)  # refused here, if they are
-        for split, store in export.stores.items():
-            id_dtype(store, export.options)
+        self.columns(export)  # refused here, if they are
+        for split in export.stores:
+            self.dtype(export, split)
             found = self.ranges(export, split)
             for number, (first, last, tokens) in enumerate(found):
                 file = self.file_name(export, split, number, len(found))
-                parts.append(
-                    ExportTask(split=split, tokens=tokens, files=(file,), first=first, last=last)
-                )
+                parts.append(base.ExportTask(split, tokens, (file,), first, last))
         return parts
 
     def index_files(self, export: Export) -> list[str]:
         return [export.name(split, file) for split in export.stores for file in self.index]
 
-    def describe(self, export: Export, split: str, parts: Sequence[ExportTask]) -> list[bytes]:
+    def describe(self, export: Export, split: str, parts: Sequence[base.ExportTask]) -> list[bytes]:
         """The files that describe those of a split."""
         return []
 
@@ -730,11 +591,37 @@ class RowFormat(Format):
         """Lines for the user."""
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
-        notes, columns = self.how_to_read(export), extra_columns(export)
-        for split in export.stores:
+        notes, columns = self.how_to_read(export), self.columns(export)
+        counts: list[str] = []
+        for split, store in export.stores.items():
             parts = [part for part in export.parts if part.split == split]
             described = self.describe(export, split, parts)
             for file, data in zip(self.index, described, strict=True):
                 out.write(export.name(split, file), data)
-            notes += padding_note(self.records(export, split), split, columns)
-        return notes
+            rows = self.records(export, split)
+            if not isinstance(rows, RowRecords):
+                continue
+            if rows.count and "attention_mask" not in columns:
+                notes += _padding_note(rows, split)
+            counts.append(
+                f"{split}: {rows.count:,} rows of {rows.length:,} tokens, packed by"
+                f" {export.options.packing}"
+            )
+            lost = 0 if rows.layout is None else store.num_tokens - rows.layout.used
+            if lost:
+                counts.append(
+                    f"{split}: {lost:,} of {store.num_tokens:,} tokens are in no row: they come"
+                    f" after the first {rows.length:,} of their document"
+                )
+        return notes + counts
+
+
+def _padding_note(rows: RowRecords, split: str) -> list[str]:
+    """What to know about padding that no column tells of."""
+    if rows.layout is not None:
+        return [f"{split}: rows are filled up with the id {rows.pad_id}; no column says where"]
+    [last] = rows.batches(rows.count - 1, rows.count)
+    lacking = 0 if last.real is None else int(np.count_nonzero(~last.real))
+    if not lacking:
+        return []
+    return [f"{split}: the last row ends with {lacking:,} ids of padding ({rows.pad_id})"]

@@ -18,6 +18,7 @@ to be streamed and shuffled. Names are those that `datasets.load_dataset` finds 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -26,43 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.errors import SourceError
-from tokenmill.interop.base import (
-    BLOCK_BYTES,
-    IMPORT_PART_BYTES,
-    About,
-    Detection,
-    DocumentBlock,
-    ExportTask,
-    Foreign,
-    ForeignPart,
-    ImportOptions,
-    Setting,
-    Sure,
-    check_expansion,
-    check_held,
-    damaged,
-    file_size,
-    find_files,
-    first_bytes,
-    split_of,
-)
-from tokenmill.interop.records import (
-    IDS,
-    SETTINGS,
-    Columns,
-    Range,
-    RecordChunk,
-    RowFormat,
-    choose_columns,
-    extra_columns,
-    id_dtype,
-    join_blocks,
-    make_block,
-    open_rows,
-    read_json,
-    row_files,
-    split_folders,
-)
+from tokenmill.interop import base, records
 from tokenmill.sources.tables import batch_bytes, check_chunks, columns_below, pages
 
 if TYPE_CHECKING:
@@ -88,53 +53,55 @@ ROW_TOKENS = 16 << 20
 GROUP_TOKENS = 4 << 20
 
 
-class _Table(RowFormat):
+class _Table(records.RowFormat):
     """Files of columns of lists."""
 
-    def ranges(self, export: Export, split: str) -> list[Range]:
+    def ranges(self, export: Export, split: str) -> list[records.Range]:
         budget = export.options.file_tokens or FILE_TOKENS
         # A document counts as one token at least: files full of empty ones are bounded too.
-        found = self.records(export, split).cut(
-            lambda lengths: lengths + (lengths == 0), budget=budget
-        )
+        source = self.records(export, split)
+        found = source.cut(lambda lengths: np.maximum(lengths, 1), budget=budget)
         return [*found] or [(0, 0, 0)]
 
 
 def _fields(extra: Sequence[str], dtype: np.dtype[Any]) -> list[Any]:
     """The fields of ids and of the columns beside them."""
-    fields = [pa.field(IDS, pa.list_(pa.from_numpy_dtype(dtype)))]
+    fields = [pa.field(records.IDS, pa.list_(pa.from_numpy_dtype(dtype)))]
     return fields + [pa.field(name, pa.list_(TYPES[name])) for name in extra]
 
 
 def _arrays(
-    batch: RecordChunk, extra: Sequence[str], dtype: np.dtype[Any], lengths: NDArray[np.int64]
+    batch: records.RecordChunk,
+    extra: Sequence[str],
+    dtype: np.dtype[Any],
+    lengths: NDArray[np.int64],
 ) -> list[Any]:
     """The columns of a batch as arrays of lists of these lengths."""
     offsets = pa.array(np.append(0, np.cumsum(lengths)).astype(np.int32))
-    values = (batch.column(name, dtype=dtype).reshape(-1) for name in (IDS, *extra))
+    values = (batch.column(name, dtype=dtype).reshape(-1) for name in (records.IDS, *extra))
     return [pa.ListArray.from_arrays(offsets, pa.array(each)) for each in values]
 
 
 def _read_batches(
-    batches: Iterable[Any], schema: Any, options: ImportOptions, *, path: Path
-) -> Iterator[DocumentBlock]:
+    batches: Iterable[Any], schema: Any, options: base.ImportOptions, *, path: Path
+) -> base.Blocks:
     """Documents of record batches; where rows are chunks, those of a document are joined."""
     columns = _table_columns(schema, options, path=path)
-    held: list[DocumentBlock] = []
+    held: list[base.DocumentBlock] = []
     for batch in batches:
         # What a file says of its buffers is not true before it was compared, entry by entry.
         batch.validate(full=True)
-        block = _block(batch, columns, options, path)
+        block = _block(batch, columns)
         if not _is_chunked(schema):
             yield block
             continue
         numbers = batch.column(batch.schema.get_field_index(CHUNK_INDEX))
         if numbers.null_count:
-            raise damaged(path, f"has rows without {CHUNK_INDEX!r}: null")
+            raise base.damaged(path, f"has rows without {CHUNK_INDEX!r}: null")
         begins = np.flatnonzero(numbers.to_numpy() == 0)
         first, last = (int(begins[0]), int(begins[-1])) if len(begins) else (len(numbers), 0)
         held.append(_rows(block, 0, first))
-        check_held(path, sum(each.ids.nbytes for each in held), "a document")
+        base.check_held(path, sum(each.ids.nbytes for each in held), "a document")
         if len(begins):
             yield from _whole(held)
             if first < last:
@@ -145,27 +112,27 @@ def _read_batches(
     yield from _whole(held)
 
 
-def _whole(held: Sequence[DocumentBlock]) -> Iterator[DocumentBlock]:
+def _whole(held: Sequence[base.DocumentBlock]) -> base.Blocks:
     """The one document whose chunks were held back."""
-    joined = join_blocks([block for block in held if len(block.lengths)])
+    joined = records.join_blocks([block for block in held if len(block.lengths)])
     if len(joined.lengths):
         yield joined._replace(lengths=np.array([len(joined.ids)], np.int64))
 
 
-def _rows(block: DocumentBlock, first: int, last: int) -> DocumentBlock:
+def _rows(block: base.DocumentBlock, first: int, last: int) -> base.DocumentBlock:
     ends = np.append(0, np.cumsum(block.lengths))
     here = slice(int(ends[first]), int(ends[last]))
     mask = None if block.mask is None else block.mask[here]
-    return DocumentBlock(block.ids[here], block.lengths[first:last], mask)
+    return base.DocumentBlock(block.ids[here], block.lengths[first:last], mask)
 
 
-def _table_columns(schema: Any, options: ImportOptions, *, path: Path) -> Columns:
+def _table_columns(schema: Any, options: base.ImportOptions, *, path: Path) -> records.Columns:
     """Which columns of lists to read."""
     names = [field.name for field in schema if any(check(field.type) for check in LISTS)]
-    columns = choose_columns(names, options, path=path)
+    columns = records.Columns.choose(names, options, path=path)
     for name in (*columns.names, CHUNK_INDEX):
         if len(schema.get_all_field_indices(name)) > 1:
-            raise damaged(
+            raise base.damaged(
                 path,
                 f"has several columns {name!r}, and nothing says which to read",
                 hint="write it again with one of them",
@@ -179,37 +146,37 @@ def _is_chunked(schema: Any) -> bool:
     return bool(place >= 0 and pa.types.is_integer(schema.field(place).type))
 
 
-def _names(schema: Any, options: ImportOptions, *, path: Path) -> list[str]:
+def _names(schema: Any, options: base.ImportOptions, *, path: Path) -> list[str]:
     """The columns that are read."""
     names = _table_columns(schema, options, path=path).names
     return [*names, *([CHUNK_INDEX] if _is_chunked(schema) else [])]
 
 
-def _block(batch: Any, columns: Columns, options: ImportOptions, path: Path) -> DocumentBlock:
+def _block(batch: Any, columns: records.Columns) -> base.DocumentBlock:
     found, lengths = {}, {}
     for name in columns.names:
-        found[name], lengths[name] = _flat_lists(batch, name, path)
+        found[name], lengths[name] = _flat_lists(batch, name, columns.path)
     for name in columns.names:
         if not np.array_equal(lengths[name], lengths[columns.ids]):
-            raise damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
-    return make_block(found, columns, lengths[columns.ids], options, path=path)
+            raise base.damaged(columns.path, f"has {name!r} of other lengths than {columns.ids!r}")
+    return columns.block(found, lengths[columns.ids])
 
 
 def _flat_lists(batch: Any, name: str, path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Values of a column of lists, and how many are in each."""
     lists = batch.column(batch.schema.get_field_index(name))
     if lists.null_count:
-        raise damaged(path, f"has rows without {name!r}: null", hint="leave these rows out")
+        raise base.damaged(path, f"has rows without {name!r}: null", hint="leave these rows out")
     values = lists.flatten()
     if values.null_count or not pa.types.is_integer(values.type):
-        raise damaged(
+        raise base.damaged(
             path,
             f"holds lists of {values.type} in {name!r}{', some null' if values.null_count else ''}",
             hint="name a column of lists of whole numbers with: --set column=NAME",
         )
     if pa.types.is_fixed_size_list(lists.type):
         if len(lists) and not lists.type.list_size:
-            raise damaged(path, f"holds {len(lists):,} rows of {name!r} that are of no length")
+            raise base.damaged(path, f"holds {len(lists):,} rows of {name!r} that are of no length")
         lengths = np.full(len(lists), lists.type.list_size, np.int64)
     else:
         lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
@@ -220,14 +187,14 @@ class Arrow(_Table):
     """Folders of `save_to_disk`."""
 
     index = (STATE, INFO)
-    about = About(
+    about = base.About(
         name="arrow",
         title="Hugging Face datasets on disk (Arrow)",
         read_by="datasets (load_from_disk), TRL, Axolotl, pyarrow",
         kept="documents or rows, loss masks",
         lost="nothing",
         rows=True,
-        settings=SETTINGS,
+        settings=records.SETTINGS,
     )
 
     def file_name(self, export: Export, split: str, number: int, count: int) -> str:
@@ -236,15 +203,15 @@ class Arrow(_Table):
     def index_files(self, export: Export) -> list[str]:
         return super().index_files(export) + ([DICT] if len(export.stores) > 1 else [])
 
-    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
-        columns, dtype = extra_columns(export), id_dtype(export.stores[part.split], export.options)
+    def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
+        columns, dtype = self.columns(export), self.dtype(export, part.split)
         schema = pa.schema(_fields(columns, dtype))
         with pa.ipc.new_stream(out.create(part.files[0]), schema) as writer:
             for batch in self.records(export, part.split).batches(part.first, part.last):
                 arrays = _arrays(batch, columns, dtype, batch.lengths)
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
 
-    def describe(self, export: Export, split: str, parts: Sequence[ExportTask]) -> list[bytes]:
+    def describe(self, export: Export, split: str, parts: Sequence[base.ExportTask]) -> list[bytes]:
         state: dict[str, Json] = {
             "_data_files": [{"filename": part.files[0].rpartition("/")[2]} for part in parts],
             "_fingerprint": export.stores[split].content[:16],
@@ -265,45 +232,43 @@ class Arrow(_Table):
             out.write(DICT, json.dumps({"splits": [*export.stores]}).encode())
         return super().finish(export, out)
 
-    def detect(self, path: Path) -> Detection | None:
-        if split_folders(path, STATE):
-            return Detection(Sure.CERTAIN, f"has the {STATE} of a dataset on disk")
-        if path.is_file() and first_bytes(path).startswith((FILE_MAGIC, STREAM_MAGIC)):
-            return Detection(Sure.CERTAIN, "begins as an Arrow file or stream")
-        if find_files(path, ".arrow"):
-            return Detection(Sure.LIKELY, "holds .arrow files")
+    def detect(self, path: Path) -> base.Detection | None:
+        if records.split_folders(path, STATE):
+            return base.Detection(base.Sure.CERTAIN, f"has the {STATE} of a dataset on disk")
+        if path.is_file() and base.first_bytes(path).startswith((FILE_MAGIC, STREAM_MAGIC)):
+            return base.Detection(base.Sure.CERTAIN, "begins as an Arrow file or stream")
+        if base.find_files(path, ".arrow"):
+            return base.Detection(base.Sure.LIKELY, "holds .arrow files")
         return None
 
-    def open(self, path: Path, options: ImportOptions) -> Foreign:
-        found = [*_list_files(path, options)]
-        files = {name: file for name, file, _ in found}
+    def open(self, path: Path, options: base.ImportOptions) -> base.Foreign:
         parts = [
-            ForeignPart(path=name, split=split, bytes=file_size(file))
-            for name, file, split in found
+            base.ForeignPart(path=name, file=file, split=split, bytes=base.file_size(file))
+            for name, file, split in _list_files(path, options)
         ]
 
-        def read(_: ForeignPart, file: Path) -> Iterator[DocumentBlock]:
-            schema = _schema(file)
-            fields = [schema.get_field_index(name) for name in _names(schema, options, path=file)]
-            return _read_batches(_batches(file, fields), schema, options, path=file)
+        def read(part: base.ForeignPart) -> base.Blocks:
+            path, schema = part.file, _schema(part.file)
+            fields = [schema.get_field_index(name) for name in _names(schema, options, path=path)]
+            return _read_batches(_batches(path, fields), schema, options, path=path)
 
         has_mask = any(
-            _table_columns(_schema(file), options, path=file).has_mask for file in files.values()
+            _table_columns(_schema(part.file), options, path=part.file).has_mask for part in parts
         )
-        return open_rows(files, parts, read, options, has_mask=has_mask)
+        return records.open_rows(parts, read, options, has_mask=has_mask)
 
 
-def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path, str]]:
+def _list_files(path: Path, options: base.ImportOptions) -> Iterator[tuple[str, Path, str]]:
     """Name, path and split of every data file."""
-    folders = split_folders(path, STATE)
+    folders = records.split_folders(path, STATE)
     for prefix, folder in folders:
         try:
-            state = read_json(folder / STATE)
+            state = records.read_json(folder / STATE)
             names = [str(file["filename"]) for file in state["_data_files"]]
             indices = state.get("_indices_data_files")
-            split = split_of(prefix or str(state.get("_split") or ""), options)
+            split = base.split_of(prefix or str(state.get("_split") or ""), options)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise damaged(
+            raise base.damaged(
                 folder / STATE, f"does not say which files there are: {error!r}"
             ) from error
         if indices:
@@ -313,50 +278,47 @@ def _list_files(path: Path, options: ImportOptions) -> Iterator[tuple[str, Path,
             )
         for name in names:
             if "/" in name or "\\" in name:
-                raise damaged(folder / STATE, f"names a file {name!r} outside its folder")
+                raise base.damaged(folder / STATE, f"names a file {name!r} outside its folder")
             yield f"{prefix}{name}", folder / name, split
     if not folders:
         hint = f"name a folder with a {STATE}, or a file"
-        for name, file in row_files(path, ".arrow", ".feather", what="Arrow files", hint=hint):
-            yield name, file, split_of(name, options)
+        for name, file in records.row_files(
+            path, ".arrow", ".feather", what="Arrow files", hint=hint
+        ):
+            yield name, file, base.split_of(name, options)
 
 
 def _stream(path: Path) -> Any:
     """The bytes of a stream; an Arrow file is one after its first eight."""
-    file_size(path)
+    base.file_size(path)
     data = pa.memory_map(str(path)).read_buffer()
-    return data.slice(8) if first_bytes(path).startswith(FILE_MAGIC) else data
+    return data.slice(8) if base.first_bytes(path).startswith(FILE_MAGIC) else data
 
 
 def _schema(path: Path) -> Any:
-    try:
+    with base.reading(path):
         return pa.ipc.open_stream(_stream(path)).schema
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise damaged(path, f"cannot be read as Arrow: {error}") from error
 
 
 def _batches(path: Path, fields: Sequence[int]) -> Iterator[Any]:
     """Batches with some columns of a file, which are compared with what the file says of itself."""
-    try:
-        data, count = _stream(path), 0
-        for held in batch_bytes(str(path), is_mapped=True):
-            check_held(path, held, "a packed batch")
-        options = pa.ipc.IpcReadOptions(included_fields=[*fields])
-        for batch in pa.ipc.open_stream(data, options=options):
-            count += 1
-            yield batch
-        if first_bytes(path).startswith(FILE_MAGIC):
-            listed = pa.ipc.open_file(pa.memory_map(str(path))).num_record_batches
-            if listed != count:
-                raise damaged(path, f"holds {count:,} batches, and its end lists {listed:,}")
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise damaged(path, f"cannot be read as Arrow: {error}") from error
+    data, count = _stream(path), 0
+    for held in batch_bytes(str(path), is_mapped=True):
+        base.check_held(path, held, "a packed batch")
+    options = pa.ipc.IpcReadOptions(included_fields=[*fields])
+    for batch in pa.ipc.open_stream(data, options=options):
+        count += 1
+        yield batch
+    if base.first_bytes(path).startswith(FILE_MAGIC):
+        listed = pa.ipc.open_file(pa.memory_map(str(path))).num_record_batches
+        if listed != count:
+            raise base.damaged(path, f"holds {count:,} batches, and its end lists {listed:,}")
 
 
 class Parquet(_Table):
     """Parquet files."""
 
-    about = About(
+    about = base.About(
         name="parquet",
         title="Parquet with lists of ids",
         read_by="datasets, pyarrow, polars, DuckDB, Daft, Ray Data",
@@ -364,21 +326,21 @@ class Parquet(_Table):
         lost="nothing",
         rows=True,
         settings={
-            **SETTINGS,
-            "group_tokens": Setting(default=GROUP_TOKENS, help="tokens of a row group, about"),
-            "row_tokens": Setting(
+            **records.SETTINGS,
+            "group_tokens": base.Setting(default=GROUP_TOKENS, help="tokens of a row group, about"),
+            "row_tokens": base.Setting(
                 default=ROW_TOKENS, help="documents of more tokens are cut; chunk_index counts"
             ),
-            "level": Setting(default=1, help="level of zstd"),
+            "level": base.Setting(default=1, help="level of zstd"),
         },
     )
 
     def file_name(self, export: Export, split: str, number: int, count: int) -> str:
         return f"{split}-{number:05d}-of-{count:05d}.parquet"
 
-    def write(self, export: Export, part: ExportTask, out: PartFiles) -> None:
-        options, columns = export.options, extra_columns(export)
-        dtype = id_dtype(export.stores[part.split], options)
+    def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
+        options, columns = export.options, self.columns(export)
+        dtype = self.dtype(export, part.split)
         chunked, limit = options.seq_len is None, int(options.settings["row_tokens"])
         numbers = [pa.field(ID, pa.int64())]
         numbers += [pa.field(CHUNK_INDEX, pa.int32())] if chunked else []
@@ -392,8 +354,8 @@ class Parquet(_Table):
             use_dictionary=False,
             write_statistics=[ID],
         ) as writer:
-            records = self.records(export, part.split)
-            for batch in records.batches(first, part.last, tokens=groups):
+            source = self.records(export, part.split)
+            for batch in source.batches(first, part.last, tokens=groups):
                 number, index, lengths = _pieces(batch, first, limit)
                 first += len(batch.lengths)
                 arrays = [pa.array(number), *([pa.array(index)] if chunked else [])]
@@ -410,39 +372,40 @@ class Parquet(_Table):
             notes.append(f"documents of over {limit:,} tokens were cut into {cut:,} rows more")
         return notes
 
-    def detect(self, path: Path) -> Detection | None:
-        files = [file for _, file in find_files(path, ".parquet")[:1]]
+    def detect(self, path: Path) -> base.Detection | None:
+        files = [file for _, file in base.find_files(path, ".parquet")[:1]]
         files += [path] if path.is_file() else []
-        if any(first_bytes(file).startswith(MAGIC) for file in files):
-            return Detection(Sure.CERTAIN, "begins with PAR1")
+        if any(base.first_bytes(file).startswith(MAGIC) for file in files):
+            return base.Detection(base.Sure.CERTAIN, "begins with PAR1")
         return None
 
-    def open(self, path: Path, options: ImportOptions) -> Foreign:
-        files = dict(row_files(path, ".parquet", what="Parquet files"))
-        parts: list[ForeignPart] = []
+    def open(self, path: Path, options: base.ImportOptions) -> base.Foreign:
+        parts: list[base.ForeignPart] = []
         has_mask = False
-        for name, file in files.items():
+        for name, file in records.row_files(path, ".parquet", what="Parquet files"):
             with _open(file) as parquet:
                 schema = parquet.schema_arrow
                 columns = _table_columns(schema, options, path=file)
                 _check_claims(parquet.metadata, columns, file)
                 has_mask = has_mask or columns.has_mask
+                # Documents that go over several rows, and so groups, stay in one part.
                 joined = _is_chunked(schema) or options.split_at_eos
-                parts += _cut(name, split_of(name, options), parquet.metadata, joined)
+                whole = base.ForeignPart(path=name, file=file, split=base.split_of(name, options))
+                parts += _cut(whole, parquet.metadata, joined)
 
-        def read(part: ForeignPart, path: Path) -> Iterator[DocumentBlock]:
-            with _open(path) as parquet:
-                schema, end = parquet.schema_arrow, part.end
-                names = _names(schema, options, path=path)
-                groups = range(part.start, parquet.metadata.num_row_groups if end is None else end)
-                batches = _parquet_batches(parquet, groups, names, path)
-                yield from _read_batches(batches, schema, options, path=path)
+        def read(part: base.ForeignPart) -> base.Blocks:
+            with _open(part.file) as parquet:
+                assert part.end is not None
+                schema, groups = parquet.schema_arrow, range(part.start, part.end)
+                names = _names(schema, options, path=part.file)
+                batches = _parquet_batches(parquet, groups, names, part.file)
+                yield from _read_batches(batches, schema, options, path=part.file)
 
-        return open_rows(files, parts, read, options, has_mask=has_mask)
+        return records.open_rows(parts, read, options, has_mask=has_mask)
 
 
 def _pieces(
-    batch: RecordChunk, first: int, limit: int
+    batch: records.RecordChunk, first: int, limit: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
     """Rows of a batch: numbers of their records, of the piece in it, and lengths."""
     counts = np.maximum(1, -(-batch.lengths // limit))
@@ -454,30 +417,26 @@ def _pieces(
 
 
 def _open(path: Path) -> Any:
-    file_size(path)
-    try:
+    base.file_size(path)
+    with base.reading(path):
         return pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path, f"cannot be read as Parquet: {error}") from error
 
 
-def _check_claims(metadata: Any, columns: Columns, path: Path) -> None:
+def _check_claims(metadata: Any, columns: records.Columns, path: Path) -> None:
     """Compare what the end of a file says of its ids with the bytes that they take."""
-    try:
+    with base.reading(path):
         chunked = _is_chunked(metadata.schema.to_arrow_schema())
         wanted = (*columns.names, *([CHUNK_INDEX] if chunked else []))
-        check_chunks(metadata, wanted, size=file_size(path))
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path, f"cannot be read as Parquet: {error}") from error
+        check_chunks(metadata, wanted, size=base.file_size(path))
     for number in range(metadata.num_row_groups):
         chunks = _chunks(metadata, number, columns.names)
         ids = chunks[columns.ids]
         # A run of the same id takes no bytes at all, so both are looked at.
         claimed = max(ids.total_uncompressed_size, 4 * ids.num_values)
-        check_expansion(path, claimed, packed=max(0, ids.total_compressed_size))
+        base.check_expansion(path, claimed, packed=max(0, ids.total_compressed_size))
         for name in columns.names:
             if chunks[name].num_values != ids.num_values:
-                raise damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
+                raise base.damaged(path, f"has {name!r} of other lengths than {columns.ids!r}")
 
 
 def _chunks(metadata: Any, group: int, names: Sequence[str]) -> dict[str, Any]:
@@ -495,29 +454,27 @@ def _check_pages(metadata: Any, group: int, names: Sequence[str], path: Path) ->
         for name, chunk in _chunks(metadata, group, names).items():
             values = 0
             for page in pages(file, chunk):
-                check_held(path, page.size, f"a page of {name!r}")
+                base.check_held(path, page.size, f"a page of {name!r}")
                 values += 0 if page.is_dictionary else page.num_values
             if values != chunk.num_values:
-                raise damaged(
+                raise base.damaged(
                     path,
                     f"has {values:,} values in the pages of {name!r}, and its footer says"
                     f" {chunk.num_values:,}",
                 )
 
 
-def _cut(name: str, split: str, metadata: Any, joined: bool) -> Iterator[ForeignPart]:
-    """Runs of row groups; a file whose documents go over several rows stays in one."""
+def _cut(whole: base.ForeignPart, metadata: Any, joined: bool) -> Iterator[base.ForeignPart]:
+    """Runs of row groups."""
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
     start = held = index = 0
-    for group, size in enumerate(sizes):
+    for group, size in enumerate(sizes, 1):
         held += size
-        if group == len(sizes) - 1 or (held >= IMPORT_PART_BYTES and not joined):
-            yield ForeignPart(
-                path=name, index=index, start=start, end=group + 1, split=split, bytes=held
-            )
-            start, held, index = group + 1, 0, index + 1
+        if group == len(sizes) or (held >= base.IMPORT_PART_BYTES and not joined):
+            yield dataclasses.replace(whole, index=index, start=start, end=group, bytes=held)
+            start, held, index = group, 0, index + 1
     if not sizes:
-        yield ForeignPart(path=name, index=0, start=0, end=0, split=split)
+        yield dataclasses.replace(whole, end=0)
 
 
 def _parquet_batches(
@@ -525,21 +482,18 @@ def _parquet_batches(
 ) -> Iterator[Any]:
     """Batches of about a block's size."""
     metadata = parquet.metadata
-    try:
-        for group in groups:
-            _check_pages(metadata, group, names, path)
-            facts, found = metadata.row_group(group), 0
-            values = max(chunk.num_values for chunk in _chunks(metadata, group, names).values())
-            mean = max(1, facts.total_byte_size, 4 * values) // max(1, facts.num_rows)
-            rows = max(1, min(1 << 16, BLOCK_BYTES // max(1, mean)))
-            for batch in parquet.iter_batches(
-                rows, row_groups=[group], columns=[*names], use_threads=False
-            ):
-                found += batch.num_rows
-                yield batch
-            if found != facts.num_rows:
-                raise damaged(
-                    path, f"has {found:,} rows in a group whose footer says {facts.num_rows:,}"
-                )
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(path, f"cannot be read as Parquet: {error}") from error
+    for group in groups:
+        _check_pages(metadata, group, names, path)
+        facts, found = metadata.row_group(group), 0
+        values = max(chunk.num_values for chunk in _chunks(metadata, group, names).values())
+        mean = max(1, facts.total_byte_size, 4 * values) // max(1, facts.num_rows)
+        rows = max(1, min(1 << 16, base.BLOCK_BYTES // max(1, mean)))
+        for batch in parquet.iter_batches(
+            rows, row_groups=[group], columns=[*names], use_threads=False
+        ):
+            found += batch.num_rows
+            yield batch
+        if found != facts.num_rows:
+            raise base.damaged(
+                path, f"has {found:,} rows in a group whose footer says {facts.num_rows:,}"
+            )
