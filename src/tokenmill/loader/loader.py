@@ -25,7 +25,7 @@ import numpy as np
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import NO_ROW, RowOrigin, Window, batches_of, check_pad_id
 from tokenmill.loader.mixture import Extent, Mixture, Plan, check_state, make_state, rows_of_batch
-from tokenmill.loader.order import Shuffle, ordered_rows
+from tokenmill.loader.order import check_shuffle, ordered_rows
 from tokenmill.loader.packing import find_packing
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct
@@ -247,7 +247,7 @@ class Loader:
     ) -> None:
         self.mixture = _mixture(source, epochs=epochs, split=split)
         self.packing = find_packing(packing)
-        self.shuffle = Shuffle.of(shuffle)
+        self.shuffle = check_shuffle(shuffle)
         self.pad_id = check_pad_id(self.mixture.stores[0], pad_id)
         self.seq_len, self.batch_size, self.world_size = seq_len, batch_size, world_size
         self.boundaries, self.last, self.prefetch = boundaries, last, prefetch
@@ -258,8 +258,8 @@ class Loader:
         self._is_remote = any(store.is_remote for store in stores)
         # Documents per token, of the store where they are shortest.
         self._density = max(store.num_documents / store.num_tokens for store in stores)
-        is_scattered = self.shuffle is Shuffle.FULL
-        streams = tuple(TokenStream(store, scattered=is_scattered) for store in stores)
+        is_full = self.shuffle == "full"
+        streams = tuple(TokenStream(store, scattered=is_full) for store in stores)
         # Not a method: a plan that held its loader would keep the maps of one that was dropped.
         self._lay_out = partial(_lay_out, self.packing, streams, {})
         for stage in self.mixture.stages:
@@ -370,7 +370,7 @@ class Loader:
         sources = zip(self.mixture.names, self.mixture.stores, strict=True)
         return {
             "seed": self.seed,
-            "shuffle": str(self.shuffle),
+            "shuffle": self.shuffle,
             "packing": self.packing.name,
             "seq_len": seq_len,
             "mixture": self.mixture.facts(stage),

@@ -15,7 +15,6 @@ import heapq
 import math
 import operator
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
 from numbers import Real
@@ -35,6 +34,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Located: TypeAlias = tuple[Ints, Ints]  # two numbers for each row that was asked for
 
 VERSION = 1
+SHUFFLES = ("full", "block", "none")
 ROUNDS = 6
 # Smaller networks shuffle badly; walking down from 64 to a few rows costs nothing to speak of.
 MIN_BITS = 6
@@ -47,25 +47,17 @@ _HALF = np.uint64(32)
 _ENDLESS = 1 << 62
 
 
-class Shuffle(StrEnum):
-    """How the rows of an epoch are ordered."""
-
-    FULL = "full"
-    BLOCK = "block"
-    NONE = "none"
-
-    @classmethod
-    def of(cls, value: object) -> Shuffle:
-        """What a user may say: True, False, or a name."""
-        if isinstance(value, bool):
-            return cls.FULL if value else cls.NONE
-        try:
-            return cls(str(value))
-        except ValueError:
-            raise UsageError(
-                f"shuffle={value!r} is not known",
-                hint='use shuffle=True (any row may come next), "block" (slow disks) or False',
-            ) from None
+def check_shuffle(value: object) -> str:
+    """How the rows of an epoch are ordered, of what a user may say: True, False, or a name."""
+    name = str(value)
+    if isinstance(value, bool):
+        name = "full" if value else "none"
+    if name not in SHUFFLES:
+        raise UsageError(
+            f"shuffle={value!r} is not known",
+            hint='use shuffle=True (any row may come next), "block" (slow disks) or False',
+        )
+    return name
 
 
 def permuted(indices: Ints, size: int, *, key: str, inverse: bool = False) -> Ints:
@@ -114,7 +106,7 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 def ordered_rows(
     indices: Ints,
     *,
-    shuffle: Shuffle,
+    shuffle: str,
     seed: int,
     source: str,
     num_rows: int,
@@ -131,9 +123,9 @@ def ordered_rows(
         return "\n".join(map(str, ("tokenmill order", VERSION, seed, *parts, source)))
 
     def epoch_rows(places: Ints, epoch: int) -> Ints:
-        if shuffle is Shuffle.NONE:
+        if shuffle == "none":
             return places
-        if shuffle is Shuffle.FULL:
+        if shuffle == "full":
             return permuted(places, num_rows, key=key(epoch))
         run = max(1, run_tokens // seq_len)
         return _block_rows(
