@@ -38,7 +38,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tokenmill.loader.batch import Batch
+    from tokenmill.loader.batch import Batch, Bools
     from tokenmill.loader.mixture import StoreInput
     from tokenmill.store.format import TokenArray
 
@@ -138,7 +138,7 @@ def stacked(
     fields: Sequence[str],
     *,
     tokens: TokenArray,
-    mask: NDArray[np.bool_] | None,
+    mask: Bools | None,
 ) -> Arrays:
     """All that is needed of batches for their fields: (batches, ...), as narrow as it can be.
 

@@ -7,7 +7,8 @@ import torch
 from tests.trainer.runs import SEQ_LEN, VOCAB
 
 from tokenmill.errors import UsageError
-from tokenmill.trainer.model import IGNORED, Model, document_mask
+from tokenmill.loader.batch import IGNORED
+from tokenmill.trainer.model import Model, document_mask
 from tokenmill.trainer.options import PRESETS, ModelConfig, padded_vocab, preset
 
 TINY = PRESETS["tiny"]

@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 NO_ROW = -1  # number of a row that is all padding: it fills the last batch up
 IGNORED = -100  # label that losses leave out, as PyTorch's cross entropy does
 
+Bools: TypeAlias = NDArray[np.bool_]
 # Ranges that fill rows one after the other, each of one document or padding: their places in the
 # flattened rows, their lengths, and which are padding.
-DocumentRanges: TypeAlias = tuple[Ints, Ints, NDArray[np.bool_]]
+DocumentRanges: TypeAlias = tuple[Ints, Ints, Bools]
 # Steps of a window that were read in one go, by their places: their tokens, (steps, rows, seq_len +
 # 1), and which of them count, None where no store says so.
-Chunk: TypeAlias = "tuple[Window, range, TokenArray, NDArray[np.bool_] | None]"
+Chunk: TypeAlias = "tuple[Window, range, TokenArray, Bools | None]"
 
 
 def check_pad_id(store: Store, pad_id: int | None) -> int:
@@ -78,7 +79,7 @@ class Batch:
         place: int,
         step: int,
         tokens: TokenArray,
-        mask: NDArray[np.bool_] | None = None,
+        mask: Bools | None = None,
     ) -> None:
         self._window = window
         self._place = place
@@ -151,7 +152,7 @@ class Batch:
         return self._window.masks_boundaries
 
     @lazy
-    def loss_mask(self) -> NDArray[np.bool_]:
+    def loss_mask(self) -> Bools:
         """(rows, seq_len): whether each label counts."""
         if self.all_count:
             return np.ones(self._shape, np.bool_)
@@ -255,7 +256,7 @@ class Window:
         if padded.any():
             self._padded = padded.reshape(rows.shape).max(axis=1).tolist()
 
-    def _find(self, source: int, places: Ints, padded: NDArray[np.bool_]) -> None:
+    def _find(self, source: int, places: Ints, padded: Bools) -> None:
         """Find the rows of one source, and note which of all rows have padding."""
         layout, row_tokens = self._layouts[source], self.seq_len + 1
         starts, lengths = layout.pieces(self.rows.ravel()[places])

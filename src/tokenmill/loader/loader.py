@@ -63,13 +63,11 @@ def read_ahead_when_slow(
     The first item is not judged by: it pays for whatever has to be set up. One slow item says
     little either: the machine may have been busy with something else.
     """
-    for item in items:
-        yield item
-        break
-    num_slow = 0
+    num_slow, is_judged = 0, False
     started = perf_counter()
     for item in items:
-        num_slow = num_slow + 1 if perf_counter() - started > slow_seconds(item) else 0
+        is_slow = is_judged and perf_counter() - started > slow_seconds(item)
+        num_slow, is_judged = num_slow + 1 if is_slow else 0, True
         yield item
         if num_slow == SLOW_ITEMS:
             break

@@ -68,7 +68,7 @@ class FullStage:
 
     tokens: int | None
     weights: tuple[Weight, ...]
-    seq_len: int | None  # none: as the loader was told
+    seq_len: int | None  # where it is None: as the loader was told
 
 
 class Extent(NamedTuple):

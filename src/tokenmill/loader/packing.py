@@ -275,7 +275,7 @@ def _pack(lengths: NDArray[np.int32], *, position: int, seq_len: int) -> PackedR
     owners, items, rests = _cut(lengths, position=position, seq_len=seq_len)
     lowest, documents = _share_bins(rests, capacity=seq_len + 1)
     # One sort puts the pieces in order. Its keys are, from the highest bit: lowest document of the
-    # row; whether it is a row of last pieces, which comes behind the full rows of that document;
+    # row; whether it is a row of last pieces, which comes after the full rows of that document;
     # index of the piece, which is the document's number for a last piece.
     keys = np.empty(len(items), np.int64)
     last, earlier = keys[: len(lengths)], keys[len(lengths) :]

@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tokenmill.errors import MissingExtraError
+from tokenmill.loader.batch import IGNORED
 from tokenmill.trainer.options import padded_vocab
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
-IGNORED = -100  # label that does not count
 INIT_STD = 0.02
 NORM_EPS = 1e-6
 
@@ -258,7 +258,7 @@ def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tenso
 # -------------------------------------------------------------------------------------------------
 # AdamW, with decay on matrices alone, and clipping: all of it on the device.
 #
-# The learning rate is a tensor that lies there too. Changing it costs a copy within the device; a
+# The learning rate is a tensor on it too. Changing it costs a copy within the device; a
 # number would be sent again at every step, or be compiled in. Why 8-bit AdamW is torchao's is told
 # in docs/decisions/0009-eight-bit-adamw.md.
 
@@ -294,9 +294,9 @@ def require_eight_bit() -> None:
 def scale_and_clip(
     parameters: Sequence[nn.Parameter], *, factor: torch.Tensor, most: float
 ) -> torch.Tensor:
-    """Multiply all gradients by `factor`, then bring their norm down to `most`; gives that norm.
+    """Multiply all gradients by `factor`, then scale them to a norm of `most` where it is more.
 
-    Both are one pass over the gradients, and no number leaves the device.
+    Gives the norm before that. It is one pass over the gradients, and no number leaves the device.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norms = torch._foreach_norm(gradients)

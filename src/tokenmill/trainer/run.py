@@ -432,7 +432,7 @@ def set_random_states(states: object, device: torch.device, *, rank: int = 0) ->
 # The run itself.
 
 PARTS_OF_A_RUN = 10  # checkpoints, and evaluations, of a run that does not say how often
-LEAST_STEPS = 100  # ... but not more often than every so many steps.
+LEAST_STEPS = 100  # but not more often than every so many steps
 FREEZE_AFTER = 3  # steps until all that lives as long as the run has been made
 NO_SPLIT = (
     "this store has no split val, so nothing is evaluated; to have one, build it with:"
