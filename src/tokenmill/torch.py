@@ -134,11 +134,7 @@ def check_fields(fields: Sequence[str], dtype: torch.dtype) -> tuple[str, ...]:
 
 
 def stacked(
-    batches: Sequence[Batch],
-    fields: Sequence[str],
-    *,
-    tokens: TokenArray,
-    mask: Bools | None,
+    batches: Sequence[Batch], fields: Sequence[str], *, tokens: TokenArray, mask: Bools | None
 ) -> Arrays:
     """All that is needed of batches for their fields: (batches, ...), as narrow as it can be.
 

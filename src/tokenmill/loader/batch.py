@@ -74,12 +74,7 @@ class Batch:
     """
 
     def __init__(
-        self,
-        window: Window,
-        place: int,
-        step: int,
-        tokens: TokenArray,
-        mask: Bools | None = None,
+        self, window: Window, place: int, step: int, tokens: TokenArray, mask: Bools | None = None
     ) -> None:
         self._window = window
         self._place = place
@@ -227,13 +222,7 @@ class Window:
     """
 
     def __init__(
-        self,
-        loader: Loader,
-        seq_len: int,
-        steps: range,
-        sources: Ints,
-        rows: Ints,
-        epochs: Ints,
+        self, loader: Loader, seq_len: int, steps: range, sources: Ints, rows: Ints, epochs: Ints
     ) -> None:
         self.seq_len, self.steps = seq_len, steps
         self.sources, self.rows, self.epochs = sources, rows, epochs

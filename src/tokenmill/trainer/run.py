@@ -578,10 +578,7 @@ class TrainingRun:
         if is_first:
             self.checkpoints.sweep()
         self.journal = Journal(
-            self.out,
-            resumed_at=start,
-            tensorboard=self.options.tensorboard,
-            is_writer=is_first,
+            self.out, resumed_at=start, tensorboard=self.options.tensorboard, is_writer=is_first
         )
         self._resources.callback(self.journal.close)
         self.reader = loop.LateReader(self.setup.device)
