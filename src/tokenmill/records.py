@@ -70,7 +70,7 @@ class TextBatch:
         return TextBatch(np.concatenate(parts) if parts else np.empty(0, np.uint8), offsets)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
     """Token ids of documents back to back; document i is `ids[offsets[i]:offsets[i + 1]]`."""
 

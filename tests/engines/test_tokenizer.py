@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,8 @@ def test_a_tokenizer_in_one_line(bpe_tokenizer_dir: Path) -> None:
     assert [tokenizer.decode(ids) for ids in encoded] == texts
     assert encoded[-1].tolist() == encoded[2].tolist() == tokenizer.encode(texts[2]).tolist()
     assert [len(ids) for ids in encoded[:2]] == [len(encoded[0]), 0]
+    assert isinstance(encoded, Sequence)
+    assert len({encoded, tokenizer.encode_batch(texts)}) == 2, "compared by what they are"
     with pytest.raises(IndexError):
         encoded[3]
 

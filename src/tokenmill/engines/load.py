@@ -56,9 +56,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FILE_SUFFIXES = (".json", ".model", ".tiktoken")
 _HUB_FILES = ["tokenizer.json", *METADATA_NAMES, CHAT_TEMPLATE, "*.model", "*.tiktoken"]
 _HUB_FILES += ["vocab.json", "merges.txt"]
-_MOST_IDS = 1 << 24
-_LONGEST_ADDED = 4096
-_MOST_GROWTH = 64
+_MOST_IDS, _LONGEST_ADDED, _MOST_GROWTH = 1 << 24, 4096, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,9 +464,8 @@ def _resolve(info: TokenizerInfo, requested: str | None, name: str) -> tuple[str
     candidates = list({**info.special_tokens, **info.other_tokens})
     what = f"this tokenizer does not name its {name} token, and a wrong guess ruins a training"
     if requested is not None:
-        what = (
-            f"the {name} token {requested!r} is not among this tokenizer's special or added tokens"
-        )
+        missing = "is not among this tokenizer's special or added tokens"
+        what = f"the {name} token {requested!r} {missing}"
     listed = ", ".join(candidates[:_SHOWN]) or "none"
     more = f" and {len(candidates) - _SHOWN} more" if len(candidates) > _SHOWN else ""
     hint = f"use --eos {shlex.quote(candidates[0])} or --no-eos" if candidates else "use --no-eos"

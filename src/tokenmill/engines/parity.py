@@ -43,9 +43,7 @@ def _sign(byte: int) -> int:
 
 
 _SIGNS = np.array([_sign(byte) for byte in range(256)], np.uint8)
-_EMPTY = 7
-_LOOKED_AT = 8
-NUM_ENDINGS = 64
+_EMPTY, _LOOKED_AT, NUM_ENDINGS = 7, 8, 64
 
 
 def ending_kinds(texts: TextBatch) -> NDArray[np.uint8]:
