@@ -845,20 +845,11 @@ def _glob(pattern: str) -> Iterator[str]:
         return
     base = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
     root = base or ("/" if pattern.startswith("/") else ".")
-    rule = re.compile(_pattern_rule(pattern))
+    *folders, last = pattern.split("/")
+    rules = ["(?:[^/]+/)*" if part == "**" else _part_rule(part) + "/" for part in folders]
+    rule = re.compile("".join([*rules, ".*" if last == "**" else _part_rule(last)]))
     if os.path.isdir(root):
         yield from (found for found in _walk(root) if rule.fullmatch(found))
-
-
-def _pattern_rule(pattern: str) -> str:
-    parts = pattern.split("/")
-    rules = []
-    for part, last in zip(parts, [False] * (len(parts) - 1) + [True], strict=True):
-        if part == "**":
-            rules.append(".*" if last else "(?:[^/]+/)*")
-        else:
-            rules.append(_part_rule(part) + ("" if last else "/"))
-    return "".join(rules)
 
 
 def _part_rule(part: str) -> str:
@@ -874,49 +865,38 @@ def _part_rule(part: str) -> str:
 
 
 def _remote_matches(path: str) -> list[Match]:
-    if path.lower().startswith(("http://", "https://")):
+    if _is_web(path):
         # A web address is one file: "?" starts a query there, and servers do not list folders.
         return [Match(path, True)]
     try:
         fs, name = filesystem(path)
-
-        def listing() -> list[Match]:
-            fs.invalidate_cache(name)
-            return _remote_listing(fs, name, path) or _nothing_there(fs, name)
-
-        return persistently(path, listing)
+        return persistently(path, lambda: _remote_listing(fs, name, path))
     except OSError as error:
         raise unreadable(path, error) from error
 
 
 def _remote_listing(fs: Any, name: str, path: str) -> list[Match]:
+    fs.invalidate_cache(name)
+    suffix, folder, found = "", name, []
     if glob.has_magic(name):
         suffix = _literal_suffix(path)
+        folder = re.split(r"[*?\[]", name, maxsplit=1)[0].rpartition("/")[0]
         found = [each for each in fs.glob(name) if fs.isfile(each)]
     elif fs.isdir(name):
-        suffix = ""
         found = fs.find(name)
-    else:
-        return [Match(path, True)] if fs.exists(name) else []
-    return [
+    elif fs.exists(name):
+        return [Match(path, True)]
+    known = len(name.split("*", 1)[0].rstrip("/").split("/"))
+    shown_files = [
         Match(fs.unstrip_protocol(each), bool(suffix) and each.endswith(suffix))
         for each in found
-        if not _hidden(each, below=name)
+        if not any(part.startswith(".") for part in each.split("/")[known - 1 :])
     ]
-
-
-def _nothing_there(fs: Any, name: str) -> list[Match]:
-    """No match: for want of files, or because the server refused? fsspec hides the difference."""
-    base = re.split(r"[*?\[]", name, maxsplit=1)[0]
-    folder = base.rpartition("/")[0] if base != name else name
-    with contextlib.suppress(FileNotFoundError):
-        fs.info(folder)
-    return []
-
-
-def _hidden(found: str, *, below: str) -> bool:
-    known = len(below.split("*", 1)[0].rstrip("/").split("/"))
-    return any(part.startswith(".") for part in found.split("/")[known - 1 :])
+    if not shown_files:
+        # For want of files, or because the server refused? fsspec hides the difference.
+        with contextlib.suppress(FileNotFoundError):
+            fs.info(folder)
+    return shown_files
 
 
 def _remote_stat(path: str, *, fresh: bool) -> FileStat:

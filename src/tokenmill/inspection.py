@@ -100,11 +100,15 @@ class DocumentView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """Everything that `tokenmill inspect` shows."""
+    """Everything that `tokenmill inspect` shows.
+
+    `split` is the one looked at; None means all of them. `totals` is always the whole store.
+    `rejects` counts rows by reason. `lengths` is None where there is no document, `mask` where the
+    store has no masks. `ids_seen` are the different ids among the `tokens_counted`.
+    """
 
     store: str
     created_by: str
-    # The split looked at; None means all of them. `totals` is always the whole store.
     split: str | None
     totals: Counts
     splits: Mapping[str, SplitTotals]
@@ -118,12 +122,12 @@ class Inspection:
     config: Mapping[str, object]
     engines: tuple[EngineEntry, ...]
     sources: tuple[SourceEntry, ...]
-    rejects: Mapping[str, int]  # reason -> rows
-    lengths: Lengths | None  # None where there is no document
+    rejects: Mapping[str, int]
+    lengths: Lengths | None
     top_tokens: tuple[TokenCount, ...]
     tokens_counted: int
-    ids_seen: int  # different ids among the tokens counted
-    mask: MaskTotals | None = None  # None where the store has no masks
+    ids_seen: int
+    mask: MaskTotals | None = None
     document: DocumentView | None = None
 
     @property

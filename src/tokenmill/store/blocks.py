@@ -507,33 +507,25 @@ class BlockFolder:
         return min(self._slots(block), key=last_use)
 
     def _prepare(self) -> None:
+        """Remove what killed processes left, and slots of a time when the limit was higher."""
+        before = time.time() - STALE_SECONDS
         try:
             (self._path / "tmp").mkdir(parents=True, exist_ok=True)
-            for path in [*self._stale_files(), *self._slots_beyond_the_limit()]:
-                path.unlink(missing_ok=True)
+            for path in [*(self._path / "tmp").iterdir()]:
+                with contextlib.suppress(FileNotFoundError):  # its writer is done with it
+                    if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < before:
+                        path.unlink()
+            for folder in self._path.iterdir():
+                if _SLOT_FOLDER.fullmatch(folder.name):
+                    beyond = self.capacity_blocks - int(folder.name, 16) * FOLDER_SLOTS
+                    for path in [*folder.iterdir()] if beyond < FOLDER_SLOTS else ():
+                        if _SLOT_FILE.fullmatch(path.name) and int(path.name[:3], 16) >= beyond:
+                            path.unlink(missing_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the cache folder {str(self._path)!r} cannot be used: {error.strerror or error}",
                 hint="give a folder that can be written, or leave cache= out",
             ) from error
-
-    def _stale_files(self) -> Iterator[Path]:
-        """What processes that were killed left."""
-        before = time.time() - STALE_SECONDS
-        for path in (self._path / "tmp").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # its writer is done with it
-                if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < before:
-                    yield path
-
-    def _slots_beyond_the_limit(self) -> Iterator[Path]:
-        """Of a time when the limit was higher."""
-        for folder in self._path.iterdir():
-            if _SLOT_FOLDER.fullmatch(folder.name):
-                first = int(folder.name, 16) * FOLDER_SLOTS
-                beyond = self.capacity_blocks - first
-                for path in folder.iterdir() if beyond < FOLDER_SLOTS else ():
-                    if _SLOT_FILE.fullmatch(path.name) and int(path.name[:3], 16) >= beyond:
-                        yield path
 
 
 def _read_slot(

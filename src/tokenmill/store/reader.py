@@ -316,15 +316,20 @@ class MappedShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRow:
-    """Where a document comes from."""
+    """Where a document comes from.
+
+    `unit` is the position of its unit in the file, `row` that of its row in the file, counted from
+    0. `line` is counted from 1, and None where blank lines hide it. A row that was too long for one
+    document became several `pieces`, and this is the one of that number.
+    """
 
     path: str
-    unit: int  # position of the unit in its file
+    unit: int
     row_in_unit: int
-    row: int  # position in the file, counted from 0
-    line: int | None  # line of the file, counted from 1; None where blank lines hide it
-    piece: int = 0  # which of the row's documents it is, where the row was too long for one
-    pieces: int = 1  # how many documents the row became
+    row: int
+    line: int | None
+    piece: int = 0
+    pieces: int = 1
 
 
 class RejectedRow(Fact, frozen=True, kw_only=True):
@@ -348,6 +353,10 @@ class Store:
     The path may be a URL (`s3://`, `gs://`, `hf://`, `https://`). What is read is then kept in
     memory, and with `cache` in that folder too, up to `cache_bytes` (10 GB unless given). A store
     on a local disk needs neither.
+
+    `path` is the folder, or the URL without anything secret in it. `eos_id` and `bos_id` end and
+    begin every document, where the build put them. With `has_mask` every document has a mask, which
+    says which of its tokens count for the loss.
 
     Promised to stay: `len`, `[k]`, iteration, `decode`, `mask`, `source`, `lengths`, `rejects`,
     `reject_counts`, `close`, `path`, `split`, `num_documents`, `num_tokens`, `num_counted`,
