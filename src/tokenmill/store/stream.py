@@ -19,10 +19,9 @@ import shlex
 import sys
 import weakref
 from bisect import bisect_left, bisect_right
-from functools import cache, partial
-from operator import attrgetter
+from functools import cache, lru_cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from tokenmill.records import lazy
 from tokenmill.store.format import map_of, require_size, view_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 Track: TypeAlias = Literal["bin", "mask"]
 
-_Value = TypeVar("_Value")
 NO_SHARD = -1  # shard of a piece that is padding
 
 
@@ -104,13 +102,13 @@ class MappedTokens:
                 _advise(values, "MADV_RANDOM", 0, values.nbytes)
             return values.data
 
-        self._views = Kept(view, limit=store.max_mapped)
+        self._view = lru_cache(max(1, store.max_mapped))(view)
         self._is_slow = False
 
     def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
         """The values of all spans, back to back."""
         pieces = list(zip(*(column.tolist() for column in spans[:3]), strict=True))
-        views = {shard: self._views[shard] for shard, _, _ in pieces if shard != NO_SHARD}
+        views = {shard: self._view(shard) for shard, _, _ in pieces if shard != NO_SHARD}
         for shard in views:
             self._store.map_shard(shard)  # says if it was cut off
         views[NO_SHARD] = padding
@@ -140,36 +138,6 @@ def is_slow(seconds: float, num_pieces: int, num_bytes: int) -> bool:
     """Whether a read took longer than one from memory does."""
     expected = num_pieces * SLOW_SECONDS_PER_PIECE + num_bytes * SLOW_SECONDS_PER_BYTE
     return seconds > expected
-
-
-class Kept(dict[int, _Value]):
-    """Shard -> something made of it when it is first asked for; beyond a limit the oldest go."""
-
-    def __init__(
-        self,
-        make: Callable[[int], _Value],
-        *,
-        limit: int,
-        size: Callable[[_Value], int] = lambda _: 1,
-    ) -> None:
-        super().__init__()
-        self._make = make
-        self._limit = limit
-        self._size = size
-        self._total = 0
-
-    def __missing__(self, shard: int) -> _Value:
-        value = self[shard] = self._make(shard)
-        self._total += self._size(value)
-        if self._total > self._limit:
-            # Keep what was made last. Counted anew: threads may have added one shard twice.
-            kept = 0
-            for oldest, each in reversed(list(self.items())):
-                kept += self._size(each)
-                if kept > self._limit // 2 and oldest != shard:
-                    self.pop(oldest, None)
-            self._total = sum(map(self._size, list(self.values())))
-        return value
 
 
 def _advise(values: NDArray[Any], advice: str, first: int, last: int) -> None:
@@ -437,8 +405,9 @@ class TokenStream:
             begins: Ints = offsets // store.dtype.itemsize + firsts[shard]
             return begins
 
-        self._offsets = Kept(view_offsets, limit=store.max_mapped)
-        self._begins = Kept(copy_begins, limit=KEPT_BEGINS_BYTES, size=attrgetter("nbytes"))
+        self._offsets = lru_cache(max(1, store.max_mapped))(view_offsets)
+        most = max((shard.documents for shard in store.shards), default=0)
+        self._begins = lru_cache(max(1, KEPT_BEGINS_BYTES // max(8, 8 * most)))(copy_begins)
 
     def read(self, starts: Ints, lengths: Ints, *, pad: int) -> TokenArray:
         """The tokens of all pieces back to back; a piece that starts below 0 is padding."""
@@ -520,7 +489,7 @@ class TokenStream:
                     begins = np.array(offsets[first:last], np.int64) // size + base
                     yield _Boundaries(np.array([place]), _ZERO, np.array([len(begins)]), begins)
             else:
-                yield _within(self._begins[shard], places, starts, ends)
+                yield _within(self._begins(shard), places, starts, ends)
 
     @lazy
     def _all_begins(self) -> Ints:
@@ -560,7 +529,7 @@ class TokenStream:
 
     def _offsets_of(self, shard: int) -> memoryview:
         self.store.map_shard(shard)  # says if it was cut off
-        return self._offsets[shard]
+        return self._offsets(shard)
 
     def _spans(self, starts: Ints, lengths: Ints) -> Spans:
         """The shard that each piece begins in, and where; bisection puts padding at NO_SHARD."""
