@@ -421,7 +421,7 @@ def check_expansion(path: Path, unpacked: int, *, packed: int) -> None:
 
 
 def check_held(path: Path | str, size: int, what: str) -> None:
-    """Refuse what would have to lie in memory in one piece, and is too large for that."""
+    """Refuse what would have to be in memory in one piece, and is too large for that."""
     if size > HELD_BYTES:
         raise damaged(
             path,
@@ -442,8 +442,10 @@ def get_format(name: str) -> Format:
     return found
 
 
-def detect_format(path: Path) -> Format:
-    """The one format that the files can be in; UsageError lists the candidates otherwise."""
+def detect_format(path: Path, named: str | None = None) -> Format:
+    """The format that was named, or the one that files can be in; UsageError lists candidates."""
+    if named is not None:
+        return get_format(named)
     found = candidates(path)
     if not found:
         if not path.exists():
@@ -513,7 +515,7 @@ def _setting(name: str, setting: Setting, value: str | int | bool | None) -> str
 
 
 # -------------------------------------------------------------------------------------------------
-# Other projects' files lie on a local disk: an address is refused, not taken for a folder.
+# Other projects' files are on a local disk: an address is refused, not taken for a folder.
 
 WRITE_HINT = "write to a local folder, then copy that to the bucket"
 STORE_HINT = "import into a local folder, then copy that to the bucket: stores are read there"

@@ -317,7 +317,7 @@ class SampleLayout:
         pieces = []
         for source, kind in zip(self._columns.values(), self._types, strict=True):
             pieces.append(_head_array(lengths, sizes))
-            sizes = sizes[:, :0]  # they stand before the first column
+            sizes = sizes[:, :0]  # they are before the first column
             values = batch.column(source, dtype=self._dtype)
             pieces.append(_binary_array(values, lengths * kind.itemsize))
         empty = pa.scalar(b"", pa.large_binary())
@@ -575,7 +575,7 @@ def _gather(data: Bytes, starts: Places, ends: Places) -> Bytes:
     if not len(starts):
         return np.zeros(0, np.uint8)
     if int(starts.min()) < 0 or int(ends.max()) > len(data) or (ends < starts).any():
-        raise IndexError("stretches that do not lie in the file")
+        raise IndexError("ranges that are not in the file")
     if len(starts) == 1:
         return data[int(starts[0]) : int(ends[0])]
     length = int(ends[0] - starts[0])

@@ -200,7 +200,7 @@ def run_import(
 ) -> ImportResult:
     """Import ids of a tokenizer, as far as it is known."""
     started = time.monotonic()
-    found = base.detect_format(path) if format_name is None else base.get_format(format_name)
+    found = base.detect_format(path, format_name)
     if options.split_at_eos:
         _refuse_packed(path, found)
     if options.split is not None and not SPLIT_NAME.fullmatch(options.split):

@@ -157,7 +157,7 @@ def open_in_place(
 ) -> ForeignFiles:
     """The files of a path or prefix; SourceError where they are damaged."""
     root = base.local_path(path, hint=base.READ_HINT)
-    format_ = base.detect_format(root) if format_name is None else base.get_format(format_name)
+    format_ = base.detect_format(root, format_name)
     if not isinstance(format_, RawFormat):
         raise UsageError(
             f"files of {format_.about.name} cannot be read in place: their ids are not raw",
@@ -330,14 +330,14 @@ def _check_samples(shard: RawShard, blocks: int, *, vocab_size: int) -> None:
                 f" {shard.dtype}",
                 hint="name the tokenizer that made them, or their type with dtype=",
             )
-    for start in () if mask is None else _starts(mask.nbytes, blocks):
-        assert mask is not None
-        highest = int(mask[start:][:SAMPLE_BYTES].max(initial=0))
-        if highest > 1:
-            raise SourceError(
-                f"{str(shard.mask)!r} holds {highest}, and a mask holds 0 and 1 for each token",
-                hint="see which file it is; take it away to read the tokens without a mask",
-            )
+    if mask is None:
+        return
+    highest = max(int(mask[at:][:SAMPLE_BYTES].max(initial=0)) for at in _starts(len(mask), blocks))
+    if highest > 1:
+        raise SourceError(
+            f"{str(shard.mask)!r} holds {highest}, and a mask holds 0 and 1 for each token",
+            hint="see which file it is; take it away to read the tokens without a mask",
+        )
 
 
 @with_settings(base.ConvertRequest)
@@ -349,7 +349,7 @@ def convert(asked: base.ConvertRequest) -> ExportResult:
     unless `dtype="uint16"`.
     """
     source = base.local_path(asked.path, hint=base.READ_HINT)
-    format_ = base.detect_format(source) if asked.format is None else base.get_format(asked.format)
+    format_ = base.detect_format(source, asked.format)
     # Cut at end-of-text, documents go on from file to file, which maps of files do not.
     if isinstance(format_, RawFormat) and not asked.split_at_eos:
         files = open_in_place(
@@ -366,9 +366,8 @@ def convert(asked: base.ConvertRequest) -> ExportResult:
         named = name_tokenizer(asked.tokenizer, eos=asked.eos)
     else:
         named = unknown_tokenizer(NARROW if asked.dtype == "uint16" else WIDE)
-    between = (
-        base.local_path(asked.out, hint=base.WRITE_HINT).absolute() / BOOKS / "convert" / "store"
-    )
+    out = base.local_path(asked.out, hint=base.WRITE_HINT).absolute()
+    between = out / BOOKS / "convert" / "store"
     run = functools.partial(
         run_import,
         source,

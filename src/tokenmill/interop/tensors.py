@@ -203,7 +203,7 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what torch would read otherwise than as bytes that lie in the file."""
+    """Refuse what torch would read otherwise than as bytes that are in the file."""
     if not base.first_bytes(path).startswith(ZIP_MAGIC):
         raise base.damaged(
             path,
