@@ -925,7 +925,8 @@ class ManifestAssembler:
         """Add the next unit; `file` is its receipt's own file."""
         self._check(receipt)
         self._add_source(receipt)  # may refuse the unit, so it goes before the rest
-        rejects = receipt.rejects
+        found = receipt.rejects
+        rejects = None if found is None else RejectsEntry(*msgspec.structs.astuple(found))
         unit = UnitEntry(
             name=receipt.unit.name,
             source=len(self._sources) - 1,
@@ -933,9 +934,7 @@ class ManifestAssembler:
             lines=receipt.source.num_lines,
             receipt_bytes=file.bytes,
             receipt=file.checksum,
-            rejects=None
-            if rejects is None
-            else RejectsEntry(rejects.rows, rejects.bytes, rejects.checksum),
+            rejects=rejects,
             shards=self._tally.add(receipt),
         )
         self._units.append(unit)
