@@ -447,7 +447,7 @@ class Store:
         self._map = functools.lru_cache(self.max_mapped)(
             functools.partial(_map_shard, files, self.shards, self.dtype, self.has_mask)
         )
-        self._receipt = functools.lru_cache(CACHED_RECEIPTS)(files.receipt)
+        self.receipt = functools.lru_cache(CACHED_RECEIPTS)(files.receipt)
 
     def _list_shards(self) -> Iterator[Shard]:
         splits = self.manifest.splits
@@ -561,7 +561,7 @@ class Store:
         return row_lengths(lengths, self._facts(self.shards[shard]).pieces if has_pieces else ())
 
     def _facts(self, shard: Shard) -> ShardFacts:
-        receipt = self._receipt(shard.unit)
+        receipt = self.receipt(shard.unit)
         for facts in receipt.shards:
             if (facts.name, facts.documents) == (shard.name, shard.documents):
                 return facts
@@ -571,15 +571,11 @@ class Store:
             hint=f"see what is damaged with: tokenmill verify {self.path}",
         )
 
-    def receipt(self, unit: str) -> Receipt:
-        """The receipt of a unit."""
-        return self._receipt(unit)
-
     def source(self, number: SupportsIndex) -> SourceRow:
         """Where a document comes from."""
         position, local = self.locate(number)
         shard = self.shards[position]
-        receipt, facts = self._receipt(shard.unit), self._facts(shard)
+        receipt, facts = self.receipt(shard.unit), self._facts(shard)
         row, piece, pieces = place_of(facts.rows, facts.pieces, document=local)
         path, line = receipt.unit.path, None
         if receipt.unit.members:
