@@ -249,12 +249,10 @@ class RayRunner:
         self._on_event: local.OnEvent = lambda _: None
         self._backlog: deque[tuple[int, Sequence[Any]]] = deque()
         self._flights: dict[Any, _Flight] = {}
-        self._done: set[int] = set()
         self._copied: set[int] = set()
-        self._seconds: list[float] = []
+        self._seconds: dict[int, float] = {}  # of each batch that is done
         self._workers: dict[tuple[str, int], int] = {}
-        self._attempts: dict[int, set[str]] = {}
-        self._delivered: dict[str, int] = {}
+        self._attempts: dict[int, dict[str, int]] = {}  # batch -> attempt -> reports passed on
         self._slots = 1
         self._looked_at = self._heard_at = 0.0
         self._nodes = self._place = ""
@@ -310,7 +308,7 @@ class RayRunner:
 
     def _land(self, reference: Any) -> None:
         flight = self._flights.pop(reference)
-        if flight.number in self._done:
+        if flight.number in self._seconds:
             return  # another copy was first
         copies = [other for other, each in self._flights.items() if each.number == flight.number]
         try:
@@ -326,11 +324,9 @@ class RayRunner:
             raise _lost_too_often(flight.tasks[0], _first_line(error)) from error
         for other in copies:  # to wait for them at the end would be in vain
             ray.cancel(other, force=True)
-        self._seconds.append(time.monotonic() - flight.since)
         worker = self._hear(message, flight)
-        self._done.add(flight.number)
+        self._seconds[flight.number] = time.monotonic() - flight.since
         self._attempts.pop(flight.number, None)
-        self._delivered.pop(message.attempt, None)
         for task, result in zip(flight.tasks, message.results, strict=True):
             self._on_event(local.TaskDone(worker, task, result))
 
@@ -357,23 +353,21 @@ class RayRunner:
             self._on_event(ready)
         worker = self._workers[key]
         self._on_event(local.WorkerUsage(worker, message.memory_bytes, message.cpu_percent))
-        if message.batch in self._done:
+        if message.batch in self._seconds:
             return worker
-        if flight is not None:
-            # A batch that begins more often than it was given out has lost its worker.
-            attempts = self._attempts.setdefault(flight.number, set())
-            lost = len(attempts) - (flight.number in self._copied)
-            if message.attempt not in attempts and lost > 0:
-                why = "its process or its node is gone"
-                self._on_event(local.WorkerLost(worker, flight.tasks[0], why))
-                if lost > MAX_RETRIES:
-                    raise _lost_too_often(flight.tasks[0], "killed each time")
-            attempts.add(message.attempt)
-        sent = self._delivered.get(message.attempt, 0)
+        attempts = self._attempts.setdefault(message.batch, {})
+        # A batch that begins more often than it was given out has lost its worker.
+        lost = len(attempts) - (message.batch in self._copied)
+        if flight is not None and message.attempt not in attempts and lost > 0:
+            why = "its process or its node is gone"
+            self._on_event(local.WorkerLost(worker, flight.tasks[0], why))
+            if lost > MAX_RETRIES:
+                raise _lost_too_often(flight.tasks[0], "killed each time")
+        sent = attempts.setdefault(message.attempt, 0)
         if message.first <= sent:
             for report in message.reports[sent - message.first :]:
                 self._on_event(local.TaskReport(worker, report))
-            self._delivered[message.attempt] = message.first + len(message.reports)
+            attempts[message.attempt] = message.first + len(message.reports)
         return worker
 
     def _look_at_cluster(self) -> None:
@@ -393,7 +387,7 @@ class RayRunner:
         """Slow batches, once nothing is left to hand out: a second worker gets them too."""
         if self._backlog or len(self._flights) >= self._slots or not self._seconds:
             return []
-        limit = max(self._copy_seconds, COPY_FACTOR * statistics.median(self._seconds))
+        limit = max(self._copy_seconds, COPY_FACTOR * statistics.median(self._seconds.values()))
         now = time.monotonic()
         return [
             flight
