@@ -235,8 +235,9 @@ class Window:
         # Of each source: the places of its rows, their spans, the first of each row.
         self._found: list[tuple[int, Ints, Spans, Sequence[int]]] = []
         padded = rows.ravel() == NO_ROW
-        drawn = np.where(padded, NO_ROW, sources.ravel())
-        for source in distinct(drawn):
+        drawn = np.where(padded, NO_ROW, sources.ravel()) if padded.any() else sources.ravel()
+        is_one = drawn.size and (drawn == drawn[0]).all()  # so it often is, and soon seen
+        for source in [int(drawn[0])] if is_one else distinct(drawn):
             if source != NO_ROW:
                 self._find(source, np.flatnonzero(drawn == source), padded)
         self._has_mask = any(self._layouts[source].stream.has_mask for source, *_ in self._found)
@@ -248,7 +249,7 @@ class Window:
     def _find(self, source: int, places: Ints, padded: Bools) -> None:
         """Find the rows of one source, and note which of all rows have padding."""
         layout, row_tokens = self._layouts[source], self.seq_len + 1
-        starts, lengths = layout.pieces(self.rows.ravel()[places])
+        starts, lengths = layout.pieces(self._rows_at(places))
         if int(lengths.sum()) != len(places) * row_tokens or lengths.min(initial=0) < 0:
             raise layout.stream.damaged("does not have the length of a row")
         spans = layout.stream.locate(starts, lengths)
@@ -261,6 +262,10 @@ class Window:
         is_padding = starts == PADDING
         if is_padding.any():
             padded[places[_rows_of(lengths, row_tokens)[is_padding]]] = True
+
+    def _rows_at(self, places: Ints) -> Ints:
+        rows: Ints = self.rows.ravel()
+        return rows if len(places) == len(rows) else rows[places]
 
     def read(self, first: int, last: int) -> Chunk:
         """The steps from the `first` to before the `last`, by their places here."""
@@ -283,7 +288,8 @@ class Window:
         dtype = np.dtype(np.bool_) if masks else self._layouts[0].stream.dtype
         values = np.full((num_rows, self.seq_len + 1), 0 if masks else self._pad_id, dtype)
         for here, stream, part in parts:
-            values[here] = read(stream, part).reshape(-1, self.seq_len + 1)
+            first_row = first * self.rows.shape[1]
+            values[here - first_row] = read(stream, part).reshape(-1, self.seq_len + 1)
         return values
 
     def read_ahead(self, first: int, last: int) -> None:
@@ -295,13 +301,16 @@ class Window:
         """Each source with rows in these steps: their places, its stream, and where they are."""
         first, last = first * self.rows.shape[1], last * self.rows.shape[1]
         for source, places, spans, firsts in self._found:
-            begin, end = places.searchsorted((first, last)).tolist()
-            part = spans.part(firsts[begin], firsts[end])
-            is_even = len(part.shards) == end - begin
-            if is_even and (self._padded is None or NO_SHARD not in part.shards):
-                part = part._replace(length=self.seq_len + 1)
+            begin, end = first, last
+            if len(places) != self.rows.size:
+                begin, end = places.searchsorted((first, last)).tolist()
+            low, high = firsts[begin], firsts[end]
+            is_even = high - low == end - begin
+            if is_even and self._padded is not None:
+                is_even = NO_SHARD not in spans.shards[low:high]
+            part = spans.part(low, high, self.seq_len + 1 if is_even else None)
             if begin < end:
-                yield places[begin:end] - first, self._layouts[source].stream, part
+                yield places[begin:end], self._layouts[source].stream, part
 
     def is_padded(self, place: int) -> bool:
         """Whether a step has padding."""
@@ -321,10 +330,12 @@ class Window:
         parts = [(np.full(len(empty), PADDING), np.full(len(empty), self.seq_len + 1))]
         places = [empty]
         for source, here, _, _ in self._found:
-            parts.append(self._layouts[source].segments(self.rows.ravel()[here]))
+            parts.append(self._layouts[source].segments(self._rows_at(here)))
             places.append(here[_rows_of(parts[-1][1], self.seq_len + 1)])
-        order = np.argsort(np.concatenate(places), kind="stable")
-        starts, lengths = (np.concatenate(column)[order] for column in zip(*parts, strict=True))
+        starts, lengths = parts[-1]
+        if len(parts[0][0]) or len(parts) > 2:
+            order = np.argsort(np.concatenate(places), kind="stable")
+            starts, lengths = (np.concatenate(column)[order] for column in zip(*parts, strict=True))
         begins = np.cumsum(lengths) - lengths
         return (begins, lengths, starts == PADDING), self._of_steps(begins, self.seq_len + 1)
 

@@ -475,8 +475,9 @@ class Loader:
         """Source, row and epoch of rows of a stage."""
         sources, indices = run.schedule.locate(wanted)
         rows, epochs = np.empty_like(indices), np.empty_like(indices)
-        for source in distinct(sources):
-            here = slice(None) if len(self.mixture.names) == 1 else sources == source
+        is_one = len(self.mixture.names) == 1
+        for source in [0] if is_one else distinct(sources):
+            here = slice(None) if is_one else sources == source
             rows[here], epochs[here] = ordered_rows(
                 indices[here],
                 shuffle=self.shuffle,
