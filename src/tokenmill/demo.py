@@ -54,7 +54,7 @@ HEADINGS = {
     " and it says so.",
     "Verify it": "Every checksum, every index and every id; then documents are encoded again.",
     "Look inside": "What will a model see? Lengths, frequent tokens, one document with token"
-    " borders.",
+    " boundaries.",
     "Feed a model": "Rows are cut, packed and shuffled as they are read. A run is resumed on other"
     " ranks.",
     "Compare": "The same text with the tokenizers package as it is mostly used, {seconds:.0f}"

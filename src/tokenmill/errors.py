@@ -36,7 +36,7 @@ class TokenmillError(Exception):
         return self.message if self.hint is None else f"{self.message}; {self.hint}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process borders; the default would call the subclass with one argument.
+        # Errors cross process boundaries; the default would call the subclass with one argument.
         return _rebuild, (type(self), self.message, self.hint, self.__dict__)
 
 

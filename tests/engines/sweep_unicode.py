@@ -2,9 +2,9 @@
 
     python -m tests.engines.sweep_unicode
 
-Its output is what `tokenmill/engines/unicode_ranges.py` must hold at least; run it when either
-package is updated. Takes some minutes. CONTESTED_NFC holds more than is printed: the parts of
-compositions, which show only in pairs, were added from the Unicode Character Database.
+Its output is what the tables of `tokenmill/engines/gigatoken.py` must hold at least; run
+it when either package is updated. Takes some minutes. CONTESTED_NFC holds more than is printed: the
+parts of compositions, which show only in pairs, were added from the Unicode Character Database.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Entry point of the `tokenmill` command: the commands, and what any of them does on an error.
 
-This is the process border: the only place that turns exceptions into `error:` and `hint:` lines and
-exit codes (2 usage, 1 failure, 130 Ctrl-C, 143 SIGTERM). `tokenmill --help` must answer at once, so
-no module of the command line imports numpy, pyarrow or rich before a command runs.
+This is the process boundary: the only place that turns exceptions into `error:` and `hint:` lines
+and exit codes (2 usage, 1 failure, 130 Ctrl-C, 143 SIGTERM). `tokenmill --help` must answer at
+once, so no module of the command line imports numpy, pyarrow or rich before a command runs.
 """
 
 from __future__ import annotations

@@ -467,7 +467,7 @@ def top_tokens(inspection: Inspection) -> Table:
 
 
 def document(view: DocumentView) -> None:
-    """Print a document with the borders of its tokens, its ids and its origin."""
+    """Print a document with the boundaries of its tokens, its ids and its origin."""
     console = make_console()
     coloured = console.is_terminal and not console.no_color
     all_tokens, shown = len(view.tokens), view.tokens[:SHOWN_TOKENS]

@@ -227,8 +227,8 @@ def seams(joined: WayResult | None) -> list[str]:
     share = _percent(joined.differing_documents / joined.compared_documents)
     changed = f"{joined.differing_documents:,} of {joined.compared_documents:,} ({share})"
     said = (
-        f"Joining documents changed the ids of {changed}: tokens merge over the border, so a model"
-        " would not see the tokens that the tokenizer makes of a document by itself."
+        f"Joining documents changed the ids of {changed}: tokens merge over the boundary, so a"
+        " model would not see the tokens that the tokenizer makes of a document by itself."
     )
     return [said]
 

@@ -170,7 +170,7 @@ class Diagnosis:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a user brings along: a stall report, the metrics of a training, the time line of a build.
+# What a user gives besides: a stall report, the metrics of a training, the time line of a build.
 #
 # Each is summed up in a sentence or two, and drawn in the report.
 
@@ -197,7 +197,7 @@ class RunMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What was brought along."""
+    """What was given besides."""
 
     stalls: StallReport | None = None
     run: RunMetrics | None = None

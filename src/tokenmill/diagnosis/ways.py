@@ -308,7 +308,7 @@ def measure_plain(job: WayJob, *, at_once: bool) -> WayResult:
 SEPARATOR = "\n\n"
 COMPARED_DOCUMENTS = 512
 COMPARED_BYTES = 1_000_000
-LOST = "the borders of documents are lost: this tokenizer changes the text, so ids cannot be split"
+LOST = "where documents begin is lost: this tokenizer changes the text, so ids cannot be split"
 
 
 def measure_joined(job: WayJob) -> WayResult:
