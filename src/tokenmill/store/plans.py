@@ -27,7 +27,7 @@ from tokenmill.store.format import map_file, map_of
 from tokenmill.store.layout import StoreLayout, seal, sync_folder, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import BinaryIO
 
     from numpy.typing import NDArray
@@ -164,7 +164,9 @@ def open_plan(
 
     Several processes may do this at once: each writes the same bytes under a name of its own.
     """
-    roots = list(_roots(store))
+    roots = [store.path] if isinstance(store.path, Path) else []  # it may be a URL
+    with contextlib.suppress(RuntimeError):  # there is no home folder
+        roots.append(cache_folder())
     for root in roots:
         with contextlib.suppress(StoreError):
             return read_plan(StoreLayout(root).layouts / key.file_name, key=key)
@@ -292,14 +294,6 @@ def _create(path: Path) -> BinaryIO:
         with contextlib.suppress(FileNotFoundError):
             return path.open("x+b")
     raise FileNotFoundError(2, "the folder vanishes again and again", str(path.parent))
-
-
-def _roots(store: Store) -> Iterator[Path]:
-    """Folders that may hold the plans of a store, the best one first."""
-    if isinstance(store.path, Path):  # not a URL
-        yield store.path
-    with contextlib.suppress(RuntimeError):  # there is no home folder
-        yield cache_folder()
 
 
 def cache_folder() -> Path:
