@@ -28,16 +28,7 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.interop import base
 from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
-from tokenmill.store.layout import (
-    Json,
-    StoreLayout,
-    StoreLock,
-    replace_file,
-    seal,
-    sync_folder,
-    unseal,
-    write_error,
-)
+from tokenmill.store import layout
 from tokenmill.store.reader import Store
 from tokenmill.store.write import HashedFile
 
@@ -118,7 +109,7 @@ class PartFiles:
         try:
             self._open[name] = OutFile(path, on_bytes=self.on_bytes)
         except OSError as error:
-            raise write_error(error, path=path) from error
+            raise layout.write_error(error, path=path) from error
         return self._open[name]
 
     def write(self, name: str, data: bytes) -> None:
@@ -140,7 +131,7 @@ class PartFiles:
                 if link != "if-possible":
                     root, why = self.export.root, UNLINKABLE.get(error.errno or 0)
                     if why is None:
-                        raise write_error(error, path=root) from error
+                        raise layout.write_error(error, path=root) from error
                     raise UsageError(
                         f"{str(source)!r} cannot be linked into {str(root)!r}: {why}",
                         hint="choose an --out on the file system of the store, or copy where links"
@@ -169,9 +160,9 @@ class PartFiles:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._made[name].replace(target)
             for parent in sorted({target.parent for target in targets.values()}):
-                sync_folder(parent)
+                layout.sync_folder(parent)
         except OSError as error:
-            raise write_error(error, path=self.export.root) from error
+            raise layout.write_error(error, path=self.export.root) from error
         self.export.checksums.update({name: file.checksum for name, file in self._open.items()})
 
     def __enter__(self) -> PartFiles:
@@ -184,16 +175,16 @@ class PartFiles:
             path.unlink(missing_ok=True)
 
 
-def title_of(path: Path) -> Mapping[str, Json]:
+def title_of(path: Path) -> Mapping[str, layout.Json]:
     """What an export says that a path is in, or a part of; nothing where none says it."""
     found = map(_read_title, (path, *path.absolute().parents[:2]))
     return next(filter(None, found), {})
 
 
-def _read_title(root: Path) -> dict[str, Json]:
+def _read_title(root: Path) -> dict[str, layout.Json]:
     path = root / BOOKS / TITLE
     try:
-        return unseal(path.read_bytes(), path=path)
+        return layout.unseal(path.read_bytes(), path=path)
     except (OSError, StoreError):
         return {}
 
@@ -336,7 +327,7 @@ class Export:
     checksums: dict[str, str] = field(default_factory=dict)  # of files that this run has written
 
     def __post_init__(self) -> None:
-        self.books = StoreLayout(self.root / BOOKS)
+        self.books = layout.StoreLayout(self.root / BOOKS)
 
     def name(self, split: str, file: str) -> str:
         """The name of a split's file: one split is at the top, several in folders of their own."""
@@ -364,7 +355,7 @@ class Export:
         if len({*self.files}) != len(self.files):
             raise ValueError("two files of an export have the same name")
         self._check_folder()
-        with StoreLock(self.books):
+        with layout.StoreLock(self.books):
             title = self._title()
             known = self._refuse_another(title)
             shutil.rmtree(self.books.tmp, ignore_errors=True)
@@ -374,7 +365,9 @@ class Export:
                 shutil.rmtree(self.books.tmp, ignore_errors=True)
         return dataclasses.replace(result, seconds=time.monotonic() - started)
 
-    def _work(self, title: dict[str, Json], known: Mapping[str, Json]) -> ExportResult:
+    def _work(
+        self, title: dict[str, layout.Json], known: Mapping[str, layout.Json]
+    ) -> ExportResult:
         notes, found = known.get("notes"), known.get("files")
         sizes = found if isinstance(found, dict) else {}
         left = [
@@ -409,11 +402,13 @@ class Export:
                     f"loss masks are left out: {about.name} has no place for them; all tokens count"
                 )
             out.commit()
-        files: dict[str, Json] = {name: (self.root / name).stat().st_size for name in self.files}
+        files: dict[str, layout.Json] = {
+            name: (self.root / name).stat().st_size for name in self.files
+        }
         self._write_title({**title, "files": files, "notes": [*lines]})
         return self._result(resumed, lines, workers=workers, nothing_to_do=False)
 
-    def _is_whole(self, names: Sequence[str], sizes: Mapping[str, Json]) -> bool:
+    def _is_whole(self, names: Sequence[str], sizes: Mapping[str, layout.Json]) -> bool:
         """Whether files have their names, and their sizes as far as they are known."""
         try:
             found = {name: (self.root / name).stat().st_size for name in names}
@@ -440,7 +435,7 @@ class Export:
             self.format.write(self, part, out)
             out.commit()
 
-    def _title(self) -> dict[str, Json]:
+    def _title(self) -> dict[str, layout.Json]:
         """What is exported, and how: everything that decides the bytes."""
         options = self.options
         return {
@@ -457,12 +452,12 @@ class Export:
             },
         }
 
-    def _write_title(self, title: Mapping[str, Json]) -> None:
+    def _write_title(self, title: Mapping[str, layout.Json]) -> None:
         self.books.tmp.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.root)
-        replace_file(self.books, self.books.root / TITLE, seal(title))
+        layout.sync_folder(self.root)
+        layout.replace_file(self.books, self.books.root / TITLE, layout.seal(title))
 
-    def _refuse_another(self, title: Mapping[str, Json]) -> Mapping[str, Json]:
+    def _refuse_another(self, title: Mapping[str, layout.Json]) -> Mapping[str, layout.Json]:
         """What is known of this export from before; UsageError where the folder has another."""
         known = _read_title(self.root)
         changes = [name for name in title if known.get(name) != title[name]]
@@ -539,8 +534,7 @@ def check_options(format_: base.Format, options: base.ExportOptions) -> None:
     about, seq_len, packing = format_.about, options.seq_len, options.packing
     if packing not in PACKINGS:
         raise UsageError(
-            f"there is no packing {packing!r}",
-            hint=f"use one of: {', '.join(map(repr, PACKINGS))}",
+            f"there is no packing {packing!r}", hint=f"use one of: {', '.join(map(repr, PACKINGS))}"
         )
     if options.link not in base.LINKS:
         raise UsageError(

@@ -27,18 +27,8 @@ import xxhash
 
 from tokenmill._version import __version__
 from tokenmill.errors import SourceError, StoreError, UsageError
-from tokenmill.interop import base
+from tokenmill.interop import base, imports
 from tokenmill.interop.export import BOOKS, ExportResult, export_splits, open_splits
-from tokenmill.interop.imports import (
-    EosTally,
-    NamedTokenizer,
-    add_tallies,
-    name_tokenizer,
-    run_import,
-    tally_eos,
-    unknown_tokenizer,
-    with_eos,
-)
 from tokenmill.interop.raw import RawFormat, RawShard
 from tokenmill.options import with_settings
 from tokenmill.store import facts
@@ -109,8 +99,7 @@ class ForeignFiles(StoreFiles):
             return make_index(self.format, self.shards[shard], self.options)
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
-        tokens: TokenArray = self.shards[shard].map_tokens().view(dtype)
-        return tokens
+        return self.shards[shard].map_tokens().view(dtype)
 
     def mask(self, shard: str) -> NDArray[np.uint8]:
         mask = self.shards[shard].map_mask()
@@ -164,7 +153,7 @@ def open_in_place(
             hint=f"import them: tokenmill import {shlex.quote(str(root))} --from "
             f"{format_.about.name}",
         )
-    named = None if tokenizer is None else name_tokenizer(tokenizer, eos=eos)
+    named = None if tokenizer is None else imports.name_tokenizer(tokenizer, eos=eos)
     options = base.ImportOptions(
         dtype=dtype,
         split_at_eos=split_at_eos,
@@ -180,7 +169,7 @@ def open_in_place(
                 f"{str(lacking[0].path)!r} has no loss mask, and other files have one",
                 hint="import the files: where there is no mask, everything counts",
             )
-        named = named or unknown_tokenizer(1 << 16 if stored.itemsize == 2 else (1 << 31) - 1)
+        named = named or imports.unknown_tokenizer(1 << 16 if stored.itemsize == 2 else WIDE)
         manifest, by_name = _describe(format_, shards, options, named, stored)
     source = None if tokenizer is None else str(tokenizer)
     return ForeignFiles(str(path), format_, options, by_name, manifest, source)
@@ -207,8 +196,7 @@ def make_index(format_: RawFormat, shard: RawShard, options: base.ImportOptions)
 def _stored_dtype(shards: Sequence[RawShard], path: Path) -> TokenDtype:
     kinds = sorted({shard.dtype for shard in shards})
     found = {_STORED.get(kind) for kind in kinds}
-    dtype = found.pop() if len(found) == 1 else None
-    if dtype is not None:
+    if len(found) == 1 and (dtype := found.pop()) is not None:
         return dtype
     raise UsageError(
         f"ids of the type {' and '.join(kinds)} in {str(path)!r} cannot be read in place: a loader"
@@ -221,45 +209,27 @@ def _describe(
     format_: RawFormat,
     shards: Sequence[RawShard],
     options: base.ImportOptions,
-    named: NamedTokenizer,
+    named: imports.NamedTokenizer,
     stored: TokenDtype,
 ) -> tuple[facts.Manifest, dict[str, RawShard]]:
     """A manifest as a build would have written it, and the shards by the names in it."""
     blocks = min(SAMPLES_OF_A_FILE, max(2, SAMPLES // max(1, len(shards))))
     sources, units, by_name = [], [], {}
     for number, shard in enumerate(shards):
-        documents = format_.count_documents(shard, options)
+        name, rows = shard.name, format_.count_documents(shard, options)
         _check_samples(shard, blocks, vocab_size=named.facts.vocab_size)
         index, mask = (
             "" if file is None else _checksum(file, file.name, blocks)
             for file in (shard.index, shard.mask)
         )
-        entry = facts.ShardEntry(
-            split=shard.split,
-            documents=documents,
-            tokens=shard.tokens,
-            bin=_checksum(shard.path, shard.name, blocks),
-            idx=index,
-        )
+        ids = _checksum(shard.path, name, blocks)
+        entry = facts.ShardEntry(shard.split, rows, shard.tokens, bin=ids, idx=index)
         if mask:
             entry = entry._replace(mask=mask, counted=facts.UNCOUNTED, silent=facts.UNCOUNTED)
-        unit = facts.UnitEntry(
-            name=unit_name(shard.name, index=0),
-            source=number,
-            rows=documents,
-            lines=0,
-            receipt_bytes=0,
-            receipt="",
-            rejects=None,
-            shards=(entry,),
-        )
+        # It has no lines, no receipt and no rejects.
+        unit = facts.UnitEntry(unit_name(name, index=0), number, rows, 0, 0, "", None, (entry,))
         source = facts.SourceEntry(
-            path=shard.name,
-            prefix=unit_prefix(shard.name),
-            size=shard.size,
-            version="",
-            units=1,
-            rows=documents,
+            path=name, prefix=unit_prefix(name), size=shard.size, version="", units=1, rows=rows
         )
         by_name[shard_name(unit.name, split=shard.split)] = shard
         units.append(unit)
@@ -277,11 +247,16 @@ def _describe(
     )
     if named.eos is not None:
         # As it is in some documents of some shards.
+        tallies = []
         step = max(1, len(shards) // LOOKED_AT)
-        looked = [shard for shard in shards if shard.tokens][::step]
-        tally = add_tallies(_look_for_eos(format_, shard, options) for shard in looked)
-        identity = with_eos(identity, tally, named.eos)
-    documents, tokens = (sum(unit.rows for unit in units), sum(shard.tokens for shard in shards))
+        for shard in [shard for shard in shards if shard.tokens][::step]:
+            found = make_index(format_, shard, options)
+            some = slice(None, None, max(1, len(found.lengths) // LOOKED_AT))
+            begins, lengths = found.offsets[some] // found.dtype.itemsize, found.lengths[some]
+            tallies.append(imports.tally_eos(shard.map_tokens(), begins, lengths, options.eos_id))
+        identity = imports.with_eos(identity, imports.add_tallies(tallies), named.eos)
+    documents = sum(unit.rows for unit in units)
+    tokens = sum(shard.tokens for shard in shards)
     manifest = facts.Manifest(
         identity=identity,
         totals=facts.Counts.of(rows=documents, documents=documents, tokens=tokens),
@@ -291,13 +266,6 @@ def _describe(
         units=tuple(units),
     )
     return manifest, by_name
-
-
-def _look_for_eos(format_: RawFormat, shard: RawShard, options: base.ImportOptions) -> EosTally:
-    index = make_index(format_, shard, options)
-    some = slice(None, None, max(1, len(index.lengths) // LOOKED_AT))
-    begins = index.offsets[some] // index.dtype.itemsize
-    return tally_eos(shard.map_tokens(), begins, index.lengths[some], options.eos_id)
 
 
 def _starts(size: int, blocks: int) -> list[int]:
@@ -362,14 +330,13 @@ def convert(asked: base.ConvertRequest) -> ExportResult:
         wanted = [asked.split] if isinstance(asked.split, str) else asked.split
         names = list(files.manifest.splits) if wanted is None else wanted
         return export_splits({name: Store.of_files(files, split=name) for name in names}, asked)
+    named = imports.unknown_tokenizer(NARROW if asked.dtype == "uint16" else WIDE)
     if asked.tokenizer is not None:
-        named = name_tokenizer(asked.tokenizer, eos=asked.eos)
-    else:
-        named = unknown_tokenizer(NARROW if asked.dtype == "uint16" else WIDE)
+        named = imports.name_tokenizer(asked.tokenizer, eos=asked.eos)
     out = base.local_path(asked.out, hint=base.WRITE_HINT).absolute()
     between = out / BOOKS / "convert" / "store"
     run = functools.partial(
-        run_import,
+        imports.run_import,
         source,
         named=named,
         out=between,

@@ -26,16 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.interop import base
-from tokenmill.interop.raw import (
-    RawFormat,
-    RawShard,
-    check_ends,
-    document_ends,
-    put_mask,
-    raw_shard,
-    token_task,
-)
+from tokenmill.interop import base, raw
 from tokenmill.store.format import HEADER, MAGIC, index_blocks, map_file
 
 if TYPE_CHECKING:
@@ -54,7 +45,7 @@ CHECKED_SEQUENCES = 1 << 20
 _OPTIONS = {"train": "--train-data-path", "val": "--valid-data-path", "test": "--test-data-path"}
 
 
-class Megatron(RawFormat):
+class Megatron(raw.RawFormat):
     suffix = ".idx"
     about = base.About(
         name="megatron",
@@ -86,7 +77,7 @@ class Megatron(RawFormat):
             )
         kinds = ("bin", "idx")
         return [
-            token_task(
+            raw.token_task(
                 store,
                 split,
                 [f"{split}_text_document.{kind}" for kind in kinds],
@@ -144,7 +135,7 @@ class Megatron(RawFormat):
                 return base.Detection(base.Sure.CERTAIN, f"{index.name} begins with MMIDIDX")
         return None
 
-    def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
+    def shard(self, name: str, path: Path, options: base.ImportOptions) -> raw.RawShard:
         index = path.with_suffix(".idx")
         header = read_header(index)
         if header.modes:
@@ -153,13 +144,13 @@ class Megatron(RawFormat):
                 "has a mode for every sequence: it is multimodal, which is more than ids",
                 hint="only text can be read",
             )
-        return raw_shard(name, path, options, dtype=header.dtype, index=index)
+        return raw.raw_shard(name, path, options, dtype=header.dtype, index=index)
 
-    def count_documents(self, shard: RawShard, options: base.ImportOptions) -> int:
+    def count_documents(self, shard: raw.RawShard, options: base.ImportOptions) -> int:
         assert shard.index is not None
         return read_header(shard.index).documents
 
-    def ends(self, shard: RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
+    def ends(self, shard: raw.RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
         return read_ends(shard.index, tokens=shard.tokens)
 
@@ -220,7 +211,7 @@ def read_ends(path: Path, *, tokens: int) -> NDArray[np.int64]:
                 " not back to back",
                 hint="write it again with Megatron-LM's tools/merge_datasets.py",
             )
-    check_ends(ends[1:], tokens=tokens, path=path)
+    raw.check_ends(ends[1:], tokens=tokens, path=path)
     if entries[0] != 0 or entries[-1] != count or np.any(entries[1:] < entries[:-1]):
         raise base.damaged(path, f"has a document array that does not rise from 0 to {count:,}")
     found: NDArray[np.int64] = ends[entries[1:]]
@@ -231,7 +222,7 @@ INDEX_DOCUMENTS = 1 << 18
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-class Datatrove(RawFormat):
+class Datatrove(raw.RawFormat):
     suffix = ".ds"
     about = base.About(
         name="datatrove",
@@ -251,14 +242,14 @@ class Datatrove(RawFormat):
     def write_beside(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         name, store = part.files[0], export.stores[part.split]
         file = out.create(f"{name}.index")
-        for _, ends in document_ends(store, part.first, INDEX_DOCUMENTS):
+        for _, ends in raw.document_ends(store, part.first, INDEX_DOCUMENTS):
             file.write(ends.astype("<u8").data)
         # The tokenizer as far as one line can name it.
         kind = store.manifest.identity.tokenizer
         named = f"{kind.kind}-{kind.fingerprint[:12]}|{store.dtype.itemsize}"
         lines = [named, str(part.tokens), for_people(part.tokens)]
         out.write(f"{name}.metadata", "\n".join(lines).encode())
-        put_mask(export, part, f"{name}.loss", out)
+        raw.put_mask(export, part, f"{name}.loss", out)
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
         size = next(iter(export.stores.values())).dtype.itemsize
@@ -275,7 +266,7 @@ class Datatrove(RawFormat):
             return base.Detection(base.Sure.LIKELY, f"{file.name} is named as datatrove does")
         return None
 
-    def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
+    def shard(self, name: str, path: Path, options: base.ImportOptions) -> raw.RawShard:
         index, loss = (path.with_name(path.name + kind) for kind in (".index", ".loss"))
         if not index.is_file():
             raise base.damaged(
@@ -284,20 +275,20 @@ class Datatrove(RawFormat):
                 hint="get its .index too, or read it as raw ids: --from nanogpt --dtype uint16",
             )
         mask = loss if loss.is_file() else None
-        return raw_shard(name, path, options, dtype=_named_dtype(path), index=index, mask=mask)
+        return raw.raw_shard(name, path, options, dtype=_named_dtype(path), index=index, mask=mask)
 
-    def count_documents(self, shard: RawShard, options: base.ImportOptions) -> int:
+    def count_documents(self, shard: raw.RawShard, options: base.ImportOptions) -> int:
         assert shard.index is not None
         size = base.file_size(shard.index)
         if size % 8:
             raise base.damaged(shard.index, f"has {size:,} bytes, which is not a multiple of 8")
         return size // 8
 
-    def ends(self, shard: RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
+    def ends(self, shard: raw.RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
         count = self.count_documents(shard, options)
         ends = np.frombuffer(map_file(shard.index), "<i8", count)
-        check_ends(ends, tokens=shard.tokens, path=shard.index)
+        raw.check_ends(ends, tokens=shard.tokens, path=shard.index)
         return ends
 
 
@@ -334,7 +325,7 @@ LINE_BYTES = 1 << 20
 EMPTY_DOCUMENTS = 1_000_000
 
 
-class Olmo(RawFormat):
+class Olmo(raw.RawFormat):
     suffix = ".npy"
     about = base.About(
         name="olmo",
@@ -357,11 +348,11 @@ class Olmo(RawFormat):
         file = out.create(part.files[1])
         # No name and no time in it: the same bytes every time.
         packer = zlib.compressobj(int(export.options.settings["level"]), wbits=31)
-        for begins, ends in document_ends(export.stores[part.split], part.first, CSV_LINES):
+        for begins, ends in raw.document_ends(export.stores[part.split], part.first, CSV_LINES):
             pairs = zip(begins.tolist(), ends.tolist(), strict=True)
             file.write(packer.compress("".join([f"{a},{b}\n" for a, b in pairs]).encode()))
         file.write(packer.flush())
-        put_mask(export, part, part.files[0].removesuffix(".npy") + MASK_SUFFIX, out)
+        raw.put_mask(export, part, part.files[0].removesuffix(".npy") + MASK_SUFFIX, out)
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
         width = next(iter(export.stores.values())).dtype.itemsize
@@ -381,7 +372,7 @@ class Olmo(RawFormat):
             return base.Detection(base.Sure.LIKELY, f"{file.name} has no NumPy header")
         return None
 
-    def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
+    def shard(self, name: str, path: Path, options: base.ImportOptions) -> raw.RawShard:
         if base.first_bytes(path).startswith(NUMPY_MAGIC):
             raise base.damaged(
                 path,
@@ -395,14 +386,14 @@ class Olmo(RawFormat):
                 f"has no {csv.name} beside it, so nothing says where its documents end",
                 hint="get that file too, or read raw ids with: --from nanogpt --split-at-eos",
             )
-        return raw_shard(name, path, options, index=csv, mask=mask if mask.is_file() else None)
+        return raw.raw_shard(name, path, options, index=csv, mask=mask if mask.is_file() else None)
 
-    def ends(self, shard: RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
+    def ends(self, shard: raw.RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
         ends: NDArray[np.int64] = np.concatenate(
             [np.zeros(0, np.int64), *_read_csv(shard.index, shard.tokens)]
         )
-        check_ends(ends, tokens=shard.tokens, path=shard.index)
+        raw.check_ends(ends, tokens=shard.tokens, path=shard.index)
         return ends
 
 
