@@ -21,7 +21,13 @@ line: names that others chose are in it, and must not act on a terminal or look 
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
 from tokenmill.visible import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class TokenmillError(Exception):
@@ -104,3 +110,12 @@ class MissingExtraError(TokenmillError, ImportError):
             f"{purpose} needs the package {package!r}, which is not installed",
             hint=f"install it with: pip install 'tokenmill[{extra}]'",
         )
+
+
+@contextlib.contextmanager
+def importing(package: str, *, extra: str, purpose: str) -> Iterator[None]:
+    """Where an optional package is imported: MissingExtraError if it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(package, extra=extra, purpose=purpose) from error

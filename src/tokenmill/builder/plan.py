@@ -7,9 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import hashlib
 import itertools
-import json
 import os
 import re
 import sys
@@ -21,13 +19,7 @@ import xxhash
 
 from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo
-from tokenmill.engines.load import (
-    TokenizerFiles,
-    describe,
-    find_tokenizer,
-    resolve_bos,
-    resolve_eos,
-)
+from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.sources.base import (
     MEGABYTE,
@@ -106,16 +98,11 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     asked = options.eos, options.bos
     eos_name, bos_name = (each if isinstance(each, str) else None for each in asked)
     # A chat has the tokens that its template writes, and no others.
-    eos = None if options.eos is False or is_chat else resolve_eos(info, eos_name)
-    bos = None if options.bos is False else resolve_bos(info, bos_name)
-    content = {
-        "format_version": facts.FORMAT_VERSION,
-        "tokenizer": info.fingerprint,
-        "eos": eos,
-        "bos": bos,
-        "config": settings,
-    }
-    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
+    eos = None if options.eos is False or is_chat else resolve_token(info, "eos", eos_name)
+    bos = None if options.bos is False else resolve_token(info, "bos", bos_name)
+    fingerprint = facts.config_fingerprint(
+        tokenizer=info.fingerprint, eos=eos, bos=bos, config=settings
+    )
     identity = StoreIdentity(
         created_by=f"tokenmill {__version__}",
         tokenizer=TokenizerFacts(
@@ -128,7 +115,7 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
         bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
         special_tokens=options.special_tokens,
         config=settings,
-        fingerprint=hashlib.sha256(canonical).hexdigest(),
+        fingerprint=fingerprint,
         mask=shape is not None and shape.has_mask,
     )
     return Request(files, identity, info)

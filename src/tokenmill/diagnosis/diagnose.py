@@ -30,7 +30,7 @@ from tokenmill.diagnosis.values import (
 )
 from tokenmill.diagnosis.ways import WAYS, WayJob, run_way, store_path, take_sample
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.load import describe, load_engine, resolve_eos
+from tokenmill.engines.load import describe, load_engine, resolve_token
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.files import shown
 from tokenmill.inspection import measure_lengths
@@ -521,7 +521,7 @@ def fix_commands(
 def eos_note(info: TokenizerInfo) -> list[str]:
     """What the user must still decide, where the tokenizer does not say it."""
     try:
-        resolve_eos(info)
+        resolve_token(info, "eos")
     except TokenizerError as error:
         return [f"For the build: {error.message}."]
     return []

@@ -33,7 +33,7 @@ from tokenmill.engines import AUTO, REFERENCES, engine_names, references
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, nested_steps
 from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
 from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
-from tokenmill.errors import MissingExtraError, TokenizerError, TokenmillError, UsageError
+from tokenmill.errors import TokenizerError, TokenmillError, UsageError, importing
 from tokenmill.files import is_remote, shown
 from tokenmill.records import TextBatch, TokenBatch, lazy
 
@@ -186,20 +186,13 @@ def _kind_of(path: Path) -> TokenizerKind | None:
 
 def _download(repo_id: str) -> Path:
     """Folder in the hub's own cache that holds the tokenizer files of a repository, no weights."""
-    try:
+    purpose = f"loading the tokenizer {repo_id!r} from the hub"
+    with importing("huggingface_hub", extra="hf", purpose=purpose):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            HfHubHTTPError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-        )
-    except ImportError as error:
-        raise MissingExtraError(
-            "huggingface_hub", extra="hf", purpose=f"loading the tokenizer {repo_id!r} from the hub"
-        ) from error
+        from huggingface_hub.errors import HFValidationError
     try:
         return Path(snapshot_download(repo_id, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, OSError) as error:  # the hub's other errors are OSErrors
         reason = str(error).strip().splitlines()
         raise TokenizerError(
             f"tokenizer {repo_id!r} is no local path and could not be fetched from the hub "
@@ -446,17 +439,11 @@ def _sha256(content: dict[str, Any]) -> str:
 _SHOWN = 12
 
 
-def resolve_eos(info: TokenizerInfo, requested: str | None = None) -> tuple[str, int]:
-    """Token and id that end a document; `requested` wins over the tokenizer's metadata."""
-    return _resolve(info, requested, "eos")
+def resolve_token(info: TokenizerInfo, name: str, requested: str | None = None) -> tuple[str, int]:
+    """Token and id that end (`eos`) or open (`bos`) a document.
 
-
-def resolve_bos(info: TokenizerInfo, requested: str | None = None) -> tuple[str, int]:
-    """Token and id that open a document; `requested` wins over the tokenizer's metadata."""
-    return _resolve(info, requested, "bos")
-
-
-def _resolve(info: TokenizerInfo, requested: str | None, name: str) -> tuple[str, int]:
+    `requested` wins over the tokenizer's metadata.
+    """
     tokens = {**info.other_tokens, **info.special_tokens}
     token = getattr(info, f"{name}_token") if requested is None else requested
     if token is not None and token in tokens:

@@ -26,7 +26,7 @@ import numpy as np
 
 from tokenmill.engines import base
 from tokenmill.engines.base import SpecialTokens, UnencodableError, encode_all, failure_of
-from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.records import TextBatch, TokenBatch, lazy
 
 if TYPE_CHECKING:
@@ -430,12 +430,9 @@ class SentencePieceEngine:
                 "in a text are text by its own rules",
                 hint="use --special-tokens text or --special-tokens reject",
             )
-        try:
+        purpose = f"encoding with {str(path)!r}"
+        with importing("sentencepiece", extra="sentencepiece", purpose=purpose):
             import sentencepiece
-        except ImportError as error:
-            raise MissingExtraError(
-                "sentencepiece", extra="sentencepiece", purpose=f"encoding with {str(path)!r}"
-            ) from error
         self.version: str = str(sentencepiece.__version__)
         self._threads = threads
         try:
@@ -767,8 +764,6 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _tiktoken(purpose: str) -> Any:
-    try:
+    with importing("tiktoken", extra="tiktoken", purpose=purpose):
         import tiktoken
-    except ImportError as error:
-        raise MissingExtraError("tiktoken", extra="tiktoken", purpose=purpose) from error
     return tiktoken

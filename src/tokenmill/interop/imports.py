@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
-import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ import numpy as np
 
 from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.load import describe, find_tokenizer, resolve_eos
+from tokenmill.engines.load import describe, find_tokenizer, resolve_token
 from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop import base
 from tokenmill.interop.export import OnProgress, Report, run_tasks, title_of
@@ -77,7 +75,7 @@ def name_tokenizer(source: str | os.PathLike[str], *, eos: str | None = None) ->
         files={name: facts.facts_of(path.read_bytes()) for name, path in files.items()},
     )
     named = info.eos_token is not None or eos is not None
-    return NamedTokenizer(known, files, resolve_eos(info, eos) if named else None)
+    return NamedTokenizer(known, files, resolve_token(info, "eos", eos) if named else None)
 
 
 def unknown_tokenizer(vocab_size: int) -> NamedTokenizer:
@@ -317,14 +315,7 @@ class ImportRun:
             "split": options.split,
             "settings": dict(options.settings),
         }
-        content: dict[str, Json] = {
-            "format_version": facts.FORMAT_VERSION,
-            "tokenizer": named.fingerprint,
-            "vocab_size": named.vocab_size,
-            "config": config,
-            **({"mask": True} if self.foreign.has_mask else {}),
-        }
-        canonical = json.dumps(content, sort_keys=True, ensure_ascii=True).encode()
+        mask = {"mask": True} if self.foreign.has_mask else {}
         return facts.StoreIdentity(
             created_by=f"tokenmill {__version__}",
             tokenizer=named,
@@ -332,7 +323,9 @@ class ImportRun:
             bos=None,
             special_tokens=str(SpecialTokens.TEXT),
             config=config,
-            fingerprint=hashlib.sha256(canonical).hexdigest(),
+            fingerprint=facts.config_fingerprint(
+                tokenizer=named.fingerprint, vocab_size=named.vocab_size, config=config, **mask
+            ),
             mask=self.foreign.has_mask,
         )
 

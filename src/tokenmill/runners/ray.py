@@ -26,15 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from tokenmill.errors import BuildError, MissingExtraError
+from tokenmill.errors import BuildError, importing
 from tokenmill.runners import local
 
-try:
+with importing("ray", extra="ray", purpose="building on a Ray cluster"):
     import ray
     from ray import exceptions as ray_errors
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-except ImportError as error:
-    raise MissingExtraError("ray", extra="ray", purpose="building on a Ray cluster") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

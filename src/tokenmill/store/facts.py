@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import re
@@ -580,6 +581,13 @@ class StoreIdentity(Fact, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def bos_id(self) -> int | None:
         return None if self.bos is None else self.bos.id
+
+
+def config_fingerprint(**content: Any) -> str:
+    """sha256 of all that decides the bytes of a store."""
+    content["format_version"] = FORMAT_VERSION
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 class SourceEntry(Fact, frozen=True, kw_only=True):

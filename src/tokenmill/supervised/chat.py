@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.engines.base import TokenizerInfo, TokenizerKind
 from tokenmill.engines.load import CHAT_TEMPLATE, TokenizerFiles
-from tokenmill.errors import MissingExtraError, TokenizerError, UsageError
+from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.files import PathInput, is_remote, shown
 from tokenmill.records import RejectReason
 from tokenmill.supervised.rows import Conversation, RowError, RowText, read_conversation
@@ -97,12 +97,8 @@ def digest(sources: Mapping[str, str]) -> str:
 
 def load_templates(info: TokenizerInfo, shape: RowShape) -> dict[str, ChatTemplate]:
     """Compile a tokenizer's templates, by name."""
-    try:
+    with importing("jinja2", extra="chat", purpose="rendering chats with a chat template"):
         from tokenmill.supervised.sandbox import ChatTemplate
-    except ImportError as error:
-        raise MissingExtraError(
-            "jinja2", extra="chat", purpose="rendering chats with a chat template"
-        ) from error
     # `eos_token` and the like, as the tokenizer's own files name them; then the row shape's own.
     names: dict[str, str] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
