@@ -50,9 +50,7 @@ INPUTS = argument(
 # Not a Path, which would make one slash of the two in a URL.
 STORE = argument(str, "STORE", "The folder that a build wrote, or its URL.")
 FOREIGN = argument(
-    str,
-    "PATH",
-    "A file, a prefix (of .bin and .idx) or a folder, which means every file below it.",
+    str, "PATH", "A file, a prefix (of .bin and .idx) or a folder, which means every file below it."
 )
 
 

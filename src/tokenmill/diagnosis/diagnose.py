@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill._version import __version__
-from tokenmill.builder.plan import (
-    default_budget,
-    divide_budget,
-    max_document_bytes,
-    usable_memory,
-)
+from tokenmill.builder.plan import default_budget, divide_budget, max_document_bytes, usable_memory
 from tokenmill.diagnosis.values import (
     Demand,
     Diagnosis,

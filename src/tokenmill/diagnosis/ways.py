@@ -45,13 +45,7 @@ from tokenmill.loader.loader import Loader
 from tokenmill.monitor import tree, tree_bytes, tree_cpu_seconds
 from tokenmill.records import TextBatch
 from tokenmill.runners.local import end_with_parent
-from tokenmill.sources.base import (
-    SourceFile,
-    SourceOptions,
-    open_source,
-    plan_units,
-    text_size,
-)
+from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units, text_size
 from tokenmill.sources.discovery import discover
 from tokenmill.store.reader import Store
 
