@@ -23,10 +23,12 @@ import numpy as np
 
 from tokenmill.builder.run import build
 from tokenmill.builder.verify import verify
-from tokenmill.engines.references import EncodingTime, time_encoding, train_bpe
+from tokenmill.engines.load import load_engine
+from tokenmill.engines.references import train_bpe
 from tokenmill.errors import UsageError
 from tokenmill.inspection import inspect
 from tokenmill.loader.loader import Loader
+from tokenmill.records import TextBatch
 from tokenmill.store.facts import read_manifest
 from tokenmill.store.layout import StoreLayout
 from tokenmill.words import compact, count, duration, format_size
@@ -70,10 +72,18 @@ class Heading(NamedTuple):
     why: str
 
 
+class Timed(NamedTuple):
+    """What a way did, and how long it took."""
+
+    text_bytes: int
+    tokens: int
+    seconds: float
+
+
 class Comparison(NamedTuple):
     """The ways side by side; the first is what the others are compared with."""
 
-    ways: dict[str, EncodingTime]
+    ways: dict[str, Timed]
 
 
 class Finished(NamedTuple):
@@ -227,18 +237,21 @@ def _compare(
     texts: Sequence[str], *, tokenizer: Path, result: BuildResult, seconds: float
 ) -> Comparison:
     """Time the usual ways on the same text and put the build beside them."""
-    built = result.built
-    ways = {
-        "tokenizers, one by one": time_encoding(texts, folder=tokenizer, seconds=seconds, batch=1),
-        "tokenizers, in batches": time_encoding(
-            texts, folder=tokenizer, seconds=seconds, batch=256
-        ),
-    }
+    built, ways = result.built, {}
+    # With one thread `encode` is called, as a data loader does in `__getitem__`, with more of them
+    # `encode_batch`, which uses every core.
+    for name, batch in (("one by one", 1), ("in batches", 256)):
+        engine = load_engine(tokenizer, choice="tokenizers", threads=batch).reference
+        text_bytes = tokens = 0
+        started = time.perf_counter()
+        for first in range(0, len(texts), batch):
+            group = TextBatch.from_texts(texts[first : first + batch])
+            tokens += len(engine.encode(group).ids)
+            text_bytes += len(group.data)
+            if time.perf_counter() - started > seconds:
+                break
+        taken = time.perf_counter() - started
+        ways[f"tokenizers, {name}"] = Timed(text_bytes, tokens, taken)
     for name, taken in (("start-up counted", result.seconds), ("at work", result.working_seconds)):
-        ways[f"tokenmill build, {name}"] = EncodingTime(
-            documents=built.documents,
-            text_bytes=built.text_bytes,
-            tokens=built.tokens,
-            seconds=taken,
-        )
+        ways[f"tokenmill build, {name}"] = Timed(built.text_bytes, built.tokens, taken)
     return Comparison(ways)

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import re
-import time
 import unicodedata
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -234,19 +233,6 @@ class HuggingFaceEngine:
         return content, pieces, added
 
 
-# The package as most people use it, for the demo and for comparisons; a build never comes here.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodingTime:
-    """How far a way of encoding came, and in what time."""
-
-    documents: int
-    text_bytes: int
-    tokens: int
-    seconds: float
-
-
 def train_bpe(texts: Iterable[str], *, vocab_size: int, folder: Path) -> Path:
     """Train a byte-level BPE and write it as a tokenizer folder, with an end-of-text token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -266,33 +252,6 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int, folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END_OF_TEXT}) + "\n")
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
-
-
-def time_encoding(
-    texts: Sequence[str], *, folder: Path, seconds: float, batch: int
-) -> EncodingTime:
-    """Encode until the time is up: with a batch of 1 by `encode`, as a data loader does in
-    `__getitem__`, else by `encode_batch`, which uses every core."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.encode("warm up: the first call starts threads and fills tables")
-    documents = text_bytes = tokens = 0
-    started = time.perf_counter()
-    for first in range(0, len(texts), batch):
-        some = list(texts[first : first + batch])
-        if batch == 1:
-            tokens += len(tokenizer.encode(some[0], add_special_tokens=False).ids)
-        else:
-            # Counts are kept, not ids: they would cost more memory than the text.
-            encoded = tokenizer.encode_batch(some, add_special_tokens=False)
-            tokens += sum(len(encoding.ids) for encoding in encoded)
-        documents += len(some)
-        text_bytes += sum(len(text.encode()) for text in some)
-        if time.perf_counter() - started > seconds:
-            break
-    taken = time.perf_counter() - started
-    return EncodingTime(documents=documents, text_bytes=text_bytes, tokens=tokens, seconds=taken)
 
 
 # The `sentencepiece` package: the reference for `.model` files. A file is one protobuf message:
