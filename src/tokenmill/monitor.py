@@ -463,10 +463,8 @@ def _open(path: Path) -> BinaryIO:
         if size := file.seek(0, os.SEEK_END):
             file.seek(0)
             if SCHEMA.encode() not in file.read(200):
-                raise UsageError(
-                    f"{str(path)!r} exists and is no time line; it would be damaged",
-                    hint="name a new file: --monitor timeline.jsonl",
-                )
+                problem = f"{str(path)!r} exists and is no time line; it would be damaged"
+                raise UsageError(problem, hint="name a new file: --monitor timeline.jsonl")
             file.seek(size - 1)
             if file.read(1) != b"\n":
                 file.write(b"\n")  # a build that was killed left half a line

@@ -110,9 +110,8 @@ def check_choices(options: object) -> None:
     for name, flag in flags_of(type(options)).items():
         value = getattr(options, name)
         if flag.choices and value not in flag.choices:
-            raise UsageError(
-                f"{name}={value!r} is not known", hint=f"use one of: {', '.join(flag.choices)}"
-            )
+            hint = f"use one of: {', '.join(flag.choices)}"
+            raise UsageError(f"{name}={value!r} is not known", hint=hint)
 
 
 def with_options(
@@ -219,9 +218,8 @@ class RowShape:
         check_choices(self)
         self._check_kwargs()
         if self.max_length is not None and self.max_length < 2:
-            raise UsageError(
-                f"max_length={self.max_length!r} leaves nothing to predict", hint="use 2 or more"
-            )
+            hint = "use 2 or more"
+            raise UsageError(f"max_length={self.max_length!r} leaves nothing to predict", hint=hint)
         self._check_strays()
 
     def _check_kwargs(self) -> None:
@@ -245,14 +243,11 @@ class RowShape:
         for name, formats in _OPTION_FORMATS.items():
             given = getattr(self, name)
             if given != defaults[name] and self.format not in formats:
-                raise UsageError(
-                    f"{name}={given!r} has no meaning for the format {self.format!r}",
-                    hint=f"leave it out, or use --format {formats[0]}",
-                )
+                problem = f"{name}={given!r} has no meaning for the format {self.format!r}"
+                raise UsageError(problem, hint=f"leave it out, or use --format {formats[0]}")
         if self.too_long != "split" and self.max_length is None:
-            raise UsageError(
-                f"too_long={self.too_long!r} needs a length", hint="say how long: --max-length 2048"
-            )
+            hint = "say how long: --max-length 2048"
+            raise UsageError(f"too_long={self.too_long!r} needs a length", hint=hint)
 
     @property
     def chat_fields(self) -> tuple[str, ...]:
@@ -411,15 +406,11 @@ class BuildOptions(RowShape):
     def __post_init__(self) -> None:
         super(BuildOptions, self).__post_init__()
         if not 0 <= self.val < 1:
-            raise UsageError(
-                f"val={self.val!r} is not a share of the documents",
-                hint="use a number from 0 up to, but without, 1, such as 0.01",
-            )
+            hint = "use a number from 0 up to, but without, 1, such as 0.01"
+            raise UsageError(f"val={self.val!r} is not a share of the documents", hint=hint)
         if not 0 <= self.max_rejects <= 1:
-            raise UsageError(
-                f"max_rejects={self.max_rejects!r} is not a share of the rows",
-                hint="use a number from 0 to 1, such as 0.01",
-            )
+            problem = f"max_rejects={self.max_rejects!r} is not a share of the rows"
+            raise UsageError(problem, hint="use a number from 0 to 1, such as 0.01")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit={self.limit!r} leaves no row", hint="use 1 or more")
         if self.unit_size is not None and self.unit_size < 1:
@@ -448,10 +439,8 @@ class BuildOptions(RowShape):
                 )
             return
         if isinstance(self.eos, str) or self.bos is not False:
-            raise UsageError(
-                "a chat has the special tokens of its template and no others",
-                hint="leave --eos and --bos out",
-            )
+            problem = "a chat has the special tokens of its template and no others"
+            raise UsageError(problem, hint="leave --eos and --bos out")
         if self.special_tokens != "text":
             raise UsageError(
                 f"special_tokens={self.special_tokens!r} has no meaning for chats: their special "
@@ -636,15 +625,11 @@ class DiagnoseOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= 60:
-            raise UsageError(
-                f"seconds={self.seconds!r} is no time to measure each way for",
-                hint="use more than 0 and at most 60, such as --seconds 2",
-            )
+            problem = f"seconds={self.seconds!r} is no time to measure each way for"
+            raise UsageError(problem, hint="use more than 0 and at most 60, such as --seconds 2")
         if not 0 < self.sample_mb <= 4096:
-            raise UsageError(
-                f"sample_mb={self.sample_mb!r} is no size of a sample",
-                hint="use more than 0 and at most 4096, such as --sample-mb 32",
-            )
+            hint = "use more than 0 and at most 4096, such as --sample-mb 32"
+            raise UsageError(f"sample_mb={self.sample_mb!r} is no size of a sample", hint=hint)
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
         rate = self.tokens_per_second
@@ -655,18 +640,13 @@ class DiagnoseOptions:
                 hint="leave one of them out; a rate that you measured is better than an estimate",
             )
         if rate is not None and not 0 < rate < math.inf:
-            raise UsageError(
-                f"{rate:g} tokens a second is no rate of a GPU",
-                hint="use a number above 0, such as --tokens-per-second 500000",
-            )
+            hint = "use a number above 0, such as --tokens-per-second 500000"
+            raise UsageError(f"{rate:g} tokens a second is no rate of a GPU", hint=hint)
         if self.gpus < 1:
             raise UsageError(f"{self.gpus} GPUs take nothing", hint="use --gpus 1 or more")
         if not 0 < self.mfu <= 1:
-            raise UsageError(
-                f"mfu={self.mfu!r} is not a share of the GPU's peak",
-                hint="use a number above 0 and up to 1, such as --mfu 0.4",
-            )
+            hint = "use a number above 0 and up to 1, such as --mfu 0.4"
+            raise UsageError(f"mfu={self.mfu!r} is not a share of the GPU's peak", hint=hint)
         if self.seq_len < 1:
-            raise UsageError(
-                f"seq_len={self.seq_len!r} has no token", hint="use a number such as 1024"
-            )
+            hint = "use a number such as 1024"
+            raise UsageError(f"seq_len={self.seq_len!r} has no token", hint=hint)

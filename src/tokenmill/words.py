@@ -24,9 +24,8 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(
-            f"{text!r} is not a size", hint="write a number and a unit, such as 4GB or 512MiB"
-        )
+        hint = "write a number and a unit, such as 4GB or 512MiB"
+        raise UsageError(f"{text!r} is not a size", hint=hint)
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
 

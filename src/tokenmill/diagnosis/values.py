@@ -229,10 +229,8 @@ def read_run(path: Path) -> RunMetrics:
     try:
         text = file.read_text()
     except OSError as error:
-        raise UsageError(
-            f"the run {str(path)!r} has no metrics: {error}",
-            hint=f"name the folder that `tokenmill train` wrote, with {METRICS} in it",
-        ) from error
+        hint = f"name the folder that `tokenmill train` wrote, with {METRICS} in it"
+        raise UsageError(f"the run {str(path)!r} has no metrics: {error}", hint=hint) from error
     lines, bad = [], 0
     for row in text.splitlines():
         try:
@@ -244,9 +242,8 @@ def read_run(path: Path) -> RunMetrics:
         else:
             bad += bool(row.strip())
     if not any(_is_number(line.get("step")) for line in lines):
-        raise UsageError(
-            f"{str(file)!r} has no line with a step", hint="let the training run a little longer"
-        )
+        hint = "let the training run a little longer"
+        raise UsageError(f"{str(file)!r} has no line with a step", hint=hint)
     return RunMetrics(str(path), tuple(lines), bad)
 
 
