@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import tokenmill
+from tokenmill import options as declared
+from tokenmill.cli import show
 from tokenmill.cli.options import (
     FOREIGN,
     INPUTS,
@@ -24,17 +26,6 @@ from tokenmill.cli.options import (
 from tokenmill.cli.output import BuildView, LineView, TrainView, watch, watch_amount
 from tokenmill.errors import UsageError
 from tokenmill.interop.base import PANELS, ConvertRequest, ExportRequest, ImportRequest
-from tokenmill.options import (
-    BUILD_PANELS,
-    BuildOptions,
-    DemoOptions,
-    DiagnoseOptions,
-    FinishOptions,
-    InspectOptions,
-    LayoutOptions,
-    PlanOptions,
-    VerifyOptions,
-)
 from tokenmill.trainer.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -51,7 +42,7 @@ KEPT_IMPORT = "every part that was finished is committed and stays"
 STANDING = "complete; its inputs were not looked at again, which a build without --part does"
 
 
-@command(BuildOptions, panels=BUILD_PANELS, also=["list_corpora"], inputs=INPUTS)
+@command(declared.BuildOptions, panels=declared.BUILD_PANELS, also=["list_corpora"], inputs=INPUTS)
 def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, quiet: bool) -> None:
     """Turn text into a store of tokens. The same command again resumes.
 
@@ -68,8 +59,6 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
       tokenmill build data/ -t llama/ -o my-store --runner ray --address auto
       tokenmill build data/ -t llama/ -o my-store --part 3/64
     """
-    from tokenmill.cli import show
-
     note_shadowed(inputs, quiet=quiet)
     if dry_run:
         with stoppable("nothing was written"):
@@ -84,7 +73,7 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
 NOT_PLANNED = "max_rejects pin profile monitor runner address part prune rebuild"
 
 
-@command(PlanOptions, panels=BUILD_PANELS, without=NOT_PLANNED.split(), inputs=INPUTS)
+@command(declared.PlanOptions, panels=declared.BUILD_PANELS, without=NOT_PLANNED, inputs=INPUTS)
 def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
     """Say what a build would take: units, tokens, disk, memory, time. Writes nothing.
 
@@ -94,8 +83,6 @@ def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
     Example:
       tokenmill plan data/ -t tokenizer.json
     """
-    from tokenmill.cli import show
-
     with stoppable("nothing was written"):
         planned = tokenmill.plan(inputs, **options)
     show.plan_result(planned, as_json=as_json)
@@ -108,7 +95,7 @@ PARTS_INPUTS = argument(
 )
 
 
-@command(FinishOptions, store=STORE, inputs=PARTS_INPUTS)
+@command(declared.FinishOptions, store=STORE, inputs=PARTS_INPUTS)
 def finish(
     *, store: str, inputs: list[str] | None = None, options: Asked, as_json: bool, quiet: bool
 ) -> None:
@@ -121,15 +108,13 @@ def finish(
     Example:
       tokenmill finish my-store
     """
-    from tokenmill.cli import show
-
     safe = "the parts stay as they are"
     with stoppable(safe, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
         result = tokenmill.finish(store, inputs or (), on_progress=tell, **options)
     show.build_result(result, as_json=as_json, standing=STANDING)
 
 
-@command(VerifyOptions, store=STORE)
+@command(declared.VerifyOptions, store=STORE)
 def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Prove that a store is whole and right. Exits with 1 if it is not.
 
@@ -142,8 +127,6 @@ def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
       tokenmill verify my-store --sample 1000 --json
       tokenmill verify s3://bucket/my-store
     """
-    from tokenmill.cli import show
-
     with stoppable("nothing was changed"), watch_amount("verifying", quiet=quiet) as tell:
         report = tokenmill.verify(store, on_progress=tell, **options)
     show.verify_result(report, store=store, as_json=as_json)
@@ -151,7 +134,7 @@ def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-@command(InspectOptions, store=STORE)
+@command(declared.InspectOptions, store=STORE)
 def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     """Show what a store holds: lengths, tokens, policies, rejects.
 
@@ -160,14 +143,12 @@ def inspect(*, store: str, options: Asked, as_json: bool) -> None:
       tokenmill inspect my-store
       tokenmill inspect my-store --doc 42
     """
-    from tokenmill.cli import show
-
     with stoppable("nothing was changed"):
         inspection = tokenmill.inspect(store, **options)
     show.inspection_result(inspection, as_json=as_json)
 
 
-@command(LayoutOptions, store=STORE)
+@command(declared.LayoutOptions, store=STORE)
 def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.
 
@@ -179,8 +160,6 @@ def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
       tokenmill layout my-store --seq-len 2048
       tokenmill layout my-store --seq-len 8192 --packing best-fit --batch-size 512
     """
-    from tokenmill.cli import show
-
     with stoppable("no plan was kept"), watch_amount("planning", "document", quiet=quiet) as tell:
         report = tokenmill.layout(store, on_progress=tell, **options)
     show.layout_result(report, as_json=as_json)
@@ -200,8 +179,6 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
       tokenmill train my-store --model small --batch-tokens 524288 --steps 1000 -o run --resume
       torchrun --nproc-per-node 8 -m tokenmill train my-store --model medium --seq-len 16384
     """
-    from tokenmill.cli import show
-
     again = same_command()
     again += "" if " --resume" in again else " --resume"
     kept = f"the steps that were made are kept in {options['out']}; go on with:\n  {again}"
@@ -218,7 +195,7 @@ TRAINING_TEXT = argument(
 )
 
 
-@command(DiagnoseOptions, inputs=TRAINING_TEXT)
+@command(declared.DiagnoseOptions, inputs=TRAINING_TEXT)
 def diagnose(
     *, inputs: list[str] | None = None, options: Asked, as_json: bool, quiet: bool
 ) -> None:
@@ -235,8 +212,6 @@ def diagnose(
       tokenmill diagnose data.jsonl -t tokenizer.json --sweep
       tokenmill diagnose --run run/ --report report.html
     """
-    from tokenmill.cli import show
-
     view = LineView(lambda number, steps, what: f"[{number}/{steps}] {what}", each=True)
     with stoppable("nothing was kept"), watch(view, quiet=quiet) as on_step:
         found = tokenmill.diagnose(inputs or (), on_step=on_step, **options)
@@ -270,8 +245,6 @@ def write_files(
     **flags: bool,
 ) -> None:
     """What `export` and `convert` do."""
-    from tokenmill.cli import show
-
     with (
         stoppable(KEPT_PARTS, command=same_command()),
         watch_amount(verb, "token", quiet=quiet) as tell,
@@ -290,9 +263,8 @@ def with_settings(
     for text in settings or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(
-                f"--set {text} is not of the form name=value", hint="for example: --set merge=yes"
-            )
+            hint = "for example: --set merge=yes"
+            raise UsageError(f"--set {text} is not of the form name=value", hint=hint)
         options[name] = value
     return {**options, "merge": True} if merge else options
 
@@ -312,8 +284,6 @@ def import_(
       tokenmill import data/wiki_text_document -t tokenizer.json -o my-store
       tokenmill import fineweb10B/ --from llmc --split-at-eos -t gpt2/ -o my-store
     """
-    from tokenmill.cli import show
-
     with (
         stoppable(KEPT_IMPORT, command=same_command()),
         watch_amount("importing", quiet=quiet) as tell,
@@ -338,7 +308,7 @@ def convert(*, path: str, **asked: Any) -> None:
     write_files("converting", tokenmill.convert, path, **asked)
 
 
-@command(DemoOptions)
+@command(declared.DemoOptions)
 def demo(*, options: Asked) -> None:
     """See all of it work, in under a minute and without a download.
 
@@ -349,9 +319,8 @@ def demo(*, options: Asked) -> None:
     Example:
       tokenmill demo
     """
-    from tokenmill.cli.show import tell
     from tokenmill.demo import demo_steps
 
     with stoppable("the demo can be started again at any time", command=same_command()):
         for step in demo_steps(Path(options["out"])):
-            tell(step)
+            show.tell(step)

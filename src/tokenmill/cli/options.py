@@ -93,7 +93,7 @@ def command(
     options: type,
     *,
     panels: Sequence[str] = (),
-    without: Sequence[str] = (),
+    without: str = "",
     also: Sequence[str] = (),
     **arguments: Any,
 ) -> Callable[[Any], Any]:
@@ -102,7 +102,7 @@ def command(
     Flags are listed as the class has them, or panel by panel. Those of the command line alone are
     the ones that its function takes, those in `also`, and --debug.
     """
-    flags = {name: flag for name, flag in flags_of(options).items() if name not in without}
+    flags = {name: flag for name, flag in flags_of(options).items() if name not in without.split()}
     if panels:
         flags = dict(sorted(flags.items(), key=lambda each: panels.index(each[1].panel)))
 
@@ -178,9 +178,8 @@ def _read(values: dict[str, Any], name: str, off: str | None) -> object:
     value = values.pop(name)
     if off and values.pop(f"no_{name}"):
         if value is not None:
-            raise UsageError(
-                f"--{name} {value} and {off} exclude each other", hint="leave one of them out"
-            )
+            hint = "leave one of them out"
+            raise UsageError(f"--{name} {value} and {off} exclude each other", hint=hint)
         return False
     if name in _ESCAPED:
         return unescape(value, f"--{name}")
@@ -195,10 +194,8 @@ def unescape(separator: str | None, option: str = "--separator") -> str | None:
 
     def meant(found: re.Match[str]) -> str:
         if found[1] not in plain:
-            raise UsageError(
-                f"{option} {separator!r} has the unknown escape {found[0]}",
-                hint="use \\n, \\t, \\r or \\\\ (for one backslash)",
-            )
+            hint = "use \\n, \\t, \\r or \\\\ (for one backslash)"
+            raise UsageError(f"{option} {separator!r} has the unknown escape {found[0]}", hint=hint)
         return plain[found[1]]
 
     return None if separator is None else re.sub(r"\\(.?)", meant, separator, flags=re.DOTALL)

@@ -11,11 +11,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.builder.progress import BuildResult
-from tokenmill.builder.verify import VerifyReport
 from tokenmill.cli.output import make_console, print_json
-from tokenmill.demo import Comparison, Finished, Heading
-from tokenmill.inspection import Inspection
 from tokenmill.visible import visible, visible_lines
 from tokenmill.words import compact, count, duration, format_size, of_budget, rate, share
 
@@ -26,12 +22,13 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from tokenmill.builder.progress import RowLengths
+    from tokenmill.builder.progress import BuildResult, RowLengths
     from tokenmill.builder.run import BuildPlan
+    from tokenmill.builder.verify import VerifyReport
     from tokenmill.demo import Step
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.files import PathInput
-    from tokenmill.inspection import DocumentView, LengthBin, Lengths, Token
+    from tokenmill.inspection import DocumentView, Inspection, LengthBin, Lengths, Token
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import LayoutReport
@@ -804,6 +801,11 @@ STORY_TOKENS = 60
 
 def tell(step: Step) -> None:
     """Print one step of the demo."""
+    from tokenmill.builder.progress import BuildResult
+    from tokenmill.builder.verify import VerifyReport
+    from tokenmill.demo import Comparison, Finished, Heading
+    from tokenmill.inspection import Inspection
+
     console = make_console()
     match step:
         case Heading():

@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill._version import __version__
 from tokenmill.builder.plan import default_budget, divide_budget, max_document_bytes, usable_memory
-from tokenmill.diagnosis.values import (
-    Demand,
-    Diagnosis,
-    Evidence,
-    Machine,
-    Recommendation,
-    Verdict,
-    findings,
-    read_evidence,
-)
+from tokenmill.diagnosis import values
+from tokenmill.diagnosis.values import Demand, Diagnosis, Recommendation, Verdict
 from tokenmill.diagnosis.ways import WAYS, WayJob, run_way, store_path, take_sample
 from tokenmill.engines import REFERENCES
 from tokenmill.engines.load import describe, load_engine, resolve_token
@@ -436,10 +428,8 @@ def check_known(options: DiagnoseOptions) -> None:
     if options.model is not None:
         preset(options.model)
     if _key(options.gpu) not in GPUS:
-        raise UsageError(
-            f"the peak of a GPU {options.gpu!r} is not known here",
-            hint=f"use one of {', '.join(PEAKS)}, or give a rate: --tokens-per-second N",
-        )
+        hint = f"use one of {', '.join(PEAKS)}, or give a rate: --tokens-per-second N"
+        raise UsageError(f"the peak of a GPU {options.gpu!r} is not known here", hint=hint)
 
 
 def demands(wanted: DiagnoseOptions, *, vocab_size: int) -> tuple[Demand, ...]:
@@ -534,22 +524,22 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
     page = None if options.report is None else Path(options.report)
     # Better known before a minute of measuring.
     if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
-        raise UsageError(
-            f"no report can be written to {str(page)!r}",
-            hint="name a file in a folder that exists, such as --report report.html",
-        )
-    evidence = read_evidence(stalls=options.stalls, run=options.run, timeline=options.timeline)
-    machine = Machine(
+        hint = "name a file in a folder that exists, such as --report report.html"
+        raise UsageError(f"no report can be written to {str(page)!r}", hint=hint)
+    evidence = values.read_evidence(
+        stalls=options.stalls, run=options.run, timeline=options.timeline
+    )
+    machine = values.Machine(
         cores=len(usable_cores()),
         memory_bytes=usable_memory(),
         cpu=_cpu_name(),
         python=platform.python_version(),
         tokenmill=__version__,
     )
-    found = Diagnosis(machine=machine, advice=tuple(findings(evidence)), evidence=evidence)
+    found = Diagnosis(machine=machine, advice=tuple(values.findings(evidence)), evidence=evidence)
     if options.texts:
         found = _measured(options, found)
-    elif evidence == Evidence():
+    elif evidence == values.Evidence():
         raise UsageError(
             "there is nothing to diagnose",
             hint="name text and a tokenizer: tokenmill diagnose data.jsonl --tokenizer T; "
@@ -565,10 +555,8 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
 def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
     """With what the ways reached, and what it means."""
     if options.tokenizer is None:
-        raise UsageError(
-            "text alone cannot be timed: the tokenizer is missing",
-            hint="name it: --tokenizer tokenizer.json",
-        )
+        hint = "name it: --tokenizer tokenizer.json"
+        raise UsageError("text alone cannot be timed: the tokenizer is missing", hint=hint)
     info, cores = describe(str(options.tokenizer)), found.machine.cores
     measured = measure_all(options, info)
     ways, sample = measured["ways"], measured["sample"]
