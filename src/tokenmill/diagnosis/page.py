@@ -429,8 +429,8 @@ def _sections(found: Diagnosis) -> Iterator[tuple[str, str | None, Sequence[Mark
             yield title, None, [tag("div", *draw(given), class_="grid")]  # type: ignore[arg-type]
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    """A table; columns after the first are numbers, and stand on the right."""
+def table(headings: Sequence[str], *rows: Sequence[str]) -> Markup:
+    """A table; columns after the first are numbers, at the right."""
     head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in headings)))
     lines = (
         tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))
@@ -442,13 +442,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
 def figure(
     title: str,
     plot: Markup,
-    *,
-    headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     says: str = "",
     legend: Sequence[str] = (),
 ) -> Markup:
-    """A plot: what it shows, what the colours mean, and its numbers as a table."""
+    """A plot: what it shows, what the colours mean, and its numbers; headings are the first row."""
     parts = [tag("h3", title), *([tag("p", says, class_="says")] if says else []), plot]
     if len(legend) > 1:
         names = (
@@ -456,27 +454,19 @@ def figure(
             for number, name in enumerate(legend)
         )
         parts.append(tag("ul", *names, class_="legend"))
-    if rows:
-        every = -(-len(rows) // MOST_ROWS)
+    if numbers := rows[1:]:
+        every = -(-len(numbers) // MOST_ROWS)
         less = f" (one in {every})" if every > 1 else ""
         summary = tag("summary", f"Numbers{less}", aria_label=f"Numbers of: {title}")
-        parts.append(tag("details", summary, table(headings, rows[::every])))
+        parts.append(tag("details", summary, table(rows[0], *numbers[::every])))
     return tag("figure", *parts)
 
 
 def line_figure(
-    title: str,
-    series: Sequence[Series],
-    *,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    says: str = "",
-    **how: Any,
+    title: str, series: Sequence[Series], rows: Sequence[Sequence[str]], says: str = "", **how: Any
 ) -> Markup:
     """A figure of lines; `how` is told to `line_plot`."""
-    legend = [each.name for each in series]
-    plot = line_plot(series, **how)
-    return figure(title, plot, says=says, legend=legend, headings=headings, rows=rows)
+    return figure(title, line_plot(series, **how), rows, says, [each.name for each in series])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -502,7 +492,7 @@ def _throughput(found: Diagnosis) -> Markup:
             f"Bars are what this machine feeds to {gpus} GPUs: each has a process of its own, as"
             f" far as the {found.machine.cores} cores reach."
         )
-    bars, rows = [], []
+    bars, rows = [], [("way", "tokens/s", "text MB/s", "documents", "seconds")]
     for way in ways:
         rate, word, state = way.tokens_per_second, "", "plain"
         if (verdict := fed.get(way.key)) is not None:
@@ -514,18 +504,13 @@ def _throughput(found: Diagnosis) -> Markup:
         numbers = (f"{way.tokens_per_second:,.0f}", text, documents, f"{way.seconds:.2f}")
         rows.append((way.title, *numbers))
     label = "Tokens per second of each way to tokenize"
-    return figure(
-        "Tokens per second, each way",
-        bar_plot(bars, marks=marks, unit="tokens/s", label=label),
-        says=says,
-        headings=("way", "tokens/s", "text MB/s", "documents", "seconds"),
-        rows=rows,
-    )
+    plot = bar_plot(bars, marks=marks, unit="tokens/s", label=label)
+    return figure("Tokens per second, each way", plot, rows, says)
 
 
 def _numbers(found: Diagnosis) -> Iterator[Markup]:
     """All numbers of all ways, and what to use."""
-    rows = []
+    rows: list[Sequence[str]] = []
     for way in found.ways:
         remarks = [way.engine, count(way.workers, "worker") if way.workers > 1 else ""]
         if way.compared_documents:
@@ -535,7 +520,7 @@ def _numbers(found: Diagnosis) -> Iterator[Markup]:
         failed = way.problem is not None
         rows.append((way.title, *(["-"] * 5 if failed else way.cells()), way.problem or remark))
     yield tag("h3", "Each way")
-    yield table(("way", "tokens/s", "ms, 1 sample", "ms, 8 samples", "cores", "memory", ""), rows)
+    yield table(("way", "tokens/s", "ms, 1 sample", "ms, 8 samples", "cores", "memory", ""), *rows)
     if not found.sweep:
         how = "How it scales over workers and batch sizes: run with --sweep."
         yield tag("p", how, class_="says")
@@ -546,17 +531,12 @@ def _numbers(found: Diagnosis) -> Iterator[Markup]:
 
 def _needs(found: Diagnosis) -> Iterator[Markup]:
     """What the GPUs take, how the number came about, and each way held against it."""
-    rows = [
-        (
-            need.name,
-            compact(need.tokens_per_second),
-            str(need.gpus),
-            compact(need.total),
-            "; ".join(filter(None, (need.basis, need.origin))),
-        )
-        for need in found.demands
-    ]
-    yield table(("model", "tokens/s of one GPU", "GPUs", "in all", "where from"), rows)
+    rows = [("model", "tokens/s of one GPU", "GPUs", "in all", "where from")]
+    for need in found.demands:
+        where = "; ".join(filter(None, (need.basis, need.origin)))
+        rates = compact(need.tokens_per_second), str(need.gpus), compact(need.total)
+        rows.append((need.name, *rates, where))
+    yield table(*rows)
     if len(found.demands) == 1:
         by_key = {way.key: way for way in found.ways}
         lines = []
@@ -571,26 +551,22 @@ def _lengths(found: Diagnosis) -> Iterator[Markup]:
     """Tokens per document."""
     if (lengths := found.lengths) is None:
         return
-    columns, rows = [], []
+    columns, rows = [], [("tokens", "documents", "tokens in them")]
     for each in lengths.histogram:
         documents, last = f"{each.documents:,}", f"{each.high - 1:,}"
         shown = f"{documents} documents from {each.low:,} to {last} tokens"
         columns.append(Bar(tick_text(each.low), float(each.documents), shown))
         rows.append((f"{each.low:,} to {last}", documents, f"{each.tokens:,}"))
     label = "How many documents have how many tokens"
-    yield figure(
-        "Tokens per document",
-        column_plot(columns, label=label, unit="documents", x_label="tokens and more"),
-        says=f"Half of them have {lengths.percentiles[50]:,} tokens or fewer; the mean is"
-        f" {lengths.mean:,.0f}, the longest has {lengths.longest:,}.",
-        headings=("tokens", "documents", "tokens in them"),
-        rows=rows,
-    )
+    plot = column_plot(columns, label=label, unit="documents", x_label="tokens and more")
+    half = f"Half of them have {lengths.percentiles[50]:,} tokens or fewer"
+    says = f"{half}; the mean is {lengths.mean:,.0f}, the longest has {lengths.longest:,}."
+    yield figure("Tokens per document", plot, rows, says)
 
 
 def _memory(found: Diagnosis) -> Iterator[Markup]:
     """Memory of each way over time."""
-    series, rows = [], []
+    series, rows = [], [("way", "peak", "seconds")]
     for way in found.ways:
         if len(way.memory) > 1:
             points = [(seconds, num_bytes / 1e6) for seconds, num_bytes in way.memory]
@@ -602,14 +578,13 @@ def _memory(found: Diagnosis) -> Iterator[Markup]:
         yield line_figure(
             "Memory over time",
             series,
+            rows,
+            "Each way with its workers, from loading the tokenizer to the end. A page that"
+            " processes share is counted in each.",
             label="Memory of each way over time",
             x_label="seconds since it began",
             unit="MB",
             linear=True,
-            says="Each way with its workers, from loading the tokenizer to the end. A page that"
-            " processes share is counted in each.",
-            headings=("way", "peak", "seconds"),
-            rows=rows,
         )
 
 
@@ -626,16 +601,16 @@ def _scaling(found: Diagnosis) -> Iterator[Markup]:
                 place = (float(getattr(point, axis)), point.tokens_per_second)
                 lines.setdefault(titles[point.key], []).append(place)
         rows = [(name, x, y) for name, points in lines.items() for x, y in points]
+        numbers = [(name, f"{x:,.0f}", f"{y:,.0f}") for name, x, y in rows]
         if rows:
             yield line_figure(
                 title,
                 [Series(name, points) for name, points in lines.items()],
+                [("way", x_label, "tokens/s"), *numbers],
                 label=f"{title}: tokens per second",
                 x_label=x_label,
                 unit="tokens/s",
                 tried=sorted({x for _, x, _ in rows}),
-                headings=("way", x_label, "tokens/s"),
-                rows=[(name, f"{x:,.0f}", f"{y:,.0f}") for name, x, y in rows],
             )
 
 
@@ -654,16 +629,15 @@ def _waits(report: StallReport) -> Iterator[Markup]:
     yield line_figure(
         "Wait for data, step by step",
         [Series("wait", points, shown)],
+        [("step", "ms"), *((f"{step:,}", milliseconds(ms)) for step, ms in report.slowest)],
+        f"{report.steps:,} steps, {report.wait_share:.1%} of the time waiting; the first wait,"
+        f" {milliseconds(report.first_wait_ms)} ms, is start-up and left out.{idle}",
         label="Milliseconds that each step waited for its data",
         x_label="step",
         unit="ms",
         y_format=milliseconds,
         marks=[Mark(report.p99_ms, f"99% below {milliseconds(report.p99_ms)} ms")],
         dots=True,
-        says=f"{report.steps:,} steps, {report.wait_share:.1%} of the time waiting; the first wait,"
-        f" {milliseconds(report.first_wait_ms)} ms, is start-up and left out.{idle}",
-        headings=("step", "ms"),
-        rows=[(f"{step:,}", milliseconds(ms)) for step, ms in report.slowest],
     )
 
 
@@ -672,7 +646,7 @@ def _training(run: RunMetrics) -> Iterator[Markup]:
     for title, unit, factor, names, shown in TRAINING:
         lines = {called or name: run.series(name) for called, name in names.items()}
         how = {"label": f"{title}, over steps", "x_label": "step", "y_format": shown}
-        yield from _over(title, lines, unit, factor, row=("{:,.0f}".format, shown), **how)
+        yield from _over(title, lines, unit, factor, "{:,.0f}".format, shown, **how)
 
 
 def _build(timeline: Timeline) -> Iterator[Markup]:
@@ -707,8 +681,7 @@ def _build(timeline: Timeline) -> Iterator[Markup]:
             name: [*zip(seconds, values.tolist(), strict=True)] for name, values in columns.items()
         }
         how = {"label": f"{title} over time", "x_label": "seconds"}
-        row = ("{:.1f}".format, "{:,.2f}".format)
-        yield from _over(title, lines, unit, factor, row=row, **how)
+        yield from _over(title, lines, unit, factor, "{:.1f}".format, "{:,.2f}".format, **how)
 
 
 def _over(
@@ -716,33 +689,20 @@ def _over(
     lines: dict[str, list[Point]],
     unit: str,
     factor: float,
-    *,
-    row: tuple[Callable[[float], str], Callable[[float], str]],
+    place: Callable[[float], str],
+    number: Callable[[float], str],
     **how: Any,
 ) -> Iterator[Markup]:
     """The lines that have values; none where no line has one."""
-    series = [
-        Series(name, thinned([(at, value * factor) for at, value in points], np.mean))
-        for name, points in lines.items()
-        if any(math.isfinite(value) for _, value in points)
-    ]
-    place, number = row
+    series, rows = [], [("line", how["x_label"], unit)]
+    for name, found in lines.items():
+        points = thinned([(at, value * factor) for at, value in found], np.mean)
+        finite = [(at, value) for at, value in points if math.isfinite(value)]
+        series += [Series(name, points)] if finite else []
+        rows += [(name, place(at), number(value)) for at, value in finite]
     if series:
-        yield line_figure(
-            title,
-            series,
-            unit=unit,
-            from_zero=unit != "loss",
-            linear=unit != "ms",
-            headings=("line", how["x_label"], unit),
-            rows=[
-                (each.name, place(at), number(value))
-                for each in series
-                for at, value in each.points
-                if math.isfinite(value)
-            ],
-            **how,
-        )
+        scale: dict[str, Any] = {"from_zero": unit != "loss", "linear": unit != "ms"}
+        yield line_figure(title, series, rows, unit=unit, **scale, **how)
 
 
 def thinned(points: Sequence[Point], keep: Callable[[list[float]], float]) -> list[Point]:
