@@ -18,10 +18,10 @@ from tests.store.samples import EOS, tree
 import tokenmill
 from tokenmill.errors import UsageError
 from tokenmill.interop import base
-from tokenmill.interop.base import ExportOptions, ImportOptions, complete_settings, detect_format
+from tokenmill.interop.base import ImportOptions, complete_settings, detect_format
 from tokenmill.interop.chunks import SampleLayout
 from tokenmill.interop.export import ExportResult, export_store
-from tokenmill.interop.records import cut_lengths, open_records
+from tokenmill.interop.records import RowRecords, cut_lengths
 
 ROW_FORMATS = ("mds", "litdata", "arrow", "parquet", "pt", "npz")
 DOCUMENT_FORMATS = ROW_FORMATS[:4]
@@ -163,8 +163,7 @@ def test_small_batches_give_the_same_rows_as_large_ones(
     tmp_path: Path, packing: str, overlap: int
 ) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
-    options = ExportOptions(to="mds", seq_len=31, packing=packing)
-    rows = open_records(store, options, overlap=overlap)
+    rows = RowRecords(store, length=31 + overlap, overlap=overlap, packing=packing)
 
     [whole] = rows.batches(0, rows.count)
     few = [*rows.batches(0, rows.count, tokens=100)]

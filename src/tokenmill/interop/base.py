@@ -66,29 +66,12 @@ HELD_BYTES = 512 << 20
 # Files that claim to unpack to more than so many times their size are refused.
 MOST_EXPANSION = 1000
 # What names of files and folders say -> the split, as a trainer looks for it.
-SPLITS = {
-    "train": "train",
-    "test": "test",
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-}
+SPLITS = {"train": "train", "test": "test"}
+SPLITS |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 # What readers raise over files that are not what they say.
-_UNREADABLE = (
-    ArithmeticError,
-    AssertionError,  # torch's
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    SystemError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_UNREADABLE: tuple[type[Exception], ...] = (ArithmeticError, AttributeError, EOFError, LookupError)
+_UNREADABLE += (MemoryError, OSError, RuntimeError, SyntaxError, SystemError, TypeError, ValueError)
+_UNREADABLE += (struct.error, zipfile.BadZipFile, zlib.error, AssertionError)  # the last is torch's
 
 # All formats: name -> module and class. A new format is a file and a line here.
 HOMES = {

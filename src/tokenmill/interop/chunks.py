@@ -140,10 +140,9 @@ class ItemFormat(records.RowFormat):
         return [each for each in found if isinstance(each[2], dict) and self.is_index(each[2])]
 
     def detect(self, path: Path) -> base.Detection | None:
-        found = self._indexes(path)
-        return (
-            base.Detection(base.Sure.CERTAIN, f"its {INDEX} lists {self.kind}s") if found else None
-        )
+        if not self._indexes(path):
+            return None
+        return base.Detection(base.Sure.CERTAIN, f"its {INDEX} lists {self.kind}s")
 
     def open(self, path: Path, options: base.ImportOptions) -> base.Foreign:
         found: dict[str, ItemFile] = {}
@@ -180,9 +179,7 @@ class ItemFormat(records.RowFormat):
 
 def offset_header(sizes: Places, between: bytes = b"") -> bytes:
     """What a file of items of these sizes begins with; UsageError where it would be too large."""
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    offsets += 4 + 4 * len(offsets) + len(between)
+    offsets = np.append(0, np.cumsum(sizes)) + 8 + 4 * len(sizes) + len(between)
     if int(offsets[-1]) > MAX_OFFSET:
         raise UsageError(
             f"a document of {int(sizes.max()):,} bytes, or very many without any, do not fit a file"
@@ -367,8 +364,7 @@ def _head_array(lengths: Places, sizes: Bytes) -> Any:
 
 def _binary_array(values: NDArray[Any], sizes: Places) -> Any:
     """Values of documents back to back, so many bytes each, as an Arrow array."""
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
+    offsets = np.append(0, np.cumsum(sizes, dtype=np.int64))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.large_binary(), len(sizes), buffers)
 
@@ -690,9 +686,8 @@ class LitData(ItemFormat):
 
     def how_to_read(self, export: Export) -> list[str]:
         length = export.options.seq_len
-        loader = (
-            f"litdata.TokensLoader(block_size={'SEQ_LEN + 1' if length is None else length + 1})"
-        )
+        size = "SEQ_LEN + 1" if length is None else length + 1
+        loader = f"litdata.TokensLoader(block_size={size})"
         return [
             f"read it with: litdata.StreamingDataset({folder!r}, item_loader={loader})"
             for folder in export.folders()

@@ -419,9 +419,7 @@ class Export:
     def _make(self, part: base.ExportTask, report: Report) -> None:
         """Make the files of a part, on any thread."""
         written = told = 0
-        width = WIDE_ID
-        if self.format.about.linkable:
-            width = self.stores[part.split].dtype.itemsize
+        width = self.stores[part.split].dtype.itemsize if self.format.about.linkable else WIDE_ID
 
         def on_bytes(count: int) -> None:
             # Bytes tell of tokens, about.

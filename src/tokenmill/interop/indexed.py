@@ -75,15 +75,9 @@ class Megatron(raw.RawFormat):
                 "a merged file has the ids of all shards, so it cannot be a link to one",
                 hint="leave --link or merge out",
             )
-        kinds = ("bin", "idx")
+        ends = ("_text_document.bin", "_text_document.idx")
         return [
-            raw.token_task(
-                store,
-                split,
-                [f"{split}_text_document.{kind}" for kind in kinds],
-                0,
-                len(store.shards),
-            )
+            raw.token_task(store, split, [split + end for end in ends], 0, len(store.shards))
             for split, store in export.stores.items()
         ]
 
@@ -201,10 +195,9 @@ def read_ends(path: Path, *, tokens: int) -> NDArray[np.int64]:
         block = lengths[here].astype(np.int64)
         if block.min() < 0:
             raise base.damaged(path, f"has a negative length after sequence {low:,}")
-        ends[low + 1 : low + 1 + len(block)] = np.cumsum(block) + ends[low]
-        if not np.array_equal(
-            offsets[here], (ends[low + 1 : low + 1 + len(block)] - block) * width
-        ):
+        found = ends[low + 1 : low + 1 + len(block)]
+        found[:] = np.cumsum(block) + ends[low]
+        if not np.array_equal(offsets[here], (found - block) * width):
             raise base.damaged(
                 path,
                 f"has offsets after sequence {low:,} that its lengths do not give: sequences are"
@@ -214,8 +207,8 @@ def read_ends(path: Path, *, tokens: int) -> NDArray[np.int64]:
     raw.check_ends(ends[1:], tokens=tokens, path=path)
     if entries[0] != 0 or entries[-1] != count or np.any(entries[1:] < entries[:-1]):
         raise base.damaged(path, f"has a document array that does not rise from 0 to {count:,}")
-    found: NDArray[np.int64] = ends[entries[1:]]
-    return found
+    documents: NDArray[np.int64] = ends[entries[1:]]
+    return documents
 
 
 INDEX_DOCUMENTS = 1 << 18
@@ -390,9 +383,8 @@ class Olmo(raw.RawFormat):
 
     def ends(self, shard: raw.RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
-        ends: NDArray[np.int64] = np.concatenate(
-            [np.zeros(0, np.int64), *_read_csv(shard.index, shard.tokens)]
-        )
+        found = _read_csv(shard.index, shard.tokens)
+        ends: NDArray[np.int64] = np.concatenate([np.zeros(0, np.int64), *found])
         raw.check_ends(ends, tokens=shard.tokens, path=shard.index)
         return ends
 

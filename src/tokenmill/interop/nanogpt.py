@@ -167,8 +167,7 @@ class _Framing:
 
     def _read(self, first: int, last: int) -> NDArray[Any]:
         starts = np.array([first], np.int64)
-        found: NDArray[Any] = self._stream.read(starts, np.array([last - first]), pad=0)
-        return found
+        return self._stream.read(starts, np.array([last - first]), pad=0)
 
     def _read_inserted(self, first: int, last: int) -> NDArray[Any]:
         """Document d begins at its own place plus d, with the id that was put in front of it."""
@@ -183,8 +182,7 @@ class _Framing:
             pieces.append(ids[max(0, first - position - 1) : last - position - 1])
             position += 1 + len(ids)
             number += 1
-        found: NDArray[Any] = np.concatenate(pieces)
-        return found
+        return np.concatenate(pieces)
 
     def _place(self, number: int) -> int:
         return self._stream.document_span(number)[0] + number

@@ -323,9 +323,7 @@ def _local_tokens(store: Store, number: int) -> Path | None:
 
 def _checksum(store: Store, number: int) -> str | None:
     """What the store says about the bytes of a shard; None where it is not its own."""
-    if "in_place" in store.manifest.identity.config:
-        return None
-    return _checksums(store)[number]
+    return None if "in_place" in store.manifest.identity.config else _checksums(store)[number]
 
 
 @lru_cache(maxsize=4)

@@ -358,17 +358,6 @@ class RecordChunk(NamedTuple):
         return np.ones(self.tokens.shape, np.int8) if counts is None else counts.astype(np.int8)
 
 
-def open_records(store: Store, options: base.ExportOptions, *, overlap: int = 0) -> Records:
-    """What an export is made of: rows where `seq_len` is given, else documents.
-
-    With `overlap` a row has one token more than `seq_len`, which is the next row's first.
-    """
-    if options.seq_len is None:
-        return DocumentRecords(store)
-    length = options.seq_len + overlap
-    return RowRecords(store, length=length, overlap=overlap, packing=options.packing)
-
-
 class DocumentRecords:
     """The documents of a store."""
 
@@ -480,9 +469,8 @@ class RowRecords:
             for shard, first, last in map(spans.at, range(len(spans.shards)))
         ]
         tokens: NDArray[Any] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        mask: NDArray[Any] | None = None
-        if self._store.has_mask:
-            mask = self._stream.read_mask(spans).view(np.uint8)
+        has_mask = self._store.has_mask
+        mask = self._stream.read_mask(spans).view(np.uint8) if has_mask else None
         real: NDArray[np.bool_] | None = None
         if lacking := wanted - count:
             tokens = np.append(tokens, np.full(lacking, self.pad_id, tokens.dtype))
@@ -505,10 +493,9 @@ class RowRecords:
         shape = len(rows), self.length
         spans = self._stream.locate(starts, lengths)
         tokens = self._stream.read_spans(spans, pad=self.pad_id).reshape(shape)
-        real: NDArray[np.bool_] | None = None
+        real, mask = None, None
         if starts.min(initial=0) == PADDING:
             real = np.repeat(starts != PADDING, lengths).reshape(shape)
-        mask: NDArray[np.uint8] | None = None
         if self._store.has_mask:
             mask = self._stream.read_mask(spans).view(np.uint8).reshape(shape)
         return RecordChunk(tokens, self.lengths(0, len(rows)), real, mask)
@@ -523,9 +510,15 @@ class RowFormat(base.Format):
     index: tuple[str, ...] = ()  # the latter
 
     def records(self, export: Export, split: str) -> Records:
-        """What is written of a split."""
-        overlap = self.about.row_overlap
-        return open_records(export.stores[split], export.options, overlap=overlap)
+        """What is written of a split: rows where `seq_len` is given, else documents.
+
+        With an overlap a row has one token more than `seq_len`, which is the next row's first.
+        """
+        store, options, overlap = export.stores[split], export.options, self.about.row_overlap
+        if options.seq_len is None:
+            return DocumentRecords(store)
+        length = options.seq_len + overlap
+        return RowRecords(store, length=length, overlap=overlap, packing=options.packing)
 
     def rows(self, export: Export, split: str) -> RowRecords:
         """The same of a format that has rows alone."""

@@ -91,9 +91,8 @@ class Pt(records.RowFormat):
         for batch in source.batches(part.first, part.last):
             here = slice(place, place + len(batch.lengths))
             for name, array in found.items():
-                array[here] = (
-                    batch.tokens if name == records.IDS else batch.column(name, dtype=dtype)
-                )
+                is_ids = name == records.IDS
+                array[here] = batch.tokens if is_ids else batch.column(name, dtype=dtype)
             place = here.stop
         tensors = {name: torch.from_numpy(array) for name, array in found.items()}
         torch.save(tensors, out.create(part.files[0]))
@@ -338,10 +337,8 @@ class Npz(records.RowFormat):
                 rows = _Rows(_find_arrays(file, check=True), options, file)
                 # Rows that must be joined or unpacked in order are one part.
                 whole = options.split_at_eos or rows.are_packed
-                step = max(
-                    1, rows.count if whole else base.IMPORT_PART_BYTES // max(1, rows.row_bytes)
-                )
-                edges = [*range(0, max(1, rows.count), step), rows.count]
+                step = rows.count if whole else base.IMPORT_PART_BYTES // max(1, rows.row_bytes)
+                edges = [*range(0, max(1, rows.count), max(1, step)), rows.count]
                 size, split = base.file_size(file), base.split_of(name, options)
                 parts += records.row_parts(name, file, edges, size=size, split=split)
                 # The array `mask` is there for padding as well; what is read says if it is more.
@@ -445,14 +442,9 @@ def _read_header(stream: Any, path: Path) -> tuple[tuple[int, ...], np.dtype[Any
             "holds an array of objects, which is a pickle; loading it could run anything",
             hint="save the ids as an array of whole numbers",
         )
-    sizes_hold = all(type(size) is int and size >= 0 for size in shape)
-    if (
-        fortran
-        or len(shape) not in (1, 2)
-        or dtype.kind not in "iub"
-        or not sizes_hold
-        or (len(shape) == 2 and shape[0] and not shape[1])
-    ):
+    are_sizes = all(type(size) is int and size >= 0 for size in shape) and len(shape) in (1, 2)
+    is_void = are_sizes and len(shape) == 2 and shape[0] and not shape[1]
+    if fortran or dtype.kind not in "iub" or not are_sizes or is_void:
         raise base.damaged(
             path,
             f"holds {dtype} of shape {shape}{' by columns' if fortran else ''}; ids are rows of"
