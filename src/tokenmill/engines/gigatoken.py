@@ -13,7 +13,6 @@ import ctypes
 import gc
 import json
 import re
-import sys
 import unicodedata
 from collections import Counter
 from functools import partial
@@ -201,11 +200,10 @@ def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
         return _refused("a merge is listed twice")
     kept = kept_tokens(content.get("added_tokens") or [], policy)
     splits = (content.get("pre_tokenizer") or {}).get("pretokenizers") or []
+    patterns = [split["pattern"].get("Regex", "") for split in splits if "pattern" in split]
     return Coverage(
         engine=ENGINE,
-        patterns="\n".join(
-            split["pattern"].get("Regex", "") for split in splits if "pattern" in split
-        ),
+        patterns="\n".join(patterns),
         normalizes=_is_nfc(content.get("normalizer")),
         probes=(
             *(_tied_merges(merges, made, fallback) if has_ties else ()),
@@ -609,7 +607,6 @@ class GigatokenEngine:
         self._tokenizer = self._vocab = None
         gc.collect()
         # Ask the C library to return free memory; only glibc has a call for it.
-        if sys.platform.startswith("linux"):
-            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
         self._tokenizer = self._load()
         return True

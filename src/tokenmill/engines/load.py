@@ -22,7 +22,7 @@ import shlex
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -276,9 +276,7 @@ def _describe_json(files: TokenizerFiles, content: dict[str, Any]) -> dict[str, 
     _refuse_harmful(content, ids, files.path)
     named = {name: _named_token(files.metadata, name, ids) for name in ("eos", "bos")}
     other |= {token: ids[token] for token in named.values() if token and token not in special}
-    tokenizer = {
-        key: value for key, value in content.items() if key not in ("padding", "truncation")
-    }
+    tokenizer = {key: content[key] for key in content if key not in ("padding", "truncation")}
     if isinstance(model["vocab"], dict):
         # Strings are sorted far faster than the pairs that `json` would sort.
         vocab = {token: model["vocab"][token] for token in sorted(model["vocab"])}
@@ -325,7 +323,7 @@ def _describe_ranks(files: TokenizerFiles, ranks: references.RankFile) -> dict[s
     ids: dict[Any, int] = {**ranks.ranks, **definition.special_tokens}
     _refuse_large_ids(ids, files.path)
     return {
-        "fingerprint": _sha256({"ranks": ranks.sha256, **definition.canonical()}),
+        "fingerprint": _sha256({"ranks": ranks.sha256, **asdict(definition)}),
         "vocab_size": 1 + max(ids.values(), default=-1),
         "special_tokens": dict(definition.special_tokens),
         **tokens,
@@ -473,10 +471,9 @@ def load_engine(
     `auto` takes the first fast engine whose rules cover the tokenizer and that agrees with the
     probes, else the reference. A named engine is taken or refused with the reason.
     """
-    if isinstance(tokenizer, TokenizerInfo):
-        info = tokenizer
-    else:
-        info = describe(tokenizer, policy=special_tokens)
+    if not isinstance(tokenizer, TokenizerInfo):
+        tokenizer = describe(tokenizer, policy=special_tokens)
+    info = tokenizer
     choices = (AUTO, *engine_names())
     if choice not in choices:
         raise UsageError(f"there is no engine {choice!r}", hint=f"use one of: {', '.join(choices)}")

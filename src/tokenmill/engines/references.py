@@ -474,9 +474,6 @@ class RankDefinition:
     # A Unicode form (NFC, ...) that the publisher's code puts text into before it splits it.
     normalization: str | None = None
 
-    def canonical(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFile:
@@ -711,7 +708,7 @@ def export_encoding(name: str) -> Path:
     path = cache / "tokenmill" / "tiktoken" / f"{name}.tiktoken"
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, lines)
-    _write(path.with_name(path.name + SIDECAR_SUFFIX), json.dumps(definition.canonical()).encode())
+    _write(path.with_name(path.name + SIDECAR_SUFFIX), json.dumps(asdict(definition)).encode())
     return path
 
 

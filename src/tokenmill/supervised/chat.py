@@ -562,20 +562,17 @@ def _sought_strings(
 ) -> re.Pattern[str] | None:
     """Strings with risky characters that a template may look for, and that no token can share
     a character with."""
+    heads = tuple(head for special in specials for head in _heads(special))
+    tails = tuple(tail for special in specials for tail in _tails(special))
     sought = {
         text
         for text in literals
         if any(character in text for character in risky)
-        and not any(_can_overlap(text, special) for special in specials)
+        and not (text.endswith(heads) or text.startswith(tails))
+        and not any(text in special or special in text for special in specials)
     }
     longest_first = sorted(sought, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if sought else None
-
-
-def _can_overlap(text: str, special: str) -> bool:
-    if text in special or special in text:
-        return True
-    return text.endswith(_heads(special)) or text.startswith(_tails(special))
 
 
 def _heads(special: str) -> tuple[str, ...]:
@@ -607,11 +604,7 @@ def _risky_characters(special: str, constants: Collection[str]) -> set[str]:
         and not any(character in piece for piece in pieces)
     ]
     if candidates:
-        return {min(candidates, key=_commonness)}
+        # How much of a character is to be expected in messages: code has all of ASCII.
+        order = "|[]<>{}()/_"
+        return {min(candidates, key=lambda one: order.find(one) % 1000 if one.isascii() else -1)}
     return set(special) if has_head and has_tail else {special[0], special[-1]}
-
-
-def _commonness(character: str) -> int:
-    """How much of a character is to be expected in messages: code has all of ASCII."""
-    order = "|[]<>{}()/_"
-    return -1 if not character.isascii() else order.find(character) % 1000
