@@ -21,17 +21,8 @@ from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
-from tokenmill.sources.base import (
-    MEGABYTE,
-    Source,
-    SourceFile,
-    SourceOptions,
-    Unit,
-    is_stream,
-    open_source,
-    plan_units,
-    text_size,
-)
+from tokenmill.sources import base
+from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit
 from tokenmill.store import facts
 from tokenmill.store.facts import BoundaryToken, StoreIdentity, TokenizerFacts, facts_of
 from tokenmill.store.layout import RECEIPT_FILE, StoreLayout, unit_name, unit_prefix
@@ -415,7 +406,7 @@ class _Planner:
     def run(self) -> None:
         options = self.settings.source
         files = self.plan.files
-        streams = {file.path for file in files if is_stream(file, options)}
+        streams = {file.path for file in files if base.is_stream(file, options)}
         # A stream is shared by several workers only where there are not enough files for them,
         # since each of them decompresses all of it. Streams of other parts do not count.
         to_share = sum(
@@ -440,12 +431,12 @@ class _Planner:
         return self.part is None or self.part.has(name)
 
     def _open(self, file: SourceFile) -> Source:
-        self._source = self._source or open_source(file, self.settings.source)
+        self._source = self._source or base.open_source(file, self.settings.source)
         return self._source
 
     def _plan_units(self, file: SourceFile) -> None:
-        units = list(plan_units(file, self.settings.source))
-        size = text_size(file)
+        units = list(base.plan_units(file, self.settings.source))
+        size = base.text_size(file)
         for place, unit in enumerate(units):
             if self.rows_left == 0:
                 return
@@ -467,7 +458,7 @@ class _Planner:
         is_mine = self._is_mine(prefix)
         if not is_mine and self.rows_left is None:
             return
-        units = plan_units(file, self.settings.source)
+        units = base.plan_units(file, self.settings.source)
         # With a limit as many as exist, else those that the store has.
         if self.rows_left is not None:
             units = itertools.takewhile(lambda unit: self._open(file).exists(unit), units)
@@ -488,14 +479,9 @@ class _Planner:
         if not is_mine or (last is not None and complete >= set(range(last + 1))):
             return
         self.plan.units_to_do = None
-        self.plan.bytes_to_do += text_size(file)
+        self.plan.bytes_to_do += base.text_size(file)
         whole = Task(
-            file=file,
-            first=0,
-            step=lanes,
-            done=frozenset(complete),
-            row_limits=limits,
-            last=last,
+            file=file, first=0, step=lanes, done=frozenset(complete), row_limits=limits, last=last
         )
         self.plan.tasks += [dataclasses.replace(whole, first=lane) for lane in range(lanes)]
 

@@ -20,15 +20,8 @@ import xxhash
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
 from tokenmill.files import FileStat, Match, PathInput, shown
-from tokenmill.sources.base import (
-    COMPRESSIONS,
-    FORMATS,
-    SMALLEST_UNIT_BYTES,
-    SourceFile,
-    SourceOptions,
-    open_decompressed,
-    text_size,
-)
+from tokenmill.sources import base
+from tokenmill.sources.base import COMPRESSIONS, FORMATS, SourceFile, SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -92,17 +85,17 @@ _FILES_PER_GROUP = 256
 
 def group_texts(files: Sequence[SourceFile], options: SourceOptions) -> Iterator[SourceFile]:
     """Groups of the files, which are sorted by path."""
-    limit = options.unit_bytes or SMALLEST_UNIT_BYTES
+    limit = options.unit_bytes or base.SMALLEST_UNIT_BYTES
     name = FIRST_GROUP
     held: list[SourceFile] = []
     size = 0
     for file in files:
-        is_large = text_size(file) >= limit
+        is_large = base.text_size(file) >= limit
         if is_large and held:
             yield make_group(name, held)
             name, held, size = _AFTER + held[-1].path, [], 0
         held.append(file)
-        size += text_size(file)
+        size += base.text_size(file)
         key = file.path.encode(errors="surrogateescape")
         if size >= limit or xxhash.xxh3_64_intdigest(key) % _FILES_PER_GROUP == 0:
             yield make_group(name, held)
@@ -280,7 +273,7 @@ def _problem(file: SourceFile, *, known: bool) -> str | None:
         return None
     head = b""
     if file.size:
-        reader = open_decompressed(file)
+        reader = base.open_decompressed(file)
         try:
             head = reader.read(_SNIFF_BYTES)
         except (OSError, EOFError) as error:
