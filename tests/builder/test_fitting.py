@@ -45,7 +45,7 @@ def test_rows_with_masks_are_cut_off_or_rejected(
     masks = data.draw(st.lists(st.lists(st.integers(0, 1), max_size=15), max_size=6))
     batch = batch_of([list(range(len(mask))) for mask in masks], masks)
     shape = RowShape(format="chat", max_length=limit, too_long=too_long)
-    fitted = fit_rows(shape, batch, bos_id=None, eos_id=None)
+    fitted = fit_rows(shape, batch, (None, None))
     kept: list[int] = []
     reasons: dict[int, str] = {}
     for place, mask in enumerate(masks):
@@ -69,7 +69,7 @@ def test_a_row_whose_only_targets_begin_its_pieces_is_nothing_to_train_on() -> N
     shape = RowShape(format="chat", max_length=3)
     masks = [[0, 0, 0, 1], [0, 0, 0, 0, 1], [1, 0]]
     batch = batch_of([list(range(len(mask))) for mask in masks], masks)
-    fitted = fit_rows(shape, batch, bos_id=None, eos_id=None)
+    fitted = fit_rows(shape, batch, (None, None))
     assert names(fitted.reasons) == {0: "nothing-to-train-on", 2: "nothing-to-train-on"}
 
 

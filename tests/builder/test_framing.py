@@ -52,8 +52,7 @@ def test_documents_are_framed_as_one_would_by_hand(
         tokens.offsets,
         documents=np.array(picked, np.int64),
         dtype=np.dtype("<u2"),
-        bos_id=bos,
-        eos_id=eos,
+        frame=(bos, eos),
         scratch=scratch,
     )
     expected = [documents[index] for index in picked]

@@ -67,7 +67,7 @@ class Press:
         )
         shaped = self.shaper.shape(batch, np.arange(len(batch), dtype=np.int64))
         whole = self.shaper.assemble(shaped, self.shaper.encode(shaped, self.engine.encode))
-        fitted = fit_rows(self.shape, whole, bos_id=None, eos_id=self.eos)
+        fitted = fit_rows(self.shape, whole, (None, self.eos))
         tokens = fitted.tokens
         rejects = [Reject(int(shaped.rows[place]), *why) for place, why in fitted.reasons.items()]
         mask = np.ones(len(tokens.ids), np.uint8) if tokens.mask is None else tokens.mask

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tokenmill.engines.base import UnencodableError
+from tokenmill.engines.base import SpecialTokens, UnencodableError
+from tokenmill.engines.load import load_engine
 from tokenmill.options import RowShape
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
 
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine, Sample
     from tokenmill.store.facts import StoreIdentity
+    from tokenmill.store.format import Ints
     from tokenmill.supervised.shaper import Shaper
 
 T = TypeVar("T")
+Frame = tuple[int | None, int | None]  # BOS and EOS; None where there is none
 
 
 # -------------------------------------------------------------------------------------------------
@@ -59,19 +63,18 @@ class Scratch:
 
 def frame_documents(
     values: NDArray[Any],
-    offsets: NDArray[np.int64],
+    offsets: Ints,
     *,
-    documents: NDArray[np.int64],
+    documents: Ints,
     dtype: np.dtype[Any],
     scratch: Scratch,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    frame: Frame = (None, None),
+) -> tuple[NDArray[Any], Ints]:
     """Values of the chosen documents, framed, and the length of each.
 
     They are valid until the scratch is used again.
     """
-    whole = np.diff(offsets)
+    (bos_id, eos_id), whole = frame, np.diff(offsets)
     takes_all = len(documents) == len(whole)
     chosen = whole if takes_all else whole[documents]
     extra = (bos_id is not None) + (eos_id is not None)
@@ -115,16 +118,14 @@ class Fitted(NamedTuple):
     """The rows of a batch that are kept, framed, none of them cut up yet."""
 
     tokens: TokenBatch
-    kept: NDArray[np.int64]  # their places in the batch
+    kept: Ints  # their places in the batch
     reasons: Mapping[int, tuple[RejectReason, str]]  # why the others are not kept, by place
 
 
-def fit_rows(
-    shape: RowShape, tokens: TokenBatch, *, bos_id: int | None, eos_id: int | None
-) -> Fitted:
+def fit_rows(shape: RowShape, tokens: TokenBatch, frame: Frame) -> Fitted:
     """The rows that are kept; those with masks are framed already, others are framed here."""
     if not shape.has_mask:
-        tokens = _framed(tokens, bos_id=bos_id, eos_id=eos_id)
+        tokens = _framed(tokens, frame)
     limit = shape.max_length
     reasons: dict[int, tuple[RejectReason, str]] = {}
     if limit is not None and shape.too_long == "reject":
@@ -154,9 +155,7 @@ def fit_rows(
     return Fitted(tokens, np.flatnonzero(is_kept), reasons)
 
 
-def cut_lengths(
-    lengths: NDArray[np.int64], limit: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def cut_lengths(lengths: Ints, limit: int) -> tuple[Ints, Ints]:
     """Lengths of all pieces of rows, none over the limit, and how many pieces each row has."""
     counts = -(-lengths // limit)
     ends = np.cumsum(counts)
@@ -165,28 +164,22 @@ def cut_lengths(
     return pieces, counts
 
 
-def _framed(tokens: TokenBatch, *, bos_id: int | None, eos_id: int | None) -> TokenBatch:
+def _framed(tokens: TokenBatch, frame: Frame) -> TokenBatch:
     """The rows with their boundary tokens; those without a token get none."""
-    filled = np.flatnonzero(tokens.lengths)
+    filled, dtype = np.flatnonzero(tokens.lengths), np.dtype(np.uint32)
     lengths = np.zeros(len(tokens), np.int64)
     ids, lengths[filled] = frame_documents(
-        tokens.ids,
-        tokens.offsets,
-        documents=filled,
-        dtype=np.dtype(np.uint32),
-        bos_id=bos_id,
-        eos_id=eos_id,
-        scratch=Scratch(),
+        tokens.ids, tokens.offsets, documents=filled, dtype=dtype, frame=frame, scratch=Scratch()
     )
     return TokenBatch(ids, _offsets(lengths))
 
 
-def _places(tokens: TokenBatch) -> NDArray[np.int64]:
+def _places(tokens: TokenBatch) -> Ints:
     """Of each token, its place in its document."""
     return np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], tokens.lengths)
 
 
-def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
+def _offsets(lengths: NDArray[Any]) -> Ints:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
@@ -232,9 +225,9 @@ class Made(NamedTuple):
     """What rows became."""
 
     tokens: TokenBatch
-    rows: NDArray[np.int64]
+    rows: Ints
     texts: TextBatch  # what their split follows from; none where there is only one
-    sizes: NDArray[np.int64]  # bytes of the text of each
+    sizes: Ints  # bytes of the text of each
     rejects: tuple[Reject, ...]
 
 
@@ -244,36 +237,38 @@ class RowEncoder:
     def __init__(self, engine: CheckedEngine, identity: StoreIdentity) -> None:
         self.engine = engine
         self.shape = RowShape.of_identity(identity.config) or RowShape()
-        self.bos_id, self.eos_id = identity.bos_id, identity.eos_id
+        self._frame = identity.bos_id, identity.eos_id
         self.shaper: Shaper | None = None
         self._fits = self.shape.has_mask or self.shape.max_length is not None
         # BOS and EOS that rows still get; none where measuring them took these into account.
-        self.frame_ids = (None, None) if self._fits else (self.bos_id, self.eos_id)
+        self.frame_left: Frame = (None, None) if self._fits else self._frame
         self._reject_special = identity.special_tokens == "reject"
         if self.shape.has_fields:
             from tokenmill.supervised.shaper import Shaper
 
-            self.shaper = Shaper(
-                self.shape,
-                engine,
-                bos=self.bos_id,
-                eos=self.eos_id,
-                reject_special=self._reject_special,
-            )
+            bos, eos = self._frame
+            rejects = self._reject_special
+            self.shaper = Shaper(self.shape, engine, bos=bos, eos=eos, reject_special=rejects)
 
-    def encode(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
+    def encode(self, texts: TextBatch, rows: Ints, encoding: Encoding) -> Made:
         """The rows that can be used, and why the others cannot."""
         make = self._plain if self.shaper is None else self._shaped
         made = make(texts, rows, encoding)
-        return self._fitted(made) if self._fits else made
+        if not self._fits:
+            return made
+        fitted = fit_rows(self.shape, made.tokens, self._frame)
+        rejects = tuple(
+            Reject(int(made.rows[place]), *why) for place, why in fitted.reasons.items()
+        )
+        texts = made.texts.take(fitted.kept) if rejects and len(made.texts) else made.texts
+        rows, sizes = made.rows[fitted.kept], made.sizes[fitted.kept]
+        return Made(fitted.tokens, rows, texts, sizes, (*made.rejects, *rejects))
 
     def framed(self, made: Made) -> TokenBatch:
         """The rows as a store holds them, before any of them is cut up."""
-        if self._fits:
-            return made.tokens
-        return _framed(made.tokens, bos_id=self.bos_id, eos_id=self.eos_id)
+        return made.tokens if self._fits else _framed(made.tokens, self._frame)
 
-    def _plain(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
+    def _plain(self, texts: TextBatch, rows: Ints, encoding: Encoding) -> Made:
         found: tuple[Reject, ...] = ()
         if self._reject_special and len(texts):
             is_special = self.engine.find_special(texts)
@@ -294,7 +289,7 @@ class RowEncoder:
             kept = np.array([at for at in range(len(rows)) if at not in failed], np.int64)
             texts, rows = texts.take(kept), rows[kept]
 
-    def _shaped(self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding) -> Made:
+    def _shaped(self, texts: TextBatch, rows: Ints, encoding: Encoding) -> Made:
         before = copy.deepcopy(encoding.sample)
         counts = encoding.checked_documents, encoding.checked_bytes, encoding.routed_documents
         try:
@@ -315,9 +310,7 @@ class RowEncoder:
         made = self._shaped_together(texts.take(kept), rows[kept], encoding)
         return made._replace(rejects=(*made.rejects, *found))
 
-    def _shaped_together(
-        self, texts: TextBatch, rows: NDArray[np.int64], encoding: Encoding
-    ) -> Made:
+    def _shaped_together(self, texts: TextBatch, rows: Ints, encoding: Encoding) -> Made:
         assert self.shaper is not None
         timed = encoding.clock.timed
         shaped = timed("render", self.shaper.shape, texts, rows)
@@ -343,15 +336,11 @@ class RowEncoder:
                 raise EngineDisagreesError
         return tokens
 
-    def _fitted(self, made: Made) -> Made:
-        fitted = fit_rows(self.shape, made.tokens, bos_id=self.bos_id, eos_id=self.eos_id)
-        rejects = tuple(
-            Reject(int(made.rows[place]), reason, detail)
-            for place, (reason, detail) in fitted.reasons.items()
-        )
-        texts = made.texts.take(fitted.kept) if rejects and len(made.texts) else made.texts
-        rows, sizes = made.rows[fitted.kept], made.sizes[fitted.kept]
-        return Made(fitted.tokens, rows, texts, sizes, (*made.rejects, *rejects))
+
+def load_encoder(tokenizer: TokenizerInfo, identity: StoreIdentity, *, choice: str) -> RowEncoder:
+    """The encoder of a store, by an engine that is loaded for it."""
+    policy = SpecialTokens(identity.special_tokens)
+    return RowEncoder(load_engine(tokenizer, choice=choice, special_tokens=policy), identity)
 
 
 def _unencodable(row: int, reason: str, encoding: Encoding) -> Reject:

@@ -140,39 +140,31 @@ class BuildResult:
 def make_result(
     held: Manifest | Tally,
     identity: StoreIdentity,
-    *,
-    store: str,
-    units: int,
     work: Work | None = None,
     monitor: Monitor | None = None,
-    seconds: float = 0.0,
-    lengths: RowLengths | None = None,
-    part: str | None = None,
+    **more: Any,
 ) -> BuildResult:
     """What a build did and what the store, or its part, holds now; nothing without a monitor."""
     heard = monitor or Monitor()
     engines, memory = held.engines, None if work is None else work.settings.memory
-    ready = heard.engine
+    who = ({entry.name for entry in engines}, {entry.reference for entry in engines})
+    name, reference = (", ".join(sorted(names)) for names in who)
+    ready = heard.engine or EngineReport(name, reference, None)
     return BuildResult(
-        store=store,
         nothing_to_do=monitor is None,
         splits=held.splits,
         totals=held.totals,
         built=heard.built,
-        units_total=units,
         units_built=len(heard.units),
         units_resumed=0 if work is None else len(work.plan.done),
-        engine=ready.name if ready else ", ".join(sorted({entry.name for entry in engines})),
-        reference=ready.reference
-        if ready
-        else ", ".join(sorted({entry.reference for entry in engines})),
-        engine_note=ready.note if ready else None,
+        engine=ready.name,
+        reference=ready.reference,
+        engine_note=ready.note,
         checked_documents=sum(entry.checked_documents for entry in engines),
         checked_bytes=heard.checked_bytes,
         mismatches=sum(entry.mismatches for entry in engines),
         redone_units=tuple(heard.redone),
         workers=0 if memory is None else memory.workers,
-        seconds=seconds,
         startup_seconds=heard.startup_seconds,
         stage_seconds=heard.stage_seconds,
         limiting_stage=_limiting_stage(heard.stage_seconds),
@@ -182,8 +174,7 @@ def make_result(
         bytes_per_token=bytes_per_token(held.totals, identity.config),
         skipped_files=() if work is None else work.discovery.skipped,
         warnings=tuple(heard.warnings),
-        lengths=lengths,
-        part=part,
+        **more,
     )
 
 

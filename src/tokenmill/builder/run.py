@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import secrets
 import shlex
 import shutil
@@ -21,12 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.builder import plan as planning
 from tokenmill.builder import progress
-from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths
+from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_encoder
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
-from tokenmill.builder.progress import BuildResult, Monitor, Progress, RowLengths
+from tokenmill.builder.progress import BuildResult, Monitor, Progress
 from tokenmill.builder.worker import BuildWorker, UnitReport
-from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.load import CHAT_TEMPLATE, load_engine
+from tokenmill.engines.load import CHAT_TEMPLATE
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
 from tokenmill.files import PathInput, shown
 from tokenmill.options import BuildOptions, PlanOptions, RowShape, as_list, with_options
@@ -34,23 +34,16 @@ from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, p
 from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store import facts
-from tokenmill.store.facts import Manifest, PartRecord, Tally
+from tokenmill.store import layout as layouts
+from tokenmill.store.facts import Manifest, PartRecord
 from tokenmill.store.format import index_bytes, token_dtype
-from tokenmill.store.layout import (
-    StoreLayout,
-    StoreLock,
-    open_layout,
-    refuse_other_folder,
-    unit_name,
-    unit_prefix,
-)
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tokenmill.runners.ray import RayCluster, RayRunner
-    from tokenmill.store.layout import Json
+    from tokenmill.store.layout import Json, StoreLayout
 
 
 _MOST_SHOWN = 8
@@ -123,10 +116,10 @@ class BuildRun:
     def run(self) -> BuildResult:
         """Carry out what was asked for."""
         discovery = self.discover()
-        refuse_other_folder(self.layout.root)
+        layouts.refuse_other_folder(self.layout.root)
         if self.options.runner == "ray":
             self.cluster()  # reached before anything is written
-        with StoreLock(self.layout, parts=self.part is not None) as lock:
+        with layouts.StoreLock(self.layout, parts=self.part is not None) as lock:
             work = self.prepare(discovery)
             self.refuse(work)
             finished = self._finished(work)
@@ -304,18 +297,14 @@ class BuildRun:
     def _record(self, part: BuildPart, work: Work) -> PartRecord:
         """What this part was asked for; what earlier runs of it said of themselves is kept."""
         inputs = tuple(map(str, self.inputs))
-        before = facts.read_records(self.layout)
+        records = facts.read_records(self.layout)
+        before = [each.runs for each in records if (each.part, each.parts) == part]
         return PartRecord(
             part=part.number,
             parts=part.of,
             fingerprint=work.request.identity.fingerprint,
             config=self.options.as_kept(),
-            runs=tuple(
-                run
-                for old in before
-                if (old.part, old.parts) == (part.number, part.of)
-                for run in old.runs
-            ),
+            runs=tuple(itertools.chain.from_iterable(before)),
             # A key in a URL is never kept; whoever finishes the build must name the inputs then.
             inputs=inputs if all(shown(each) == each for each in inputs) else None,
             max_document_bytes=work.settings.source.max_document_bytes,
@@ -389,11 +378,8 @@ class BuildRun:
                 cpus_per_task=memory.worker_cpus,
                 environment=_WORKER_ENVIRONMENT,
             )
-        return LocalRunner(
-            memory.workers,
-            environment=_WORKER_ENVIRONMENT,
-            cores=pinning(memory.workers) if self.options.pin else None,
-        )
+        cores = pinning(memory.workers) if self.options.pin else None
+        return LocalRunner(memory.workers, environment=_WORKER_ENVIRONMENT, cores=cores)
 
     def _units_in_order(self, plan: WorkPlan, monitor: Monitor) -> Iterator[str]:
         """All units, file by file in the order of the input, whoever built them and when."""
@@ -403,29 +389,23 @@ class BuildRun:
             prefix, _, number = name.rpartition("-")
             by_file.setdefault(prefix, []).append(int(number))
         for file in plan.files:
-            for index in sorted(by_file.get(unit_prefix(file.path), ())):
-                yield unit_name(file.path, index=index)
+            for index in sorted(by_file.get(layouts.unit_prefix(file.path), ())):
+                yield layouts.unit_name(file.path, index=index)
 
     def _result(
         self, work: Work, monitor: Monitor | None, held: Manifest | list[str]
     ) -> BuildResult:
         """What came of it; for a part, what its units hold."""
-        tally: Manifest | Tally
-        if isinstance(held, Manifest):
-            tally, units = held, len(held.units)
-        else:
-            tally, units = facts.tally_units(self.layout, held), len(held)
-        lengths: RowLengths | None = None
-        shape = self.options.shape
+        lengths, shape = None, self.options.shape
         if self.part is None and shape is not None and (shape.has_mask or shape.max_length):
             lengths = progress.measure_rows(self.layout.upstream.url or self.layout.root, shape)
         return progress.make_result(
-            tally,
+            held if isinstance(held, Manifest) else facts.tally_units(self.layout, held),
             work.request.identity,
+            work,
+            monitor,
             store=self.layout.name,
-            units=units,
-            work=work,
-            monitor=monitor,
+            units_total=len(held.units if isinstance(held, Manifest) else held),
             seconds=time.monotonic() - self.started,
             lengths=lengths,
             part=None if self.part is None else str(self.part),
@@ -475,8 +455,9 @@ def build(options: BuildOptions) -> BuildResult:
 
 def make_run(options: BuildOptions) -> BuildRun:
     """A run that can be carried out or estimated."""
-    given = as_list(options.inputs)
-    part, layout = options.part and planning.parse_part(options.part), open_layout(options.out)
+    inputs = [corpus_files(each) for each in as_list(options.inputs)]
+    part = planning.parse_part(options.part) if options.part else None
+    layout = layouts.open_layout(options.out)
     if part and options.prune:
         raise UsageError(
             "a part of a build cannot prune: it does not see the units of the other parts",
@@ -485,12 +466,7 @@ def make_run(options: BuildOptions) -> BuildRun:
     if part:
         corner = f"part-{part.number}-of-{part.of}-{secrets.token_hex(4)}"
         layout = dataclasses.replace(layout, corner=corner)
-    return BuildRun(
-        inputs=[corpus_files(each) for each in given],
-        layout=layout,
-        options=options,
-        part=part or None,
-    )
+    return BuildRun(inputs=inputs, layout=layout, options=options, part=part)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -516,7 +492,7 @@ def finish(
     The inputs are taken from what the parts left in the store; name them only where they hold keys.
     `prune` drops what files left that are no longer among them.
     """
-    layout = open_layout(store)
+    layout = layouts.open_layout(store)
     try:
         layout.upstream.begin()
         records = facts.read_records(layout)
@@ -558,14 +534,10 @@ def _run(
             f"the parts were built by another version of tokenmill: {error}",
             hint="finish with the version that built them",
         ) from error
-    return BuildRun(
-        inputs=names,
-        layout=layout,
-        options=options,
-        # Parts on machines of other sizes may differ in it; a unit that it matters for is missing.
-        document_bytes=max(each.max_document_bytes for each in records),
-        finishes=record.parts,
-    )
+    run = BuildRun(inputs=names, layout=layout, options=options, finishes=record.parts)
+    # Parts on machines of other sizes may differ in it; a unit that it matters for is missing.
+    run.document_bytes = max(each.max_document_bytes for each in records)
+    return run
 
 
 def _agreed(records: list[PartRecord]) -> PartRecord:
@@ -607,9 +579,8 @@ def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
             "the build without --part, with --prune",
         )
     manifest = facts.read_manifest(layout.root)
-    return progress.make_result(
-        manifest, manifest.identity, store=layout.name, units=len(manifest.units)
-    )
+    found: dict[str, Any] = {"store": layout.name, "units_total": len(manifest.units)}
+    return progress.make_result(manifest, manifest.identity, **found, seconds=0.0)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -670,18 +641,14 @@ def plan(options: PlanOptions) -> BuildPlan:
 def _estimate(run: BuildRun) -> BuildPlan:
     work = run.prepare(run.discover())
     identity, plan, memory = work.request.identity, work.plan, work.settings.memory
-    engine = load_engine(
-        work.request.describe(),
-        choice=run.options.engine,
-        special_tokens=SpecialTokens(run.options.special_tokens),
-    )
+    encoder = load_encoder(work.request.describe(), identity, choice=run.options.engine)
     # A file that the build would have no room for can still be looked into here.
     options = dataclasses.replace(
         work.settings.source, batch_bytes=_SAMPLE_BYTES // 4, room_bytes=SourceOptions().room_bytes
     )
     files = work.discovery.files
     start = time.perf_counter()
-    sample = _encode_sample(files, options, RowEncoder(engine, identity))
+    sample = _encode_sample(files, options, encoder)
     seconds = time.perf_counter() - start
     share = plan.bytes_to_do / max(sample["input_bytes"], 1)
     documents, tokens = (round(sample[name] * share) for name in ("documents", "tokens"))
@@ -699,8 +666,8 @@ def _estimate(run: BuildRun) -> BuildPlan:
         max_document_bytes=memory.max_document_bytes,
         dtype=dtype.name,
         vocab_size=identity.tokenizer.vocab_size,
-        engine=engine.name,
-        engine_note=engine.refusal,
+        engine=encoder.engine.name,
+        engine_note=encoder.engine.refusal,
         eos=None if identity.eos is None else identity.eos.token,
         bos=None if identity.bos is None else identity.bos.token,
         sample_bytes=sample["input_bytes"],

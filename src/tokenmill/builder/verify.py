@@ -15,18 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.builder.encode import Encoding, RowEncoder
+from tokenmill.builder.encode import Encoding, load_encoder
 from tokenmill.builder.plan import default_budget, max_document_bytes
 from tokenmill.builder.run import source_options
-from tokenmill.engines import REFERENCES
+from tokenmill.engines import REFERENCES, load
 from tokenmill.engines.base import TokenizerKind
-from tokenmill.engines.load import (
-    CHAT_TEMPLATE,
-    describe,
-    find_tokenizer,
-    known_policy,
-    load_engine,
-)
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
 from tokenmill.options import RowShape
@@ -52,17 +45,19 @@ class Remaker:
 
     def __init__(self, store: Store) -> None:
         identity = store.manifest.identity
-        kind, policy = known_policy(identity.tokenizer.kind, identity.special_tokens)
+        kind, policy = load.known_policy(identity.tokenizer.kind, identity.special_tokens)
         # The byte tokenizer has no files to be found.
-        files = find_tokenizer(kind if kind is TokenizerKind.BYTES else str(store.tokenizer_dir))
-        template = store.tokenizer_dir / CHAT_TEMPLATE
+        files = load.find_tokenizer(
+            kind if kind is TokenizerKind.BYTES else str(store.tokenizer_dir)
+        )
+        template = store.tokenizer_dir / load.CHAT_TEMPLATE
         if template.is_file():
             files = with_template(files, str(template))
-        info = describe(files, policy=policy)
-        engine = load_engine(info, choice=REFERENCES[kind], special_tokens=policy)
-        self.reference = f"{engine.reference.name} {engine.reference.version}"
-        self.token_bytes = engine.reference.token_bytes
-        self._encoder = RowEncoder(engine, identity)
+        info = load.describe(files, policy=policy)
+        self._encoder = load_encoder(info, identity, choice=REFERENCES[kind])
+        reference = self._encoder.engine.reference
+        self.reference = f"{reference.name} {reference.version}"
+        self.token_bytes = reference.token_bytes
         self.shape = self._encoder.shape
 
     def remake(self, texts: TextBatch) -> tuple[TokenBatch, dict[int, str]]:
@@ -246,10 +241,8 @@ def _compare(store: Store, remaker: Remaker, texts: dict[int, bytes], result: _R
         ids, found, mask = tokens.ids[first:last], store[document], store.mask(document)
         difference: tuple[str, str] | None = None
         if not np.array_equal(found, ids):
-            difference = (
-                "bin",
-                (f"has {len(found)} ids that differ from the {len(ids)} of {remaker.reference}"),
-            )
+            what = f"has {len(found)} ids that differ from the {len(ids)} of {remaker.reference}"
+            difference = "bin", what
         elif tokens.mask is not None and (
             mask is None or not np.array_equal(mask, tokens.mask[first:last])
         ):

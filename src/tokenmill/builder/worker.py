@@ -30,8 +30,6 @@ import psutil
 import xxhash
 
 from tokenmill.builder import encode, plan
-from tokenmill.engines.base import SpecialTokens, TokenizerInfo
-from tokenmill.engines.load import load_engine
 from tokenmill.engines.parity import CheckedEngine, Sample
 from tokenmill.errors import MemoryBudgetError, TokenizerError, TooManyRejectsError
 from tokenmill.files import is_remote
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.engines.base import TokenizerInfo
     from tokenmill.runners.local import Report
 
 
@@ -203,12 +202,9 @@ class UnitPass:
 
     def __post_init__(self) -> None:
         file, unit, identity = self.unit.file, self.unit, self.worker.settings.identity
+        members = tuple(member.path for member in file.members)
         facts = UnitFacts.of(
-            file.path,
-            index=unit.index,
-            start=unit.start,
-            end=unit.end,
-            members=tuple(member.path for member in file.members),
+            file.path, index=unit.index, start=unit.start, end=unit.end, members=members
         )
         vocab_size = identity.tokenizer.vocab_size
         self.writer = UnitWriter(self.worker.layout, facts, vocab_size=vocab_size)
@@ -323,22 +319,14 @@ class UnitPass:
             if not len(documents):
                 continue
             frame = functools.partial(
-                encode.frame_documents, documents=documents, offsets=tokens.offsets
+                encode.frame_documents, offsets=tokens.offsets, documents=documents
             )
-            bos_id, eos_id = self.worker.encoder.frame_ids
-            ids, lengths = frame(
-                tokens.ids,
-                dtype=identity.dtype,
-                bos_id=bos_id,
-                eos_id=eos_id,
-                scratch=self.worker.scratch,
-            )
-            mask = None
+            left, scratch = self.worker.encoder.frame_left, self.worker.scratch
+            ids, lengths = frame(tokens.ids, dtype=identity.dtype, frame=left, scratch=scratch)
+            mask, of_mask = None, self.worker.mask_scratch
             if tokens.mask is not None:
                 # Rows with a mask are framed where it is made.
-                mask, _ = frame(
-                    tokens.mask, dtype=np.dtype(np.uint8), scratch=self.worker.mask_scratch
-                )
+                mask, _ = frame(tokens.mask, dtype=np.dtype(np.uint8), scratch=of_mask)
             of_rows, limit = rows[documents], self.worker.encoder.shape.piece_tokens
             if limit is not None and lengths.max() > limit:
                 lengths, pieces = encode.cut_lengths(lengths, limit)
@@ -498,13 +486,11 @@ class BuildWorker:
             # A worker on another machine downloads the files first.
             files = {name: self.layout.tokenizer / name for name in tokenizer.files}
             self.layout.upstream.bring(list(files.values()))
-            engine = load_engine(
-                dataclasses.replace(tokenizer, files=files),
-                choice=settings.options.engine,
-                special_tokens=SpecialTokens(settings.options.special_tokens),
-            )
-        self.engine = engine
-        self.encoder = encode.RowEncoder(engine, settings.identity)
+            tokenizer, choice = dataclasses.replace(tokenizer, files=files), settings.options.engine
+            self.encoder = encode.load_encoder(tokenizer, settings.identity, choice=choice)
+        else:
+            self.encoder = encode.RowEncoder(engine, settings.identity)
+        self.engine = self.encoder.engine
         self.scratch, self.mask_scratch = encode.Scratch(), encode.Scratch()
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
         self._pending: Future[None] | None = None
@@ -602,9 +588,8 @@ class BuildWorker:
 
     def _commit(self, made: UnitPass, end: UnitEnd) -> None:
         file, encoding, start = made.unit.file, made.encoding, time.perf_counter()
-        used, reference = self.engine.engine, self.engine.reference
-        if was_redone := encoding.by_reference and self.engine.fast is not None:
-            used = reference
+        reference = self.engine.reference
+        used = reference if encoding.by_reference else self.engine.engine
         engine = EngineFacts(
             name=used.name,
             version=used.version,
@@ -612,18 +597,12 @@ class BuildWorker:
             reference_version=reference.version,
             checked_documents=encoding.checked_documents,
             mismatches=encoding.mismatches,
-            redone=was_redone,
+            redone=used is not self.engine.engine,
             routed_documents=encoding.routed_documents,
         )
         try:
             receipt = made.writer.commit(
-                source=SourceFacts(
-                    size=file.size,
-                    version=file.version,
-                    digest=end.digest,
-                    is_last=end.is_last,
-                    num_lines=end.num_lines,
-                ),
+                source=SourceFacts(size=file.size, version=file.version, **dataclasses.asdict(end)),
                 config=self.settings.identity.fingerprint,
                 counts=Counts.of(**made.counts),
                 bounds=Bounds(
@@ -638,13 +617,5 @@ class BuildWorker:
                 raise self._out_of_memory(file.path) from None
             raise
         encoding.clock["write"] += time.perf_counter() - start
-        made.report(
-            UnitReport(
-                unit=receipt.unit.name,
-                pid=os.getpid(),
-                counts=receipt.counts,
-                engine=engine,
-                stage_seconds=dict(encoding.clock),
-                checked_bytes=encoding.checked_bytes,
-            )
-        )
+        what = receipt.unit.name, os.getpid(), receipt.counts, engine, dict(encoding.clock)
+        made.report(UnitReport(*what, checked_bytes=encoding.checked_bytes))
