@@ -27,20 +27,17 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import psutil
 
 from tokenmill.errors import BuildError
 from tokenmill.visible import guarded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # Sends a small value from a working task to the driver.
 Report = Callable[[Any], None]
@@ -137,23 +134,16 @@ class _Process:
         self.send(entry)
 
 
+@dataclass(eq=False, slots=True)
 class LocalRunner:
     """Worker processes on this machine, one task at a time each."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        *,
-        environment: Mapping[str, str] | None = None,
-        cores: Sequence[Sequence[int]] | None = None,
-        max_attempts: int = 3,
-    ) -> None:
-        self.num_workers = num_workers
-        self._environment = {**os.environ, **(environment or {})}
-        self._cores = cores
-        self._max_attempts = max_attempts
-        self._inbox: queue.SimpleQueue[tuple[_Process, str, Any]] = queue.SimpleQueue()
-        self._processes: list[_Process] = []
+    num_workers: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: Sequence[Sequence[int]] | None = None
+    max_attempts: int = 3
+    _inbox: queue.SimpleQueue[tuple[_Process, str, Any]] = field(default_factory=queue.SimpleQueue)
+    _processes: list[_Process] = field(default_factory=list)
 
     def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
@@ -194,8 +184,8 @@ class LocalRunner:
                         for number, task in process.tasks.items():
                             on_event(WorkerLost(process.number, task, reason))
                             attempts[number] += 1
-                            if attempts[number] >= self._max_attempts:
-                                raise _lost_too_often(self._max_attempts, task, reason)
+                            if attempts[number] >= self.max_attempts:
+                                raise _lost_too_often(self.max_attempts, task, reason)
                             returned.append((number, task))
                         # Also after a normal end: another worker may have been lost since this one
                         # was let go.
@@ -213,10 +203,10 @@ class LocalRunner:
             [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=self._environment,
+            env={**os.environ, **self.environment},
         )
-        if self._cores is not None:
-            os.sched_setaffinity(popen.pid, self._cores[number % len(self._cores)])
+        if self.cores is not None:
+            os.sched_setaffinity(popen.pid, self.cores[number % len(self.cores)])
         process = _Process(number, popen)
         self._processes.append(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
