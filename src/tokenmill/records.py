@@ -191,6 +191,7 @@ class RowBatch:
     largest_row_bytes: int
     # Byte position of each usable row in the (decompressed) file, where the format has one.
     places: NDArray[np.int64] | None = None
+    blank_lines: int = 0  # among the lines of the rows
 
 
 # -------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def _read(parser: JsonlParser, lines: list[bytes]) -> tuple[dict[int, bytes], tu
     data = bytearray(b"\n".join(lines) + b"\n")
     # Not at the front of a file, where a mark would be taken off.
     block = LineBlock(7, len(data), buffer=data, low=0, high=len(data))
-    batch, _ = parser.rows(block, first_row=0)
+    batch = parser.rows(block, first_row=0)
     assert batch.num_rows == len(batch.texts) + len(batch.rejects)
     texts = {int(row): batch.texts.bytes_at(place) for place, row in enumerate(batch.rows)}
     return texts, batch.rejects

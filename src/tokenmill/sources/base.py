@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import xxhash
 
@@ -33,7 +33,6 @@ from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import BinaryIO
 
     from tokenmill.records import RowBatch
 
@@ -44,7 +43,7 @@ LARGEST_BATCH_ROWS = 1 << 16
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class InputFormat:
     """A format as the rest of tokenmill knows it, without importing what reads it."""
 
@@ -62,8 +61,8 @@ class InputFormat:
 # Every format by the name that a store records; in the order in which messages name them.
 FORMATS = {
     "jsonl": InputFormat(
-        reader="lines:RecordSource",
-        title="JSON Lines",
+        "lines:RecordSource",
+        "JSON Lines",
         suffixes=(".jsonl",),
         more_suffixes=(".ndjson", ".json"),
         has_records=True,
@@ -71,23 +70,15 @@ FORMATS = {
         in_bytes=True,
     ),
     "parquet": InputFormat(
-        reader="tables:ParquetSource",
-        title="Parquet",
-        suffixes=(".parquet",),
-        compresses_itself=True,
+        "tables:ParquetSource", "Parquet", suffixes=(".parquet",), compresses_itself=True
     ),
     "arrow": InputFormat(
-        reader="tables:ArrowSource",
-        title="Arrow",
-        suffixes=(".arrow", ".feather"),
-        compresses_itself=True,
+        "tables:ArrowSource", "Arrow", suffixes=(".arrow", ".feather"), compresses_itself=True
     ),
-    "csv": InputFormat(
-        reader="csv:CsvSource", title="CSV", suffixes=(".csv", ".tsv"), in_bytes=True
-    ),
+    "csv": InputFormat("csv:CsvSource", "CSV", suffixes=(".csv", ".tsv"), in_bytes=True),
     "text": InputFormat(
-        reader="lines:RecordSource",
-        title="text",
+        "lines:RecordSource",
+        "text",
         suffixes=(".txt", ".md"),
         more_suffixes=(
             *(".text", ".rst", ".py", ".c", ".h", ".cpp", ".java", ".js"),
@@ -97,7 +88,7 @@ FORMATS = {
         has_records=True,
         in_bytes=True,
     ),
-    "text-group": InputFormat(reader="lines:TextGroupSource", title="text", has_fields=False),
+    "text-group": InputFormat("lines:TextGroupSource", "text", has_fields=False),
 }
 
 
@@ -193,8 +184,8 @@ class Source(ABC):
         """What the unit holds, piece by piece; `digest` sees all of it."""
 
     @abstractmethod
-    def _rows(self, piece: Any, first_row: int) -> tuple[RowBatch, int]:
-        """Rows of a piece, and how many lines it has, blank ones too."""
+    def _rows(self, piece: Any, first_row: int) -> RowBatch:
+        """Rows of a piece."""
 
     def _count(self, piece: Any) -> int:
         """Rows of a piece, without their text."""
@@ -213,8 +204,8 @@ class Source(ABC):
         digest = self.new_digest()
         row = lines = 0
         for piece in self._pieces(unit, digest):
-            batch, count = self._rows(piece, row)
-            row, lines = row + batch.num_rows, lines + count
+            batch = self._rows(piece, row)
+            row, lines = row + batch.num_rows, lines + batch.num_rows + batch.blank_lines
             yield batch
         is_last = self._is_last(unit)
         self._check_unchanged()
@@ -371,9 +362,7 @@ class _XzReader(io.RawIOBase):
     """Concatenated xz streams and the zero padding allowed between them."""
 
     def __init__(self, raw: BinaryIO, *, path: str, room: int | None) -> None:
-        self._raw = raw
-        self._path = path
-        self._room = room
+        self._raw, self._path, self._room = raw, path, room
         self._decoder: lzma.LZMADecompressor | None = None
         self._input = b""
 

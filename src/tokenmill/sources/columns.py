@@ -156,17 +156,15 @@ def text_batch(array: Any) -> TextBatch:
     if len(array) == 0 or offsets is None:
         return TextBatch.from_texts([])
     bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    return TextBatch(
-        np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), bounds
-    )
+    return TextBatch(np.frombuffer(b"" if data is None else data, np.uint8), bounds)
 
 
 def rows_of(
     array: Any,
-    *,
     first_row: int,
     num_bytes: int,
-    max_document_bytes: int,
+    *,
+    limit: int,
     rejects: Mapping[int, Reject] | None = None,
     offsets: NDArray[np.int64] | None = None,
     sizes: NDArray[np.int64] | None = None,
@@ -190,9 +188,9 @@ def rows_of(
         for slot in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             if slot not in found:
                 reject(slot, RejectReason.NULL_TEXT, "the text is null")
-    for slot in np.flatnonzero(lengths > max_document_bytes).tolist():
+    for slot in np.flatnonzero(lengths > limit).tolist():
         size = int(lengths[slot])
-        reject(slot, RejectReason.TOO_LARGE, too_large(size, max_document_bytes), size)
+        reject(slot, RejectReason.TOO_LARGE, too_large(size, limit), size)
     if not (is_valid or _is_valid_utf8(array)):
         for slot, text in enumerate(array.cast(pa.large_binary()).to_pylist()):
             if text is not None and (why := utf8_error(text)):
@@ -207,7 +205,7 @@ def rows_of(
         tuple(found[slot] for slot in sorted(found)),
         num_rows=len(array),
         num_bytes=num_bytes,
-        largest_row_bytes=int(sizes[sizes <= max_document_bytes].max(initial=0)),
+        largest_row_bytes=int(sizes[sizes <= limit].max(initial=0)),
         places=offsets[kept] if found and offsets is not None else offsets,
     )
 
@@ -232,9 +230,8 @@ def utf8_error(text: bytes) -> str | None:
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        return (
-            f"byte 0x{text[error.start]:02x} at position {error.start} of the text: {error.reason}"
-        )
+        where = f"byte 0x{text[error.start]:02x} at position {error.start} of the text"
+        return f"{where}: {error.reason}"
     return None
 
 

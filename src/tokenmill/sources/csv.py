@@ -37,6 +37,10 @@ _HIDDEN = {0xDC00 + byte: chr(_FIRST_BYTE + byte) for byte in range(0x80, 0x100)
 _SHOWN = {_FIRST_BYTE + byte: 0xDC00 + byte for byte in range(0x80, 0x100)}
 
 
+# Texts, null where a row is malformed; those rows; bytes read; whether all is UTF-8.
+_Piece = tuple[Any, dict[int, Reject], int, bool]
+
+
 class CsvSource(Source):
     """A CSV file; opened anew for each reading."""
 
@@ -57,12 +61,7 @@ class CsvSource(Source):
     def _count(self, piece: Any) -> int:
         return len(piece[0])
 
-    def _pieces(
-        self,
-        unit: Unit,  # noqa: ARG002
-        digest: Any,
-    ) -> Iterator[tuple[Any, dict[int, Reject], int, bool]]:
-        """Texts, null where a row is malformed; those rows; bytes read; whether all is UTF-8."""
+    def _pieces(self, unit: Unit, digest: Any) -> Iterator[_Piece]:  # noqa: ARG002
         if not self._file.size:
             return
         raw = open_decompressed(self._file, room=self._options.room_bytes)
@@ -89,19 +88,10 @@ class CsvSource(Source):
                 row, done = row + len(array), reader.size
             reader.read_rest()
 
-    def _rows(
-        self, piece: tuple[Any, dict[int, Reject], int, bool], first_row: int
-    ) -> tuple[RowBatch, int]:
+    def _rows(self, piece: _Piece, first_row: int) -> RowBatch:
         array, rejects, num_bytes, is_valid = piece
-        batch = rows_of(
-            array,
-            first_row=first_row,
-            num_bytes=num_bytes,
-            max_document_bytes=self._options.max_document_bytes,
-            rejects=rejects,
-            is_valid=is_valid,
-        )
-        return batch, batch.num_rows
+        limit = self._options.max_document_bytes
+        return rows_of(array, first_row, num_bytes, limit=limit, rejects=rejects, is_valid=is_valid)
 
     def _columns(self) -> tuple[str, ...]:
         """The columns to read, once the header is known to have them."""
@@ -122,22 +112,18 @@ class CsvSource(Source):
 
         options = self._options
         texts = columns or options.fields or (options.text_field,)
+        types = dict.fromkeys(texts, pa.large_binary())
         block = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
+        delimiter = "\t" if ".tsv" in self._file.path.lower() else ","
+        read = pv.ReadOptions(use_threads=False, block_size=block)
+        parse = pv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
+        )
+        convert = pv.ConvertOptions(
+            include_columns=list(columns) or None, column_types=types, strings_can_be_null=False
+        )
         try:
-            return pv.open_csv(
-                reader,
-                read_options=pv.ReadOptions(use_threads=False, block_size=block),
-                parse_options=pv.ParseOptions(
-                    delimiter="\t" if ".tsv" in self._file.path.lower() else ",",
-                    newlines_in_values=True,
-                    invalid_row_handler=note,
-                ),
-                convert_options=pv.ConvertOptions(
-                    include_columns=list(columns) or None,
-                    column_types=dict.fromkeys(texts, pa.large_binary()),
-                    strings_can_be_null=False,
-                ),
-            )
+            return pv.open_csv(reader, read, parse, convert)
         except (pa.ArrowException, OSError) as error:
             raise _unreadable_rows(self._file.path, error) from error
 
@@ -172,25 +158,16 @@ def _unreadable_rows(path: str, error: Exception) -> Exception:
     return damaged(path, error)
 
 
-def _hidden(data: bytes) -> bytes:
-    """The bytes as UTF-8: those that are none are characters that stand for them."""
-    return data.decode(errors="surrogateescape").translate(_HIDDEN).encode()
-
-
 def _shown(array: Any) -> Any:
     """The values with the bytes that characters stand for."""
     data = array.buffers()[2]
     if data is None or _MARK not in data.to_pybytes():
         return array
-    return pa.array(
-        [
-            text
-            if text is None or _MARK not in text
-            else text.decode().translate(_SHOWN).encode(errors="surrogateescape")
-            for text in array.to_pylist()
-        ],
-        array.type,
-    )
+    texts = array.to_pylist()
+    for place, text in enumerate(texts):
+        if text is not None and _MARK in text:
+            texts[place] = text.decode().translate(_SHOWN).encode(errors="surrogateescape")
+    return pa.array(texts, array.type)
 
 
 def _whole_characters(data: bytes) -> int:
@@ -234,7 +211,8 @@ class _HashingReader:
             whole = len(joined) if not data else _whole_characters(joined)
             self._begun, more = joined[whole:], joined[:whole]
             if not is_utf8(more) or _MARK in more:
-                self.has_hidden, more = True, _hidden(more)
+                self.has_hidden = True
+                more = more.decode(errors="surrogateescape").translate(_HIDDEN).encode()
             self._ready += more
         found, self._ready = self._ready[:size], self._ready[size:]
         return found

@@ -22,7 +22,7 @@ import json
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,17 +102,13 @@ class RecordSource(Source):
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or (self._is_stream and not self._has_more())
 
-    def _rows(self, piece: LineBlock, first_row: int) -> tuple[RowBatch, int]:
+    def _rows(self, piece: LineBlock, first_row: int) -> RowBatch:
         if not piece.oversize:
             return self._parser.rows(piece, first_row=first_row)
         size, limit = piece.oversize, record_limit(self._options)
-        reject = Reject(
-            first_row, RejectReason.TOO_LARGE, too_large(size, limit), piece.offset, size=size
-        )
-        none = TextBatch.from_texts([]), np.empty(0, np.int64)
-        return RowBatch(
-            *none, (reject,), num_rows=1, num_bytes=piece.num_bytes, largest_row_bytes=0
-        ), 1
+        what = RejectReason.TOO_LARGE, too_large(size, limit), piece.offset, size
+        held = TextBatch.from_texts([]), np.empty(0, np.int64), (Reject(first_row, *what),)
+        return RowBatch(*held, num_rows=1, num_bytes=piece.num_bytes, largest_row_bytes=0)
 
     def _count(self, piece: LineBlock) -> int:
         return 1 if piece.oversize else self._parser.count(piece)
@@ -323,42 +319,29 @@ class JsonlParser:
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
         )
 
-    def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
-        """Rows of the block and its number of lines."""
+    def rows(self, block: LineBlock, *, first_row: int) -> RowBatch:
+        """Rows of the block."""
         lines = _Lines(block, limit=self._limit)
         rejects = _Rejects(self, lines, first_row)
         places, sizes = lines.starts + lines.offset, lines.ends - lines.starts
+        num_bytes, limit, blank = block.num_bytes, self._limit, lines.total - len(sizes)
         if not self._whole:
             array = self._texts(lines, rejects)
         elif lines.odd.any() or not len(sizes):
-            rejects.add(np.flatnonzero(lines.sizes > self._limit))
-            texts = [None if at in rejects else lines.at(at) for at in range(len(sizes))]
-            array = pa.array(texts, pa.large_binary())
+            rejects.add(np.flatnonzero(lines.sizes > limit))
+            found = [None if at in rejects else lines.at(at) for at in range(len(sizes))]
+            array = pa.array(found, pa.large_binary())
         else:
             # Rows are their lines, each with its end, which is white space.
-            batch = RowBatch(
-                TextBatch(
-                    np.frombuffer(bytes(lines.data), np.uint8),
-                    np.append(lines.starts, lines.ends[-1]),
-                ),
-                np.arange(first_row, first_row + len(sizes), dtype=np.int64),
-                (),
-                num_rows=len(sizes),
-                num_bytes=block.num_bytes,
-                largest_row_bytes=int(sizes.max()),
-                places=places,
-            )
-            return batch, lines.total
+            data = np.frombuffer(bytes(lines.data), np.uint8)
+            texts = TextBatch(data, np.append(lines.starts, lines.ends[-1]))
+            rows = np.arange(first_row, first_row + len(sizes), dtype=np.int64)
+            largest = int(sizes.max())
+            return RowBatch(texts, rows, (), len(rows), num_bytes, largest, places, blank)
         batch = rows_of(
-            array,
-            first_row=first_row,
-            num_bytes=block.num_bytes,
-            max_document_bytes=self._limit,
-            rejects=rejects,
-            offsets=places,
-            sizes=sizes,
+            array, first_row, num_bytes, limit=limit, rejects=rejects, offsets=places, sizes=sizes
         )
-        return batch, lines.total
+        return replace(batch, blank_lines=blank)
 
     def count(self, block: LineBlock) -> int:
         """Lines of the block that are not blank."""
@@ -462,7 +445,11 @@ class _Lines:
         self.sizes = self.ends - self.starts
         if block.offset == 0 and bytes(self.data[: len(BOM)]) == BOM:
             self.starts[0] = len(BOM)
-        self.odd = ~_looks_like_object(view, self.starts, self.ends) | (self.sizes > limit)
+        # An empty line begins with its own end, so it fails whatever neighbour the indices touch.
+        is_open = view[np.minimum(self.starts, len(view) - 1)] == _OPEN
+        last, before = view[self.ends - 1], view[np.maximum(self.ends - 2, 0)]
+        is_closed = (last == _CLOSE) | ((last == _RETURN) & (before == _CLOSE))
+        self.odd = ~(is_open & is_closed) | (self.sizes > limit)
         if self.odd.any():
             self._look_closer()
         if not is_utf8(self.data):
@@ -501,15 +488,6 @@ class _Lines:
         kept = ~blank | (self.sizes > self.limit)
         self.starts, self.ends = self.starts[kept], self.ends[kept]
         self.sizes, self.odd = self.sizes[kept], self.odd[kept]
-
-
-def _looks_like_object(
-    view: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    # An empty line begins with its own end, so it fails whatever neighbour the indices touch.
-    last = view[ends - 1]
-    closed = (last == _CLOSE) | ((last == _RETURN) & (view[np.maximum(ends - 2, 0)] == _CLOSE))
-    return np.asarray((view[np.minimum(starts, len(view) - 1)] == _OPEN) & closed)
 
 
 def _line_ends(block: LineBlock) -> NDArray[np.int64]:
@@ -569,7 +547,7 @@ class TextParser:
         self._separator = (options.separator or "").encode()
         self._limit = record_limit(options)
 
-    def rows(self, block: LineBlock, *, first_row: int) -> tuple[RowBatch, int]:
+    def rows(self, block: LineBlock, *, first_row: int) -> RowBatch:
         """Rows of the block; each is a record."""
         pieces = self._split(block)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
@@ -577,15 +555,9 @@ class TextParser:
         np.cumsum(lengths[:-1] + len(self._separator), out=starts[1:])
         if block.offset == 0 and len(pieces[0]) <= self._limit:
             pieces[0] = pieces[0].removeprefix(BOM)
-        batch = rows_of(
-            pa.array(pieces, pa.large_binary()),
-            first_row=first_row,
-            num_bytes=block.num_bytes,
-            max_document_bytes=self._limit,
-            offsets=starts + block.offset,
-            sizes=lengths,
-        )
-        return batch, len(pieces)
+        array, size, limit = pa.array(pieces, pa.large_binary()), block.num_bytes, self._limit
+        places = starts + block.offset
+        return rows_of(array, first_row, size, limit=limit, offsets=places, sizes=lengths)
 
     def count(self, block: LineBlock) -> int:
         """Records of the block."""
@@ -615,7 +587,7 @@ class TextGroupSource(Source):
         if piece:
             yield piece
 
-    def _rows(self, piece: list[tuple[int, bytes | None]], first_row: int) -> tuple[RowBatch, int]:
+    def _rows(self, piece: list[tuple[int, bytes | None]], first_row: int) -> RowBatch:
         texts: dict[int, bytes] = {}
         rejects: list[Reject] = []
         limit = self._options.max_document_bytes
@@ -628,7 +600,7 @@ class TextGroupSource(Source):
                 rejects.append(Reject(row, RejectReason.INVALID_UTF8, why, path=path))
             else:
                 texts[row] = content.removeprefix(BOM)
-        batch = RowBatch(
+        return RowBatch(
             TextBatch.from_texts(texts.values()),
             np.array([*texts], np.int64),
             tuple(rejects),
@@ -636,7 +608,6 @@ class TextGroupSource(Source):
             num_bytes=sum(size for size, _ in piece),
             largest_row_bytes=max((size for size, text in piece if text is not None), default=0),
         )
-        return batch, len(piece)
 
     def _read_file(self, member: SourceFile, digest: Any) -> tuple[int, bytes | None]:
         own, chunks, size = xxhash.xxh3_128(), list[bytes](), 0

@@ -11,6 +11,7 @@ import mmap
 import struct
 import sys
 from abc import abstractmethod
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import xxhash
 
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
-from tokenmill.records import RowBatch, cut_ranges
+from tokenmill.records import RowBatch, cut_ranges, lazy
 from tokenmill.sources import base, columns
 from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, check_room
 from tokenmill.words import format_size
@@ -42,9 +43,8 @@ class ColumnDigest:
         batch = columns.text_batch(array)
         lengths = batch.lengths
         if array.null_count:
-            lengths = np.where(
-                array.is_null().to_numpy(zero_copy_only=False), -1 - lengths, lengths
-            )
+            is_null = array.is_null().to_numpy(zero_copy_only=False)
+            lengths = np.where(is_null, -1 - lengths, lengths)
         self._lengths.update(np.ascontiguousarray(lengths).data)
         if len(batch):
             self._data.update(batch.data[batch.offsets[0] : batch.offsets[-1]].data)
@@ -74,14 +74,9 @@ class ColumnSource(Source):
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or unit.end >= self._num_parts
 
-    def _rows(self, piece: Any, first_row: int) -> tuple[RowBatch, int]:
-        batch = columns.rows_of(
-            piece,
-            first_row=first_row,
-            num_bytes=columns.text_batch(piece).num_bytes,
-            max_document_bytes=self._options.max_document_bytes,
-        )
-        return batch, len(piece)
+    def _rows(self, piece: Any, first_row: int) -> RowBatch:
+        size, limit = columns.text_batch(piece).num_bytes, self._options.max_document_bytes
+        return columns.rows_of(piece, first_row, size, limit=limit)
 
     def _pieces(self, unit: Unit, digest: ColumnDigest) -> Iterator[Any]:
         held: list[Any] = []
@@ -207,12 +202,9 @@ class ParquetSource(ColumnSource):
             values = -(-chunk.num_values // rows)
             with files_module.open_binary(self._file.location) as file:
                 for page in pages(file, chunk):
-                    check_room(
-                        page.compressed + 2 * page.size,
-                        f"a page of {format_size(page.size)} in column {chunk.path_in_schema!r}",
-                        path=self._file.path,
-                        room=room,
-                    )
+                    what = f"a page of {format_size(page.size)} in column {chunk.path_in_schema!r}"
+                    needs = page.compressed + 2 * page.size
+                    check_room(needs, what, path=self._file.path, room=room)
                     if page.is_dictionary:
                         most = min(most, room // max(1, 2 * page.size * values))
                     else:
@@ -416,7 +408,6 @@ class ArrowSource(ColumnSource):
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
             self._columns = columns.find_columns(self._reader.schema, options, path=file.path)
-            self._needs = batch_bytes(file.location, is_mapped=self._map is not None)
             self._num_parts = self._reader.num_record_batches if self._is_file else len(self._needs)
         except columns.UNREADABLE as error:
             raise columns.damaged(file.path, error) from error
@@ -424,11 +415,8 @@ class ArrowSource(ColumnSource):
     @staticmethod
     def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of equally many record batches, about `unit_bytes` each."""
-        try:
-            schema, count = _arrow_facts(file.location)
-            columns.find_columns(schema, options, path=file.path)
-        except columns.UNREADABLE as error:
-            raise columns.damaged(file.path, error) from error
+        with closing(ArrowSource(file, options)) as source:
+            count = source._num_parts
         target = options.unit_bytes or base.unit_bytes_for(base.text_size(file))
         step = max(1, count * target // max(1, file.size))
         for index, start in enumerate(range(0, max(1, count), step)):
@@ -436,6 +424,10 @@ class ArrowSource(ColumnSource):
 
     def close(self) -> None:
         self._native.close()
+
+    @lazy
+    def _needs(self) -> list[int]:
+        return batch_bytes(self._file.location, is_mapped=self._map is not None)
 
     def _let_go(self) -> None:
         if self._map is not None and sys.platform == "linux":
@@ -466,18 +458,6 @@ class ArrowSource(ColumnSource):
                 yield batch
 
 
-def _arrow_facts(path: str) -> tuple[Any, int]:
-    """Schema and number of record batches."""
-    native = open_native(path)
-    with native:
-        if _is_file_format(native, path):
-            reader = pa.ipc.open_file(native)
-            return reader.schema, reader.num_record_batches
-    with open_native(path) as native:
-        schema = pa.ipc.open_stream(native).schema
-    return schema, len(batch_bytes(path))
-
-
 def _is_file_format(native: Any, path: str) -> bool:
     native.seek(0)
     magic = native.read(8)
@@ -505,7 +485,7 @@ def _map_or_open(path: str) -> tuple[Any, mmap.mmap | None]:
     return pa.BufferReader(pa.py_buffer(mapped)), mapped
 
 
-def batch_bytes(path: str, *, is_mapped: bool = False) -> list[int]:
+def batch_bytes(path: str, *, is_mapped: bool) -> list[int]:
     """Memory that each record batch takes, with the dictionaries in front of it."""
     with files_module.open_binary(path) as file:
         size = file.seek(0, 2)
