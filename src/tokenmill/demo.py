@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tokenmill.builder.run import build
-from tokenmill.builder.verify import verify
+from tokenmill.builder.verify import VerifyReport, verify
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.references import train_bpe
 from tokenmill.errors import UsageError
-from tokenmill.inspection import inspect
+from tokenmill.inspection import Inspection, inspect
 from tokenmill.loader.loader import Loader
 from tokenmill.records import TextBatch
 from tokenmill.store.facts import read_manifest
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tokenmill.builder.progress import BuildResult
-    from tokenmill.builder.verify import VerifyReport
-    from tokenmill.inspection import Inspection
 
 CORPUS_BYTES = 32_000_000
 TRAINING_BYTES = 4_000_000
@@ -107,36 +105,31 @@ def demo_steps(
     corpus, tokenizer = inputs / "corpus.jsonl", inputs / "tokenizer"
     started = time.perf_counter()
     _check_place(out, corpus=corpus)
-    headings = (
-        Heading(number, title, why.format(seconds=peer_seconds))
-        for number, (title, why) in enumerate(HEADINGS.items(), start=1)
-    )
-    yield next(headings)
-    texts, unreadable = collect_texts(corpus_bytes)
-    inputs.mkdir(parents=True, exist_ok=True)
-    with corpus.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-    size = format_size(sum(len(text.encode()) for text in texts))
-    left_out = f" ({count(unreadable)} are not UTF-8 and stay out)" if unreadable else ""
-    yield f"{count(len(texts), 'document')}, {size} of text{left_out}: {corpus}"
-    yield next(headings)
-    yield _train(texts, folder=tokenizer)
-    yield next(headings)
-    result = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
-    yield result
-    yield next(headings)
-    again = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
-    found = "nothing to do" if again.nothing_to_do else "NOT ALL OF THEM: this is a bug"
-    kept = f"{count(again.units_resumed, 'unit')} found complete, {found}"
-    yield f"{kept}: {duration(again.seconds)}"
-    yield next(headings)
-    yield verify(out)
-    yield next(headings)
-    yield inspect(out, split="train", doc=0)
-    yield next(headings)
-    yield _feed(out)
-    yield next(headings)
-    yield _compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)
+
+    def results() -> Iterator[Step]:
+        texts, unreadable = collect_texts(corpus_bytes)
+        inputs.mkdir(parents=True, exist_ok=True)
+        with corpus.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        size = format_size(sum(len(text.encode()) for text in texts))
+        left_out = f" ({count(unreadable)} are not UTF-8 and stay out)" if unreadable else ""
+        yield f"{count(len(texts), 'document')}, {size} of text{left_out}: {corpus}"
+        yield _train(texts, folder=tokenizer)
+        result = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
+        yield result
+        again = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
+        state = "nothing to do" if again.nothing_to_do else "NOT ALL OF THEM: this is a bug"
+        kept = f"{count(again.units_resumed, 'unit')} found complete, {state}"
+        yield f"{kept}: {duration(again.seconds)}"
+        yield verify(out)
+        yield inspect(out, split="train", doc=0)
+        yield _feed(out)
+        yield _compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)
+
+    found = results()
+    for number, (title, why) in enumerate(HEADINGS.items(), start=1):
+        yield Heading(number, title, why.format(seconds=peer_seconds))
+        yield next(found)
     store, text, model = (shlex.quote(str(path)) for path in (out, corpus, tokenizer))
     yield Finished(
         f"\nDone in {duration(time.perf_counter() - started)}. The store is in {store}. Try:",

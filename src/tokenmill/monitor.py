@@ -323,8 +323,7 @@ class Recorder:
         if interval_seconds <= 0:
             raise UsageError(f"interval_seconds={interval_seconds!r} is not a time", hint="use 0.5")
         self.path = None if path is None else Path(path)
-        self.problem: str | None = None
-        """Why recording ended early."""
+        self.problem: str | None = None  # why recording ended early
         self.num_samples = 0
         self.units: list[dict[str, object]] = []
         self._facts = dict(facts or {})
@@ -473,7 +472,5 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _unwritable(path: Path, reason: str) -> UsageError:
-    return UsageError(
-        f"the time line {str(path)!r} cannot be written: {reason}",
-        hint="name a file in a folder that exists and has room: --monitor timeline.jsonl",
-    )
+    hint = "name a file in a folder that exists and has room: --monitor timeline.jsonl"
+    return UsageError(f"the time line {str(path)!r} cannot be written: {reason}", hint=hint)

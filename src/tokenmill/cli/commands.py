@@ -65,7 +65,7 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
             planned = tokenmill.plan(inputs, **options)
         show.plan_result(planned, as_json=as_json)
         return
-    with stoppable(KEPT_UNITS, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
+    with stoppable(KEPT_UNITS, resumes=True), watch(BuildView(), quiet=quiet) as tell:
         result = tokenmill.build(inputs, on_progress=tell, **options)
     show.build_result(result, as_json=as_json)
 
@@ -109,7 +109,7 @@ def finish(
       tokenmill finish my-store
     """
     safe = "the parts stay as they are"
-    with stoppable(safe, command=same_command()), watch(BuildView(), quiet=quiet) as tell:
+    with stoppable(safe, resumes=True), watch(BuildView(), quiet=quiet) as tell:
         result = tokenmill.finish(store, inputs or (), on_progress=tell, **options)
     show.build_result(result, as_json=as_json, standing=STANDING)
 
@@ -245,10 +245,7 @@ def write_files(
     **flags: bool,
 ) -> None:
     """What `export` and `convert` do."""
-    with (
-        stoppable(KEPT_PARTS, command=same_command()),
-        watch_amount(verb, "token", quiet=quiet) as tell,
-    ):
+    with stoppable(KEPT_PARTS, resumes=True), watch_amount(verb, "token", quiet=quiet) as tell:
         asked = with_settings(options, settings, **flags)
         result = function(source, on_progress=tell, **asked)
     show.export_result(result, as_json=as_json)
@@ -284,10 +281,7 @@ def import_(
       tokenmill import data/wiki_text_document -t tokenizer.json -o my-store
       tokenmill import fineweb10B/ --from llmc --split-at-eos -t gpt2/ -o my-store
     """
-    with (
-        stoppable(KEPT_IMPORT, command=same_command()),
-        watch_amount("importing", quiet=quiet) as tell,
-    ):
+    with stoppable(KEPT_IMPORT, resumes=True), watch_amount("importing", quiet=quiet) as tell:
         asked = with_settings(options, settings)
         result = tokenmill.import_(path, on_progress=tell, **asked)
     show.import_result(result, as_json=as_json)
@@ -321,6 +315,6 @@ def demo(*, options: Asked) -> None:
     """
     from tokenmill.demo import demo_steps
 
-    with stoppable("the demo can be started again at any time", command=same_command()):
+    with stoppable("the demo can be started again at any time", resumes=True):
         for step in demo_steps(Path(options["out"])):
             show.tell(step)

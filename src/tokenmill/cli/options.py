@@ -236,7 +236,7 @@ def raise_on_sigterm() -> None:
 
 
 @contextlib.contextmanager
-def stoppable(what_is_safe: str, *, command: str | None = None) -> Iterator[None]:
+def stoppable(what_is_safe: str, *, resumes: bool = False) -> Iterator[None]:
     """Turn Ctrl-C or SIGTERM inside the block into a note on stderr and the exit code for it."""
     try:
         yield
@@ -246,8 +246,9 @@ def stoppable(what_is_safe: str, *, command: str | None = None) -> Iterator[None
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(f"stopped{' by SIGTERM' if terminated else ''}: {what_is_safe}", file=sys.stderr)
-        if command is not None:
-            print(f"to go on from there, run the same command again:\n  {command}", file=sys.stderr)
+        if resumes:
+            again = "to go on from there, run the same command again"
+            print(f"{again}:\n  {same_command()}", file=sys.stderr)
         raise typer.Exit(143 if terminated else 130) from stop
 
 

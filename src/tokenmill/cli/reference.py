@@ -39,8 +39,7 @@ def reference() -> str:
     group: Any = typer.main.get_command(app)
     pages = [INTRODUCTION, _section("tokenmill", group, parent=None)]
     parent = group.context_class(group, info_name="tokenmill")
-    for name, command in group.commands.items():
-        pages.append(_section(name, command, parent=parent))
+    pages += [_section(name, command, parent=parent) for name, command in group.commands.items()]
     return "\n".join(pages)
 
 

@@ -5,6 +5,7 @@ A result is told as rows of a label and a value; rows without a value are left o
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -68,28 +69,14 @@ def _labelled(console: Console, label: str, lines: Iterable[str]) -> None:
         label = ""
 
 
-def grid(
-    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[str] = ()
-) -> Table:
-    """A table of numbers with names before them; columns headed `left` follow."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, heading in enumerate((*headings, *left)):
-        is_number = 0 < number < len(headings)
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def bare_grid(justify: str, rows: Iterable[Sequence[str | Text]], *, gap: int) -> Table:
-    """A table without headings; `justify` has an l or an r for each column."""
+def grid(justify: str, rows: Iterable[Sequence[str | Text]], *headings: str, gap: int = 2) -> Table:
+    """A table, mostly of numbers; `justify` has an l or an r for each column."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, gap))
-    for side in justify:
-        table.add_column(justify="left" if side == "l" else "right", no_wrap=True)
+    table.show_header, table.header_style = bool(headings), "bold"
+    for side, heading in itertools.zip_longest(justify, headings, fillvalue=""):
+        table.add_column(heading, justify="left" if side == "l" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table
@@ -213,14 +200,12 @@ def _length_rows(lengths: RowLengths, totals: Counts) -> Iterator[Row]:
                 text += f", in {count(silent)} of which nothing counts"
     yield "lengths", text
     rows = totals.documents - totals.pieces + totals.split_rows
-    yield (
-        "cut off",
-        "\n".join(
-            f"at {count(cut.limit)} tokens: {count(cut.rows, 'row')} ({share(cut.rows, rows)}),"
-            f" {count(cut.tokens, 'token')} ({share(cut.tokens, totals.tokens)})"
-            for cut in lengths.cuts
-        ),
-    )
+    cuts = [
+        f"at {count(cut.limit)} tokens: {count(cut.rows, 'row')} ({share(cut.rows, rows)}),"
+        f" {count(cut.tokens, 'token')} ({share(cut.tokens, totals.tokens)})"
+        for cut in lengths.cuts
+    ]
+    yield "cut off", "\n".join(cuts)
 
 
 def first_of(skipped: Sequence[tuple[str, str]]) -> str:
@@ -446,7 +431,7 @@ def histogram(bins: Sequence[LengthBin], *, console: Console) -> Table:
         low, high = count(one.low), count(one.high - 1)
         documents = (count(one.documents), share(one.documents, total))
         rows.append((low, "" if low == high else f"to {high}", bar, *documents))
-    return bare_grid("rllrr", rows, gap=1)
+    return grid("rllrr", rows, gap=1)
 
 
 def top_tokens(inspection: Inspection) -> Table:
@@ -460,7 +445,7 @@ def top_tokens(inspection: Inspection) -> Table:
     half = -(-len(cells) // 2)
     right = [*cells[half:], *[()] * half]
     rows = [(*one, *other) for one, other in zip(cells[:half], right, strict=False)]
-    return bare_grid("rlrr" * 2, rows, gap=2)
+    return grid("rlrr" * 2, rows)
 
 
 def document(view: DocumentView) -> None:
@@ -582,23 +567,15 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
         print_json(report, steps=steps)
         return
     split = "all splits" if report.split is None else f"split {visible(report.split)}"
-    held = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
+    text = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
     if report.counted is not None:
-        held += f", of which {count(report.counted)} count for the loss"
-    facts([("store", f"{visible(report.store)}, {split}: {held}")])
+        text += f", of which {count(report.counted)} count for the loss"
+    facts([("store", f"{visible(report.store)}, {split}: {text}")])
     cells = [("packing", "rows", "tokens used", "padded", "split documents", "dropped", "targets")]
-    cells += [
-        (
-            account.packing,
-            count(account.rows),
-            count(account.used),
-            share(account.padding, account.places),
-            count(account.split_documents),
-            count(account.dropped),
-            count(account.targets),
-        )
-        for account in report.accounts
-    ]
+    for account in report.accounts:
+        held = count(account.rows), count(account.used), share(account.padding, account.places)
+        rest = count(account.split_documents), count(account.dropped), count(account.targets)
+        cells.append((account.packing, *held, *rest))
     # Not a table of rich, which would cut off what is wider than the terminal.
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     header, *lines = (
@@ -773,24 +750,19 @@ def ways_table(found: Diagnosis) -> Table:
         said = [Text(STATES.get(state, ""), STATE_COLOURS.get(state, ""))] if states else []
         rows.append([way.title, *cells, *said])
     headings = ("way", "tokens/s", "ms for 1", "for 8", "cores", "memory")
-    return grid(headings, rows, left=("",) if states else ())
+    return grid("lrrrrrl" if states else "lrrrrr", rows, *headings)
 
 
 def sweep_table(found: Diagnosis) -> Table:
     """Every setting that was tried."""
     titles = {way.key: way.title for way in found.ways}
-    rows = [
-        (
-            titles[point.key],
-            str(point.workers),
-            "" if point.key == "build" else str(point.batch),
-            compact(point.tokens_per_second),
-            f"{point.cpu_cores:.1f}",
-            format_size(point.peak_memory_bytes),
-        )
-        for point in found.sweep
-    ]
-    return grid(("setting", "workers", "batch", "tokens/s", "cores", "memory"), rows)
+    rows = []
+    for point in found.sweep:
+        speed, _, _, cores, memory = point.cells()
+        batch = "" if point.key == "build" else str(point.batch)
+        rows.append((titles[point.key], str(point.workers), batch, speed, cores, memory))
+    headings = ("setting", "workers", "batch", "tokens/s", "cores", "memory")
+    return grid("lrrrrr", rows, *headings)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -823,19 +795,17 @@ def tell(step: Step) -> None:
                 console.print(histogram(step.lengths.histogram, console=console))
             if step.document is not None:
                 coloured = console.is_terminal and not console.no_color
-                first = step.document.tokens[:STORY_TOKENS]
-                console.print(
-                    f"\nthe first {STORY_TOKENS} tokens of document {step.document.number}:"
-                )
+                number, first = step.document.number, step.document.tokens[:STORY_TOKENS]
+                console.print(f"\nthe first {STORY_TOKENS} tokens of document {number}:")
                 console.print(with_borders(first, coloured=coloured))
         case Comparison():
-            rates = [way.text_bytes / way.seconds for way in step.ways.values()]
-            rows = [
-                (name, f"{one / 1e6:,.1f}", compact(way.tokens / way.seconds), f"{faster:,.1f}")
-                for (name, way), one in zip(step.ways.items(), rates, strict=True)
-                for faster in (one / rates[0],)
-            ]
-            console.print(grid(("way", "MB/s", "tokens/s", "times faster"), rows))
+            rows, first = [], 0.0
+            for name, way in step.ways.items():
+                speed = way.text_bytes / way.seconds
+                first = first or speed
+                tokens = compact(way.tokens / way.seconds)
+                rows.append((name, f"{speed / 1e6:,.1f}", tokens, f"{speed / first:,.1f}"))
+            console.print(grid("lrrr", rows, "way", "MB/s", "tokens/s", "times faster"))
             console.print(
                 "tokenmill also read the JSON, checked ids against the reference and wrote the"
                 " store; the others only encoded text that was in memory already. Start-up is paid"

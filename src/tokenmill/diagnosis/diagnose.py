@@ -20,7 +20,7 @@ from tokenmill.engines import REFERENCES
 from tokenmill.engines.load import describe, load_engine, resolve_token
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.files import shown
-from tokenmill.inspection import measure_lengths
+from tokenmill.inspection import Lengths, measure_lengths
 from tokenmill.options import DiagnoseOptions, with_options
 from tokenmill.runners.local import physical_cores, usable_cores
 from tokenmill.store.reader import Store
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from tokenmill.diagnosis.values import SampleFacts, WayResult
     from tokenmill.engines.base import TokenizerInfo
-    from tokenmill.inspection import Lengths
 
 
 # -------------------------------------------------------------------------------------------------
@@ -567,16 +566,9 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
         said = conclusion(needs[0], ways, verdicts)
     else:
         said = [line_for(need, ways, verdicts) for need in needs]
-    advice = (
-        *said,
-        *disturbance(ways, cores=cores),
-        *little_text(sample),
-        *cost_of_building(by_key.get("build"), sample),
-        *seams(by_key.get("joined")),
-        *failures(ways),
-        *eos_note(info),
-        *found.advice,
-    )
+    said += disturbance(ways, cores=cores) + little_text(sample)
+    said += cost_of_building(by_key.get("build"), sample) + seams(by_key.get("joined"))
+    said += failures(ways) + eos_note(info)
     return dataclasses.replace(
         found,
         **measured,
@@ -584,7 +576,7 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
         tokenizer=str(options.tokenizer),
         demands=needs,
         verdicts=verdicts,
-        advice=advice,
+        advice=(*said, *found.advice),
         commands=fix_commands(options, info, measured["recommendation"]),
     )
 

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tokenmill.diagnosis.diagnose import sentence
-from tokenmill.diagnosis.values import STATES
+from tokenmill.diagnosis.values import STATES, Diagnosis, RunMetrics
 from tokenmill.visible import visible_lines
 from tokenmill.words import compact, count, format_size, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tokenmill.diagnosis.values import Diagnosis, RunMetrics
     from tokenmill.monitor import Timeline
     from tokenmill.stalls import StallReport
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.monitor import read_timeline
+from tokenmill.monitor import Timeline, read_timeline
 from tokenmill.stalls import StallReport
 from tokenmill.words import compact, format_size, milliseconds, spoken
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import os
 
     from tokenmill.inspection import Lengths
-    from tokenmill.monitor import Timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

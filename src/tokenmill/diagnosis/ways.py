@@ -43,7 +43,7 @@ from tokenmill.errors import SourceError, TokenmillError, UsageError
 from tokenmill.files import shown
 from tokenmill.loader.loader import Loader
 from tokenmill.monitor import tree, tree_bytes, tree_cpu_seconds
-from tokenmill.records import TextBatch
+from tokenmill.records import RowBatch, TextBatch
 from tokenmill.runners.local import end_with_parent
 from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units, text_size
 from tokenmill.sources.discovery import discover
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from tokenmill.engines.base import Engine
     from tokenmill.engines.parity import CheckedEngine
     from tokenmill.loader.batch import Batch
-    from tokenmill.records import RowBatch
 
     Ids = NDArray[np.uint32]
     Encode = Callable[[list[str]], int]
