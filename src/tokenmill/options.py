@@ -220,7 +220,16 @@ class RowShape:
         if self.max_length is not None and self.max_length < 2:
             hint = "use 2 or more"
             raise UsageError(f"max_length={self.max_length!r} leaves nothing to predict", hint=hint)
-        self._check_strays()
+        # An option of another format is a mistake that would otherwise pass in silence.
+        defaults = {each.name: each.default for each in fields(RowShape)}
+        for name, formats in _OPTION_FORMATS.items():
+            given = getattr(self, name)
+            if given != defaults[name] and self.format not in formats:
+                problem = f"{name}={given!r} has no meaning for the format {self.format!r}"
+                raise UsageError(problem, hint=f"leave it out, or use --format {formats[0]}")
+        if self.too_long != "split" and self.max_length is None:
+            hint = "say how long: --max-length 2048"
+            raise UsageError(f"too_long={self.too_long!r} needs a length", hint=hint)
 
     def _check_kwargs(self) -> None:
         given = self.chat_template_kwargs
@@ -236,18 +245,6 @@ class RowShape:
                 hint="write a JSON object, such as: --chat-template-kwargs "
                 "'{\"enable_thinking\": false}'",
             ) from error
-
-    def _check_strays(self) -> None:
-        """An option of another format is a mistake that would otherwise pass in silence."""
-        defaults = {each.name: each.default for each in fields(RowShape)}
-        for name, formats in _OPTION_FORMATS.items():
-            given = getattr(self, name)
-            if given != defaults[name] and self.format not in formats:
-                problem = f"{name}={given!r} has no meaning for the format {self.format!r}"
-                raise UsageError(problem, hint=f"leave it out, or use --format {formats[0]}")
-        if self.too_long != "split" and self.max_length is None:
-            hint = "say how long: --max-length 2048"
-            raise UsageError(f"too_long={self.too_long!r} needs a length", hint=hint)
 
     @property
     def chat_fields(self) -> tuple[str, ...]:

@@ -77,15 +77,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VERSION = typer.Option(
+    "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+)
+
+
 @app.callback()
-def tokenmill(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+def tokenmill(show_version: Annotated[bool, VERSION] = False) -> None:
     """Turn raw text into packed, checked, memory-mapped training tokens.
 
     Text files go in once; a store of token shards comes out that Megatron-LM can read as it is.

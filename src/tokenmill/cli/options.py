@@ -115,12 +115,8 @@ def command(
         ]
         made += [each for name in flags for each in _parameters(options, name)]
         taken = {"debug", *also, *(each.name for each in own)}
-        made += [
-            each
-            for name in flags_of(CommandFlags)
-            if name in taken
-            for each in _parameters(CommandFlags, name)
-        ]
+        shared = [name for name in flags_of(CommandFlags) if name in taken]
+        made += [each for name in shared for each in _parameters(CommandFlags, name)]
 
         @functools.wraps(function)
         def run(**values: Any) -> Any:
@@ -207,11 +203,8 @@ def note_shadowed(inputs: list[str], *, quiet: bool) -> None:
 
     for name in () if quiet else CORPORA.keys() & set(inputs):
         if corpus_files(name) == name:
-            print(
-                f"note: {name!r} is read from this folder; the corpus of that name is "
-                f"'{CORPORA[name].files}'",
-                file=sys.stderr,
-            )
+            note = f"note: {name!r} is read from this folder; the corpus of that name is"
+            print(f"{note} '{CORPORA[name].files}'", file=sys.stderr)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -292,6 +285,5 @@ class GroupedCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         # typer writes {STORE}, and {INPUT}... for many.
-        return [
-            piece.strip("{}").replace("}...", "...") for piece in super().collect_usage_pieces(ctx)
-        ]
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece.strip("{}").replace("}...", "...") for piece in pieces]

@@ -234,8 +234,7 @@ def eta(seconds: float | None) -> str:
 class BuildView:
     """A build: how much of the input is done, how fast, and what it takes."""
 
-    def __init__(self) -> None:
-        self._is_opened = False
+    _is_opened = False
 
     def line(self, progress: Progress, *, is_due: bool) -> str | None:
         if not self._is_opened:

@@ -799,12 +799,12 @@ def tell(step: Step) -> None:
                 console.print(f"\nthe first {STORY_TOKENS} tokens of document {number}:")
                 console.print(with_borders(first, coloured=coloured))
         case Comparison():
-            rows, first = [], 0.0
+            rows, base = [], 0.0
             for name, way in step.ways.items():
                 speed = way.text_bytes / way.seconds
-                first = first or speed
+                base = base or speed
                 tokens = compact(way.tokens / way.seconds)
-                rows.append((name, f"{speed / 1e6:,.1f}", tokens, f"{speed / first:,.1f}"))
+                rows.append((name, f"{speed / 1e6:,.1f}", tokens, f"{speed / base:,.1f}"))
             console.print(grid("lrrr", rows, "way", "MB/s", "tokens/s", "times faster"))
             console.print(
                 "tokenmill also read the JSON, checked ids against the reference and wrote the"

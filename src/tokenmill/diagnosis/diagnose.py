@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import platform
@@ -91,15 +92,11 @@ def sentence(verdict: Verdict, way: WayResult, demand: Demand) -> str:
         return f"{feeds}, {how_much} the {about}{needs} that {_who(demand)}: {enough}"
     takes = f"{_gpus(demand)} {needs}"
     wait = f"would wait at least {_percent(verdict.wait_share)} of the time"
-    in_turn = (
-        f", {_percent(verdict.wait_share_in_turn)} if the loop tokenizes between steps and not"
-        " ahead of them"
-        if way.in_loop
-        else ""
-    )
+    share = _percent(verdict.wait_share_in_turn)
+    in_turn = f", {share} if the loop tokenizes between steps and not ahead of them"
     slow = f"{times(verdict.times_too_slow)} too slow"
     who = "it" if demand.gpus == 1 else "they"
-    return f"{feeds}; {takes}: {slow}, {who} {wait}{in_turn}"
+    return f"{feeds}; {takes}: {slow}, {who} {wait}{in_turn if way.in_loop else ''}"
 
 
 def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Verdict]) -> list[str]:
@@ -318,23 +315,16 @@ def smallest_near_best(tried: Sequence[WayResult]) -> WayResult | None:
 def memory_for(build: WayResult, *, sample: SampleFacts, tokenizer_bytes: int) -> int:
     """A budget for a build: what was seen and some more, and never one that rejects documents."""
     wanted = round(SPARE * build.peak_memory_bytes)
+    workers = {"most_workers": build.workers, "least_workers": build.workers}
     while True:
         budget = -(-wanted // ROUND_TO) * ROUND_TO
-        large_enough = max_document_bytes(budget) >= sample.largest_document_bytes
-        if large_enough and _fits(budget, build.workers, tokenizer_bytes):
-            return budget
+        with contextlib.suppress(MemoryBudgetError):
+            if max_document_bytes(budget) >= sample.largest_document_bytes:
+                divide_budget(budget, tokenizer_bytes=tokenizer_bytes, **workers)
+                return budget
         if budget > usable_memory():
             return usable_memory() // 10**6 * 10**6
         wanted = budget + 1
-
-
-def _fits(budget: int, workers: int, tokenizer_bytes: int) -> bool:
-    limits = {"most_workers": workers, "least_workers": workers}
-    try:
-        divide_budget(budget, tokenizer_bytes=tokenizer_bytes, **limits)
-    except MemoryBudgetError:
-        return False
-    return True
 
 
 # -------------------------------------------------------------------------------------------------
