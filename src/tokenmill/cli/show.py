@@ -42,7 +42,7 @@ LABEL_COLUMNS = 12
 SHORT_SECONDS = 2.0  # below this, a rate is mostly the opening and closing of files
 
 
-def facts(rows: Iterable[Row]) -> None:
+def facts(*rows: Row) -> None:
     """Print names and values in two columns; rows without a value are left out."""
     console = make_console()
     width = max(console.width - LABEL_COLUMNS, 40)
@@ -103,7 +103,7 @@ def build_result(
     whole = store if result.part is None else f"part {result.part} of {store}"
     if result.nothing_to_do:
         print(f"nothing to do: {whole} is {standing}")
-    facts(build_rows(result))
+    facts(*build_rows(result))
     for warning in result.warnings:
         make_console(stderr=True).print(visible(f"warning: {warning}"), soft_wrap=True)
     store = shlex.quote(result.store)
@@ -293,7 +293,7 @@ def inspection_result(inspection: Inspection, *, as_json: bool) -> None:
 def overview(inspection: Inspection) -> None:
     """Print everything but a document."""
     console = make_console()
-    facts(store_rows(inspection))
+    facts(*store_rows(inspection))
     of_split = _of_split(inspection)
     if inspection.lengths is not None:
         console.print(heading("\ntokens per document", of_split))
@@ -517,19 +517,17 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
     documents, bad = count(planned.sample_documents, "document"), planned.sample_rejected
     rejected = f", {count(bad, 'row')} rejected" if bad else ""
     facts(
-        [
-            ("input", f"{count(planned.files, 'file')}, {format_size(planned.input_bytes)}"),
-            ("not read", first_of(planned.skipped_files)),
-            ("to build", to_build + (f", {count(done)} are complete" if done else "")),
-            ("documents", f"about {count(planned.estimated_documents)}"),
-            ("tokens", f"about {count(planned.estimated_tokens)} as {planned.dtype}"),
-            ("disk", f"about {format_size(planned.estimated_disk_bytes)}"),
-            ("time", f"about {duration(planned.estimated_seconds)} beside the start-up"),
-            ("memory", f"{budget}; rows of more than {largest} are rejected"),
-            ("engine", f"{planned.engine}{note}"),
-            ("borders", f"{start}{end} each document"),
-            ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
-        ]
+        ("input", f"{count(planned.files, 'file')}, {format_size(planned.input_bytes)}"),
+        ("not read", first_of(planned.skipped_files)),
+        ("to build", to_build + (f", {count(done)} are complete" if done else "")),
+        ("documents", f"about {count(planned.estimated_documents)}"),
+        ("tokens", f"about {count(planned.estimated_tokens)} as {planned.dtype}"),
+        ("disk", f"about {format_size(planned.estimated_disk_bytes)}"),
+        ("time", f"about {duration(planned.estimated_seconds)} beside the start-up"),
+        ("memory", f"{budget}; rows of more than {largest} are rejected"),
+        ("engine", f"{planned.engine}{note}"),
+        ("borders", f"{start}{end} each document"),
+        ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
     )
 
 
@@ -539,7 +537,7 @@ def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
         print_json(report, ok=report.ok, store=store)
         return
     console = make_console()
-    facts(verify_rows(report))
+    facts(*verify_rows(report))
     for finding in report.findings:
         console.print(visible(f"{finding.file}: {finding.problem}"), style="red", soft_wrap=True)
     for note in report.notes:
@@ -570,7 +568,7 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
     text = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
     if report.counted is not None:
         text += f", of which {count(report.counted)} count for the loss"
-    facts([("store", f"{visible(report.store)}, {split}: {text}")])
+    facts(("store", f"{visible(report.store)}, {split}: {text}"))
     cells = [("packing", "rows", "tokens used", "padded", "split documents", "dropped", "targets")]
     for account in report.accounts:
         held = count(account.rows), count(account.used), share(account.padding, account.places)
@@ -588,7 +586,7 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
     console = make_console()
     console.print(f"\n{header}", style="bold", soft_wrap=True)
     console.print("\n".join(lines), end="\n\n", soft_wrap=True)
-    facts((account.packing, account.sentence) for account in report.accounts)
+    facts(*((account.packing, account.sentence) for account in report.accounts))
     epochs = []
     for account in report.accounts:
         if (number := steps[account.packing]) is not None and report.batch_size is not None:
@@ -596,7 +594,7 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
             partial = f", the last one of {count(last, 'row')}" if last else ""
             batch = count(report.batch_size, "row")
             epochs.append(f"{account.packing}: {count(number, 'step')} of {batch}{partial}")
-    facts([("best", layout_advice(report)), ("epoch", "\n".join(epochs))])
+    facts(("best", layout_advice(report)), ("epoch", "\n".join(epochs)))
 
 
 def layout_advice(report: LayoutReport) -> str:
@@ -624,14 +622,12 @@ def export_result(result: ExportResult, *, as_json: bool) -> None:
     speed = rate(result.bytes - result.linked_bytes, result.seconds)
     tokens = [f"{visible(name)}: {count(number)}" for name, number in result.splits.items()]
     facts(
-        [
-            ("folder", result.out),
-            ("format", result.format),
-            ("documents", count(result.documents)),
-            ("tokens", "\n".join(tokens)),
-            ("files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"),
-            *_part_rows(result, speed),
-        ]
+        ("folder", result.out),
+        ("format", result.format),
+        ("documents", count(result.documents)),
+        ("tokens", "\n".join(tokens)),
+        ("files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"),
+        *_part_rows(result, speed),
     )
 
 
@@ -643,15 +639,13 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
     if result.nothing_to_do:
         print(f"nothing to do: {visible(result.store)} is complete and up to date")
     facts(
-        [
-            ("store", result.store),
-            ("format", result.format),
-            ("documents", count(result.documents)),
-            ("tokens", f"{count(result.tokens)} as {result.dtype}"),
-            ("splits", splits_text(result.splits)),
-            ("eos", result.eos),
-            *_part_rows(result, rate(result.bytes, result.seconds)),
-        ]
+        ("store", result.store),
+        ("format", result.format),
+        ("documents", count(result.documents)),
+        ("tokens", f"{count(result.tokens)} as {result.dtype}"),
+        ("splits", splits_text(result.splits)),
+        ("eos", result.eos),
+        *_part_rows(result, rate(result.bytes, result.seconds)),
     )
     store = shlex.quote(result.store)
     next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")
@@ -671,7 +665,7 @@ def train_result(result: TrainResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        facts(_train_rows(result))
+        facts(*_train_rows(result))
 
 
 def _train_rows(result: TrainResult) -> Iterator[Row]:
@@ -711,24 +705,24 @@ def diagnosis_result(found: Diagnosis, *, report: PathInput | None, as_json: boo
         text = count(found.sample.documents, "document")
         text += f", {format_size(found.sample.text_bytes)}"
         machine = found.machine.describe()
-        facts([("text", text), ("tokenizer", found.tokenizer or ""), ("machine", machine)])
+        facts(("text", text), ("tokenizer", found.tokenizer or ""), ("machine", machine))
         _apart(console, ways_table(found))
         console.print()
         for number, need in enumerate(found.demands):
             total = f", {need.gpus} GPUs {compact(need.total)}" if need.gpus > 1 else ""
             rate = f"{compact(need.tokens_per_second)} tokens/s for a GPU{total}"
-            facts([("" if number else "needed", f"{need.name}: {rate} ({need.origin})")])
-        facts([("", found.demands[0].basis)])
+            facts(("" if number else "needed", f"{need.name}: {rate} ({need.origin})"))
+        facts(("", found.demands[0].basis))
     for line in found.advice:
         _apart(console, visible(line))
     if found.sweep:
         _apart(console, sweep_table(found))
     if found.recommendation is not None:
         console.print()
-        facts([("use", "\n".join(found.recommendation.reasons))])
+        facts(("use", "\n".join(found.recommendation.reasons)))
     console.print()
     next_steps(*found.commands)
-    facts([("report", "" if report is None else str(report))])
+    facts(("report", "" if report is None else str(report)))
 
 
 def _apart(console: Console, shown: Any) -> None:
@@ -786,9 +780,9 @@ def tell(step: Step) -> None:
         case str():
             console.print(step, soft_wrap=True)
         case BuildResult():
-            facts(build_rows(step))
+            facts(*build_rows(step))
         case VerifyReport():
-            facts(verify_rows(step))
+            facts(*verify_rows(step))
         case Inspection():
             if step.lengths is not None:
                 console.print(f"tokens per document: {length_line(step.lengths)}")
@@ -816,4 +810,4 @@ def tell(step: Step) -> None:
             console.print(step.text)
             next_steps(*step.commands)
         case _:
-            facts(step)
+            facts(*step)

@@ -408,13 +408,13 @@ def _encode(text: str) -> Ids:
     return encode_one(_engine, text)
 
 
+@dataclass(slots=True)
 class Tokenizing:
     """The sample's documents again and again, tokenized where a DataLoader asks for them."""
 
-    def __init__(self, job: WayJob, texts: list[str]) -> None:
-        self._job = job
-        self._texts = texts
-        self._engine: Engine | None = None
+    job: WayJob
+    texts: list[str]
+    engine: Engine | None = None
 
     def __len__(self) -> int:
         return ENDLESS
@@ -422,9 +422,9 @@ class Tokenizing:
     def __getitem__(self, index: int) -> Any:
         import torch
 
-        if self._engine is None:
-            self._engine = self._job.load().reference
-        ids = encode_one(self._engine, self._texts[index % len(self._texts)])
+        if self.engine is None:
+            self.engine = self.job.load().reference
+        ids = encode_one(self.engine, self.texts[index % len(self.texts)])
         return torch.from_numpy(ids.astype("int64"))
 
 
