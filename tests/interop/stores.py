@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.loader.stores import EOS, write_store
 
 import tokenmill
-from tokenmill.interop.base import ImportOptions
+from tokenmill.interop.base import ImportRequest
 from tokenmill.interop.imports import run_import, unknown_tokenizer
 
 if TYPE_CHECKING:
@@ -73,14 +73,16 @@ def import_ids(
     **options: str | bool | None,
 ) -> ImportResult:
     """Import ids of a tokenizer of which the size of the vocabulary alone is known."""
-    return run_import(
-        path,
-        named=unknown_tokenizer(vocab_size)._replace(eos=(f"id {EOS}", EOS)),
+    asked = ImportRequest(
+        path=path,
+        tokenizer="unknown",
         out=out,
-        format_name=format_name,
-        options=ImportOptions(**options, settings=settings or {}),  # type: ignore[arg-type]
+        format=format_name,
+        settings=settings or {},
         workers=workers,
+        **options,  # type: ignore[arg-type]
     )
+    return run_import(asked, unknown_tokenizer(vocab_size)._replace(eos=(f"id {EOS}", EOS)))
 
 
 def tree(root: Path) -> dict[str, bytes]:

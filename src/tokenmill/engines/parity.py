@@ -424,14 +424,13 @@ class Prescan:
         self._starts = np.array([first for first, _ in ordered], np.int64)
         self._ends = np.array([last for _, last in ordered], np.int64)
         # First byte -> second bytes of the characters in the ranges.
-        seconds: dict[bytes, set[bytes]] = {}
+        self._seconds: dict[bytes, set[bytes]] = {}
         for first, last in ordered:
             # 64 code points share all bytes but the last; of two bytes the last is the second.
             step = 1 if first < 0x800 else 64
             for point in (*range(first, last + 1, step), last):
                 encoded = chr(point).encode(errors="surrogatepass")
-                seconds.setdefault(encoded[:1], set()).add(encoded[1:2])
-        self._seconds = seconds
+                self._seconds.setdefault(encoded[:1], set()).add(encoded[1:2])
 
     def find(self, texts: TextBatch) -> NDArray[np.int64]:
         """Positions of the documents that hold such a code point, ascending."""

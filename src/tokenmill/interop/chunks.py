@@ -131,6 +131,18 @@ class ItemFormat(records.RowFormat):
     def find(self, folder: Path, entry: Mapping[str, Any], index: Mapping[str, Any]) -> ItemFile:
         """A file, by its entry in an index; whatever that lacks is an error of Python's own."""
 
+    def file_bytes(self, export: Export, dtype: np.dtype[Any], setting: str, *, most: int) -> int:
+        """What a file may hold, by the number of its tokens or by a setting."""
+        options = export.options
+        found = (options.file_tokens or 0) * dtype.itemsize or int(options.settings[setting])
+        if not 1 <= found <= most:
+            raise UsageError(
+                f"files of {found:,} bytes cannot be: offsets in them are of 32 bits",
+                hint=f"choose up to {most:,}, for example: --set {setting}="
+                f"{self.about.settings[setting].default}",
+            )
+        return found
+
     def _indexes(self, path: Path) -> list[tuple[str, Path, dict[str, Any]]]:
         """Folders with such an index: what their files' names begin with, path, index."""
         found = [
@@ -192,15 +204,6 @@ def offset_header(sizes: Places, between: bytes = b"") -> bytes:
 def json_bytes(value: object) -> bytes:
     """As Python's own writer puts it, keys sorted: what most projects' indexes are."""
     return json.dumps(value, sort_keys=True).encode()
-
-
-def _check_limit(limit: int, *, most: int, setting: str, default: int) -> int:
-    if not 1 <= limit <= most:
-        raise UsageError(
-            f"files of {limit:,} bytes cannot be: offsets in them are of 32 bits",
-            hint=f"choose up to {most:,}, for example: --set {setting}={default}",
-        )
-    return limit
 
 
 def _whole_number(value: object, path: Path, most: int | None = None) -> int:
@@ -390,10 +393,7 @@ class Mds(ItemFormat):
 
     def _layout(self, export: Export) -> SampleLayout:
         dtype = self.dtype(export, next(iter(export.stores)))
-        limit = int(export.options.settings["size_limit"])
-        if export.options.file_tokens is not None:
-            limit = export.options.file_tokens * dtype.itemsize
-        _check_limit(limit, most=MAX_OFFSET, setting="size_limit", default=SIZE_LIMIT)
+        limit = self.file_bytes(export, dtype, "size_limit", most=MAX_OFFSET)
         named = {TOKENS: records.IDS, **{name: name for name in self.columns(export)}}
         return SampleLayout(named, dtype=dtype, size_limit=limit)
 
@@ -623,12 +623,9 @@ class LitData(ItemFormat):
     )
 
     def _chunk_bytes(self, export: Export, split: str) -> int:
-        options, found = export.options, int(export.options.settings["chunk_bytes"])
-        if options.file_tokens is not None:
-            found = options.file_tokens * self.dtype(export, split).itemsize
         # Half of what offsets can say: the last document may go beyond it.
-        limit = MAX_OFFSET // 2
-        return _check_limit(found, most=limit, setting="chunk_bytes", default=CHUNK_BYTES)
+        most, dtype = MAX_OFFSET // 2, self.dtype(export, split)
+        return self.file_bytes(export, dtype, "chunk_bytes", most=most)
 
     def ranges(self, export: Export, split: str) -> list[records.Range]:
         width = self.dtype(export, split).itemsize
@@ -648,10 +645,8 @@ class LitData(ItemFormat):
             rows = batch.tokens if batch.tokens.ndim == 2 else batch.tokens[None]
             # A long document comes as one view of the store: it is widened piece by piece.
             for start in range(0, rows.shape[1], records.BATCH_TOKENS):
-                piece = rows[:, start : start + records.BATCH_TOKENS].astype(
-                    dtype, order="C", copy=False
-                )
-                file.write(np.ascontiguousarray(piece).data)
+                piece = rows[:, start : start + records.BATCH_TOKENS]
+                file.write(np.ascontiguousarray(piece, dtype).data)
 
     def describe(self, export: Export, split: str, parts: Sequence[base.ExportTask]) -> list[bytes]:
         store = export.stores[split]

@@ -26,7 +26,7 @@ from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import describe, find_tokenizer, resolve_token
 from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop import base
-from tokenmill.interop.export import OnProgress, Report, run_tasks, title_of
+from tokenmill.interop.export import Report, run_tasks, title_of
 from tokenmill.loader.packing import LAYOUTS
 from tokenmill.options import with_settings
 from tokenmill.store import facts
@@ -133,12 +133,11 @@ def with_eos(
     identity: facts.StoreIdentity, tally: EosTally, eos: tuple[str, int] | None
 ) -> facts.StoreIdentity:
     """The identity with the end-of-text where it was found."""
-    if eos is None or tally.place not in {"appended", "prepended"}:
+    found = {"appended": ("eos", "end"), "prepended": ("bos", "start")}.get(tally.place)
+    if eos is None or found is None:
         return identity
-    token, number = eos
-    if tally.place == "appended":
-        return identity.but(eos=facts.BoundaryToken(token=token, id=number, position="end"))
-    return identity.but(bos=facts.BoundaryToken(token=token, id=number, position="start"))
+    token = facts.BoundaryToken(token=eos[0], id=eos[1], position=found[1])
+    return identity.but(**{found[0]: token})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,33 +171,19 @@ def import_(asked: base.ImportRequest) -> ImportResult:
     made the ids: every id must be in its vocabulary. `dtype` is for files that do not say it,
     `split_at_eos` for those without boundaries between documents.
     """
-    return run_import(
-        base.local_path(asked.path, hint=base.READ_HINT),
-        named=name_tokenizer(asked.tokenizer, eos=asked.eos),
-        out=base.local_path(asked.out, hint=base.STORE_HINT),
-        format_name=asked.format,
-        options=asked,
-        workers=asked.workers,
-        on_progress=asked.on_progress,
-    )
+    return run_import(asked)
 
 
 import_store = import_
 
 
-def run_import(
-    path: Path,
-    *,
-    named: NamedTokenizer,
-    out: Path,
-    format_name: str | None,
-    options: base.ImportOptions,
-    workers: int | None = None,
-    on_progress: OnProgress | None = None,
-) -> ImportResult:
-    """Import ids of a tokenizer, as far as it is known."""
+def run_import(options: base.ImportRequest, named: NamedTokenizer | None = None) -> ImportResult:
+    """Import ids of the tokenizer that is named, or asked for."""
+    path = base.local_path(options.path, hint=base.READ_HINT)
+    named = named or name_tokenizer(options.tokenizer, eos=options.eos)
+    layout = StoreLayout(base.local_path(options.out, hint=base.STORE_HINT).absolute())
     started = time.monotonic()
-    found = base.detect_format(path, format_name)
+    found = base.detect_format(path, options.format)
     if options.split_at_eos:
         _refuse_packed(path, found)
     if options.split is not None and not SPLIT_NAME.fullmatch(options.split):
@@ -213,13 +198,12 @@ def run_import(
     )
     with base.reading(path):
         foreign = found.open(path, options)
-    layout = StoreLayout(out.absolute())
     refuse_other_folder(layout.root)
     was_there = layout.root.exists()
     run = ImportRun(foreign, found.about.name, options, named, layout, started)
     try:
         with StoreLock(layout):
-            return run.run(path, workers, on_progress)
+            return run.run(path)
     except BaseException:
         # Nothing stays of an import that failed before its first unit was complete.
         if not was_there and not any(layout.shards.glob("*.json")):
@@ -253,12 +237,12 @@ class ImportRun:
 
     foreign: base.Foreign
     format: str
-    options: base.ImportOptions
+    options: base.ImportRequest
     tokenizer: NamedTokenizer
     layout: StoreLayout
     started: float
 
-    def run(self, path: Path, workers: int | None, on_progress: OnProgress | None) -> ImportResult:
+    def run(self, path: Path) -> ImportResult:
         """Carry out the import; the store is locked."""
         parts, layout, eos = self.foreign.parts, self.layout, self.tokenizer.eos
         self.identity = identity = self._identity()
@@ -280,8 +264,8 @@ class ImportRun:
                 [part for name, part in units.items() if name not in done],
                 size=lambda part: part.bytes,
                 total=sum(part.bytes for part in parts),
-                workers=workers,
-                on_progress=on_progress,
+                workers=self.options.workers,
+                on_progress=self.options.on_progress,
             )
         finally:
             shutil.rmtree(layout.tmp, ignore_errors=True)

@@ -15,7 +15,6 @@ folder, which is removed when the export is complete; a run that was interrupted
 
 from __future__ import annotations
 
-import functools
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -327,33 +326,33 @@ def convert(asked: base.ConvertRequest) -> ExportResult:
             dtype=asked.dtype,
             eos=asked.eos,
         )
-        wanted = [asked.split] if isinstance(asked.split, str) else asked.split
-        names = list(files.manifest.splits) if wanted is None else wanted
+        names = [asked.split] if isinstance(asked.split, str) else asked.split
+        names = list(files.manifest.splits) if names is None else names
         return export_splits({name: Store.of_files(files, split=name) for name in names}, asked)
     named = imports.unknown_tokenizer(NARROW if asked.dtype == "uint16" else WIDE)
     if asked.tokenizer is not None:
         named = imports.name_tokenizer(asked.tokenizer, eos=asked.eos)
     out = base.local_path(asked.out, hint=base.WRITE_HINT).absolute()
     between = out / BOOKS / "convert" / "store"
-    run = functools.partial(
-        imports.run_import,
-        source,
-        named=named,
+    wanted = base.ImportRequest(
+        path=source,
+        tokenizer=asked.tokenizer or imports.UNKNOWN,
         out=between,
-        format_name=format_.about.name,
-        options=base.ImportOptions(dtype=asked.dtype, split_at_eos=asked.split_at_eos),
+        format=format_.about.name,
+        dtype=asked.dtype,
+        split_at_eos=asked.split_at_eos,
         workers=asked.workers,
         on_progress=asked.on_progress,
     )
     with StoreLock(StoreLayout(between.parent)):
         try:
-            run()
+            imports.run_import(wanted, named)
         except StoreError:
             if not between.exists():
                 raise
             # What another conversion left there.
             shutil.rmtree(between)
-            run()
+            imports.run_import(wanted, named)
         result = export_splits(open_splits(between, asked.split), asked)
         # The links of an export keep its files.
         shutil.rmtree(between, ignore_errors=True)

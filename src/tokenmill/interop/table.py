@@ -43,15 +43,11 @@ def settings_table() -> str:
             found.setdefault((setting, facts), []).append(f"`{name}`")
     rows = ["| `--set` | formats | default | meaning |", "| --- | --- | --- | --- |"]
     for (setting, facts), names in found.items():
-        default = _shown(facts.default)
+        default = f"`{facts.default}`" if facts.default != "" else ""
+        if isinstance(facts.default, bool):
+            default = "yes" if facts.default else "no"
         rows.append(f"| `{setting}` | {', '.join(names)} | {default} | {facts.help} |")
     return "\n".join(rows) + "\n"
-
-
-def _shown(default: str | int | bool) -> str:
-    if isinstance(default, bool):
-        return "yes" if default else "no"
-    return f"`{default}`" if default != "" else ""
 
 
 def fill(page: str) -> str:

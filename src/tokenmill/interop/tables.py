@@ -71,10 +71,7 @@ def _fields(extra: Sequence[str], dtype: np.dtype[Any]) -> list[Any]:
 
 
 def _arrays(
-    batch: records.RecordChunk,
-    extra: Sequence[str],
-    dtype: np.dtype[Any],
-    lengths: NDArray[np.int64],
+    batch: records.RecordChunk, extra: Sequence[str], dtype: np.dtype[Any], lengths: records.Lengths
 ) -> list[Any]:
     """The columns of a batch as arrays of lists of these lengths."""
     offsets = pa.array(np.append(0, np.cumsum(lengths)).astype(np.int32))
@@ -425,9 +422,8 @@ def _open(path: Path) -> Any:
 def _check_claims(metadata: Any, columns: records.Columns, path: Path) -> None:
     """Compare what the end of a file says of its ids with the bytes that they take."""
     with base.reading(path):
-        chunked = _is_chunked(metadata.schema.to_arrow_schema())
-        wanted = (*columns.names, *([CHUNK_INDEX] if chunked else []))
-        check_chunks(metadata, wanted, size=base.file_size(path))
+        wanted = _names(metadata.schema.to_arrow_schema(), columns.options, path=path)
+        check_chunks(metadata, tuple(wanted), size=base.file_size(path))
     for number in range(metadata.num_row_groups):
         chunks = _chunks(metadata, number, columns.names)
         ids = chunks[columns.ids]

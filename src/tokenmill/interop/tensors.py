@@ -19,7 +19,6 @@ refused: they are pickles.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import mmap
@@ -402,14 +401,11 @@ class _Array:
         if self.is_packed:
             base.check_held(path, self.shape[-1] * self._dtype.itemsize, "packed rows")
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[IO[bytes]]:
+    def _open(self) -> IO[bytes]:
         if self._member is None:
-            with self._path.open("rb") as file:
-                yield file
-        else:
-            with zipfile.ZipFile(self._path) as archive, archive.open(self._member) as stream:
-                yield stream
+            return self._path.open("rb")
+        with zipfile.ZipFile(self._path) as archive:  # what is open in it stays open
+            return archive.open(self._member)
 
     @cached_property
     def values(self) -> NDArray[Any]:
