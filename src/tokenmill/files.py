@@ -19,13 +19,10 @@ import glob
 import io
 import itertools
 import os
-import random
 import re
 import stat as filestat
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
@@ -88,7 +85,6 @@ _KEY_PLACES = {
 _PASSING = {408, 421, 425, 429}
 _WEB = ("http://", "https://")
 # Not the module's own functions: those would take from the numbers that a user has seeded.
-_dice = random.SystemRandom()
 
 
 class Failure(enum.Enum):
@@ -500,6 +496,8 @@ def _in_threads(
 
     if len(names) == 1:
         return [one(names[0], places[0])]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(SYNC_THREADS, len(names))) as pool:
         return list(pool.map(one, names, places))
 
@@ -550,8 +548,10 @@ def persistently(
                 raise RemoteError(
                     error.url, error.reason + tried, failure=failure, hint=hint
                 ) from None
+        import random
+
         # After a pause that grows, random, so that the ranks of a run do not come back all at once.
-        pause = _dice.uniform(0, FIRST_PAUSE_SECONDS * 2 ** (number - 1))
+        pause = random.SystemRandom().uniform(0, FIRST_PAUSE_SECONDS * 2 ** (number - 1))
         if stop is None:
             time.sleep(pause)
         elif stop.wait(pause):
@@ -568,6 +568,8 @@ def as_remote_error(error: BaseException, url: str) -> RemoteError:
     if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError)):
         return RemoteError(url, "it is not there", failure=Failure.MISSING)
     if status is not None:
+        from http import HTTPStatus
+
         denied, passing = status in (401, 403), status >= 500 or status in _PASSING
         failure = Failure.DENIED if denied else Failure.PASSING if passing else Failure.WRONG
         phrase = next((f" {known.phrase}" for known in HTTPStatus if known == status), "")

@@ -32,7 +32,6 @@ import os
 import re
 import stat
 import struct
-import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field
@@ -71,7 +70,7 @@ SPLITS |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 # What readers raise over files that are not what they say.
 _UNREADABLE: tuple[type[Exception], ...] = (ArithmeticError, AttributeError, EOFError, LookupError)
 _UNREADABLE += (MemoryError, OSError, RuntimeError, SyntaxError, SystemError, TypeError, ValueError)
-_UNREADABLE += (struct.error, zipfile.BadZipFile, zlib.error, AssertionError)  # the last is torch's
+_UNREADABLE += (struct.error, zlib.error, AssertionError)  # the last is torch's
 
 # All formats: name -> module and class. A new format is a file and a line here.
 HOMES = {
@@ -336,11 +335,14 @@ def damaged(path: Path | str, problem: str, *, hint: str | None = None) -> Sourc
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[None]:
     """Turn whatever a reader of a foreign file stumbles over into an error that names the file."""
+    import zipfile
+
+    unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, zipfile.BadZipFile)
     try:
         yield
     except TokenmillError:
         raise
-    except _UNREADABLE as error:
+    except unreadable as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise damaged(path, f"cannot be read: {reason}") from error
 
