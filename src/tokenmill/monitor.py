@@ -407,9 +407,8 @@ class Recorder:
             self.problem = f"{type(error).__name__}: {error}"
             return
         self._last = now
-        self._peak_bytes = max(
-            self._peak_bytes, sample["memory_pss_bytes"] or sample["memory_rss_bytes"]
-        )
+        used = sample["memory_pss_bytes"] or sample["memory_rss_bytes"]
+        self._peak_bytes = max(self._peak_bytes, used)
         self.num_samples += 1
         done, before, self._written = self._done, self._written, self._done
         span = done.at - before.at if before.at else 0.0

@@ -247,12 +247,9 @@ def worker_counts(cores: int) -> tuple[int, ...]:
 
 def sweep_jobs(job: WayJob, *, cores: int) -> list[WayJob]:
     """What is to be tried beside the ways as they were measured."""
-    settings = [("batched", cores, batch) for batch in BATCHES]
-    settings += [(way, n, job.batch) for way in ("pool", "build") for n in worker_counts(cores)]
-    return [
-        dataclasses.replace(job, way=way, workers=workers, batch=batch)
-        for way, workers, batch in settings
-    ]
+    settings = [(way, workers) for way in ("pool", "build") for workers in worker_counts(cores)]
+    jobs = [dataclasses.replace(job, way="batched", workers=cores, batch=each) for each in BATCHES]
+    return jobs + [dataclasses.replace(job, way=way, workers=number) for way, number in settings]
 
 
 def points(results: Iterable[WayResult]) -> tuple[WayResult, ...]:

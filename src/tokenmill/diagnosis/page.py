@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tokenmill.stalls import StallReport
 
     Point = tuple[float, float]
+    Rows = Sequence[Sequence[str]]
 
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38
@@ -439,11 +440,7 @@ def table(headings: Sequence[str], *rows: Sequence[str]) -> Markup:
 
 
 def figure(
-    title: str,
-    plot: Markup,
-    rows: Sequence[Sequence[str]],
-    says: str = "",
-    legend: Sequence[str] = (),
+    title: str, plot: Markup, rows: Rows, says: str = "", legend: Sequence[str] = ()
 ) -> Markup:
     """A plot: what it shows, what the colours mean, and its numbers; headings are the first row."""
     parts = [tag("h3", title), *([tag("p", says, class_="says")] if says else []), plot]
@@ -462,7 +459,7 @@ def figure(
 
 
 def line_figure(
-    title: str, series: Sequence[Series], rows: Sequence[Sequence[str]], says: str = "", **how: Any
+    title: str, series: Sequence[Series], rows: Rows, says: str = "", **how: Any
 ) -> Markup:
     """A figure of lines; `how` is told to `line_plot`."""
     return figure(title, line_plot(series, **how), rows, says, [each.name for each in series])

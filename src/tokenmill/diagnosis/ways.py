@@ -608,12 +608,9 @@ def run_way(job: WayJob) -> WayResult:
     with tempfile.TemporaryDirectory(dir=job.folder) as folder, tempfile.TemporaryFile() as err:
         told, answer = Path(folder) / "job.json", Path(folder) / "result.json"
         told.write_text(json.dumps(dataclasses.asdict(job)))
-        process = psutil.Popen(
-            [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(told), str(answer)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=err,
-        )
+        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(told), str(answer)]
+        nothing = subprocess.DEVNULL
+        process = psutil.Popen(command, stdin=nothing, stdout=nothing, stderr=err)
         try:
             memory = _watch(process)
         finally:
