@@ -380,7 +380,8 @@ class DeviceFeeder:
                 if batch is not None and event is not None:
                     # Once for a parcel, unless the consumer goes over to another stream.
                     current = torch.cuda.current_stream(self.device)
-                    if current != opened_on:
+                    # By `is`: torch's streams say of None that it is not unequal to them.
+                    if opened_on is None or current != opened_on:
                         current.wait_event(event)
                         _note_use(batch, current)
                         opened_on = current
