@@ -255,15 +255,13 @@ def _replace(tokens: TokenBatch, indices: NDArray[np.int64], other: TokenBatch) 
     """`tokens` with the documents at `indices` (ascending) taken from `other`."""
     lengths = tokens.lengths
     lengths[indices] = other.lengths
-    offsets = np.zeros(len(tokens) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
     parts = []
     done = 0
     for position, index in enumerate(indices):
         parts += [tokens.ids[tokens.offsets[done] : tokens.offsets[index]], other[position]]
         done = int(index) + 1
     parts.append(tokens.ids[tokens.offsets[done] :])
-    return TokenBatch(np.concatenate(parts), offsets)
+    return TokenBatch(np.concatenate(parts), np.append(0, np.cumsum(lengths)))
 
 
 # Fixed texts on which a fast engine must agree with its reference before it may touch a document.

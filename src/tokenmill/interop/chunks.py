@@ -408,9 +408,8 @@ class Mds(ItemFormat):
     def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         layout, source = self._layout(export), self.records(export, part.split)
         lengths = source.lengths(part.first, part.last)
-        header = layout.header(lengths[lengths > 0])
         file = out.create(part.files[0])
-        file.write(header)
+        file.write(layout.header(lengths[lengths > 0]))
         for batch in source.batches(part.first, part.last):
             for block in layout.encode(batch):
                 file.write(block)
@@ -502,8 +501,7 @@ class _Shard(ItemFile):
         for name, (_, others) in found.items():
             if not np.array_equal(others, lengths):
                 raise base.damaged(self.path, f"has {name!r} of other lengths than {columns.ids!r}")
-        flat = {name: values for name, (values, _) in found.items()}
-        return columns.block(flat, lengths)
+        return columns.block({name: values for name, (values, _) in found.items()}, lengths)
 
     def _column(self, data: Bytes, at: Places, name: str) -> tuple[NDArray[Any], Places]:
         """Values of a column in some samples, back to back, and how many each sample has."""
@@ -638,9 +636,8 @@ class LitData(ItemFormat):
     def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         source = self.records(export, part.split)
         dtype = self.dtype(export, part.split)
-        header = offset_header(source.lengths(part.first, part.last) * dtype.itemsize)
         file = out.create(part.files[0])
-        file.write(header)
+        file.write(offset_header(source.lengths(part.first, part.last) * dtype.itemsize))
         for batch in source.batches(part.first, part.last):
             rows = batch.tokens if batch.tokens.ndim == 2 else batch.tokens[None]
             # A long document comes as one view of the store: it is widened piece by piece.

@@ -309,7 +309,7 @@ def export_splits(
     )
     check_options(format_, options)
     root = base.local_path(asked.out, hint=base.WRITE_HINT).absolute()
-    return Export(stores, format_, options, root, asked.workers, asked.on_progress).run()
+    return Export(stores, format_, options, root).run()
 
 
 @dataclass
@@ -318,10 +318,8 @@ class Export:
 
     stores: Mapping[str, Store]
     format: base.Format
-    options: base.ExportOptions
+    options: base.ExportRequest | base.ConvertRequest
     root: Path
-    workers: int | None
-    on_progress: OnProgress | None
     parts: list[base.ExportTask] = field(default_factory=list)
     index_files: list[str] = field(default_factory=list)
     checksums: dict[str, str] = field(default_factory=dict)  # of files that this run has written
@@ -385,8 +383,8 @@ class Export:
             left,
             size=lambda part: part.tokens,
             total=sum(part.tokens for part in self.parts),
-            workers=self.workers,
-            on_progress=self.on_progress,
+            workers=self.options.workers,
+            on_progress=self.options.on_progress,
         )
         for part in self.parts:
             if not self._is_whole(part.files, part.sizes):
@@ -539,7 +537,7 @@ def check_options(format_: base.Format, options: base.ExportOptions) -> None:
             f"link={options.link!r} is not known",
             hint=f"use True, False or one of: {', '.join(map(repr, base.LINKS))}",
         )
-    if seq_len is not None and not about.rows:
+    if seq_len is not None and not about.rows and not about.rows_only:
         raise UsageError(
             f"{about.name} holds documents, not rows; seq_len={seq_len} says nothing there",
             hint="leave --seq-len out: its reader cuts rows itself",

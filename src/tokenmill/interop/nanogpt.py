@@ -76,8 +76,7 @@ class LlmC(RawFormat):
                 name = f"{export.options.settings['name']}_{split}_{len(parts):06d}.bin"
                 tokens = min(size, total - first)
                 sizes = {name: HEADER_BYTES + tokens * store.dtype.itemsize}
-                last = first + tokens
-                parts.append(base.ExportTask(split, tokens, (name,), first, last, sizes))
+                parts.append(base.ExportTask(split, tokens, (name,), first, first + tokens, sizes))
         return parts
 
     def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
@@ -96,9 +95,8 @@ class LlmC(RawFormat):
     def detect(self, path: Path) -> base.Detection | None:
         for _, file in base.find_files(path, self.suffix)[:1]:
             if _magic(file) in MAGICS:
-                return base.Detection(
-                    base.Sure.CERTAIN, f"{file.name} begins with llm.c's magic number"
-                )
+                why = f"{file.name} begins with llm.c's magic number"
+                return base.Detection(base.Sure.CERTAIN, why)
         return None
 
     def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:
@@ -223,11 +221,9 @@ class NanoGpt(RawFormat):
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
         notes = ["documents are told apart by the end-of-text id alone"]
-        missing = {"train", "val"} - set(export.stores)
+        missing = [f"{each}.bin" for each in ("train", "val") if each not in export.stores]
         if missing:
-            notes.append(
-                f"nanoGPT also wants {', '.join(f'{each}.bin' for each in sorted(missing))}"
-            )
+            notes.append(f"nanoGPT also wants {', '.join(missing)}")
         return notes
 
     def detect(self, path: Path) -> base.Detection | None:
@@ -242,9 +238,8 @@ class NanoGpt(RawFormat):
         if not found:
             return None
         if any(file.name in {"train.bin", "val.bin"} for file in found):
-            return base.Detection(
-                base.Sure.LIKELY, "there is a train.bin or val.bin without an .idx"
-            )
+            why = "there is a train.bin or val.bin without an .idx"
+            return base.Detection(base.Sure.LIKELY, why)
         return base.Detection(base.Sure.POSSIBLE, f"{found[0].name} may hold raw ids")
 
     def shard(self, name: str, path: Path, options: base.ImportOptions) -> RawShard:

@@ -88,10 +88,9 @@ class Columns:
         wanted = str(options.settings.get("column") or "")
         candidates = [wanted] if wanted else [name for name in ID_NAMES if name in names]
         if not candidates or candidates[0] not in names:
+            what = repr(wanted) if wanted else "that is known to hold ids"
             raise SourceError(
-                f"{str(path)!r} has no column {wanted!r}"
-                if wanted
-                else f"{str(path)!r} has no column that is known to hold ids",
+                f"{str(path)!r} has no column {what}",
                 hint=f"name it with: --set column=NAME; there are: {', '.join(names) or 'none'}",
             )
         mask = next((name for name in MASK_NAMES if name in names), None)

@@ -65,7 +65,6 @@ class Pt(records.RowFormat):
         read_by="torch.load(..., weights_only=True)",
         kept="rows, loss masks",
         lost="where documents end",
-        rows=True,
         rows_only=True,
         settings=records.SETTINGS,
     )
@@ -254,7 +253,6 @@ class Npz(records.RowFormat):
         row_overlap=1,
         tells_overlap=True,
         file_tokens=False,
-        rows=True,
         rows_only=True,
         settings={
             "ids": records.IDS_SETTING,

@@ -440,8 +440,7 @@ class Provenance:
         risky = {one: _risky_characters(one, constants) for one in specials}
         # Whether letters matter, and so the names that a dataset gives to things.
         self.composes = any(characters == set(one) for one, characters in risky.items())
-        self._risky = {each for characters in risky.values() for each in characters}
-        self._risky = {each for each in self._risky if not each.isspace()}
+        self._risky = {each for some in risky.values() for each in some if not each.isspace()}
         self._sought = _sought_strings(template.literals, specials, self._risky)
         letters = re.escape("".join(sorted(self._risky)))
         self._usual = [

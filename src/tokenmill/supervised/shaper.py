@@ -222,8 +222,7 @@ class RowPieces:
         is_special = layout.ids != PLAIN
         lengths = np.ones(len(layout.ids), np.int64)
         lengths[~is_special] = tokens.lengths
-        ends = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=ends[1:])
+        ends = np.append(0, np.cumsum(lengths))
         ids = np.empty(int(ends[-1]), np.uint32)
         from_text = np.ones(len(ids), bool)
         from_text[ends[:-1][is_special]] = False
