@@ -176,10 +176,9 @@ def inspect(path: PathInput, *, split: str | None = None, doc: int | None = None
 def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView:
     if not 0 <= number < len(store):
         where = repr(str(store.path)) if store.split is None else f"the split {store.split!r}"
-        raise UsageError(
-            f"there is no document {number:,}: {where} has {len(store):,}, counted from 0",
-            hint=f"use a number from 0 to {len(store) - 1:,}" if len(store) else None,
-        )
+        problem = f"there is no document {number:,}: {where} has {len(store):,}, counted from 0"
+        hint = f"use a number from 0 to {len(store) - 1:,}" if len(store) else None
+        raise UsageError(problem, hint=hint)
     source = store.source(number)
     shard, _ = store.locate(number)
     ids, mask = store[number], store.mask(number)
@@ -232,12 +231,9 @@ def _bins(values: Ints, documents: Ints) -> Iterator[LengthBin]:
     exponents = np.frexp(values.astype(np.float64))[1]
     for exponent in range(int(exponents[0]), int(exponents[-1]) + 1):
         inside = exponents == exponent
-        yield LengthBin(
-            low=1 << (exponent - 1) if exponent else 0,
-            high=1 << exponent,
-            documents=int(documents[inside].sum()),
-            tokens=int(values[inside] @ documents[inside]),
-        )
+        low, high = 1 << (exponent - 1) if exponent else 0, 1 << exponent
+        number, tokens = int(documents[inside].sum()), int(values[inside] @ documents[inside])
+        yield LengthBin(low=low, high=high, documents=number, tokens=tokens)
 
 
 def count_ids(
@@ -259,16 +255,11 @@ def count_ids(
 def _most_frequent(counts: Ints, *, engine: Engine) -> tuple[TokenCount, ...]:
     total = int(counts.sum())
     largest = np.argsort(counts, kind="stable")[::-1][:TOP_TOKENS]
-    return tuple(
-        TokenCount(
-            id=int(token),
-            text=token_text(engine, int(token)),
-            count=int(counts[token]),
-            share=float(counts[token]) / total,
-        )
-        for token in largest
-        if counts[token]
-    )
+    found = []
+    for token in largest[counts[largest] > 0].tolist():
+        number, text = int(counts[token]), token_text(engine, token)
+        found.append(TokenCount(id=token, text=text, count=number, share=number / total))
+    return tuple(found)
 
 
 def token_text(engine: Engine, token: int) -> str:

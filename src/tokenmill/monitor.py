@@ -250,10 +250,9 @@ def read_timeline(path: str | os.PathLike[str]) -> Timeline:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise UsageError(
-            f"the time line {str(path)!r} cannot be read: {error.strerror or error}",
-            hint="write one with: tokenmill build ... --monitor timeline.jsonl",
-        ) from error
+        problem = f"the time line {str(path)!r} cannot be read: {error.strerror or error}"
+        hint = "write one with: tokenmill build ... --monitor timeline.jsonl"
+        raise UsageError(problem, hint=hint) from error
     runs: list[Lines] = []
     bad = cut = 0
     for number, line in enumerate(lines, 1):

@@ -91,13 +91,9 @@ class WayResult:
 
     def cells(self) -> tuple[str, ...]:
         """Tokens/s, ms for one sample and for 8, cores, memory: as every table shows them."""
-        return (
-            compact(self.tokens_per_second),
-            milliseconds(self.sample_ms),
-            milliseconds(self.chunk_ms),
-            f"{self.cpu_cores:.1f}",
-            format_size(self.peak_memory_bytes),
-        )
+        latencies = milliseconds(self.sample_ms), milliseconds(self.chunk_ms)
+        used = f"{self.cpu_cores:.1f}", format_size(self.peak_memory_bytes)
+        return compact(self.tokens_per_second), *latencies, *used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

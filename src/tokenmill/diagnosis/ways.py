@@ -104,10 +104,9 @@ def take_sample(
         names = ", ".join(repr(shown(str(each))) for each in inputs[:3])
         more = " ..." if len(inputs) > 3 else ""
         why = f"{rejected:,} rows cannot be used, and no other" if rejected else "no row"
-        raise SourceError(
-            f"there is no text to measure in {names}{more}: {why} has text in it",
-            hint=f"check the file; the text is looked for under --text-field {text_field}",
-        )
+        problem = f"there is no text to measure in {names}{more}: {why} has text in it"
+        hint = f"check the file; the text is looked for under --text-field {text_field}"
+        raise SourceError(problem, hint=hint)
     kept = TextBatch.from_texts(documents)
     kept.data.tofile(folder / _DATA)
     np.save(folder / _OFFSETS, kept.offsets)
