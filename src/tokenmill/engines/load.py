@@ -94,9 +94,8 @@ class TokenizerFiles:
             return references.read_tokenizer_json(self.path)
         if self.kind is TokenizerKind.SENTENCEPIECE:
             return references.read_sentencepiece_model(self.path)
-        return references.read_rank_file(
-            self.path, sidecar=self.metadata[0] if self.metadata else None
-        )
+        sidecar = self.metadata[0] if self.metadata else None
+        return references.read_rank_file(self.path, sidecar=sidecar)
 
 
 def find_tokenizer(source: str | PathLike[str]) -> TokenizerFiles:
@@ -165,10 +164,9 @@ def _from_file(path: Path) -> TokenizerFiles:
         TokenizerKind.HUGGINGFACE: METADATA_NAMES,
         TokenizerKind.TIKTOKEN: (path.name + SIDECAR_SUFFIX,),
     }
-    metadata = [path.with_name(name) for name in beside.get(kind, ())]
-    return TokenizerFiles(
-        kind=kind, main=path, metadata=tuple(file for file in metadata if file.is_file())
-    )
+    files = [path.with_name(name) for name in beside.get(kind, ())]
+    metadata = tuple(file for file in files if file.is_file())
+    return TokenizerFiles(kind=kind, main=path, metadata=metadata)
 
 
 def _kind_of(path: Path) -> TokenizerKind | None:

@@ -213,13 +213,11 @@ def run_import(options: base.ImportRequest, named: NamedTokenizer | None = None)
 
 def _refuse_packed(path: Path, format_: base.Format) -> None:
     """Rows of our own exports that, joined, would not be the text that they came from."""
-    title = title_of(path)
-    options = title.get("options")
-    if title.get("format") != format_.about.name or not isinstance(options, dict):
+    title, about = title_of(path), format_.about
+    options = title.get("options") if title.get("format") == about.name else None
+    if not isinstance(options, dict) or options.get("seq_len") is None:
         return
-    if options.get("seq_len") is None:
-        return
-    packing, about = options.get("packing"), format_.about
+    packing = options.get("packing")
     joins = packing in LAYOUTS and LAYOUTS[packing].back_to_back
     if joins and (not about.row_overlap or about.tells_overlap):
         return

@@ -278,10 +278,8 @@ def _list_files(path: Path, options: base.ImportOptions) -> Iterator[tuple[str, 
                 raise base.damaged(folder / STATE, f"names a file {name!r} outside its folder")
             yield f"{prefix}{name}", folder / name, split
     if not folders:
-        hint = f"name a folder with a {STATE}, or a file"
-        for name, file in records.row_files(
-            path, ".arrow", ".feather", what="Arrow files", hint=hint
-        ):
+        hint, kinds = f"name a folder with a {STATE}, or a file", (".arrow", ".feather")
+        for name, file in records.row_files(path, *kinds, what="Arrow files", hint=hint):
             yield name, file, base.split_of(name, options)
 
 
