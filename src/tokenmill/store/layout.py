@@ -614,12 +614,15 @@ def _open_mirror(url: str) -> StoreLayout:
 
 def refuse_other_folder(root: Path) -> None:
     """UsageError or StoreError for what is no place for a store."""
-    if root.is_dir():
-        _refuse_other_things({entry.name for entry in root.iterdir()}, shown=str(root))
-    elif root.exists():
-        raise UsageError(
-            f"{str(root)!r} is a file; a store is a folder", hint="choose another --out"
-        )
+    try:
+        # Listed at once: another part of the same build may make it between two questions.
+        names = {entry.name for entry in root.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        what = f"{str(root)!r} is a file; a store is a folder"
+        raise UsageError(what, hint="choose another --out") from None
+    _refuse_other_things(names, shown=str(root))
 
 
 def _refuse_other_things(names: Collection[str], *, shown: str) -> None:
