@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -225,26 +226,18 @@ class _Flight(NamedTuple):
     since: float
 
 
+@dataclass(eq=False)
 class RayRunner:
     """Tasks on a Ray cluster: one run, what is in flight, and what was heard."""
 
-    def __init__(
-        self,
-        cluster: RayCluster,
-        *,
-        num_workers: int,
-        max_workers: int | None = None,
-        cpus_per_task: int = 1,
-        environment: Mapping[str, str] | None = None,
-        copy_seconds: float | None = None,
-    ) -> None:
-        self.num_workers = num_workers
-        self._cluster = cluster
-        self._max_workers = max_workers
-        self._cpus = cpus_per_task
-        self._environment = dict(environment or {})
-        self._copy_seconds = COPY_SECONDS if copy_seconds is None else copy_seconds
-        self._on_event: local.OnEvent = lambda _: None
+    cluster: RayCluster
+    num_workers: int
+    max_workers: int | None = None
+    cpus_per_task: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    copy_seconds: float = field(default_factory=lambda: COPY_SECONDS)
+
+    def __post_init__(self) -> None:
         self._backlog: deque[tuple[int, Sequence[Any]]] = deque()
         self._flights: dict[Any, _Flight] = {}
         self._copied: set[int] = set()
@@ -265,10 +258,10 @@ class RayRunner:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         box = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
         remote = ray.remote(work_batch).options(
-            num_cpus=self._cpus,
+            num_cpus=self.cpus_per_task,
             max_retries=MAX_RETRIES,
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": self._environment},
+            runtime_env={"env_vars": {**self.environment}},
         )
         order = ray.put((secrets.token_hex(8), start, str(Path.cwd())))
         mailbox = box.remote()
@@ -282,15 +275,14 @@ class RayRunner:
                 self._look_at_cluster()
                 # Twice what can run: Ray always has a task to place, and an autoscaler sees the
                 # demand.
-                most = 2 * self._slots if self._max_workers is None else self._max_workers
+                most = 2 * self._slots if self.max_workers is None else self.max_workers
                 while self._backlog and len(self._flights) < most:
                     launch(*self._backlog.popleft())
                 ray.wait([*self._flights], num_returns=1, timeout=POLL_SECONDS)
                 self._listen(mailbox)
                 # All that is done by now, so that a thousand workers do not wait for a turn each.
-                for reference in ray.wait(
-                    [*self._flights], num_returns=len(self._flights), timeout=0
-                )[0]:
+                flights = [*self._flights]
+                for reference in ray.wait(flights, num_returns=len(flights), timeout=0)[0]:
                     self._land(reference)
                 for flight in self._stragglers():
                     self._copied.add(flight.number)
@@ -345,10 +337,8 @@ class RayRunner:
         key = message.host, message.pid
         if key not in self._workers:
             self._workers[key] = len(self._workers)
-            ready = local.WorkerReady(
-                self._workers[key], message.pid, message.ready, host=message.host
-            )
-            self._on_event(ready)
+            said = message.pid, message.ready, message.host
+            self._on_event(local.WorkerReady(self._workers[key], *said))
         worker = self._workers[key]
         self._on_event(local.WorkerUsage(worker, message.memory_bytes, message.cpu_percent))
         if message.batch in self._seconds:
@@ -372,8 +362,8 @@ class RayRunner:
         now = time.monotonic()
         if now - self._looked_at >= CLUSTER_SECONDS:
             self._looked_at = now
-            cpus = self._cluster.node_cpus()
-            self._slots = self._cluster.slots(self._cpus)
+            cpus = self.cluster.node_cpus()
+            self._slots = self.cluster.slots(self.cpus_per_task)
             self._nodes = f"{len(cpus)} node{'' if len(cpus) == 1 else 's'}, {sum(cpus)} CPUs"
         # What was given to Ray and has not spoken yet still waits for its turn.
         begun = sum(flight.number in self._attempts for flight in self._flights.values())
@@ -385,7 +375,7 @@ class RayRunner:
         """Slow batches, once nothing is left to hand out: a second worker gets them too."""
         if self._backlog or len(self._flights) >= self._slots or not self._seconds:
             return []
-        limit = max(self._copy_seconds, COPY_FACTOR * statistics.median(self._seconds.values()))
+        limit = max(self.copy_seconds, COPY_FACTOR * statistics.median(self._seconds.values()))
         now = time.monotonic()
         return [
             flight
