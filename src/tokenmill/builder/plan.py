@@ -94,14 +94,13 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     fingerprint = facts.config_fingerprint(
         tokenizer=info.fingerprint, eos=eos, bos=bos, config=settings
     )
+    kind, vocab_size = str(info.kind), info.vocab_size
+    tokenizer = TokenizerFacts(
+        kind=kind, fingerprint=info.fingerprint, vocab_size=vocab_size, files=contents
+    )
     identity = StoreIdentity(
         created_by=f"tokenmill {__version__}",
-        tokenizer=TokenizerFacts(
-            kind=str(info.kind),
-            fingerprint=info.fingerprint,
-            vocab_size=info.vocab_size,
-            files=contents,
-        ),
+        tokenizer=tokenizer,
         eos=None if eos is None else BoundaryToken(token=eos[0], id=eos[1], position="end"),
         bos=None if bos is None else BoundaryToken(token=bos[0], id=bos[1], position="start"),
         special_tokens=options.special_tokens,
@@ -128,9 +127,8 @@ def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
     known = manifest.identity
     changes = []
     if known.tokenizer.fingerprint != asked.tokenizer.fingerprint:
-        changes.append(
-            f"tokenizer {known.tokenizer.fingerprint[:12]} -> {asked.tokenizer.fingerprint[:12]}"
-        )
+        old, new = (each.tokenizer.fingerprint[:12] for each in (known, asked))
+        changes.append(f"tokenizer {old} -> {new}")
     for name, before, after in (("eos", known.eos, asked.eos), ("bos", known.bos, asked.bos)):
         if before != after:
             old, new = (repr(token.token) if token else "none" for token in (before, after))
@@ -371,13 +369,12 @@ def plan_work(
 
     For a part, its own units alone: what the others have is neither looked at nor touched.
     """
-    planner = _Planner(
-        layout=layout, settings=settings, part=part, plan=WorkPlan(files=tuple(files))
-    )
+    plan = WorkPlan(files=tuple(files))
+    planner = _Planner(layout=layout, settings=settings, part=part, plan=plan)
     planner.run()
     if part is None:
-        _find_leftovers(planner.plan, layout, planner.existing)
-    return planner.plan
+        _find_leftovers(plan, layout, planner.existing)
+    return plan
 
 
 @dataclass(kw_only=True, slots=True)
@@ -409,9 +406,7 @@ class _Planner:
         streams = {file.path for file in files if base.is_stream(file, options)}
         # A stream is shared by several workers only where there are not enough files for them,
         # since each of them decompresses all of it. Streams of other parts do not count.
-        to_share = sum(
-            file.path not in streams or self._is_mine(unit_prefix(file.path)) for file in files
-        )
+        to_share = sum(f.path not in streams or self._is_mine(unit_prefix(f.path)) for f in files)
         lanes = max(1, self.settings.memory.workers // max(1, to_share))
         for file in files:
             if self.rows_left == 0:

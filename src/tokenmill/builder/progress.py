@@ -32,7 +32,6 @@ from tokenmill.store.facts import Counts, SplitTotals, StoreIdentity, bytes_per_
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from tokenmill.builder.run import BuildRun, Work
@@ -180,9 +179,9 @@ def make_result(
 
 def _limiting_stage(stages: dict[str, float]) -> str | None:
     """Where most of the workers' time went; writing counts as far as it was waited for."""
-    names = {"read": "read", "parse": "parse", "render": "render", "encode": "encode"}
-    names |= {"check": "check", "write": "wait"}
-    return max(names, key=lambda name: stages.get(names[name], 0.0)) if stages else None
+    names = ("read", "parse", "render", "encode", "check", "write")
+    waits = stages | {"write": stages.get("wait", 0.0)}
+    return max(names, key=lambda name: waits.get(name, 0.0)) if stages else None
 
 
 def run_record(result: BuildResult) -> dict[str, Json]:
@@ -281,9 +280,8 @@ class Monitor:
                 case local.PlaceState():
                     self._place = event.words
                 case local.WorkerLost():
-                    self.warn(
-                        f"worker {event.worker} died ({event.reason}); {event.task} is built again"
-                    )
+                    who = f"worker {event.worker} died ({event.reason})"
+                    self.warn(f"{who}; {event.task} is built again")
 
     def _note(self, worker: int, **facts: Any) -> None:
         self._workers[worker] = dataclasses.replace(self._workers[worker], **facts)
@@ -495,7 +493,7 @@ class RowLengths:
     silent_documents: int  # documents of which no token counts: pieces of rows, if anything
 
 
-def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | None:
+def measure_rows(path: PathInput, shape: RowShape) -> RowLengths | None:
     """Lengths of all rows of a store; None where it has none."""
     with Store(path, split=None) as store:
         if not len(store):
@@ -509,6 +507,7 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         reasons = store.reject_counts() if shape.too_long == "reject" else {}
     lengths = np.sort(lengths)
     ranks = {p: min(len(lengths) * p // 100, len(lengths) - 1) for p in PERCENTILES}
+    over = {each: lengths[lengths > each] - each for each in LIMITS if each < lengths[-1]}
     limit = shape.max_length
     return RowLengths(
         shortest=int(lengths[0]),
@@ -516,15 +515,7 @@ def measure_rows(path: str | os.PathLike[str], shape: RowShape) -> RowLengths | 
         mean=float(lengths.mean()),
         percentiles={p: int(lengths[rank]) for p, rank in ranks.items()},
         counted_tokens=counted,
-        cuts=tuple(
-            Cut(
-                limit=each,
-                rows=int((over := lengths[lengths > each] - each).size),
-                tokens=int(over.sum()),
-            )
-            for each in LIMITS
-            if each < lengths[-1]
-        ),
+        cuts=tuple(Cut(limit=n, rows=len(o), tokens=int(o.sum())) for n, o in over.items()),
         max_length=limit,
         too_long=shape.too_long,
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),

@@ -238,9 +238,8 @@ class BuildRun:
             if manifest is None or manifest.identity.fingerprint == fingerprint:
                 return
             who, other = f"the store {store!r} was built", []
-        what = "another tokenizer or other options"
-        if other:
-            what = f"other values of {', '.join(other)}"
+        values = f"other values of {', '.join(other)}"
+        what = values if other else "another tokenizer or other options"
         raise StoreError(
             f"{who} with {what}; parts of two kinds do not make one store",
             hint="give every part the same tokenizer and options, choose another --out, or replace "
@@ -272,7 +271,16 @@ class BuildRun:
         else:
             facts.write_record(self.layout, record)
         held: Manifest | list[str]
-        with self.monitor(work) as monitor:
+        plan, memory = work.plan, work.settings.memory
+        with Monitor(
+            budget=memory.budget,
+            bytes_total=plan.bytes_to_do,
+            units_total=plan.units_to_do,
+            on_progress=self.options.on_progress,
+            num_workers=min(memory.workers, len(plan.tasks)),
+            on_unit=self.on_unit,
+            started=self.started,
+        ) as monitor:
             if work.plan.tasks:
                 self.run_tasks(work, monitor, lock_token)
             if record is None:
@@ -326,19 +334,6 @@ class BuildRun:
             receipt = facts.read_receipt(self.layout, name)
             source = receipt.source.but(version=file.version)
             facts.rewrite_receipt(self.layout, receipt.but(source=source))
-
-    def monitor(self, work: Work) -> Monitor:
-        """The eye on the workers of this run."""
-        plan, memory = work.plan, work.settings.memory
-        return Monitor(
-            budget=memory.budget,
-            bytes_total=plan.bytes_to_do,
-            units_total=plan.units_to_do,
-            on_progress=self.options.on_progress,
-            num_workers=min(memory.workers, len(plan.tasks)),
-            on_unit=self.on_unit,
-            started=self.started,
-        )
 
     def run_tasks(self, work: Work, monitor: Monitor, lock_token: str) -> None:
         """Have the workers build and commit every unit that is to be built."""

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import gc
 import itertools
+import math
 import os
 import time
 from collections import Counter, deque
@@ -100,11 +101,8 @@ def in_validation(texts: TextBatch, fraction: float) -> NDArray[np.bool_]:
     data = np.ascontiguousarray(texts.data).data
     bounds = texts.offsets.tolist()
     digest = xxhash.xxh3_64_intdigest
-    return np.fromiter(
-        (digest(data[start:end], _SEED) < threshold for start, end in itertools.pairwise(bounds)),
-        np.bool_,
-        count=len(texts),
-    )
+    chosen = (digest(data[a:b], _SEED) < threshold for a, b in itertools.pairwise(bounds))
+    return np.fromiter(chosen, np.bool_, count=len(texts))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -389,9 +387,7 @@ class UnitPass:
         # Only the lines before the first unit are known to be none, and blank ones are no rows.
         tells_lines = unit.file.traits.rows_are_lines and unit.index == 0
         tells_lines = tells_lines and end is not None and end.num_lines == self.counts["rows"]
-        examples = "; ".join(
-            _describe(reject, unit, tells_lines=tells_lines) for reject in self.first_rejects
-        )
+        examples = "; ".join(_describe(each, unit, tells_lines) for each in self.first_rejects)
         at_fault, shaper = "--text-field", self.worker.encoder.shaper
         if shaper is not None:
             is_missing = self.first_rejects[0].reason is RejectReason.MISSING_FIELD
@@ -408,16 +404,12 @@ class UnitPass:
 
 def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
     """The batch as consecutive ones of at most `most_bytes` of text, or of one document."""
-    left, lowest = batch.num_bytes, -1
+    left, lowest = batch.num_bytes, -1.0
     for first, last in cut_ranges(batch.texts.offsets, most_bytes):
         is_end = last == len(batch.texts)
         # Rejects are between rows with text: each goes with the part before whose end it is.
-        highest = None if is_end else int(batch.rows[last])
-        rejects = tuple(
-            reject
-            for reject in batch.rejects
-            if reject.row > lowest and (highest is None or reject.row < highest)
-        )
+        highest = math.inf if is_end else int(batch.rows[last])
+        rejects = tuple(reject for reject in batch.rejects if lowest < reject.row < highest)
         texts = TextBatch(batch.texts.data, batch.texts.offsets[first : last + 1])
         num_bytes = left if is_end else texts.num_bytes
         yield dataclasses.replace(
@@ -429,13 +421,12 @@ def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
             num_bytes=num_bytes,
             places=None if batch.places is None else batch.places[first:last],
         )
-        left -= num_bytes
-        lowest = -1 if highest is None else highest
+        left, lowest = left - num_bytes, highest
     if not len(batch.texts):
         yield batch
 
 
-def _describe(reject: Reject, unit: Unit, *, tells_lines: bool) -> str:
+def _describe(reject: Reject, unit: Unit, tells_lines: bool) -> str:
     place = f"row {reject.row}" if reject.offset is None else f"byte {reject.offset:,}"
     if tells_lines:
         place = f"line {reject.row + 1:,}"
