@@ -40,7 +40,9 @@ help:
 demo: .venv/stamp
 	.venv/bin/tokenmill demo
 
+# Tests start hundreds of processes, and where PYTHONDONTWRITEBYTECODE is set each would compile.
 test: lint .venv-rc/stamp .venv-peers/stamp
+	$(DEV)/python -m compileall -q src
 	$(PYTEST) -m "not slow and not gpu and not network" $(PYTEST_ARGS)
 
 test-fast: .venv-dev/stamp
