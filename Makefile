@@ -45,8 +45,11 @@ test: lint .venv-rc/stamp .venv-peers/stamp
 	$(DEV)/python -m compileall -q src
 	$(PYTEST) -m "not slow and not gpu and not network" $(PYTEST_ARGS)
 
+# They wait for nobody, so a process for each core is enough. Left out are those that compute longest.
+LONGEST = tests/hostile tests/engines/test_load.py tests/engines/test_unicode_ranges.py tests/supervised/test_parity.py
+
 test-fast: .venv-dev/stamp
-	$(PYTEST) --ignore tests/hostile -m "fast and not slow and not gpu and not network" $(PYTEST_ARGS)
+	$(PYTEST) --numprocesses auto --maxprocesses 4 $(LONGEST:%=--ignore %) -m "fast and not slow and not gpu and not network" $(PYTEST_ARGS)
 
 test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)
