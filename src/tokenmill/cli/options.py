@@ -113,10 +113,11 @@ def command(
             for each in own
             if each.name in arguments
         ]
-        made += [each for name in flags for each in _parameters(options, name)]
+        declared = {each.name: each for each in dataclasses.fields(options)}
         taken = {"debug", *also, *(each.name for each in own)}
-        shared = [name for name in flags_of(CommandFlags) if name in taken]
-        made += [each for name in shared for each in _parameters(CommandFlags, name)]
+        shared = [each for each in dataclasses.fields(CommandFlags) if each.name in taken]
+        for field in (*map(declared.__getitem__, flags), *shared):
+            made += _parameters(field)
 
         @functools.wraps(function)
         def run(**values: Any) -> Any:
@@ -138,10 +139,10 @@ def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter
     return inspect.Parameter(name, kind, annotation=annotation, default=default)
 
 
-def _parameters(options: type, name: str) -> Iterator[inspect.Parameter]:
+@functools.cache  # commands share fields
+def _parameters(declared: dataclasses.Field[Any]) -> tuple[inspect.Parameter, ...]:
     """What the parser is told of an option; its help comes when it is asked for."""
-    flag = flags_of(options)[name]
-    (declared,) = (each for each in dataclasses.fields(options) if each.name == name)
+    name, flag = declared.name, declared.metadata["flag"]
     kind: Any = flag.kind or eval(str(declared.type), {"PathInput": str, "Sequence": list})
     default = declared.default
     if flag.choices:
@@ -163,10 +164,11 @@ def _parameters(options: type, name: str) -> Iterator[inspect.Parameter]:
         callback=flag.answer,
         is_eager=flag.answer is not None,
     )
-    yield _parameter(name, Annotated[kind, made], default)
-    if flag.off:
-        off = typer.Option(flag.off, rich_help_panel=flag.panel, help=flag.off_help)
-        yield _parameter(f"no_{name}", Annotated[bool, off], False)
+    on = _parameter(name, Annotated[kind, made], default)
+    if not flag.off:
+        return (on,)
+    off = typer.Option(flag.off, rich_help_panel=flag.panel, help=flag.off_help)
+    return on, _parameter(f"no_{name}", Annotated[bool, off], False)
 
 
 def _read(values: dict[str, Any], name: str, off: str | None) -> object:
