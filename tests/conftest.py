@@ -1,7 +1,7 @@
 """Small real tokenizers, trained once per test session, for every test folder.
 
 They are trained on sources of the standard library plus a few lines in other scripts, so nothing is
-downloaded and nothing lies in the repository.
+downloaded and nothing is in the repository.
 """
 
 from __future__ import annotations

@@ -716,7 +716,7 @@ def normalise(path: PathInput) -> str:
     if is_remote(text):
         return text
     if text.lower().startswith("file://"):
-        # Imported here: it brings ssl and the mail package, a third of opening a small store.
+        # Imported here: it imports ssl and the mail package, a third of opening a small store.
         from urllib.parse import urlsplit
         from urllib.request import url2pathname
 

@@ -649,7 +649,7 @@ Rows = TypeVar("Rows", bound="torch.Tensor | NDArray[Any]")
 
 
 def slice_row(array: Rows, *, rank: int, size: int, order: str = "zigzag") -> Rows:
-    """What peer `rank` of `size` holds of each row; rows lie along the last axis.
+    """What peer `rank` of `size` holds of each row; rows are along the last axis.
 
     >>> slice_row(batch.input_ids, rank=0, size=2)
     """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.command import in_terminal as terminal_output
 from tests.command import tokenmill
 from tests.once import once
 
@@ -88,27 +87,8 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def in_terminal(cli: Cli, *args: str, columns: int, **environment: str) -> str:
+def in_terminal(cli: Cli, *args: str, columns: int, **variables: str) -> str:
     """All that a terminal was sent."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *args],
-        cwd=cli.folder,
-        env={**cli.environment, "COLUMNS": str(columns), "LINES": "30", **environment},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    sent = b""
-    while True:
-        try:
-            block = os.read(ours, 1 << 16)
-        except OSError:  # Linux reports the end of a terminal as an error.
-            break
-        if not block:
-            break
-        sent += block
-    os.close(ours)
-    assert process.wait(60) == 0, sent.decode()
-    return sent.decode()
+    environment = {**cli.environment, **variables}
+    command = ("-m", "tokenmill", *args)
+    return terminal_output(*command, folder=cli.folder, columns=columns, environment=environment)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import pickle
-import pty
 import re
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.command import in_terminal as terminal_output
 from tests.command import tokenmill as tokenmill_command
 from tests.hostile.attack import LONG, attack, tried
 
@@ -173,27 +173,9 @@ def test_a_terminal_that_knows_ascii_alone_is_no_reason_to_fail(folder: Path) ->
 
 def in_terminal(folder: Path, *command: str) -> str:
     """All that a terminal was sent, without the escapes that colour and redraw, which are ours."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "COLUMNS": "80", "LINES": "30", "TERM": "xterm-256color"},
-    ) as process:
-        os.close(theirs)
-        sent = b""
-        while True:
-            try:
-                block = os.read(ours, 1 << 16)
-            except OSError:  # Linux reports the end of a terminal as an error.
-                break
-            sent += block
-    os.close(ours)
-    assert process.returncode == 0, sent
-    assert b"\x1b[5;41m" not in sent
-    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", sent.decode()).replace("\r", "")
+    sent = terminal_output(*command, folder=folder)
+    assert "\x1b[5;41m" not in sent
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", sent).replace("\r", "")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ and which units are complete, which are to be built, which go.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import itertools
 import os
@@ -18,7 +17,7 @@ import psutil
 import xxhash
 
 from tokenmill._version import __version__
-from tokenmill.engines.base import SpecialTokens, TokenizerInfo
+from tokenmill.engines.base import SpecialTokens, TokenizerInfo, trim_heap
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.sources import base
@@ -292,9 +291,7 @@ def release_free_memory() -> None:
     import pyarrow
 
     pyarrow.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    trim_heap()
 
 
 # -------------------------------------------------------------------------------------------------

@@ -596,7 +596,7 @@ class BuildPlan:
     store: str
     files: int
     input_bytes: int
-    """As the files lie on disk."""
+    """As the files are on disk."""
     units_to_build: int | None
     """None where compressed files hide it."""
     units_complete: int

@@ -6,6 +6,7 @@ the build's decision, and it is written down in the manifest.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import re
 from dataclasses import dataclass, field
@@ -127,6 +128,13 @@ def failure_of(error: BaseException) -> str:
     if isinstance(error, MemoryError) or not (isinstance(error, Exception) or is_panic):
         raise error
     return f"it panicked: {error}" if is_panic else str(error) or repr(error)
+
+
+def trim_heap() -> None:
+    """Have the C library give memory that was freed back to the system; only glibc has that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Engine(Protocol):

@@ -9,7 +9,6 @@ asks, so under `text` it is given a tokenizer without them; its caches grow with
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import re
@@ -606,7 +605,6 @@ class GigatokenEngine:
         """Drop the tokenizer with its caches, hand the memory back, build it again."""
         self._tokenizer = self._vocab = None
         gc.collect()
-        # Ask the C library to return free memory; only glibc has a call for it.
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        base.trim_heap()
         self._tokenizer = self._load()
         return True

@@ -324,7 +324,7 @@ def _serve(pipe: IO[bytes], outbox: IO[bytes]) -> None:
                 send("done", (number, outcome))
             send("free", None)
         worker.close()
-    except BaseException as error:  # the border of the process: everything is told to the driver
+    except BaseException as error:  # the end of the process: everything is told to the driver
         fail(error)
 
 

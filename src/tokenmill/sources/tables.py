@@ -289,7 +289,7 @@ def _text_sizes(metadata: Any, columns: tuple[str, ...]) -> list[int]:
         group = metadata.row_group(index)
         chunks = [group.column(i) for i in wanted]
         for i, chunk in zip(wanted, chunks, strict=True):
-            # What lies behind the rows that the footer counts would be passed over.
+            # What comes after the rows that the footer counts would be passed over.
             is_flat = metadata.schema.column(i).max_repetition_level == 0
             if is_flat and chunk.num_values != group.num_rows:
                 raise pa.ArrowInvalid(

@@ -67,7 +67,7 @@ def find_varlen() -> Kernel | None:
 
 
 class DocumentBoundaries(NamedTuple):
-    """Where documents lie in the flattened rows, for attention that stays within them."""
+    """Where documents are in the flattened rows, for attention that stays within them."""
 
     cu_seqlens: torch.Tensor  # starts of documents, filled up with the number of tokens
     # A constant, not the longest of this batch: a changed number would compile again.
