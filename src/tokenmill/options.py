@@ -2,7 +2,7 @@
 
 A verb has one class of options (`BuildOptions` here, `TrainOptions` beside the trainer). Python
 takes its fields as keywords (`with_options`), the command line makes its flags of them
-(`cli.options.command`), and the same object travels to the code that uses a value. To add an
+(`cli.options.with_flags`), and the same object travels to the code that uses a value. To add an
 option, add a field, and read it where it matters.
 """
 
@@ -50,7 +50,6 @@ PACKINGS = {
     "best-fit": "whole documents, least padding",
     "pad": "one document to a row",
 }
-BUILD_PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,6 +318,8 @@ class BuildOptions(RowShape):
     `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `identity` is
     what decides the bytes of a store; the rest may differ between a run and its resume.
     """
+
+    PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
 
     inputs: PathInput | Sequence[PathInput] = field(kw_only=False)
     tokenizer: PathInput = option(MISSING, NEEDED, "PATH|ID", short="-t")

@@ -5,44 +5,55 @@ What is heavy is imported when a command runs: see `cli/main.py`.
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shlex
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 import tokenmill
-from tokenmill import options as declared
 from tokenmill.cli import show
-from tokenmill.cli.options import (
-    FOREIGN,
-    INPUTS,
-    STORE,
-    argument,
-    command,
-    note_shadowed,
-    same_command,
-    stoppable,
-)
 from tokenmill.cli.output import BuildView, LineView, TrainView, watch, watch_amount
 from tokenmill.errors import UsageError
-from tokenmill.interop.base import PANELS, ConvertRequest, ExportRequest, ImportRequest
-from tokenmill.trainer.options import TrainOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from tokenmill.interop.export import ExportResult
 
 Asked = dict[str, Any]
 
 KEPT_UNITS = "every unit that was finished is committed and stays"
-WRITING = ("link_or_copy", "merge", "settings", "as_json", "quiet")
+WRITING = "link_or_copy merge settings as_json quiet"
 KEPT_PARTS = "every part that was finished stays"
 KEPT_IMPORT = "every part that was finished is committed and stays"
 STANDING = "complete; its inputs were not looked at again, which a build without --part does"
 
 
-@command(declared.BuildOptions, panels=declared.BUILD_PANELS, also=["list_corpora"], inputs=INPUTS)
+def command(options: str, **how: str) -> Callable[[Any], Any]:
+    """Name the class of a command's options; see `with_flags` for the rest.
+
+    What stands for the command is what makes it, flags and all: see `main.LateCommand`.
+    """
+
+    def decorate(function: Any) -> Any:
+        def late() -> Any:
+            from tokenmill.cli.options import with_flags
+
+            return with_flags(function, options, **how)
+
+        late.__doc__ = function.__doc__
+        return late
+
+    return decorate
+
+
+@command("options.BuildOptions", also="list_corpora")
 def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, quiet: bool) -> None:
     """Turn text into a store of tokens. The same command again resumes.
 
@@ -73,7 +84,7 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
 NOT_PLANNED = "max_rejects pin profile monitor runner address part prune rebuild"
 
 
-@command(declared.PlanOptions, panels=declared.BUILD_PANELS, without=NOT_PLANNED, inputs=INPUTS)
+@command("options.PlanOptions", without=NOT_PLANNED)
 def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
     """Say what a build would take: units, tokens, disk, memory, time. Writes nothing.
 
@@ -88,14 +99,10 @@ def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
     show.plan_result(planned, as_json=as_json)
 
 
-PARTS_INPUTS = argument(
-    list[str] | None,
-    "INPUT",
-    "The inputs of the parts; needed only where they are URLs that hold a key.",
-)
+PARTS_INPUTS = "The inputs of the parts; needed only where they are URLs that hold a key."
 
 
-@command(declared.FinishOptions, store=STORE, inputs=PARTS_INPUTS)
+@command("options.FinishOptions", inputs=PARTS_INPUTS)
 def finish(
     *, store: str, inputs: list[str] | None = None, options: Asked, as_json: bool, quiet: bool
 ) -> None:
@@ -114,7 +121,7 @@ def finish(
     show.build_result(result, as_json=as_json, standing=STANDING)
 
 
-@command(declared.VerifyOptions, store=STORE)
+@command("options.VerifyOptions")
 def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Prove that a store is whole and right. Exits with 1 if it is not.
 
@@ -134,7 +141,7 @@ def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
-@command(declared.InspectOptions, store=STORE)
+@command("options.InspectOptions")
 def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     """Show what a store holds: lengths, tokens, policies, rejects.
 
@@ -148,7 +155,7 @@ def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     show.inspection_result(inspection, as_json=as_json)
 
 
-@command(declared.LayoutOptions, store=STORE)
+@command("options.LayoutOptions")
 def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.
 
@@ -165,7 +172,7 @@ def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     show.layout_result(report, as_json=as_json)
 
 
-@command(TrainOptions, store=STORE)
+@command("trainer.options.TrainOptions")
 def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Train the reference model on a store.
 
@@ -187,15 +194,13 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     show.train_result(result, as_json=as_json)
 
 
-TRAINING_TEXT = argument(
-    list[str] | None,
-    "INPUT",
+TRAINING_TEXT = (
     "The text of your training: any input that `tokenmill build` reads. May be left out with --run,"
-    " --stalls or --timeline.",
+    " --stalls or --timeline."
 )
 
 
-@command(declared.DiagnoseOptions, inputs=TRAINING_TEXT)
+@command("options.DiagnoseOptions", inputs=TRAINING_TEXT)
 def diagnose(
     *, inputs: list[str] | None = None, options: Asked, as_json: bool, quiet: bool
 ) -> None:
@@ -218,7 +223,7 @@ def diagnose(
     show.diagnosis_result(found, report=options["report"], as_json=as_json)
 
 
-@command(ExportRequest, panels=PANELS, also=WRITING, store=STORE)
+@command("interop.base.ExportRequest", also=WRITING)
 def export(*, store: str, **asked: Any) -> None:
     """Write a store in another project's format. The same command again resumes.
 
@@ -266,7 +271,7 @@ def with_settings(
     return {**options, "merge": True} if merge else options
 
 
-@command(ImportRequest, panels=PANELS, path=FOREIGN)
+@command("interop.base.ImportRequest")
 def import_(
     *, path: str, options: Asked, settings: list[str] | None, as_json: bool, quiet: bool
 ) -> None:
@@ -287,7 +292,7 @@ def import_(
     show.import_result(result, as_json=as_json)
 
 
-@command(ConvertRequest, panels=PANELS, also=WRITING, path=FOREIGN)
+@command("interop.base.ConvertRequest", also=WRITING)
 def convert(*, path: str, **asked: Any) -> None:
     """Write token files of one format in another. The same command again resumes.
 
@@ -302,7 +307,7 @@ def convert(*, path: str, **asked: Any) -> None:
     write_files("converting", tokenmill.convert, path, **asked)
 
 
-@command(declared.DemoOptions)
+@command("options.DemoOptions")
 def demo(*, options: Asked) -> None:
     """See all of it work, in under a minute and without a download.
 
@@ -318,3 +323,62 @@ def demo(*, options: Asked) -> None:
     with stoppable("the demo can be started again at any time", resumes=True):
         for step in demo_steps(Path(options["out"])):
             show.tell(step)
+
+
+def note_shadowed(inputs: list[str], *, quiet: bool) -> None:
+    """Say on stderr that a file of this folder is read where a corpus has the same name."""
+    from tokenmill.sources.discovery import CORPORA, corpus_files
+
+    for name in () if quiet else CORPORA.keys() & set(inputs):
+        if corpus_files(name) == name:
+            note = f"note: {name!r} is read from this folder; the corpus of that name is"
+            print(f"{note} '{CORPORA[name].files}'", file=sys.stderr)
+
+
+# -------------------------------------------------------------------------------------------------
+# Ctrl-C and SIGTERM: stop in order, then say what is safe and how to go on.
+
+# A command that the shell expanded to more characters than this is not repeated in full.
+LONGEST_COMMAND = 2000
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, for a library that knows Ctrl-C: it ends its workers for both in the same way."""
+
+
+def raise_on_sigterm() -> None:
+    """Make SIGTERM raise `Terminated` in the main thread."""
+
+    def handle(_signum: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+@contextlib.contextmanager
+def stoppable(what_is_safe: str, *, resumes: bool = False) -> Iterator[None]:
+    """Turn Ctrl-C or SIGTERM inside the block into a note on stderr and the exit code for it."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        terminated = isinstance(stop, Terminated)
+        # A second Ctrl-C must not cut these lines off.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(f"stopped{' by SIGTERM' if terminated else ''}: {what_is_safe}", file=sys.stderr)
+        if resumes:
+            again = "to go on from there, run the same command again"
+            print(f"{again}:\n  {same_command()}", file=sys.stderr)
+        raise typer.Exit(143 if terminated else 130) from stop
+
+
+def same_command() -> str:
+    """The command line of this process, as it can be pasted into a shell again."""
+    program = Path(sys.argv[0])
+    start = ["python", "-m", "tokenmill"] if program.name == "__main__.py" else [program.name]
+    # What comes after the '?' of an address may be a signature.
+    arguments = [re.sub(r"(https?://[^?#]*[?#]).*", r"\1...", each) for each in sys.argv[1:]]
+    command = shlex.join([*start, *arguments])
+    if len(command) <= LONGEST_COMMAND:
+        return command
+    return f"{shlex.join([*start, *arguments[:2]])} ... (the same command as before)"

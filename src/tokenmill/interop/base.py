@@ -126,12 +126,13 @@ LINKS = ("never", "always", "if-possible")
 
 READ = "How files are read"
 WRITTEN = "How files are written"
-PANELS = (NEEDED, READ, WRITTEN, SPEED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
     """What a format is told of an export; everything here but `link` decides the bytes."""
+
+    PANELS = (NEEDED, READ, WRITTEN, SPEED)
 
     to: str = option(
         MISSING,
@@ -202,6 +203,8 @@ class Detection(NamedTuple):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOptions:
     """What a format is told about files that do not say it themselves."""
+
+    PANELS = ExportOptions.PANELS
 
     dtype: str | None = option(None, READ, "TYPE", shown="as the files say, else uint16")
     """Type of the ids in files that do not say it: uint16, uint32, int32, ..."""
