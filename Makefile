@@ -40,9 +40,10 @@ help:
 demo: .venv/stamp
 	.venv/bin/tokenmill demo
 
-# Tests start hundreds of processes, and where PYTHONDONTWRITEBYTECODE is set each would compile.
+# Tests start hundreds of processes: each would compile this project where none may keep what it compiled.
+export PYTHONDONTWRITEBYTECODE =
+
 test: lint .venv-rc/stamp .venv-peers/stamp
-	$(DEV)/python -m compileall -q src
 	$(PYTEST) -m "not slow and not gpu and not network" $(PYTEST_ARGS)
 
 # They wait for nobody, so a process for each core is enough. Left out are those that compute longest.
@@ -60,7 +61,7 @@ lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .
 	$(DEV)/ruff check .
 	$(DEV)/lint-imports
-	$(DEV)/mypy
+	$(DEV)/mypy --num-workers 2
 
 bench: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)

@@ -8,6 +8,7 @@ watched: one that does such a thing all the same fails, until the name that led 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -61,7 +62,7 @@ def _names(roots: Iterable[object]) -> Iterator[str]:
         if isinstance(it, types.FunctionType):
             found += _wrapped(it)
             if it.__code__.co_filename.startswith(HOME):
-                names = set(_in_code(it.__code__))
+                names = _in_code(it.__code__)
                 yield from names
                 found += _named(names, it.__globals__)
         elif isinstance(it, type):
@@ -89,14 +90,13 @@ def _wrapped(function: types.FunctionType) -> Iterator[object]:
             yield cell.cell_contents
 
 
-def _in_code(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _in_code(constant)
+@functools.cache
+def _in_code(code: types.CodeType) -> frozenset[str]:
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(code.co_names).union(*map(_in_code, inner))
 
 
-def _named(names: set[str], space: dict[str, object]) -> Iterator[object]:
+def _named(names: frozenset[str], space: dict[str, object]) -> Iterator[object]:
     """What the names are, in a module or in modules of tests/ that are imported there or here."""
     for name in names:
         it = importlib.import_module(name) if name.startswith("tests.") else space.get(name)
