@@ -353,7 +353,7 @@ def test_a_damaged_plan_is_an_error_not_other_tokens(tmp_path: Path) -> None:
     at = data.index(items.tobytes())
     data[at + 7] ^= 0x10  # the position of the first item: far behind the end
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="lies behind the last of its 78 tokens"):
+    with pytest.raises(StoreError, match="is after the last of its 78 tokens"):
         list(make(Store(tmp_path / "store"), packing="best-fit", epochs=1))
 
 

@@ -465,7 +465,7 @@ class RowRecords:
         spans = self._stream.locate(np.array([low], np.int64), np.array([count], np.int64))
         pieces = [
             self._store.map_shard(shard).tokens[first:last]
-            for shard, first, last in map(spans.at, range(len(spans.shards)))
+            for shard, first, last in spans.T.tolist()
         ]
         tokens: NDArray[Any] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         has_mask = self._store.has_mask

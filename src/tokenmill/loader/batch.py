@@ -254,8 +254,8 @@ class Window:
             raise layout.stream.damaged("does not have the length of a row")
         spans = layout.stream.locate(starts, lengths)
         firsts: Sequence[int] = range(len(places) + 1)
-        if len(spans.shards) != len(places):
-            ends = np.cumsum(spans.lasts - spans.firsts)
+        if spans.shape[1] != len(places):
+            ends = np.cumsum(spans[2] - spans[1])
             row_ends = np.arange(len(places) + 1) * row_tokens
             firsts = ends.searchsorted(row_ends, side="right").tolist()
         self._found.append((source, places, spans, firsts))
@@ -277,28 +277,34 @@ class Window:
     def _read(self, first: int, last: int, *, masks: bool) -> NDArray[Any]:
         """Tokens of steps, or which of them count."""
 
-        def read(stream: TokenStream, part: Spans) -> NDArray[Any]:
+        def read(stream: TokenStream, part: Spans, length: int | None) -> NDArray[Any]:
             if masks:
-                return stream.read_mask(part)
-            return stream.read_spans(part, pad=self._pad_id if part.length is None else None)
+                return stream.read_mask(part, length=length)
+            pad = self._pad_id if length is None else None
+            return stream.read_spans(part, pad=pad, length=length)
 
         parts, num_rows = list(self._parts(first, last)), (last - first) * self.rows.shape[1]
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return read(*parts[0][1:])
         dtype = np.dtype(np.bool_) if masks else self._layouts[0].stream.dtype
         values = np.full((num_rows, self.seq_len + 1), 0 if masks else self._pad_id, dtype)
-        for here, stream, part in parts:
+        for here, stream, part, length in parts:
             first_row = first * self.rows.shape[1]
-            values[here - first_row] = read(stream, part).reshape(-1, self.seq_len + 1)
+            values[here - first_row] = read(stream, part, length).reshape(-1, self.seq_len + 1)
         return values
 
     def read_ahead(self, first: int, last: int) -> None:
         """Have the rows of some steps downloaded, where they are far away."""
-        for _, stream, part in self._parts(first, last):
+        for _, stream, part, _ in self._parts(first, last):
             stream.read_ahead(part)
 
-    def _parts(self, first: int, last: int) -> Iterator[tuple[Ints, TokenStream, Spans]]:
-        """Each source with rows in these steps: their places, its stream, and where they are."""
+    def _parts(
+        self, first: int, last: int
+    ) -> Iterator[tuple[Ints, TokenStream, Spans, int | None]]:
+        """Each source with rows in these steps: their places, its stream, and where they are.
+
+        The last is the length of every span, where each is a whole row without padding.
+        """
         first, last = first * self.rows.shape[1], last * self.rows.shape[1]
         for source, places, spans, firsts in self._found:
             begin, end = first, last
@@ -307,10 +313,10 @@ class Window:
             low, high = firsts[begin], firsts[end]
             is_even = high - low == end - begin
             if is_even and self._padded is not None:
-                is_even = NO_SHARD not in spans.shards[low:high]
-            part = spans.part(low, high, self.seq_len + 1 if is_even else None)
+                is_even = NO_SHARD not in spans[0, low:high]
             if begin < end:
-                yield places[begin:end], self._layouts[source].stream, part
+                length = self.seq_len + 1 if is_even else None
+                yield places[begin:end], self._layouts[source].stream, spans[:, low:high], length
 
     def is_padded(self, place: int) -> bool:
         """Whether a step has padding."""

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 Track: TypeAlias = Literal["bin", "mask"]
+# Tokens of shards, each span within one shard or padding, as columns of (shard, first, last).
+Spans: TypeAlias = "Ints"
 
 NO_SHARD = -1  # shard of a piece that is padding
 
@@ -50,25 +52,6 @@ def distinct(values: NDArray[np.integer]) -> list[int]:
     program that ends stops its other threads where they wait for the lock, and there it aborts.
     """
     return sorted(set(values.tolist()))
-
-
-class Spans(NamedTuple):
-    """Tokens from `firsts` to `lasts` of shards, each within one shard or padding."""
-
-    shards: Ints
-    firsts: Ints
-    lasts: Ints
-    # Length of all, where it is known to be one and none is padding: such are read fastest.
-    length: int | None = None
-
-    def at(self, place: int) -> tuple[int, int, int]:
-        """One of them: shard, first and last."""
-        return int(self.shards[place]), int(self.firsts[place]), int(self.lasts[place])
-
-    def part(self, first: int, last: int, length: int | None = None) -> Spans:
-        """Some of them, by their places; `length` is that of all, if it is known."""
-        here = slice(first, last)
-        return Spans(self.shards[here], self.firsts[here], self.lasts[here], length)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -105,21 +88,22 @@ class MappedTokens:
         self._view = lru_cache(max(1, store.max_mapped))(view)
         self._is_slow = False
 
-    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
-        """The values of all spans, back to back."""
-        pieces = list(zip(*(column.tolist() for column in spans[:3]), strict=True))
+    def read(self, spans: Spans, *, padding: memoryview, length: int | None = None) -> NDArray[Any]:
+        """The values of all spans, back to back; `length`: of all, where none is padding."""
+        del length  # a join takes pieces of any lengths alike
+        pieces = spans.T.tolist()
         views = {shard: self._view(shard) for shard, _, _ in pieces if shard != NO_SHARD}
         for shard in views:
             self._store.map_shard(shard)  # says if it was cut off
         views[NO_SHARD] = padding
         started = perf_counter()
         if self._is_slow:
-            self._bring([piece for piece in pieces if piece[0] != NO_SHARD])
+            self._fetch_pages([piece for piece in pieces if piece[0] != NO_SHARD])
         joined = bytearray().join([views[shard][first:last] for shard, first, last in pieces])
         self._is_slow = is_slow(perf_counter() - started, len(pieces), len(joined))
         return view_values(joined, dtype=self._dtype)
 
-    def _bring(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+    def _fetch_pages(self, pieces: Sequence[Sequence[int]]) -> None:
         """Have the pages of all pieces read, many at a time."""
         for shard, first, last in pieces:
             values = self._store.map_shard(shard).track(self._track)
@@ -205,19 +189,20 @@ class ReservedTokens:
         self._mapped: dict[int, tuple[str, int, int]] = {}
         self._look_at = 0.0  # when the files are to be looked at again
 
-    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
-        """The values of all spans, back to back."""
-        shards = spans.shards
+    def read(self, spans: Spans, *, padding: memoryview, length: int | None = None) -> NDArray[Any]:
+        """The values of all spans, back to back; `length`: of all, where none is padding."""
+        shards, firsts, lasts = spans
         if self._num_unmapped and not self._is_mapped[shards].all():
             self._map(distinct(shards[~self._is_mapped[shards]]))
         started = perf_counter()
         if started > self._look_at:
             self._require_whole()
-        starts = self._bases[shards] + spans.firsts
+        starts = self._bases[shards] + firsts
         if self._is_slow:
-            self._bring(spans, starts)
-        if spans.length is not None:
-            found = self._rows_of(spans.length)[starts].reshape(-1)
+            real = shards != NO_SHARD
+            self._fetch_pages(starts[real], (starts + lasts - firsts)[real], wait=length is None)
+        if length is not None:
+            found: NDArray[Any] = self._rows_of(length)[starts].reshape(-1)
         else:
             found = self._join(spans, starts, padding)
         self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
@@ -231,20 +216,19 @@ class ReservedTokens:
 
     def _join(self, spans: Spans, starts: Ints, padding: memoryview) -> NDArray[Any]:
         """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
-        lengths = spans.lasts - spans.firsts
+        shards, firsts, lasts = spans
+        lengths = lasts - firsts
         places = map(slice, starts.tolist(), (starts + lengths).tolist())
         pieces = list(map(self._tokens.data.__getitem__, places))
         if padding:
-            for place in np.flatnonzero(spans.shards == NO_SHARD).tolist():
+            for place in np.flatnonzero(shards == NO_SHARD).tolist():
                 pieces[place] = padding[: int(lengths[place])]
         return np.frombuffer(bytearray().join(pieces), self._tokens.dtype)
 
-    def _bring(self, spans: Spans, starts: Ints) -> None:
+    def _fetch_pages(self, firsts: Ints, lasts: Ints, *, wait: bool) -> None:
         """Have the pages of all pieces read, many at a time."""
-        real = spans.shards != NO_SHARD
-        firsts, lasts = starts[real], (starts + spans.lasts - spans.firsts)[real]
         self._range.want(firsts, lasts)
-        if spans.length is None:  # a gather waits without the interpreter's lock anyway
+        if wait:  # a gather waits without the interpreter's lock anyway
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                 touch(self._tokens, first, last)
 
@@ -416,28 +400,31 @@ class TokenStream:
     def locate(self, starts: Ints, lengths: Ints) -> Spans:
         """Where pieces are: in their order, those cut in two that go on in the next shard."""
         spans = self._spans(starts, lengths)
-        if spans.shards.min(initial=0) == NO_SHARD:
-            padded = spans.shards == NO_SHARD
-            spans.firsts[padded], spans.lasts[padded] = 0, lengths[padded]
+        if spans[0].min(initial=0) == NO_SHARD:
+            padded = spans[0] == NO_SHARD
+            spans[1, padded], spans[2, padded] = 0, lengths[padded]
         return self._within_shards(spans)
 
-    def read_spans(self, spans: Spans, *, pad: int | None) -> TokenArray:
-        """The tokens of all that was located, back to back; `pad` is None if none is padding."""
-        if pad is None:
-            return self._source.read(spans, padding=NO_PADDING)
-        return self._source.read(spans, padding=self._padding("bin", pad, spans))
+    def read_spans(self, spans: Spans, *, pad: int | None, length: int | None = None) -> TokenArray:
+        """The tokens of all that was located, back to back; `pad` is None if none is padding.
 
-    def read_mask(self, spans: Spans) -> NDArray[np.bool_]:
+        `length` is that of every span, where it is known and none is padding: the fastest read.
+        """
+        padding = NO_PADDING if pad is None else self._padding("bin", pad, spans)
+        return self._source.read(spans, padding=padding, length=length)
+
+    def read_mask(self, spans: Spans, *, length: int | None = None) -> NDArray[np.bool_]:
         """Which tokens of all that was located count, back to back; padding does not.
 
         All others do where the store has no masks.
         """
+        shards, firsts, lasts = spans
         if not self.has_mask:
-            return np.repeat(spans.shards != NO_SHARD, spans.lasts - spans.firsts)
+            return np.repeat(shards != NO_SHARD, lasts - firsts)
         padding = NO_PADDING
-        if spans.length is None and spans.shards.min(initial=0) == NO_SHARD:
+        if length is None and shards.min(initial=0) == NO_SHARD:
             padding = self._padding("mask", 0, spans)
-        return self._mask_source.read(spans, padding=padding).view(np.bool_)
+        return self._mask_source.read(spans, padding=padding, length=length).view(np.bool_)
 
     @lazy
     def _mask_source(self) -> _Source:
@@ -445,7 +432,7 @@ class TokenStream:
 
     def _padding(self, track: Track, pad: int, spans: Spans) -> memoryview:
         """Padding to cut pieces from: made once, since most rows have some where any have."""
-        longest = int((spans.lasts - spans.firsts).max(initial=0))
+        longest = int((spans[2] - spans[1]).max(initial=0))
         kept_pad, kept = self._kept_padding.get(track, (pad, NO_PADDING))
         if kept_pad != pad or len(kept) < longest:
             kept = np.full(longest, pad, self.store.track_dtype(track)).data
@@ -464,10 +451,10 @@ class TokenStream:
 
         Padding stays as it is.
         """
-        spans = self._within_shards(self._spans(starts, lengths))
-        bases = self._starts[spans.shards]
-        starts, ends = spans.firsts + bases, spans.lasts + bases
-        return _cut(starts, ends, groups=list(self._find_boundaries(spans.shards, starts, ends)))
+        shards, firsts, lasts = self._within_shards(self._spans(starts, lengths))
+        bases = self._starts[shards]
+        starts, ends = firsts + bases, lasts + bases
+        return _cut(starts, ends, groups=list(self._find_boundaries(shards, starts, ends)))
 
     def _find_boundaries(self, shards: Ints, starts: Ints, ends: Ints) -> Iterator[_Boundaries]:
         """Shard by shard: which of its documents begin inside which pieces."""
@@ -533,31 +520,33 @@ class TokenStream:
 
     def _spans(self, starts: Ints, lengths: Ints) -> Spans:
         """The shard that each piece begins in, and where; bisection puts padding at NO_SHARD."""
-        shards = self._starts.searchsorted(starts, side="right") - 1
-        firsts = starts - self._starts[shards]
-        return Spans(shards, firsts, firsts + lengths)
+        spans = np.empty((3, len(starts)), np.int64)
+        shards, firsts, lasts = spans
+        np.subtract(self._starts.searchsorted(starts, side="right"), 1, out=shards)
+        np.subtract(starts, self._starts[shards], out=firsts)
+        np.add(firsts, lengths, out=lasts)
+        return spans
 
     def _within_shards(self, spans: Spans) -> Spans:
         """The same pieces, those cut in two that go on in the next shard."""
-        beyond = np.flatnonzero(spans.lasts > self._sizes[spans.shards])
+        beyond = np.flatnonzero(spans[2] > self._sizes[spans[0]])
         if not beyond.size:
             return spans
-        found = [self._cut_at_shards(*spans.at(place)) for place in beyond.tolist()]
-        counts = np.ones(len(spans.shards), np.int64)
+        found = [self._cut_at_shards(*spans[:, place].tolist()) for place in beyond.tolist()]
+        counts = np.ones(spans.shape[1], np.int64)
         counts[beyond] = [len(pieces) for pieces in found]
-        columns = shards, firsts, lasts = [column.repeat(counts) for column in spans[:3]]
+        cut = spans.repeat(counts, axis=1)
         begins = (np.cumsum(counts) - counts)[beyond].tolist()
         for begin, pieces in zip(begins, found, strict=True):
-            for column, values in zip(columns, zip(*pieces, strict=True), strict=True):
-                column[begin : begin + len(pieces)] = values
-        return Spans(shards, firsts, lasts)
+            cut[:, begin : begin + len(pieces)] = np.array(pieces, np.int64).reshape(-1, 3).T
+        return cut
 
     def _cut_at_shards(self, shard: int, first: int, last: int) -> list[tuple[int, int, int]]:
         """Pieces within shards, of one that goes beyond its own."""
         pieces: list[tuple[int, int, int]] = []
         while last > (size := int(self._sizes[shard])):
             if shard + 1 == len(self._first_positions):
-                raise self.damaged(f"lies behind the last of its {self.num_tokens:,} tokens")
+                raise self.damaged(f"is after the last of its {self.num_tokens:,} tokens")
             pieces.append((shard, first, size))
             shard, first, last = shard + 1, 0, last - size
         pieces.append((shard, first, last))
@@ -594,12 +583,13 @@ class _RemoteSource:
         self._store = store
         self._track: Track = track
 
-    def read(self, spans: Spans, *, padding: memoryview) -> NDArray[Any]:
+    def read(self, spans: Spans, *, padding: memoryview, length: int | None = None) -> NDArray[Any]:
+        del length  # every span is a range of bytes of its own
         assert self._store.remote is not None
         ranges = _byte_ranges(self._store, spans, self._track)
         found = iter(self._store.remote.read(ranges, kind=self._track))
-        lengths = (spans.lasts - spans.firsts).tolist()
-        is_real = (spans.shards != NO_SHARD).tolist()
+        shards, firsts, lasts = spans
+        lengths, is_real = (lasts - firsts).tolist(), (shards != NO_SHARD).tolist()
         pieces = [next(found) if r else padding[:n] for r, n in zip(is_real, lengths, strict=True)]
         # A bytearray, so that the array is writable: torch warns of one that is not.
         return view_values(bytearray().join(pieces), dtype=self._store.track_dtype(self._track))
@@ -607,10 +597,9 @@ class _RemoteSource:
 
 def _byte_ranges(store: Store, spans: Spans, track: Track) -> list[tuple[str, int, int]]:
     """Shards, first bytes and bytes after the last, as a remote store takes them; no padding."""
-    real, size = spans.shards != NO_SHARD, store.track_dtype(track).itemsize
-    names = [store.shards[shard].name for shard in spans.shards[real].tolist()]
-    firsts, lasts = spans.firsts[real] * size, spans.lasts[real] * size
-    return list(zip(names, firsts.tolist(), lasts.tolist(), strict=True))
+    size = store.track_dtype(track).itemsize
+    real = spans[:, spans[0] != NO_SHARD].T.tolist()
+    return [(store.shards[shard].name, first * size, last * size) for shard, first, last in real]
 
 
 class _Boundaries(NamedTuple):
