@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import lzma
 import re
@@ -85,6 +86,20 @@ def test_a_line_is_decided_the_same_alone_and_among_others(lines: list[bytes], f
         alone, refused = _read(JsonlParser(options), [line])
         assert texts.get(row) == alone.get(0), line
         assert reasons.get(row) == (refused[0][1:3] if refused else None), line
+
+
+@pytest.mark.parametrize("end", [b"", b"\r"])
+def test_lines_that_are_no_objects_take_no_more_steps_than_those_that_are(end: bytes) -> None:
+    rows, steps = 2_000, {}
+    for line in (b"{}", b"[]", b"5", b"null", b'"a"', b"{"):
+        parser = JsonlParser(SourceOptions())
+        _read(parser, [line + end])  # what comes first is made once
+        profile = cProfile.Profile()
+        _, rejects = profile.runcall(_read, parser, [line + end] * rows)
+        assert len(rejects) == rows
+        steps[line] = sum(entry.callcount for entry in profile.getstats())
+        tried("lines that are no objects, by the steps they take", rows)
+    assert max(steps, key=steps.__getitem__) == b"{}", steps
 
 
 LINES = 60_000

@@ -184,7 +184,7 @@ def rows_of(
         offset = None if offsets is None else int(offsets[slot])
         found.setdefault(slot, Reject(first_row + slot, reason, detail, offset, size=size))
 
-    if array.null_count:
+    if array.null_count > len(found):  # whose slots are null too
         for slot in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             if slot not in found:
                 reject(slot, RejectReason.NULL_TEXT, "the text is null")

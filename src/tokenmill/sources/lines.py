@@ -300,6 +300,7 @@ def decide(line: bytes, field: str) -> bytes | tuple[RejectReason, str]:
 
 
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_IS_SPACE = np.isin(np.arange(256), [*WHITESPACE])
 _SPACE = 32
 _LONG_LINE_BYTES = 512
 _FEW_LINES = 256
@@ -314,7 +315,7 @@ class JsonlParser:
         self._field = options.text_field
         self._whole = bool(options.fields)
         self._limit = record_limit(options)
-        self._memo: dict[bytes, bytes | tuple[RejectReason, str]] = {}
+        self.memo: dict[bytes, bytes | tuple[RejectReason, str]] = {}
         self._options = pj.ParseOptions(
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
         )
@@ -401,10 +402,10 @@ class JsonlParser:
         """What Python says of a line; of a short one that came before, what it said then."""
         if len(line) > _MEMO_LINE_BYTES:
             return decide(line, self._field)
-        if (found := self._memo.get(line)) is None:
-            if len(self._memo) >= _MEMO_LINES:
-                self._memo.clear()
-            found = self._memo[line] = decide(line, self._field)
+        if (found := self.memo.get(line)) is None:
+            if len(self.memo) >= _MEMO_LINES:
+                self.memo.clear()
+            found = self.memo[line] = decide(line, self._field)
         return found
 
 
@@ -416,16 +417,18 @@ class _Rejects(dict[int, Reject]):
 
     def add(self, indices: NDArray[np.int64]) -> None:
         """Note why these lines, which have no text, are rejected."""
-        lines, limit = self._lines, self._lines.limit
-        for index, start, end in lines.places(indices):
-            row, offset = self._first_row + index, lines.offset + start
-            if end - start + len(BOM) > limit and (size := int(lines.sizes[index])) > limit:
-                detail = too_large(size, limit)
-                self[index] = Reject(row, RejectReason.TOO_LARGE, detail, offset, size)
-                continue
-            found = self._parser.decided(bytes(lines.data[start:end]).strip(WHITESPACE))
+        lines, limit, data = self._lines, self._lines.limit, bytes(self._lines.data)
+        is_large = lines.sizes[indices] > limit
+        for index in indices[is_large].tolist():
+            size, offset = int(lines.sizes[index]), int(lines.starts[index]) + lines.offset
+            what = RejectReason.TOO_LARGE, too_large(size, limit), offset, size
+            self[index] = Reject(self._first_row + index, *what)
+        memo, decided = self._parser.memo, self._parser.decided
+        for index, start, end in lines.places(indices[~is_large]):
+            line = data[start:end]
+            found = memo.get(line) or decided(line.strip(WHITESPACE))
             assert not isinstance(found, bytes), "a line that has text was to be rejected"
-            self[index] = Reject(row, *found, offset)
+            self[index] = Reject(self._first_row + index, *found, lines.offset + start)
 
 
 _EMPTY = pa.array([], pa.large_string())
@@ -446,12 +449,12 @@ class _Lines:
         if block.offset == 0 and bytes(self.data[: len(BOM)]) == BOM:
             self.starts[0] = len(BOM)
         # An empty line begins with its own end, so it fails whatever neighbour the indices touch.
-        is_open = view[np.minimum(self.starts, len(view) - 1)] == _OPEN
+        first = view[np.minimum(self.starts, len(view) - 1)]
         last, before = view[self.ends - 1], view[np.maximum(self.ends - 2, 0)]
-        is_closed = (last == _CLOSE) | ((last == _RETURN) & (before == _CLOSE))
-        self.odd = ~(is_open & is_closed) | (self.sizes > limit)
+        last = np.where(last == _RETURN, before, last)
+        self.odd = (first != _OPEN) | (last != _CLOSE) | (self.sizes > limit)
         if self.odd.any():
-            self._look_closer()
+            self._look_closer(_IS_SPACE[first] | _IS_SPACE[last])
         if not is_utf8(self.data):
             # Arrow looks at the bytes of the text alone, and not at those of names or other fields.
             self.odd |= [not is_utf8(self.at(index)) for index in range(len(self.odd))]
@@ -475,10 +478,10 @@ class _Lines:
             np.frombuffer(self.data, np.uint8)[inside] = _SPACE
         return np.flatnonzero(~self.odd)
 
-    def _look_closer(self) -> None:
+    def _look_closer(self, has_space: NDArray[np.bool_]) -> None:
         """Drop blank lines; a line with white space around its object is an ordinary one."""
-        blank = self.sizes == 0
-        for index, start, end in self.places(np.flatnonzero(self.odd & ~blank)):
+        blank = self.starts == self.ends
+        for index, start, end in self.places(np.flatnonzero(self.odd & ~blank & has_space)):
             line = bytes(self.data[start:end]).strip(WHITESPACE)
             if not line:
                 blank[index] = True
