@@ -104,8 +104,8 @@ def to_tensors(
     fields = check_fields(fields, dtype)
     mask = None if batch.mask is None else batch.mask[None]
     arrays = stacked([batch], fields, tokens=batch.tokens[None], mask=mask)
-    (tensors,) = unstacked(share(arrays), fields, dtype)
-    return TensorBatch(tensors, step=batch.step, max_seqlen=batch.max_seqlen)
+    made = widened(share(arrays), fields, dtype)
+    return unstacked(made, range(batch.step, batch.step + 1), batch.max_seqlen)[0]
 
 
 def share(arrays: Arrays) -> Tensors:
@@ -160,12 +160,8 @@ def stacked(
     return arrays
 
 
-def unstacked(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> list[Tensors]:
-    """The fields of each step, of what was sent for some. They share memory, and nothing else.
-
-    By `data` each gets a version of its own: writing to one batch would spoil the backward pass of
-    another.
-    """
+def widened(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> Tensors:
+    """The fields of all steps, of what was sent for them."""
     counts, mask = sent.get("loss_mask"), sent.get("mask")
     if mask is not None:
         labels = mask.narrow(-1, 1, mask.shape[-1] - 1)
@@ -184,11 +180,23 @@ def unstacked(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> list[
             made[name] = sent[name]
     if "labels" in made and counts is not None:
         made["labels"].masked_fill_(counts.logical_not(), IGNORED)
+    return made
+
+
+def unstacked(made: Tensors, steps: range, seq_len: int) -> list[TensorBatch]:
+    """The batch of each step. They share memory, and nothing else.
+
+    By `data` each gets a version of its own: writing to one batch would spoil the backward pass of
+    another.
+    """
     columns = [[part.data for part in tensor.unbind()] for tensor in made.values()]
-    return [dict(zip(made, step, strict=True)) for step in zip(*columns, strict=True)]
+    return [
+        TensorBatch(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
+        for step, tensors in zip(steps, zip(*columns, strict=True), strict=True)
+    ]
 
 
-Sent: TypeAlias = "tuple[list[TensorBatch], torch.cuda.Event | None]"
+Sent: TypeAlias = "tuple[Tensors, range, int, torch.cuda.Event | None]"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -267,15 +275,14 @@ class CudaLane:
 
 
 def send(fields: Sequence[str], dtype: torch.dtype, parcel: Parcel, lane: CudaLane | None) -> Sent:
-    """The batches of a parcel, last first, and what to wait for before they are used.
+    """The tensors of a parcel, and what to wait for before they are used.
 
     Without a lane the consumer reads the arrays where they are.
     """
     steps, seq_len, arrays = parcel
     sent = share(arrays) if lane is None else lane.send(arrays)
-    made = zip(steps, unstacked(sent, fields, dtype), strict=True)
-    batches = [TensorBatch(tensors, step=step, max_seqlen=seq_len) for step, tensors in made]
-    return batches[::-1], None if lane is None else lane.seal()
+    made = widened(sent, fields, dtype)
+    return made, steps, seq_len, None if lane is None else lane.seal()
 
 
 _STALE = -1  # no step: makes an iterator begin anew
@@ -375,7 +382,7 @@ class DeviceFeeder:
                     ahead, batches = self._start(), []
                 asked = time.perf_counter()
                 if not batches:
-                    (batches, event), opened_on = next(ahead, ([], None)), None
+                    (batches, event), opened_on = _received(ahead), None
                 batch = batches.pop() if batches else None
                 if batch is not None and event is not None:
                     # Once for a parcel, unless the consumer goes over to another stream.
@@ -422,6 +429,13 @@ class DeviceFeeder:
 
 
 # Functions, so that the feeder's frame holds no tensor of a batch that was handed out.
+
+
+def _received(ahead: ReadAhead[Sent]) -> tuple[list[TensorBatch], torch.cuda.Event | None]:
+    """The batches of the next parcel, last first: the thread sends the one after it meanwhile."""
+    for made, steps, seq_len, event in ahead:
+        return unstacked(made, steps, seq_len)[::-1], event
+    return [], None
 
 
 def _note_use(tensors: Tensors, stream: torch.cuda.Stream) -> None:

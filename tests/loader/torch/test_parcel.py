@@ -18,6 +18,7 @@ from tokenmill.torch import (
     parcels,
     share,
     unstacked,
+    widened,
 )
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ def parcels_of(
 ) -> list[Parcel]:
     """All parcels; their tensors are those of the loader's batches."""
     found = list(parcels(loader, fields, first=first))
-    for steps, _, arrays in found:
-        made = unstacked(share(arrays), fields, torch.int64)
-        for step, tensors in zip(steps, made, strict=True):
-            assert_same(tensors, loader.batch(step), fields)
+    for steps, seq_len, arrays in found:
+        made = widened(share(arrays), fields, torch.int64)
+        for step, batch in zip(steps, unstacked(made, steps, seq_len), strict=True):
+            assert batch.step == step
+            assert_same(batch, loader.batch(step), fields)
     sent = [step for steps, _, _ in found for step in steps]
     assert sent == list(range(first, len(loader)))
     return found
