@@ -72,6 +72,37 @@ def test_a_process_that_is_killed_is_a_way_that_failed(folder: Path) -> None:
         assert running.result(30).problem == "its process ended with exit code -9"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that is stopped")
+@pytest.mark.parametrize("way", ["pool", "dataloader"])
+def test_workers_of_a_way_end_with_it_also_when_they_are_stopped(
+    way: str, folder: Path, bpe_tokenizer_dir: Path
+) -> None:
+    told = {"tokenizer": str(bpe_tokenizer_dir), "kind": "huggingface", "workers": 2}
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run_way, job(folder, way=way, seconds=60.0, **told))
+        workers: list[psutil.Process] = []
+        end = time.monotonic() + 60
+        while len(workers) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+            children = [child for each in _measuring() for child in each.children()]
+            workers = [each for each in children if _has_tokenizer(each)]
+        for worker in workers:
+            worker.suspend()
+        _measuring()[0].kill()
+        _, alive = psutil.wait_procs(workers, timeout=3)
+        for worker in alive:
+            worker.kill()
+        assert "exit code -9" in str(running.result(30).problem)
+    assert not alive
+
+
+def _has_tokenizer(process: psutil.Process) -> bool:
+    """Whether a worker has begun: it loads its tokenizer by itself."""
+    return any("/tokenizers/" in each.path for each in process.memory_maps())
+
+
 def _measuring() -> list[psutil.Process]:
     children = psutil.Process().children()
     return [each for each in children if "tokenmill.diagnosis.ways" in " ".join(each.cmdline())]

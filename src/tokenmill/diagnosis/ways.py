@@ -436,6 +436,7 @@ def measure_dataloader(job: WayJob) -> WayResult:
     started = time.perf_counter()
     dataset: Any = Tokenizing(job, texts)
     how: Any = {"num_workers": job.workers, "sampler": range(ENDLESS), "collate_fn": list}
+    how["worker_init_fn"] = end_with_parent
     batches = iter(DataLoader(dataset, batch_size=CHUNK, **how))
     # The first batch of each worker waits for its tokenizer; by default two more follow it.
     early = job.workers * 3

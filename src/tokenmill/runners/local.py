@@ -259,7 +259,7 @@ def _lost_too_often(count: int, task: Any, reason: str) -> BuildError:
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
+def end_with_parent(_number: int = 0) -> None:
     """Have the system end this process when the thread that started it ends; only Linux can.
 
     Unlike a thread that waits for that, it also ends a process that is stopped, or in native code.
