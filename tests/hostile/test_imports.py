@@ -1,22 +1,19 @@
 """Imports of files that lie: about sizes and offsets, about what they unpack to, about names.
 
-All of it runs in programs of their own (foreign_files.py), with the debugging allocator of Python
-and nothing between a crash and the test.
+All of it runs in programs of their own (foreign_files.py), with guards around what they map
+(guard.py) and nothing between a crash and the test.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from tests.hostile.attack import LONG, times, tried
 from tests.hostile.foreign_files import BASES, CASES
+from tests.hostile.guard import run_guarded
 from tests.interop.rows import small_store
 from tests.interop.stores import EOS, import_ids
 
@@ -27,8 +24,8 @@ from tokenmill.interop.in_place import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 MOST_GROWTH = 256 << 20
 """What a refused file may cost: the bombs among them are larger."""
 MOST_BYTES = 1 << 30
@@ -37,16 +34,7 @@ MOST_BYTES = 1 << 30
 
 def outcomes(*arguments: str | Path) -> Iterator[dict[str, Any]]:
     """What the program prints of each case; the last one alone has no outcome if it crashed."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.hostile.foreign_files"]
-    done = subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONMALLOC": "debug"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=3600,
-    )
+    done = run_guarded("tests.hostile.foreign_files", *arguments)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, f"{lines[-1:]} ended it: {done.stderr[-3000:]}"
     return (line for line in lines if "peak_bytes" in line)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.attack import attack, times, tried
+from tests.hostile.guard import run_guarded
 from tests.sources.reading import read
 
 import tokenmill
@@ -110,20 +111,28 @@ def test_a_view_beyond_its_data_is_refused(tmp_path: Path) -> None:
 # ----- damage of every kind ------------------------------------------------------------------
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="guards are placed on Linux")
+@pytest.mark.parametrize("place", [-1, "len(data)"], ids=["before", "after"])
+def test_a_byte_beside_a_mapped_file_ends_the_process(tmp_path: Path, place: object) -> None:
+    """The check that the attacks below rely on."""
+    (tmp_path / "a").write_bytes(b"x" * 4096)
+    (tmp_path / "peek.py").write_text(
+        "import ctypes, mmap, sys\n"
+        "import numpy as np\n"
+        f"file = open({str(tmp_path / 'a')!r}, 'rb')\n"
+        "data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)\n"
+        "print(data.tobytes() == b'x' * 4096, flush=True)\n"
+        f"ctypes.string_at(data.ctypes.data + {place}, 1)\n"
+    )
+    run = run_guarded("peek", path=tmp_path)
+    assert (run.stdout, run.returncode) == ("True\n", -signal.SIGSEGV), run.stderr
+
+
 @pytest.mark.parametrize("part", range(times(short=1, long=20)))
 def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path, part: int) -> None:
     seed, cases = times(short=7, long=11), times(short=450, long=2000)
-    tree = Path(__file__).parents[2]
-    given = map(str, (seed, part * cases, (part + 1) * cases, tmp_path))
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.input_fuzz", *given],
-        env=os.environ
-        | {"PYTHONMALLOC": "debug", "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"},
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = seed, part * cases, (part + 1) * cases, tmp_path
+    run = run_guarded("tests.hostile.input_fuzz", *given)
     assert run.returncode == 0, f"{(tmp_path / 'case').read_text()}\n{run.stderr[-3000:]}"
     counts = json.loads(run.stdout)
     assert counts["read"]
