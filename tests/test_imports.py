@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAVY = {
     "aiohttp",
@@ -27,6 +24,7 @@ HEAVY = {
     "numpy",
     "pandas",
     "pyarrow",
+    "pydantic",
     "ray",
     "rich",
     "sentencepiece",
@@ -50,11 +48,11 @@ def modules_after(code: str) -> set[str]:
     return set(modules)
 
 
-def help_of(*command: str) -> str:
+def run_of(*arguments: str) -> str:
     return f"""
 import sys
 from tokenmill.cli.main import run
-sys.argv = {["tokenmill", *command, "--help"]!r}
+sys.argv = {["tokenmill", *arguments]!r}
 try:
     run()
 except SystemExit as end:
@@ -75,10 +73,18 @@ def test_importing_tokenmill_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", [(), ("build",), ("diagnose",), ("train",), ("verify",)])
 def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
-    loaded = modules_after(help_of(*command))
+    loaded = modules_after(run_of(*command, "--help"))
 
     assert "tokenmill.cli.main" in loaded
     assert not HEAVY & loaded
+
+
+def test_a_command_given_texts_alone_needs_no_pydantic() -> None:
+    golden = Path(__file__).parent / "golden" / "v4"
+    loaded = modules_after(run_of("inspect", str(golden), "--split", "train"))
+
+    assert "numpy" in loaded
+    assert "pydantic" not in loaded
 
 
 @pytest.mark.parametrize(

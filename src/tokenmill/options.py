@@ -44,6 +44,7 @@ SPEED = "What may be used"
 MACHINES = "More than one machine"
 RERUN = "Running again"
 OUTPUT = "What is shown"
+WRITTEN = "How files are written"
 # How documents share rows; each is a class in loader/packing.py. The first is the default.
 PACKINGS = {
     "concat": "all documents end to end, cut where a row is full",

@@ -92,18 +92,40 @@ class LateCommand(GroupedCommand):
             alone.command()(self.callback())  # type: ignore[misc]
             made: Any = typer.main.get_command(alone)
             self.params, self.callback = made.params, made.callback
+            for param in made.params:
+                spare_pydantic(param)
         return super().get_params(ctx)
+
+
+def spare_pydantic(param: Any) -> None:
+    """Take what is of its type already as it is; typer imports pydantic first, which is slow."""
+    usual: Any = param.process_value
+    kind: Any = getattr(param, "type_descriptor", None)
+    optional = not (param.required or param.multiple or param.nargs != 1)
+
+    def process(ctx: Any, value: Any) -> Any:
+        is_done = type(value) is kind.annotation or (value is None and optional)
+        return value if is_done and param.callback is None else usual(ctx, value)
+
+    param.process_value = usual if kind is None else process
 
 
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
 ParserError: Any = typer.BadParameter.__mro__[2]
+
+COMMANDS = "build finish plan inspect layout verify train diagnose export import convert demo"
+# None would be given to pydantic, see `spare_pydantic`.
+NO_HELP: dict[str, Any] = {"help": False}
 
 app = typer.Typer(
     name="tokenmill",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "default_map": NO_HELP | dict.fromkeys(("version", *COMMANDS.split()), NO_HELP),
+    },
     epilog="""Start here:
 
     \b
@@ -112,7 +134,6 @@ app = typer.Typer(
     tokenmill COMMAND --help                                what a command takes, and examples""",
 )
 
-COMMANDS = "build finish plan inspect layout verify train diagnose export import convert demo"
 for _name in COMMANDS.split():
     app.command(_name, cls=LateCommand)(getattr(commands, _name + "_" * iskeyword(_name)))
 app.command("version", cls=GroupedCommand)(version)

@@ -19,8 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from tokenmill.errors import UsageError
-from tokenmill.interop.base import WRITTEN
-from tokenmill.options import NEEDED, OUTPUT, RERUN, flags_of, help_of, option
+from tokenmill.options import NEEDED, OUTPUT, RERUN, WRITTEN, flags_of, help_of, option
 from tokenmill.sources.base import COMPRESSIONS, FORMATS
 
 _SUFFIXES = ", ".join(form.suffixes[0] for form in FORMATS.values() if form.suffixes)

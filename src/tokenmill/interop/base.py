@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import SourceError, TokenmillError, UsageError
 from tokenmill.files import is_remote, normalise, shown
-from tokenmill.options import NEEDED, PACKINGS, SPEED, BuildOptions, option, same
+from tokenmill.options import NEEDED, PACKINGS, SPEED, WRITTEN, BuildOptions, option, same
 from tokenmill.words import listed
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ LINKS = ("never", "always", "if-possible")
 # What `export`, `import` and `convert` may be told; the command line makes its flags of it.
 
 READ = "How files are read"
-WRITTEN = "How files are written"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
