@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.errors import UsageError
+from tokenmill.options import InspectOptions, with_options
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.reader import Store
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
-    from tokenmill.files import PathInput
     from tokenmill.store.facts import BoundaryToken, Counts, EngineEntry, SourceEntry, SplitTotals
     from tokenmill.store.format import Ints
 
@@ -136,9 +136,10 @@ class Inspection:
         return bytes_per_token(self.totals, self.config)
 
 
-def inspect(path: PathInput, *, split: str | None = None, doc: int | None = None) -> Inspection:
+@with_options(InspectOptions)
+def inspect(asked: InspectOptions) -> Inspection:
     """Totals, lengths, frequent tokens and policies of a store; with `doc`, one document of it."""
-    store = Store(path, split=split)
+    store, doc = Store(asked.path, split=asked.split), asked.doc
     engine = store.reference
     identity = store.manifest.identity
     counts, mask = count_ids(store), None
@@ -146,9 +147,9 @@ def inspect(path: PathInput, *, split: str | None = None, doc: int | None = None
         counted, silent = store.num_counted, store.num_silent
         mask = MaskTotals(tokens=store.num_tokens, counted=counted, silent=silent)
     return Inspection(
-        store=str(store.path) if store.is_remote else str(path),
+        store=str(store.path) if store.is_remote else str(asked.path),
         created_by=identity.created_by,
-        split=split,
+        split=asked.split,
         totals=store.manifest.totals,
         splits=store.manifest.splits,
         dtype=store.dtype.name,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tokenmill.builder.progress import Progress
     from tokenmill.files import PathInput
+    from tokenmill.store.reader import Store
 
 Given = ParamSpec("Given")
 Options = TypeVar("Options")
@@ -522,20 +523,27 @@ WHERE = "Where to look"
 ROWS = "What is laid out"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FinishOptions:
+    store: PathInput = field(kw_only=False)
+    inputs: PathInput | Sequence[PathInput] = field(default=(), kw_only=False)
     prune: bool = same(BuildOptions, "prune")
+    on_progress: Callable[[Progress], None] | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class VerifyOptions:
+    store: PathInput = field(kw_only=False)
     sample: int = option(100, "What is checked", "N", least=0)
     """Documents, chosen at random, whose text is read from its source again and encoded by the
     reference tokenizer."""
+    seed: int | None = None
+    on_progress: Callable[[int, int], None] | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class InspectOptions:
+    path: PathInput = field(kw_only=False)
     doc: int | None = option(None, WHERE, "K")
     """Show document K of the split, counted from 0, with the boundaries of its tokens."""
     split: str | None = option(None, WHERE, "NAME", shown="all")
@@ -544,9 +552,10 @@ class InspectOptions:
 
 @dataclass(kw_only=True)
 class LayoutOptions:
+    store: PathInput | Store = field(kw_only=False)
     seq_len: int = option(MISSING, NEEDED, "TOKENS")
     """Inputs of a row. A row holds one token more, the label of its last input."""
-    split: str = option("train", ROWS, "NAME")
+    split: str | None = option("train", ROWS, "NAME", kind=str)
     """The split to lay out."""
     packings: Sequence[str] | None = option(
         None,
@@ -560,6 +569,7 @@ class LayoutOptions:
     )
     batch_size: int | None = option(None, ROWS, "ROWS")
     """Rows of a step, those of all ranks together: shows the steps of an epoch."""
+    on_progress: Callable[[int, int], None] | None = None
 
 
 @dataclass

@@ -24,12 +24,19 @@ from tokenmill.builder import plan as planning
 from tokenmill.builder import progress
 from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_encoder
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
-from tokenmill.builder.progress import BuildResult, Monitor, Progress
+from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import BuildWorker, UnitReport
 from tokenmill.engines.load import CHAT_TEMPLATE
 from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
 from tokenmill.files import PathInput, shown
-from tokenmill.options import BuildOptions, PlanOptions, RowShape, as_list, with_options
+from tokenmill.options import (
+    BuildOptions,
+    FinishOptions,
+    PlanOptions,
+    RowShape,
+    as_list,
+    with_options,
+)
 from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
 from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
@@ -475,26 +482,21 @@ _RUN_WHERE = (
 )
 
 
-def finish(
-    store: PathInput,
-    inputs: PathInput | Sequence[PathInput] = (),
-    *,
-    prune: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> BuildResult:
+@with_options(FinishOptions)
+def finish(asked: FinishOptions) -> BuildResult:
     """Check that every unit of a build in parts is there, and write the manifest.
 
     The inputs are taken from what the parts left in the store; name them only where they hold keys.
     `prune` drops what files left that are no longer among them.
     """
-    layout = layouts.open_layout(store)
+    layout = layouts.open_layout(asked.store)
     try:
         layout.upstream.begin()
         records = facts.read_records(layout)
         if not records:
-            return _nothing_to_finish(layout, prune=prune)
-        run = _run(layout, records, as_list(inputs), prune=prune, on_progress=on_progress)
-        return run.run()
+            return _nothing_to_finish(layout, prune=asked.prune)
+        more = {"prune": asked.prune, "on_progress": asked.on_progress}
+        return _run(layout, records, as_list(asked.inputs), **more).run()
     except SourceError as error:
         raise SourceError(error.message, hint=_RUN_WHERE) from error
     finally:

@@ -22,7 +22,7 @@ from tokenmill.engines import REFERENCES, load
 from tokenmill.engines.base import TokenizerKind
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
-from tokenmill.options import RowShape
+from tokenmill.options import RowShape, VerifyOptions, with_options
 from tokenmill.records import RejectReason, TextBatch, TokenBatch
 from tokenmill.sources.base import Unit, open_source
 from tokenmill.sources.discovery import source_file
@@ -31,8 +31,7 @@ from tokenmill.store.reader import Store
 from tokenmill.supervised.chat import with_template
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from tokenmill.store.facts import Receipt
 
@@ -99,28 +98,23 @@ class VerifyReport:
         return not self.findings
 
 
-def verify(
-    store: str | os.PathLike[str],
-    *,
-    sample: int = 100,
-    seed: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> VerifyReport:
+@with_options(VerifyOptions)
+def verify(asked: VerifyOptions) -> VerifyReport:
     """Check every byte of a store, and encode `sample` random documents again.
 
     All of a store at a URL is downloaded for it, a few units at a time.
     """
-    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    checked = check_store(store, on_progress=on_progress)
+    seed = random.SystemRandom().randrange(2**32) if asked.seed is None else asked.seed
+    checked = check_store(asked.store, on_progress=asked.on_progress)
     again = _Reencoding()
-    if not checked.findings and sample >= 1:
-        with Store(store, split=None) as opened:
+    if not checked.findings and asked.sample >= 1:
+        with Store(asked.store, split=None) as opened:
             imported = opened.manifest.identity.config.get("import")
             if imported is not None:
                 what = f"was imported from {imported}: there is no text to encode again"
                 again.notes.append(Finding("tokenmill.json", what))
             elif len(opened):
-                _reencode(opened, again, sample=sample, seed=seed)
+                _reencode(opened, again, sample=asked.sample, seed=seed)
     return VerifyReport(
         findings=(*checked.findings, *again.findings),
         notes=(*checked.notes, *again.notes),

@@ -12,6 +12,7 @@ import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.order import Ints
+from tokenmill.options import LayoutOptions, with_options
 from tokenmill.records import lazy
 from tokenmill.store import plans
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
@@ -21,8 +22,7 @@ from tokenmill.store.stream import TokenStream
 from tokenmill.words import count, share
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -668,24 +668,18 @@ class LayoutReport:
         return None if self.batch_size is None else -(-account.rows // self.batch_size)
 
 
-def layout(
-    store: str | os.PathLike[str] | Store,
-    *,
-    seq_len: int,
-    split: str | None = "train",
-    packings: Sequence[str] | None = None,
-    batch_size: int | None = None,
-    on_progress: OnProgress | None = None,
-) -> LayoutReport:
+@with_options(LayoutOptions)
+def layout(asked: LayoutOptions) -> LayoutReport:
     """Account for every token of a split under each packing; an open store has its split already.
 
     `on_progress` gets the documents that are planned and those in all, where a plan must be made.
     """
-    for name, value in (("seq_len", seq_len), ("batch_size", batch_size)):
+    store, seq_len, packings = asked.store, asked.seq_len, asked.packings
+    for name, value in (("seq_len", seq_len), ("batch_size", asked.batch_size)):
         if value is not None and not 0 < value < MAX_DOCUMENT_TOKENS:
             raise UsageError(f"{name} {value:,} is not from 1 to {MAX_DOCUMENT_TOKENS - 1:,}")
     chosen = dict.fromkeys(map(find_packing, LAYOUTS if packings is None else packings))
-    opened = store if isinstance(store, Store) else Store(store, split=split)
+    opened = store if isinstance(store, Store) else Store(store, split=asked.split)
     stream = TokenStream(opened)
     return LayoutReport(
         store=str(opened.path if opened.is_remote or isinstance(store, Store) else store),
@@ -695,7 +689,8 @@ def layout(
         tokens=opened.num_tokens,
         counted=opened.num_counted if opened.has_mask else None,
         accounts=tuple(
-            packing(stream, seq_len=seq_len, progress=on_progress).account() for packing in chosen
+            packing(stream, seq_len=seq_len, progress=asked.on_progress).account()
+            for packing in chosen
         ),
-        batch_size=batch_size,
+        batch_size=asked.batch_size,
     )
