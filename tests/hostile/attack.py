@@ -12,8 +12,12 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LONG = os.environ.get("HOSTILE") == "long"
 COUNTS = Path(__file__).parents[2] / ".work" / "hostile"
@@ -21,14 +25,24 @@ COUNTS = Path(__file__).parents[2] / ".work" / "hostile"
 _tried: Counter[str] = Counter()
 
 
-def attack(*, short: int, long: int) -> settings:
-    """The settings of a random attack: `@attack(short=20, long=5000)` above `@given(...)`."""
-    return settings(
-        max_examples=long if LONG else short,
+def attack(*, short: int, long: int, parts: int = 1) -> Callable[[Any], Any]:
+    """The settings of a random attack: `@attack(short=20, long=5000)` above `@given(...)`.
+
+    Its long form is `parts` tests, so that no one of them takes minutes.
+    """
+    how = settings(
+        max_examples=long // parts if LONG else short,
         deadline=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
+
+    def apply(test: Any) -> Any:
+        test = how(test)
+        test.parts = parts if LONG else 1
+        return test
+
+    return apply
 
 
 def times(*, short: int, long: int) -> int:

@@ -187,7 +187,7 @@ _VALUES = st.one_of(
 )
 
 
-@attack(short=50, long=5000)
+@attack(short=50, long=3000, parts=6)
 @given(st.data(), st.booleans())
 def test_changed_facts_are_refused_or_mean_nothing(
     victim: Victim, data: st.DataObject, sealed: bool

@@ -296,7 +296,7 @@ def as_table(values: list[bytes]) -> Any:
     return pa.table({"text": pa.array(values, pa.binary()).view(pa.string())})
 
 
-@attack(short=60, long=6000)
+@attack(short=60, long=6000, parts=2)
 @given(values=st.lists(VALUES, min_size=1, max_size=5), place=st.sampled_from(PLACES))
 def test_lines_of_json_with_invalid_utf8_anywhere_are_rejected(
     values: list[bytes], place: str
@@ -323,7 +323,7 @@ def is_text(value: bytes) -> bool:
     return True
 
 
-@attack(short=60, long=6000)
+@attack(short=60, long=6000, parts=2)
 @given(values=st.lists(VALUES, min_size=1, max_size=5), columns=st.integers(1, 3))
 def test_tables_and_text_with_invalid_utf8_lose_those_rows_alone(
     values: list[bytes], columns: int

@@ -46,7 +46,7 @@ def run(loaders: list[Loader]) -> NDArray[np.int64]:
     return np.concatenate([next(iter(loader)).input_ids for loader in loaders])
 
 
-@attack(short=10, long=3000)
+@attack(short=10, long=1600, parts=8)
 @given(seed=st.integers(0, 10**9))
 def test_resumed_at_random_on_any_number_of_ranks_every_row_comes_once_and_in_order(
     stores: list[Store], seed: int
@@ -80,7 +80,7 @@ def test_resumed_at_random_on_any_number_of_ranks_every_row_comes_once_and_in_or
         tried("resumes of a loader on another number of ranks")
 
 
-@attack(short=40, long=8000)
+@attack(short=40, long=8000, parts=2)
 @given(seed=st.integers(0, 10**9), sealed=st.booleans())
 def test_a_changed_state_is_refused_or_gives_rows(
     stores: list[Store], seed: int, sealed: bool

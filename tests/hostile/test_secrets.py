@@ -157,6 +157,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("aiohttp", reason="needs aiohttp, which is not here")
     folder = tmp_path_factory.mktemp("served")
     (folder / "a.jsonl").write_text('{"text": "a b c"}\n' * 20)
     tokenmill.build([folder / "a.jsonl"], tokenizer="bytes", out=folder / "store")

@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builder.stores import tree
-from tests.hostile.attack import attack, times, tried
+from tests.hostile.attack import LONG, attack, times, tried
+from tests.hostile.guard import run_guarded
 from tests.loader.stores import write_store
 from tests.store.samples import GOLDEN, SampleStore
 
@@ -321,7 +322,7 @@ KINDS = [
 ]
 
 
-@attack(short=50, long=6000)
+@attack(short=50, long=6000, parts=2)
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**9))
 def test_a_store_with_changed_facts_gives_an_error_or_its_data(
     sample: tuple[Path, list[object]], kind: str, seed: int
@@ -338,6 +339,15 @@ def test_a_store_with_changed_facts_gives_an_error_or_its_data(
             if kind in ("shards/*.idx", "shards/*.mask", "rejects/*.jsonl"):
                 assert report.is_sound == (path.read_bytes() == before)
     tried(f"stores with a changed {kind.rpartition('.')[2]}")
+
+
+@pytest.mark.slow
+def test_changed_stores_are_read_between_guard_pages_too() -> None:
+    test = "test_a_store_with_changed_facts_gives_an_error_or_its_data" + ("[0]" if LONG else "")
+    plain = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "timeout=0")
+    run = run_guarded("pytest", *plain, f"tests/hostile/test_stores.py::{test}")
+    assert "1 passed" in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
+    tried("stores with changed facts, read between guard pages", times(short=50, long=3000))
 
 
 BUILD: dict[str, Any] = {
@@ -361,7 +371,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@attack(short=6, long=1000)
+@attack(short=6, long=1000, parts=4)
 @given(seed=st.integers(0, 10**9), kind=st.sampled_from(["receipt", "manifest", "part", "copy"]))
 def test_a_build_makes_the_same_store_of_what_was_changed_or_says_what_is_wrong(
     built: Path, seed: int, kind: str

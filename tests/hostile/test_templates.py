@@ -284,7 +284,7 @@ _TEMPLATES = st.recursive(
 )
 
 
-@attack(short=60, long=3000)
+@attack(short=60, long=3000, parts=2)
 @given(_TEMPLATES)
 @pytest.mark.usefixtures("few_steps")
 def test_any_template_gives_a_text_within_its_limit_or_a_reason(source: str) -> None:

@@ -155,7 +155,7 @@ _stuff = st.one_of(st.sampled_from(ATOMS), st.sampled_from(["the", "in", "ll", "
 _words = st.lists(_stuff, min_size=1, max_size=6).map("".join)
 
 
-@attack(short=12, long=4000)
+@attack(short=12, long=2000, parts=8)
 @given(
     patterns=st.sampled_from([("",), *pattern_sets()]),
     words=st.lists(_words, min_size=1, max_size=40),
@@ -280,7 +280,7 @@ _VALUES = st.recursive(
 )
 
 
-@attack(short=30, long=8000)
+@attack(short=30, long=8000, parts=2)
 @given(path=_PATHS, value=_VALUES)
 def test_any_value_in_a_tokenizer_json_is_taken_or_refused_clearly(
     tmp_path_factory: pytest.TempPathFactory, path: str, value: object

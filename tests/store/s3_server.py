@@ -95,6 +95,8 @@ class S3:
 @contextlib.contextmanager
 def serve_s3() -> Iterator[tuple[str, S3]]:
     """The server's address, and the server."""
+    pytest.importorskip("moto.moto_server.werkzeug_app", reason="needs moto[s3], which is not here")
+    pytest.importorskip("s3fs", reason="needs s3fs, which is not here")
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
