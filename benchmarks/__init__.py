@@ -33,7 +33,7 @@ the package.
     scaling_cores.py  more and more workers on one machine     python -m benchmarks.scaling_cores
     scaling_table.py  the tables of docs/scaling.md
 
-Working files lie in .work/bench, which git ignores. Absolute paths never enter the results.
+Working files are in .work/bench, which git ignores. Absolute paths never enter the results.
 """
 
 from pathlib import Path

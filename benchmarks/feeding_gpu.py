@@ -6,7 +6,7 @@
 Three ways to be bound: GPT-2 by the GPU; a small model by the host, which is where a feeder's
 thread can take Python's lock from the training loop; the same with CUDA graphs by the GPU again.
 
-    cached    one batch that lies on the device: what a step costs with nothing to wait for
+    cached    one batch that is on the device: what a step costs with nothing to wait for
     feeder    DeviceFeeder over a store on disk
     again     the cached batch once more: by how much two measurements of one thing differ
 

@@ -64,7 +64,7 @@ def _own(name: str) -> list[Contender]:
 
 
 def _copies() -> list[Contender]:
-    """The limit, measured before everything and behind it: disks have better and worse minutes."""
+    """The limit, measured before everything and after it: disks have better and worse minutes."""
     return [
         Contender(
             format="copy", name="a plain copy", role=LIMIT, module="interop_copy", workers=workers

@@ -50,7 +50,7 @@ def _limits(rows: Sequence[Row]) -> str:
         f"{_cell(row, 'write')} {'on one thread' if row['workers'] == 1 else 'on all cores'}"
         for row in found
     ]
-    return f"A plain copy of the ids, before everything else and behind it: {'; '.join(words)}."
+    return f"A plain copy of the ids, before everything else and after it: {'; '.join(words)}."
 
 
 def export_table(rows: Sequence[Row]) -> str:

@@ -280,7 +280,7 @@ def _rate_and_spread(row: Row) -> str:
 
 
 def _input_rate(row: Row) -> str:
-    """Files as they lie on disk, compressed or not; the engine alone reads none."""
+    """Files as they are on disk, compressed or not; the engine alone reads none."""
     if not row["contender"].startswith(OWN):
         return ""
     return f"{row['input_bytes'] / statistics.median(working_seconds(row)) / 1e6:,.0f}"
@@ -346,7 +346,7 @@ def render(
 
 
 def stored_results() -> dict[str, dict[str, Any]]:
-    """Every result that lies in benchmarks/results, by name."""
+    """Every result that is in benchmarks/results, by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 

@@ -49,7 +49,7 @@ def plain_seconds(batches: Iterable[object], step: Step) -> float:
 
 
 def metered(batches: Iterable[object], step: Step) -> tuple[float, float]:
-    """Seconds of the loop, and of the report behind it."""
+    """Seconds of the loop, and of the report after it."""
     meter = StallMeter()
     begin = time.perf_counter()
     for batch in meter.watch(batches):

@@ -1,6 +1,6 @@
 """Ways to feed the same trainer, as people do it: what `benchmarks.training_gpu` compares.
 
-    cached    one batch that lies on the device: what a step costs with nothing to wait for
+    cached    one batch that is on the device: what a step costs with nothing to wait for
     again     the same once more: by how much two measurements of one thing differ
     tokenmill DeviceFeeder over a store
     single    tokenizers' `encode`, text by text, in the training loop

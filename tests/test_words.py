@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tokenmill import words
@@ -65,3 +68,26 @@ def test_a_rate_has_its_denominator() -> None:
 )
 def test_a_short_time_is_told_in_a_unit_that_fits_it(seconds: float, shown: str) -> None:
     assert words.brief(seconds) == shown
+
+
+ROOT = Path(__file__).parents[1]
+# In the words of torch, Arrow and Megatron: after, is, download, boundary, range.
+OTHER_WORDS = re.compile(
+    r"(?<![a-z])(behind|lies|lie(?! about)|brings?|brought|borders?|stretch(es)?)(?![a-z])",
+    re.IGNORECASE,
+)
+LEFT = re.compile(r"\b(left|leave)\b.*\bbehind\b")
+
+
+def test_everything_is_said_in_the_words_of_the_field() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for folder in ("src", "benchmarks", "examples"):
+        pages += (ROOT / folder).rglob("*.py")
+    assert len(pages) > 100
+    found = [
+        f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
+        for page in pages
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if OTHER_WORDS.search(line) and not LEFT.search(line)
+    ]
+    assert not found

@@ -5,7 +5,7 @@
     advance    read to the middle of an epoch, keep the state and what the next batches are
     resume     in a fresh process: restore that state, time the first batch, compare the batches
 
-Every contender is a `Feeder`; the loop that reads it is the same for all and lies here. It counts
+Every contender is a `Feeder`; the loop that reads it is the same for all and is here. It counts
 the places of `inputs`, rows times seq_len, and nothing else. What makes it fair:
 
 - A contender hands out inputs and labels, as views of one row of seq_len + 1 tokens where it has

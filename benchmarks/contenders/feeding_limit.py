@@ -1,7 +1,7 @@
 """The limit: one numpy gather per batch, from a mapped file, and nothing else.
 
 The file is seen as overlapping rows of seq_len + 1 tokens, and sixteen of them at a time are copied
-out in the order of a permutation that lies in memory. No shards, no documents, no state that could
+out in the order of a permutation that is in memory. No shards, no documents, no state that could
 be kept for long: what a loader does beyond copying has to fit between this and its own rate.
 """
 

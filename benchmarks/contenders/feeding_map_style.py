@@ -2,7 +2,7 @@
 and Megatron-core all end in.
 
 Workers are kept between epochs. The DataLoader has no state of its own, so a resume draws the order
-of the epoch again and begins behind the rows that were used, in the sampler: none of them is read.
+of the epoch again and begins after the rows that were used, in the sampler: none of them is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RowOrder(Sampler[int]):
-    """All rows, shuffled by seed and epoch, or as they lie."""
+    """All rows, shuffled by seed and epoch, or as they are."""
 
     def __init__(self, num_rows: int, *, shuffle: bool = True) -> None:
         self._num_rows = num_rows

@@ -66,7 +66,7 @@ class WideRows(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class NarrowRows(WideRows):
-    """Rows of seq_len + 1 tokens as they lie in the file."""
+    """Rows of seq_len + 1 tokens as they are in the file."""
 
     def __init__(self, job: FeedJob) -> None:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -1,4 +1,4 @@
-"""The ceiling: gigatoken on text that already lies in memory as Arrow columns. No reading, no
+"""The ceiling: gigatoken on text that already is in memory as Arrow columns. No reading, no
 writing.
 
 In the time: `encode_batch` alone, with the caches of a tokenizer that has seen no text yet.

@@ -5,7 +5,7 @@
     read     all of what `write` made, every id in memory as an array
 
 Rounds follow each other in one process, each `write` into a folder of its own. A rate is bytes of
-ids as they lie in the pair (two bytes each), whatever width the format has; `made` is what its
+ids as they are in the pair (two bytes each), whatever width the format has; `made` is what its
 files have in fact. Peers write the whole pair, so that what a file costs once weighs about as much
 for them as for us.
 """

@@ -92,6 +92,6 @@ def _memory(open_loader: Callable[[StartupJob], Opened], job: StartupJob) -> dic
 
 
 def _resident() -> tuple[int, int]:
-    """Resident bytes, and those without a file behind them (where the system tells them apart)."""
+    """Resident bytes, and those that are no file's (where the system tells them apart)."""
     memory = psutil.Process().memory_info()
     return memory.rss, memory.rss - getattr(memory, "shared", 0)

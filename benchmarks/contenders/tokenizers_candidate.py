@@ -1,4 +1,4 @@
-"""The release candidate of tokenizers on text that already lies in memory as Python strings.
+"""The release candidate of tokenizers on text that already is in memory as Python strings.
 
 In the time: `encode_batch` on all cores and the ids as numpy arrays, in blocks, because a caller
 who keeps every encoding of a large corpus runs out of memory. Not in it: reading, parsing, loading

@@ -46,7 +46,7 @@ FEED_SEQ_LEN, FEED_BATCH, FEED_RANKS, FEED_SECONDS = 1024, 16, 4, 1.0
 NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 HEADINGS = {
     "Collect documents": "Every source file of Python's standard library becomes one JSON line.",
-    "Train a tokenizer": "A small byte-level BPE, so that the demo needs no download. Bring your"
+    "Train a tokenizer": "A small byte-level BPE, so that the demo needs no download. Use your"
     " own later.",
     "Build the store": "Worker processes read, encode, check against the reference tokenizer, and"
     " commit.",

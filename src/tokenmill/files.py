@@ -48,8 +48,8 @@ FIRST_PAUSE_SECONDS = 0.25
 # A web server that sends nothing for so long is asked again; left alone, aiohttp waits for 300.
 STALL_SECONDS = 30
 # From a loopback server 20 ms away, on 2 shared cores (medians of 3): 8, 32 and 128 ranges of 1 MiB
-# at once brought 215, 267 and 259 MB/s, and 256 ranges of 4 KB took 757, 275 and 170 ms. In a later
-# run 32 and 64 brought 224 and 246 MB/s, and took 259 and 192 ms.
+# at once gave 215, 267 and 259 MB/s, and 256 ranges of 4 KB took 757, 275 and 170 ms. In a later
+# run 32 and 64 gave 224 and 246 MB/s, and took 259 and 192 ms.
 CONCURRENT_RANGES = 64
 # Of a file that is sent in parts; S3 takes no smaller ones than 5 MiB, and 10,000 of them.
 PART_BYTES = 8 << 20

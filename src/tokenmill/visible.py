@@ -47,5 +47,5 @@ class VisibleStream:
 
 
 def guarded(stream: TextIO) -> TextIO:
-    """The stream behind a guard: whoever writes to it, warnings and tracebacks too."""
+    """The stream with a guard, whoever writes to it, warnings and tracebacks too."""
     return cast("TextIO", VisibleStream(stream))

@@ -416,7 +416,7 @@ def test_a_worker_on_another_machine_brings_what_it_needs(out: str, tmp_path: Pa
     far = join_layout(str(tmp_path / "not-here"), url=out, token="t")
     assert near.root == driver.root
     assert far.root != driver.root
-    far.upstream.bring([far.tokenizer / "vocab.txt", far.tokenizer / "none.txt"])
+    far.upstream.download([far.tokenizer / "vocab.txt", far.tokenizer / "none.txt"])
     assert [path.read_bytes() for path in far.tokenizer.iterdir()] == [b"a b c"]
     for layout in (near, far):
         layout.upstream.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tokenmill.builder.encode import StageClock
-from tokenmill.builder.worker import WriteBehind, read_ahead
+from tokenmill.builder.worker import WriteThread, read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,30 +72,30 @@ def test_the_reader_works_ahead_by_a_bounded_number_of_items() -> None:
 def test_calls_run_in_order_and_are_all_done_at_the_end() -> None:
     done: list[int] = []
     clock = StageClock()
-    with WriteBehind(clock) as behind:
+    with WriteThread(clock) as thread:
         for number in range(50):
-            behind.submit(done.append, number)
-        behind.submit(time.sleep, 0.02)
+            thread.submit(done.append, number)
+        thread.submit(time.sleep, 0.02)
     assert done == list(range(50))
     assert clock["write"] >= 0.02
 
 
-def test_an_error_behind_is_raised_and_later_calls_are_dropped() -> None:
+def test_an_error_of_the_thread_is_raised_and_later_calls_are_dropped() -> None:
     done: list[int] = []
 
     def fail() -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"), WriteBehind(StageClock()) as behind:
-        behind.submit(done.append, 1)
-        behind.submit(fail)
+    with pytest.raises(OSError, match="disk full"), WriteThread(StageClock()) as thread:
+        thread.submit(done.append, 1)
+        thread.submit(fail)
         for number in range(2, 100):
-            behind.submit(done.append, number)
+            thread.submit(done.append, number)
     assert done == [1]
 
 
 def test_an_error_in_front_is_not_hidden_by_the_thread() -> None:
     before = threading.active_count()
-    with pytest.raises(ValueError, match="in front"), WriteBehind(StageClock()):
+    with pytest.raises(ValueError, match="in front"), WriteThread(StageClock()):
         raise ValueError("in front")
     assert threading.active_count() == before

@@ -112,11 +112,11 @@ def test_no_secret_of_an_input_is_written(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("monitor", "reason"),
     [
-        ("store/timeline.jsonl", "would lie in the store"),
-        ("store", "would lie in the store"),
-        ("in/timeline.jsonl", "would lie among the input"),
-        ("in/0.jsonl", "would lie among the input"),
-        ("more/timeline.jsonl", "would lie among the input"),
+        ("store/timeline.jsonl", "would be in the store"),
+        ("store", "would be in the store"),
+        ("in/timeline.jsonl", "would be among the input"),
+        ("in/0.jsonl", "would be among the input"),
+        ("more/timeline.jsonl", "would be among the input"),
         ("none/timeline.jsonl", "cannot be written"),
     ],
 )

@@ -45,7 +45,7 @@ def test_the_time_line_is_kept_and_grows_with_the_next_run(cli: Cli, corpus: Pat
     runs = read_timeline(cli.folder / "timeline.jsonl").segments
     assert [run.summary and run.summary["outcome"] for run in runs] == ["done", "done"]
     refused = cli(*args[:-1], "store/timeline.jsonl", code=2)
-    assert refused.err.startswith("error: the time line 'store/timeline.jsonl' would lie in the")
+    assert refused.err.startswith("error: the time line 'store/timeline.jsonl' would be in the")
     assert "hint: put it beside the store: --monitor store-timeline.jsonl" in refused.err
 
 

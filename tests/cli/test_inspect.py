@@ -32,7 +32,7 @@ def test_an_overview_answers_what_is_in_the_store(cli: Cli) -> None:
         r"rejects +1 null-text; every row: store/rejects",
         r"sources +corpus\.jsonl \([\d.]+ kB, 201 rows\)",
         r"tokenizer +huggingface, \d+ ids, sha256 [0-9a-f]{12}",
-        r"borders +<\|endoftext\|> \(0\) at the end of every document",
+        r"boundaries +<\|endoftext\|> \(0\) at the end of every document",
         r"checked against tokenizers [\d.]+, 0 differed",
         r"tokens per document\nshortest \d+, mean [\d.]+, longest \d+\npercentiles: 1% \d+",
         r"\n8 +to 15 +\u2588+ +\d+ +[\d.]+%",
@@ -43,7 +43,7 @@ def test_an_overview_answers_what_is_in_the_store(cli: Cli) -> None:
         assert re.search(fact, shown), f"{fact}\n{shown}"
 
 
-def test_a_document_is_shown_with_the_borders_of_its_tokens(cli: Cli) -> None:
+def test_a_document_is_shown_with_the_boundaries_of_its_tokens(cli: Cli) -> None:
     shown = cli("inspect", "store", "--split", "train", "--doc", "0").out
     header, body = shown.split("\n\n")[0], shown.split("\n\n")[1]
     assert re.match(
@@ -114,7 +114,7 @@ def test_text_files_are_told_by_number_and_a_document_by_its_own_file(
     assert "from b.txt, row 0" in here("inspect", "../texts", "--doc", "1").out
 
 
-def test_a_terminal_shows_borders_in_colour_unless_none_is_wanted(cli: Cli) -> None:
+def test_a_terminal_shows_boundaries_in_colour_unless_none_is_wanted(cli: Cli) -> None:
     background = re.compile(r"\x1b\[[0-9;]*48;5;\d+m")
     args = ("inspect", "store", "--doc", "3")
     assert background.search(in_terminal(cli, *args, columns=80))

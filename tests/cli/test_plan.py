@@ -19,7 +19,7 @@ def test_a_plan_tells_what_a_build_would_take(cli: Cli, corpus: Path, bpe: Path)
         r"disk +about [\d.]+ kB",
         r"time +about [\d.]+ s",
         r"memory +1\.0 GB for 2 workers",
-        r"borders +<\|endoftext\|> after each document",
+        r"boundaries +<\|endoftext\|> after each document",
     ):
         assert re.search(fact, shown), f"{fact}\n{shown}"
 

@@ -164,7 +164,7 @@ def test_a_changed_byte_in_a_page_with_a_checksum_is_refused(
         path.write_bytes(changed)
         with pytest.raises(SourceError, match="CRC checksum"):
             read(path, PLAIN)
-        tried("parquet pages changed behind their checksum")
+        tried("parquet pages changed without their checksum")
 
 
 def test_a_footer_with_a_bad_entry_of_a_column_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_raw_ids_of_unknown_kind_are_asked_about(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there is nothing at"):
         detect_format(tmp_path / "no" / "such")
     result = import_ids(tmp_path / "tokens.dat", tmp_path / "out", format_name="nanogpt")
-    assert (result.documents, result.tokens, result.has_borders) == (1, 9, False)
+    assert (result.documents, result.tokens, result.has_boundaries) == (1, 9, False)
     assert any("one document" in note for note in result.notes)
 
 

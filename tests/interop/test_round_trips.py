@@ -42,7 +42,7 @@ def check(found: list[list[list[int]]], *, to: str, vocab_size: int, **options: 
         )
         assert ids_of(tokenmill.Store(root / "back")) == expected
         assert result.documents == len(expected)
-        assert result.has_borders
+        assert result.has_boundaries
         in_place = tokenmill.Store.open_foreign(root / "out", **more)
         assert ids_of(in_place) == expected
     finally:
@@ -78,7 +78,7 @@ def test_nanogpt_comes_back_where_it_is_cut_at_eos(found: list[list[list[int]]])
         assert np.fromfile(root / "out" / "train.bin", "<u2").tolist() == tokens
         result = import_ids(root / "out", root / "back", format_name="nanogpt", split_at_eos=True)
         assert ids_of(tokenmill.Store(root / "back")) == flat(found)
-        assert not result.has_borders
+        assert not result.has_boundaries
         assert result.eos == "appended"
     finally:
         shutil.rmtree(root)

@@ -441,14 +441,14 @@ def refuse_bad_place(path: Path, *, store: Path, inputs: Sequence[PathInput]) ->
     place = path.absolute().resolve()
     if store.absolute().resolve() in (place, *place.parents):
         raise UsageError(
-            f"the time line {str(path)!r} would lie in the store; a store holds nothing else",
+            f"the time line {str(path)!r} would be in the store; a store holds nothing else",
             hint=f"put it beside the store: --monitor {shlex.quote(store.name)}-timeline.jsonl",
         )
     for each in inputs:
         source = Path(each).absolute()
         if source.resolve() in (place, *place.parents) or fnmatch.fnmatch(str(place), str(source)):
             raise UsageError(
-                f"the time line {str(path)!r} would lie among the input {str(each)!r}; the next "
+                f"the time line {str(path)!r} would be among the input {str(each)!r}; the next "
                 "run would take it for text",
                 hint="put it in another folder, such as that of --out",
             )

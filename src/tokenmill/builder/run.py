@@ -432,7 +432,7 @@ def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[
 
 @with_options(BuildOptions)
 def build(options: BuildOptions) -> BuildResult:
-    """Turn text into a store of tokens, or bring an existing one up to date.
+    """Turn text into a store of tokens, or update an existing one.
 
     `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `prune` drops
     what files no longer among the inputs left in the store; `rebuild` drops what was built with

@@ -137,7 +137,7 @@ def read_ahead(items: Iterable[T], *, clock: encode.StageClock) -> Generator[T]:
         pool.shutdown(cancel_futures=True)
 
 
-class WriteBehind:
+class WriteThread:
     """Runs calls one after the other on a thread of its own, at most two ahead of it.
 
     As a context manager it ends with all calls done; the first error of a call is raised by a later
@@ -146,11 +146,11 @@ class WriteBehind:
 
     def __init__(self, clock: encode.StageClock) -> None:
         self._clock = clock
-        self._pool = ThreadPoolExecutor(1, "tokenmill-write-behind")
+        self._pool = ThreadPoolExecutor(1, "tokenmill-write")
         self._pending: deque[Future[None]] = deque()
         self._failed = False
 
-    def __enter__(self) -> WriteBehind:
+    def __enter__(self) -> WriteThread:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -230,12 +230,12 @@ class UnitPass:
             # In small parts, so that one can see it move.
             portions = (part for batch in batches for part in split_batch(batch, REFERENCE_BYTES))
         try:
-            with WriteBehind(clock) as behind:
+            with WriteThread(clock) as thread:
                 for batch in portions:
                     is_large = batch.texts.num_bytes > most
                     # One worker at a time has large documents.
                     with TurnLock(self.worker.layout) if is_large else nullcontext():
-                        self._take(batch, behind)
+                        self._take(batch, thread)
                     self._check_early()
                     if time.monotonic() - self._told_at >= _REPORT_SECONDS:
                         self.tell()
@@ -270,7 +270,7 @@ class UnitPass:
                 return
             yield batch
 
-    def _take(self, batch: RowBatch, behind: WriteBehind) -> None:
+    def _take(self, batch: RowBatch, thread: WriteThread) -> None:
         counts = self.counts
         texts, rows, rejects = batch.texts, batch.rows, batch.rejects
         if self.row_limit is not None and counts["rows"] + batch.num_rows > self.row_limit:
@@ -295,10 +295,10 @@ class UnitPass:
             # By row, or the file of rejects would tell how the unit was cut into batches.
             rejects = tuple(sorted(rejects, key=lambda reject: reject.row))
             self._count_rejects(rejects)
-            behind.submit(self.writer.rejects, rejects)
+            thread.submit(self.writer.rejects, rejects)
         counts["text_bytes"] += int(made.sizes.sum())
         if len(made.rows):
-            behind.submit(self._write, made.texts, made.tokens, made.rows)
+            thread.submit(self._write, made.texts, made.tokens, made.rows)
 
     def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
         counts, identity = self.counts, self.worker.settings.identity
@@ -363,7 +363,7 @@ class UnitPass:
         )
 
     def _check_early(self) -> None:
-        """Refuse the unit as soon as no number of good rows could bring it below the threshold."""
+        """Refuse the unit as soon as no number of good rows could get it below the threshold."""
         unit, counts = self.unit, self.counts
         end = unit.end
         if end is None and unit.file.compression is None:
@@ -476,7 +476,7 @@ class BuildWorker:
         if engine is None:
             # A worker on another machine downloads the files first.
             files = {name: self.layout.tokenizer / name for name in tokenizer.files}
-            self.layout.upstream.bring(list(files.values()))
+            self.layout.upstream.download(list(files.values()))
             tokenizer, choice = dataclasses.replace(tokenizer, files=files), settings.options.engine
             self.encoder = encode.load_encoder(tokenizer, settings.identity, choice=choice)
         else:

@@ -348,12 +348,12 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     what = "row" if totals.pieces else "document"
     if config.get("too_long") == "truncate":
         what += " that was not cut off"
-    borders = [
-        f"{visible(border.token)} ({border.id}) at the {border.position} of every {what}"
-        for border in (inspection.bos, inspection.eos)
-        if border is not None
+    boundaries = [
+        f"{visible(each.token)} ({each.id}) at the {each.position} of every {what}"
+        for each in (inspection.bos, inspection.eos)
+        if each is not None
     ]
-    yield "borders", ", ".join(borders) or "no token between documents"
+    yield "boundaries", ", ".join(boundaries) or "no token between documents"
     if IMPORT in config:
         yield "specials", "what became of special-token strings in the text is not known"
     else:
@@ -464,7 +464,7 @@ def document(view: DocumentView) -> None:
         how = "the grey ones do not" if coloured else f"those in {OPEN} {CLOSE}"
         said = f"{count(counting)} of {count(all_tokens)} count for the loss"
         console.print(f"{said} ({share(counting, all_tokens)}): {how}\n", soft_wrap=True)
-    console.print(with_borders(shown, coloured=coloured), soft_wrap=True)
+    console.print(with_boundaries(shown, coloured=coloured), soft_wrap=True)
     console.print("\nids", style="bold")
     console.print(" ".join(str(token.id) for token in shown), soft_wrap=True)
     if len(shown) < all_tokens:
@@ -472,7 +472,7 @@ def document(view: DocumentView) -> None:
         console.print(f"... and {rest}; all of them: add --json")
 
 
-def with_borders(tokens: Sequence[Token], *, coloured: bool) -> Text:
+def with_boundaries(tokens: Sequence[Token], *, coloured: bool) -> Text:
     """The text of the tokens, on two alternating backgrounds or with | between them.
 
     Tokens that do not count for the loss are grey; without colour, those that do are in [[ ]].
@@ -490,8 +490,8 @@ def with_borders(tokens: Sequence[Token], *, coloured: bool) -> Text:
             continue
         opens, closes = token.counts is True and not inside, inside and not token.counts
         inside = token.counts is True
-        border = "|" if number else ""
-        text.append(f"{CLOSE if closes else ''}{border}{OPEN if opens else ''}{shown}")
+        cut = "|" if number else ""
+        text.append(f"{CLOSE if closes else ''}{cut}{OPEN if opens else ''}{shown}")
     if inside:
         text.append(CLOSE)
     return text
@@ -526,7 +526,7 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
         ("time", f"about {duration(planned.estimated_seconds)} beside the start-up"),
         ("memory", f"{budget}; rows of more than {largest} are rejected"),
         ("engine", f"{planned.engine}{note}"),
-        ("borders", f"{start}{end} each document"),
+        ("boundaries", f"{start}{end} each document"),
         ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
     )
 
@@ -791,7 +791,7 @@ def tell(step: Step) -> None:
                 coloured = console.is_terminal and not console.no_color
                 number, first = step.document.number, step.document.tokens[:STORY_TOKENS]
                 console.print(f"\nthe first {STORY_TOKENS} tokens of document {number}:")
-                console.print(with_borders(first, coloured=coloured))
+                console.print(with_boundaries(first, coloured=coloured))
         case Comparison():
             rows, base = [], 0.0
             for name, way in step.ways.items():

@@ -291,7 +291,7 @@ class Foreign:
 
     parts: tuple[ForeignPart, ...]  # in the order of the documents, those of one file together
     blocks: Callable[[ForeignPart], Blocks]  # the documents of a part
-    has_borders: bool = True  # the format says where documents end
+    has_boundaries: bool = True  # the format says where documents end
     has_mask: bool = False
     note: str | None = None  # what a person should know: no boundaries, ...
 
@@ -412,7 +412,7 @@ def check_held(path: Path | str, size: int, what: str) -> None:
     if size > HELD_BYTES:
         raise damaged(
             path,
-            f"has {what} of {size:,} bytes, which would have to lie in memory as a whole; an import"
+            f"has {what} of {size:,} bytes, which would have to be in memory as a whole; an import"
             f" holds {HELD_BYTES:,} at most",
             hint="write it again in smaller pieces, or without compression",
         )
@@ -506,7 +506,7 @@ def _setting(name: str, setting: Setting, value: str | int | bool | None) -> str
 
 WRITE_HINT = "write to a local folder, then copy that to the bucket"
 STORE_HINT = "import into a local folder, then copy that to the bucket: stores are read there"
-READ_HINT = "copy the files to a local disk first; a store, unlike them, is read where it lies"
+READ_HINT = "copy the files to a local disk first; a store, unlike them, is read where it is"
 
 
 def local_path(path: str | os.PathLike[str], *, hint: str) -> Path:

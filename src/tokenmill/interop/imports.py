@@ -151,7 +151,7 @@ class ImportResult:
     tokens: int
     dtype: str
     splits: Mapping[str, facts.SplitTotals]
-    has_borders: bool
+    has_boundaries: bool
     has_mask: bool
     eos: str
     """Where the end-of-text id was found: appended, prepended, mixed or none."""
@@ -423,7 +423,7 @@ class ImportRun:
             tokens=manifest.totals.tokens,
             dtype=identity.dtype.name,
             splits=manifest.splits,
-            has_borders=foreign.has_borders,
+            has_boundaries=foreign.has_boundaries,
             has_mask=foreign.has_mask,
             eos=place or known,
             notes=tuple(text for text in (foreign.note, note) if text),

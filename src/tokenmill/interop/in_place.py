@@ -86,7 +86,7 @@ class ForeignFiles(StoreFiles):
     @property
     def layout(self) -> StoreLayout:
         raise StoreError(
-            f"{self.path!r} is not a store: its files are read as they lie",
+            f"{self.path!r} is not a store: its files are read as they are",
             hint="make a store of it with: tokenmill import",
         )
 

@@ -37,7 +37,7 @@ DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in ("uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
-NO_BORDERS = (
+NO_BOUNDARIES = (
     "the format does not say where documents end: each file is one document (cut every"
     f" {MOST_TOKENS:,} tokens); to cut at the end-of-text id use --split-at-eos"
 )
@@ -188,9 +188,9 @@ class RawFormat(base.Format):
         return base.Foreign(
             parts=tuple(part for shard in shards for part in _cut(shard, ends_of(shard.name))),
             blocks=blocks,
-            has_borders=self.eos_in_front is None,
+            has_boundaries=self.eos_in_front is None,
             has_mask=any(shard.mask is not None for shard in shards),
-            note=None if self.eos_in_front is None else NO_BORDERS,
+            note=None if self.eos_in_front is None else NO_BOUNDARIES,
         )
 
 
@@ -420,10 +420,10 @@ def _open_streams(
         )
         for split in sorted({shard.split for shard in shards})
     }
-    place = "in front of" if in_front else "behind"
+    place = "in front of" if in_front else "after"
     return base.Foreign(
         parts=tuple(part for stream in streams.values() for part in stream.parts()),
         blocks=lambda part: streams[part.split].blocks(part),
-        has_borders=False,
+        has_boundaries=False,
         note=f"documents were cut at the id {options.eos_id} {place} each",
     )

@@ -52,7 +52,7 @@ READ_SETTINGS = {
 # Of an index of JSON, which becomes some 20 times as much in memory.
 INDEX_BYTES = 64 << 20
 ROWS_NOTE = "each row became a document; if rows were cut from a stream: --split-at-eos"
-CUT_NOTE = "rows were joined and cut behind the end-of-text id; what lies in two files is cut there"
+CUT_NOTE = "rows were joined and cut after the end-of-text id; what is in two files is cut there"
 
 
 # -------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ CORPORA = {
     ),
     "c4": KnownCorpus(
         "hf://datasets/allenai/c4/en/c4-train.*.json.gz",
-        "cleaned English pages of Common Crawl; other variants lie beside en/",
+        "cleaned English pages of Common Crawl; other variants are beside en/",
     ),
 }
 

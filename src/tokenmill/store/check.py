@@ -87,7 +87,7 @@ def check_store(
     """
     layout = visit_layout(path)
     with contextlib.closing(layout.upstream):
-        layout.upstream.bring([layout.manifest, layout.runs])
+        layout.upstream.download([layout.manifest, layout.runs])
         if layout.upstream.url is not None and not layout.manifest.exists():
             raise no_store(layout.name)
         try:
@@ -146,7 +146,7 @@ class _Check:
     def _check_tokenizer(self) -> int:
         """Returns the bytes that were read."""
         files = self._manifest.identity.tokenizer.files
-        self._layout.upstream.bring([self._layout.tokenizer / name for name in files])
+        self._layout.upstream.download([self._layout.tokenizer / name for name in files])
         for name, facts in files.items():
             path = self._layout.tokenizer / name
             for problem in scan_file(path, expected=facts):
@@ -324,8 +324,8 @@ class UnitScan:
             first = last
         if (counted, silent) != (entry.counted, entry.silent):
             what = (
-                f"has {counted:,} tokens that count and {silent:,} silent documents, the manifest"
-                f" says {entry.counted:,} and {entry.silent:,}"
+                f"has {counted:,} tokens in the loss mask and {silent:,} documents without, the"
+                f" manifest says {entry.counted:,} and {entry.silent:,}"
             )
             self.problems.append((path, what))
 

@@ -359,8 +359,8 @@ class ShardFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
             return
         if mask.bytes != self.tokens or mask.counted > self.tokens or mask.silent > self.documents:
             raise ValueError(
-                f"a mask of {mask.bytes} bytes, {mask.counted} tokens that count and {mask.silent}"
-                f" silent documents is not of {self.tokens} tokens in {self.documents} documents"
+                f"a mask of {mask.bytes} bytes, with {mask.counted} tokens in it and {mask.silent}"
+                f" documents without, is not of {self.tokens} tokens in {self.documents} documents"
             )
 
     @property
@@ -1025,7 +1025,7 @@ def assemble_manifest(
     remaining = iter(units)
     while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
         if layout.upstream.url is not None:
-            layout.upstream.bring([layout.receipt(unit) for unit in batch])
+            layout.upstream.download([layout.receipt(unit) for unit in batch])
         for unit in batch:
             data = read_receipt_bytes(layout, unit)
             assembler.add(Receipt.from_bytes(data, path=_path(layout, unit)), file=facts_of(data))

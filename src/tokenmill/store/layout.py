@@ -68,7 +68,7 @@ class Upstream:
     def begin(self) -> None:
         """Download what a build must know of the store; StoreError where it cannot be had."""
 
-    def bring(self, paths: Sequence[Path]) -> None:
+    def download(self, paths: Sequence[Path]) -> None:
         """Download files that are in the store and not in the folder."""
 
     def borrow(self, paths: Sequence[Path]) -> AbstractContextManager[None]:  # noqa: ARG002
@@ -669,9 +669,9 @@ class Mirror(Upstream):
                     self._sizes[folder.name] = names
                     is_small = folder in (layout.tokenizer, layout.parts)
                     wanted += [folder / n for n in names if is_small or RECEIPT_FILE.fullmatch(n)]
-        self.bring(wanted)
+        self.download(wanted)
 
-    def bring(self, paths: Sequence[Path]) -> None:
+    def download(self, paths: Sequence[Path]) -> None:
         missing = [path for path in paths if not path.exists()]
         for first in range(0, len(missing), _BATCH_FILES):
             batch = missing[first : first + _BATCH_FILES]
