@@ -247,8 +247,8 @@ def parcels(loader: Loader, fields: Sequence[str], *, first: int) -> Iterator[Pa
 class CudaLane:
     """Pinned memory by name: allocated once, and again only for arrays of another shape."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
         self._pinned: Tensors = {}
         self._sent: torch.cuda.Event | None = None
 
@@ -262,15 +262,16 @@ class CudaLane:
             is_alike = kept is not None and (kept.dtype, kept.shape[1:]) == (dtype, array.shape[1:])
             if kept is None or not is_alike or len(kept) < len(array):
                 kept = self._pinned[name] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
-            np.copyto(kept[: len(array)].numpy(), array)
-            sent[name] = kept[: len(array)].to(self._device, non_blocking=True)
+            room = kept[: len(array)]
+            np.copyto(room.numpy(), array)
+            sent[name] = room.to(self._stream.device, non_blocking=True)
         return sent
 
     def seal(self) -> torch.cuda.Event:
         """Passed when all that was made of the arrays is there."""
         # Blocking: the thread sleeps for the copy instead of spinning on a core.
         self._sent = torch.cuda.Event(blocking=True)
-        self._sent.record()
+        self._sent.record(self._stream)
         return self._sent
 
 
@@ -353,7 +354,7 @@ class DeviceFeeder:
     def _start(self) -> ReadAhead[Sent]:
         self._next_step = self.loader.step
         stream = self._stream
-        lanes = [None if stream is None else CudaLane(self.device) for _ in range(self.depth)]
+        lanes = [None if stream is None else CudaLane(stream) for _ in range(self.depth)]
         made = parcels(self.loader, self._fields, first=self._next_step)
         ahead = ReadAhead(
             map(self._send, made, cycle(lanes)),
@@ -386,7 +387,7 @@ class DeviceFeeder:
                 batch = batches.pop() if batches else None
                 if batch is not None and event is not None:
                     # Once for a parcel, unless the consumer goes over to another stream.
-                    current = torch.cuda.current_stream(self.device)
+                    current = torch.cuda.current_stream(self.device.index)
                     # By `is`: torch's streams say of None that it is not unequal to them.
                     if opened_on is None or current != opened_on:
                         current.wait_event(event)
