@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import signal
 import textwrap
 from pathlib import Path
@@ -34,6 +35,9 @@ OTHER_SCRIPTS = (
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Models of tests are too small to be shared among threads, which wait for each other by computing.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("tests", deadline=None)

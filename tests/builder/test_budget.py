@@ -43,7 +43,7 @@ def build_in_a_fresh_process(tokenizer: Path, *, workers: int, budget: int) -> d
     return result
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_cache_that_only_grows_is_kept_within_the_budget(
     workers: int, bpe_tokenizer_dir: Path
 ) -> None:

@@ -60,7 +60,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_batch(name: st
     reference = tree(Path("serial"))
     assert len([file for file in reference if file.endswith(".bin")]) > 10
     assert any("-val.bin" in file for file in reference)
-    for workers in (1, 2, 4):
+    for workers in (1, 4):
         build(name, f"w{workers}", workers=workers, memory="3GB", **options)
         assert tree(Path(f"w{workers}")) == reference
 
@@ -225,7 +225,8 @@ def test_a_limit_takes_the_first_rows_and_can_be_raised_and_lowered(name: str) -
     data = write_jsonl(Path("raw"), texts).read_bytes()
     Path(name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     for limit in (7, 50, 50, 119, None, 30):
-        result = build(name, unit_bytes=1000, limit=limit, workers=2, memory="2GB")
+        by_two = {"workers": 2, "memory": "2GB"} if limit in (7, None) else {}
+        result = build(name, unit_bytes=1000, limit=limit, **by_two)
         assert documents(Path("store")) == byte_ids(texts[:limit])
         totals = result.totals
         assert totals.rows == totals.documents + totals.skipped

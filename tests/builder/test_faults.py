@@ -29,7 +29,9 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(inputs: object, out: str = "store", **options: object) -> BuildResult:
-    settings: dict[str, object] = {"tokenizer": "bytes", "workers": 2, "memory": "2GB"}
+    settings: dict[str, object] = {"tokenizer": "bytes", "memory": "2GB"}
+    if "serial" not in options:
+        settings["workers"] = 2
     return tokenmill.build(inputs, out=out, **(settings | options))  # type: ignore[arg-type]
 
 
@@ -38,7 +40,7 @@ def build(inputs: object, out: str = "store", **options: object) -> BuildResult:
 )
 def test_a_full_disk_stops_the_build_and_the_same_command_finishes_it(tmp_path: Path) -> None:
     write_jsonl(Path("a.jsonl"), make_texts(8000))
-    build("a.jsonl", "whole", unit_bytes=50_000)
+    build("a.jsonl", "whole", unit_bytes=50_000, serial=True)
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
@@ -59,7 +61,7 @@ def test_a_full_disk_stops_the_build_and_the_same_command_finishes_it(tmp_path: 
 
 def test_a_worker_that_dies_is_replaced_and_the_store_is_the_same() -> None:
     write_jsonl(Path("a.jsonl"), make_texts(6000))
-    build("a.jsonl", "whole", unit_bytes=20_000)
+    build("a.jsonl", "whole", unit_bytes=20_000, serial=True)
     killed: list[int] = []
 
     def kill_once(progress: Progress) -> None:
@@ -81,7 +83,7 @@ def test_a_cut_off_compressed_file_fails_by_name_and_is_resumed_when_it_is_whole
         build("a.jsonl.gz", unit_bytes=4000)
     assert not Path("store/tokenmill.json").exists()
     Path("a.jsonl.gz").write_bytes(data)
-    build("a.jsonl.gz", unit_bytes=4000)
+    build("a.jsonl.gz", unit_bytes=4000, serial=True)
     assert documents(Path("store")) == byte_ids(texts)
 
 
@@ -97,9 +99,9 @@ def test_a_source_that_vanishes_during_the_build_is_an_error_by_name() -> None:
     with pytest.raises(SourceError, match=r"29\.jsonl"):
         build(files, workers=1, on_progress=remove)
     write_jsonl(Path(files[-1]), make_texts(300, seed=29))
-    result = build(files)
+    result = build(files, serial=True)
     assert result.units_resumed > 0
-    build(files, "fresh")
+    build(files, "fresh", serial=True)
     assert tree(Path("fresh")) == tree(Path("store"))
 
 
@@ -109,7 +111,7 @@ def test_a_second_build_on_the_same_store_is_refused_while_the_first_goes_on() -
 
     def interfere() -> None:
         with pytest.raises(StoreLockedError) as caught:
-            build("a.jsonl", unit_bytes=20_000)
+            build("a.jsonl", unit_bytes=20_000, serial=True)
         refused.append(caught.value)
 
     rivals: list[threading.Thread] = []
@@ -122,7 +124,7 @@ def test_a_second_build_on_the_same_store_is_refused_while_the_first_goes_on() -
     build("a.jsonl", unit_bytes=20_000, on_progress=start_rival)
     rivals[0].join()
     assert str(os.getpid()) in refused[0].message
-    assert build("a.jsonl", unit_bytes=20_000).nothing_to_do
+    assert build("a.jsonl", unit_bytes=20_000, serial=True).nothing_to_do
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
@@ -143,18 +145,18 @@ def test_a_signal_to_the_driver_leaves_no_process_and_a_store_that_resumes(
     assert driver.wait(20) != 0
     assert not psutil.wait_procs(workers, timeout=10)[1]
     assert not Path("store/tokenmill.json").exists()
-    build("a.jsonl", unit_bytes=10_000)
-    build("a.jsonl", "fresh", unit_bytes=10_000)
+    build("a.jsonl", unit_bytes=10_000, serial=True)
+    build("a.jsonl", "fresh", unit_bytes=10_000, serial=True)
     assert tree(Path("fresh")) == tree(Path("store"))
 
 
 def test_a_damaged_receipt_or_a_missing_file_costs_its_unit_only() -> None:
     write_jsonl(Path("a.jsonl"), make_texts(400))
-    build("a.jsonl", unit_bytes=4000)
+    build("a.jsonl", unit_bytes=4000, serial=True)
     before = tree(Path("store"))
     receipts = sorted(Path("store/shards").glob("*.json"))
     receipts[1].write_bytes(receipts[1].read_bytes()[:-10])
     receipts[2].with_suffix(".bin").unlink()
-    result = build("a.jsonl", unit_bytes=4000)
+    result = build("a.jsonl", unit_bytes=4000, serial=True)
     assert result.units_built == 2
     assert tree(Path("store")) == before

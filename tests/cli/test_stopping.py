@@ -14,7 +14,7 @@ from .conftest import COMMAND, Cli, numbered_lines
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILES = 12
+FILES = 8
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory, bpe: Path) -> Cli:
 
 
 def arguments(bpe: Path, store: str) -> list[str]:
-    slow = ["--engine", "tokenizers", "--quiet"]
+    slow = ["--engine", "tokenizers", "--workers", "1", "--quiet"]
     return ["build", "my data", "-t", str(bpe), *slow, "-o", store]
 
 

@@ -164,13 +164,9 @@ def test_what_gives_a_run_its_meaning_may_not_change(place: Path, tmp_path: Path
 
 
 def test_kill_9_and_resume_give_the_same_losses(place: Path, tmp_path: Path) -> None:
-    common = [str(place / "store"), *flags(80), "--save-every", "20", "--resume"]
-    killed = tmp_path / "killed"
-    process = subprocess.Popen(
-        [*COMMAND, *common, "--out", "killed"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    args = [str(place / "store"), *flags(80), "--save-every", "20", "--out", str(killed)]
+    process = subprocess.Popen([*COMMAND, *args])
     deadline = time.monotonic() + 100
     while not (killed / "checkpoints" / "step-00000020").exists():
         assert process.poll() is None
@@ -182,10 +178,11 @@ def test_kill_9_and_resume_give_the_same_losses(place: Path, tmp_path: Path) -> 
     assert lost < 80
     # As a crash in the middle of writing would leave it.
     (killed / "checkpoints" / ".unfinished-step-00000099-aa").mkdir()
-    done = train_command(*common, "--out", "killed", "--json", folder=tmp_path)
-    assert json.loads(done.stdout)["resumed_from"] in range(20, 80, 20)
-    train_command(*common, "--out", "whole", folder=tmp_path)
-    assert losses(killed) == losses(tmp_path / "whole")
+    said = {**TINY, "steps": 80, "save_every": 20}
+    done = tokenmill.train(place / "store", out=killed, resume=True, **said)
+    assert done.resumed_from in range(20, 80, 20)
+    tokenmill.train(place / "store", out=whole, **said)
+    assert losses(killed) == losses(whole)
     assert len(losses(killed)) == 80
     assert not list((killed / "checkpoints").glob(".unfinished*"))
 
@@ -197,7 +194,6 @@ def test_sigterm_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
     process = subprocess.Popen(
         [*COMMAND, *args],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -228,7 +224,8 @@ def test_two_processes_make_the_steps_of_one(place: Path, tmp_path: Path) -> Non
         *common, "--micro-batch", "2", "--out", "two", "--json", folder=tmp_path, launcher=launcher
     )
     assert json.loads(two.stdout)["steps"] == 6
-    train_command(*common, "--out", "one", folder=tmp_path)
+    said = {**TINY, "steps": 6, "packing": "pad", "boundaries": "mask"}
+    tokenmill.train(place / "store", out=tmp_path / "one", **said)
     expected = losses(tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(expected, rel=1e-4)
     norms = [[line["grad_norm"] for line in metrics(tmp_path / run)] for run in ("one", "two")]
