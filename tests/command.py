@@ -1,12 +1,20 @@
-"""The real `tokenmill` command in a process of its own."""
+"""The real `tokenmill` command, in a process of its own or in this one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pty
+import signal
 import subprocess
 import sys
+import traceback
 from typing import TYPE_CHECKING
+
+import pytest
+
+from tokenmill.cli.main import run as run_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +42,44 @@ def tokenmill(
     out, err = run.stdout.decode(), run.stderr.decode()
     assert code in (None, run.returncode), (run, out, err)
     return subprocess.CompletedProcess(run.args, run.returncode, out, err)
+
+
+def tokenmill_here(
+    *args: str | Path,
+    folder: Path,
+    code: int | None = 0,
+    environment: Mapping[str, str] = os.environ,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """The same in this process, since starting Python takes longer than most commands.
+
+    Not for what is said of memory, which would be that of the tests too.
+    """
+    streams = [io.BytesIO(), io.BytesIO()]
+    out, err = (io.TextIOWrapper(stream, "utf-8", newline="") for stream in streams)
+    wanted, on_term = {**environment, **variables}, signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
+        for name in os.environ.keys() - wanted.keys():
+            patch.delenv(name)
+        for name, value in wanted.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["tokenmill", *map(str, args)])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        try:
+            run_command()
+        except SystemExit as end:
+            ended = int(end.code or 0)
+        except Exception:  # the interpreter would print it
+            traceback.print_exc(file=err)
+            ended = 1
+        finally:
+            signal.signal(signal.SIGTERM, on_term)
+    out.flush()
+    err.flush()
+    said = [stream.getvalue().decode() for stream in streams]
+    assert code in (None, ended), said
+    return subprocess.CompletedProcess(["tokenmill", *map(str, args)], ended, *said)
 
 
 def in_terminal(

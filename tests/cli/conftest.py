@@ -1,4 +1,4 @@
-"""Runs the real command in a process of its own, on real files."""
+"""Runs the real command on real files, in this process unless it has to be one of its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.command import in_terminal as terminal_output
-from tests.command import tokenmill
+from tests.command import tokenmill, tokenmill_here
 from tests.once import once
 
 from tokenmill.engines.references import train_bpe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "tokenmill"]
@@ -47,10 +47,16 @@ class Cli:
         return {**kept, "TERM": "xterm-256color", "PYTHONFAULTHANDLER": "1"}
 
     def __call__(self, *args: str | Path, code: int = 0, **variables: str) -> Outcome:
-        run = tokenmill(
-            *args, folder=self.folder, code=code, environment=self.environment, **variables
-        )
-        return Outcome(run.returncode, run.stdout, run.stderr)
+        """In this process."""
+        return self._outcome(tokenmill_here, *args, code=code, **variables)
+
+    def apart(self, *args: str | Path, code: int = 0, **variables: str) -> Outcome:
+        """In a process of its own."""
+        return self._outcome(tokenmill, *args, code=code, **variables)
+
+    def _outcome(self, run: Callable[..., Any], *args: str | Path, **options: Any) -> Outcome:
+        done = run(*args, folder=self.folder, environment=self.environment, **options)
+        return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def test_the_summary_tells_what_was_made_and_what_to_do_next(cli: Cli, corpus: Path) -> None:
     args = ("build", corpus.name, "-t", "bytes", "-o", "my store", "--val", "0.1")
-    outcome = cli(*args, "--profile", "profile.json")
+    outcome = cli.apart(*args, "--profile", "profile.json")
     for fact in (
         r"store +my store",
         r"documents +200\n",
@@ -168,7 +168,7 @@ def test_engines_and_workers_leave_no_trace_in_the_shards(
 ) -> None:
     args = ("build", corpus.name, "-t", bpe)
     cli(*args, "-o", "auto", "--workers", "2")
-    made = cli(
+    made = cli.apart(
         *args, "-o", "other", "--engine", engine, "--workers", "1", "--memory", "600MB", "--pin"
     )
     assert f"engine      {engine}" in made.out
@@ -186,10 +186,11 @@ def test_an_engine_for_another_kind_of_tokenizer_is_refused(cli: Cli, corpus: Pa
 
 
 def test_a_budget_that_is_too_small_is_refused_with_one_that_works(cli: Cli, corpus: Path) -> None:
-    outcome = cli("build", corpus.name, "-t", "bytes", "-o", "store", "--memory", "50MB", code=1)
+    args = ("build", corpus.name, "-t", "bytes", "-o", "store", "--memory")
+    outcome = cli.apart(*args, "50MB", code=1)
     smallest = re.search(r"--memory (\d+MB)", outcome.err)
     assert smallest is not None, outcome.err
-    cli("build", corpus.name, "-t", "bytes", "-o", "store", "--memory", smallest[1])
+    cli.apart(*args, smallest[1])
 
 
 def test_files_that_are_gone_are_dropped_only_if_asked(cli: Cli, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_version_is_told_with_that_of_the_engines(cli: Cli, args: tuple[str]
 def test_the_console_script_is_the_same_command(cli: Cli) -> None:
     script = Path(sys.executable).with_name("tokenmill")
     shown = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
-    assert shown.stdout == cli("--help").out
+    assert shown.stdout == cli.apart("--help").out == cli("--help").out
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_a_wrong_request_is_two_lines_and_exit_code_2(
 
 def test_a_failure_is_exit_code_1_and_its_traceback_comes_only_with_debug(cli: Cli) -> None:
     args = ("build", "absent.jsonl", "-t", "bytes", "-o", "store")
-    outcome = cli(*args, code=1)
+    outcome = cli.apart(*args, code=1)
     assert outcome.err.startswith("error: ")
     assert "absent.jsonl" in outcome.err
     assert "Traceback" not in outcome.err
-    assert "Traceback" in cli(*args, "--debug", code=1).err
+    assert "Traceback" in cli.apart(*args, "--debug", code=1).err
 
 
 def test_a_reader_that_leaves_early_sees_no_traceback(cli: Cli, corpus: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from tests.command import tokenmill
+from tests.command import tokenmill_here as tokenmill
 from tests.supervised.shaping import chat
 
 if TYPE_CHECKING:
