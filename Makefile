@@ -55,7 +55,7 @@ test-fast: .venv-dev/stamp
 test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)
 	rm -rf .work/hostile
-	HOSTILE=long $(PYTEST) tests/hostile -m "not gpu and not network" $(PYTEST_ARGS)
+	HOSTILE=long $(PYTEST) tests/hostile tests/engines/test_load.py -m "not gpu and not network" $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIZE = feed.Size(rounds=1, num_bytes=0, seconds=0.02, warm_seconds=0.01, seq_len=32, batch_size=4)
 HERE = [contender for contender in CONTENDERS if not contender.environment]
-QUICK = {"one numpy gather", "tokenmill, concat", "tokenmill, best-fit", "memmap, as in nanoGPT"}
+QUICK = {"tokenmill, best-fit", "memmap, as in nanoGPT"}
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -58,7 +58,7 @@ def test_contenders_of_this_environment_are_measured_and_resume_exactly(bench: f
     contenders = in_this_environment(QUICK)
     rows = feed.measure_all(bench, contenders)
 
-    assert len(rows) >= 3
+    assert len(rows) == len(QUICK) or not HAS_TORCH
     assert [row["error"] for row in rows] == [None] * len(rows)
     assert all(row["tokens"][0] > 0 and row["seconds"][0] >= SIZE.seconds for row in rows)
     resumed = [row["resume"] for row in rows if row["resume"] is not None]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from benchmarks.training_gpu_table import training_body
 
 from benchmarks import ROOT
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_a_trial_on_a_cpu_measures_every_feed(tmp_path: Path) -> None:
     corpus, result = tmp_path / "corpus.jsonl", tmp_path / "result.json"
     texts = [f"text {n} " + " ".join(str(n * k) for k in range(n % 50)) for n in range(300)]

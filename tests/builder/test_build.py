@@ -225,8 +225,10 @@ def test_a_limit_takes_the_first_rows_and_can_be_raised_and_lowered(name: str) -
     data = write_jsonl(Path("raw"), texts).read_bytes()
     Path(name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     for limit in (7, 50, 50, 119, None, 30):
-        by_two = {"workers": 2, "memory": "2GB"} if limit in (7, None) else {}
-        result = build(name, unit_bytes=1000, limit=limit, **by_two)
+        options: dict[str, object] = {"unit_bytes": 1000, "limit": limit}
+        if limit in (7, None):
+            options |= {"workers": 2, "memory": "2GB"}
+        result = build(name, "store", **options)
         assert documents(Path("store")) == byte_ids(texts[:limit])
         totals = result.totals
         assert totals.rows == totals.documents + totals.skipped

@@ -157,6 +157,7 @@ def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(
     assert tree(folder / "lost") == tree(folder / "local")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_the_middle_of_its_task_is_told_of(
     session: RayCluster, tmp_path: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_worker_that_dies_in_the_middle_of_its_task_is_told_of(
     assert [event.task for event in events if isinstance(event, TaskDone)] == [task]
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_still_is_overtaken_by_a_copy_of_its_task(
     folder: Path, connection: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

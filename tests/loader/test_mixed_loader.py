@@ -100,7 +100,7 @@ def test_every_source_goes_through_its_own_epochs(stores: tuple[Store, Store]) -
             assert sorted(epoch) == [(first // size, row) for row in range(size)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     packing=st.sampled_from(PACKINGS),
     worlds=st.sampled_from([(8, 1, 1), (8, 1, 2), (8, 2, 1), (8, 4, 2), (8, 2, 4), (24, 3, 3)]),

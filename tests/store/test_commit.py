@@ -82,7 +82,10 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked 
 
 
 @needs_fork
-@pytest.mark.parametrize("has_mask", [False, True], ids=["tokens", "tokens and masks"])
+@pytest.mark.parametrize(
+    "has_mask",
+    [pytest.param(False, id="tokens", marks=pytest.mark.slow), pytest.param(True, id="and masks")],
+)
 @pytest.mark.parametrize("is_rebuilt", [False, True], ids=["a new unit", "a unit that is replaced"])
 def test_a_commit_killed_at_any_step_leaves_a_whole_unit_or_none(
     tmp_path: Path, is_rebuilt: bool, has_mask: bool

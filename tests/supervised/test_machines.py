@@ -56,7 +56,7 @@ def case(
     return options, found
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"])
+@pytest.mark.parametrize("place", ["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_parts_make_the_store_of_one_build(
     case: Case, place: str, request: pytest.FixtureRequest
 ) -> None:
@@ -91,6 +91,15 @@ def test_a_template_of_ones_own_is_taken_from_the_store_when_parts_are_finished(
     assert tree(Path("parts")) == tree(Path("whole"))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("chat", marks=pytest.mark.slow),
+        "prompt-completion",
+        pytest.param("template", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_masks_are_written_to_a_bucket_resumed_checked_and_fed_from_there(
     case: Case, request: pytest.FixtureRequest
 ) -> None:

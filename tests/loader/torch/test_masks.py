@@ -73,7 +73,10 @@ def test_a_fed_mixture_counts_all_tokens_of_a_store_without_masks(
                 break
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
+)
 def test_workers_read_masks(store: Path, workers: int, context: str | None) -> None:
     layout = LAYOUTS[2]
     expected = list(make_loader(store, **layout))
