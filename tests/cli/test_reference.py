@@ -1,27 +1,16 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from tests import pages
 
 from tokenmill.cli.main import app
-from tokenmill.cli.reference import reference
-
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def test_the_page_is_what_the_commands_say_of_themselves() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "tokenmill.cli.reference"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert printed == PAGE.read_text(), "run: python -m tokenmill.cli.reference > docs/cli.md"
+    assert pages.commands_page() == pages.COMMANDS.read_text(), "run: python -m tests.pages"
 
 
 def test_every_command_is_on_the_page_and_teaches_by_example() -> None:
-    page = reference()
+    page = pages.commands_page()
     names = [command.name for command in app.registered_commands]
     assert len(names) >= 6
     for name in names:

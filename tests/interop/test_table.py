@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+
+from tests import pages
 
 import tokenmill
 from tokenmill.interop.base import NAMES, get_format
-from tokenmill.interop.table import fill
-
-PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    page = PAGE.read_text()
-    assert fill(page) == page, "run: python -m tokenmill.interop.table"
+    assert pages.formats_page() == pages.FORMATS.read_text(), "run: python -m tests.pages"
 
 
 def test_every_format_describes_itself() -> None:
