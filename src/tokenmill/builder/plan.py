@@ -75,7 +75,7 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
         files = with_template(files, options.chat_template)
         settings["chat_template"] = digest(read_sources(files.files))
     contents = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
-    manifest = known_manifest(layout)
+    manifest = facts.known_manifest(layout)
     known = None if manifest is None else manifest.identity
     if (
         known is not None
@@ -110,17 +110,9 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     return Request(files, identity, info)
 
 
-def known_manifest(layout: StoreLayout) -> facts.Manifest | None:
-    """The manifest of a store that is complete."""
-    if layout.manifest.exists():
-        with contextlib.suppress(StoreError):
-            return facts.read_manifest(layout.root)
-    return None
-
-
 def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
     """What is different about a store's own configuration, in words."""
-    manifest = known_manifest(layout)
+    manifest = facts.known_manifest(layout)
     if manifest is None:
         return "its units carry another fingerprint"
     known = manifest.identity

@@ -241,7 +241,7 @@ class BuildRun:
                 other = _differences(asked, record.config)
                 break
         else:
-            manifest = planning.known_manifest(self.layout)
+            manifest = facts.known_manifest(self.layout)
             if manifest is None or manifest.identity.fingerprint == fingerprint:
                 return
             who, other = f"the store {store!r} was built", []
@@ -255,7 +255,7 @@ class BuildRun:
 
     def _finished(self, work: Work) -> BuildResult | None:
         """The result for a store that already is what was asked for."""
-        plan, manifest = work.plan, planning.known_manifest(self.layout)
+        plan, manifest = work.plan, facts.known_manifest(self.layout)
         if manifest is None or manifest.identity != work.request.identity:
             return None
         if plan.tasks or plan.touched:
@@ -329,7 +329,7 @@ class BuildRun:
         """What comes before the first unit: folders, the tokenizer, receipts of touched files."""
         plan = work.plan
         if self.part is not None:
-            known = planning.known_manifest(self.layout)
+            known = facts.known_manifest(self.layout)
             if known is None or known.identity != work.request.identity:
                 remove_manifest(self.layout)  # of another configuration: replaced, as was asked
         self.layout.create()

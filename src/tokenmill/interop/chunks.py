@@ -496,12 +496,7 @@ class _Shard(ItemFile):
 
     def block(self, data: Bytes, at: Places, options: base.ImportOptions) -> base.DocumentBlock:
         columns = records.Columns.choose(self.names, options, path=self.path)
-        found = {name: self._column(data, at, name) for name in columns.names}
-        lengths = found[columns.ids][1]
-        for name, (_, others) in found.items():
-            if not np.array_equal(others, lengths):
-                raise base.damaged(self.path, f"has {name!r} of other lengths than {columns.ids!r}")
-        return columns.block({name: values for name, (values, _) in found.items()}, lengths)
+        return columns.joined({name: self._column(data, at, name) for name in columns.names})
 
     def _column(self, data: Bytes, at: Places, name: str) -> tuple[NDArray[Any], Places]:
         """Values of a column in some samples, back to back, and how many each sample has."""

@@ -527,41 +527,31 @@ def open_splits(store: PathInput | Store, split: str | Sequence[str] | None) -> 
 
 def check_options(format_: base.Format, options: base.ExportOptions) -> None:
     """Refuse what the format cannot do, before anything is opened for it."""
-    about, seq_len, packing = format_.about, options.seq_len, options.packing
+    about, seq_len, packing, link = format_.about, options.seq_len, options.packing, options.link
+    problem, hint = None, None
     if packing not in PACKINGS:
-        raise UsageError(
-            f"there is no packing {packing!r}", hint=f"use one of: {', '.join(map(repr, PACKINGS))}"
-        )
-    if options.link not in base.LINKS:
-        raise UsageError(
-            f"link={options.link!r} is not known",
-            hint=f"use True, False or one of: {', '.join(map(repr, base.LINKS))}",
-        )
-    if seq_len is not None and not about.rows and not about.rows_only:
-        raise UsageError(
-            f"{about.name} holds documents, not rows; seq_len={seq_len} says nothing there",
-            hint="leave --seq-len out: its reader cuts rows itself",
-        )
-    if seq_len is None and about.rows_only:
-        raise UsageError(
-            f"{about.name} holds rows of one length", hint="give it with --seq-len 2048"
-        )
-    if seq_len is None and packing != next(iter(PACKINGS)):
-        raise UsageError(
-            f"packing={packing!r} is about rows, and whole documents are written",
-            hint="say how long rows are with --seq-len, or leave --packing out",
-        )
-    if options.file_tokens is not None and not about.file_tokens:
-        raise UsageError(
-            f"file_tokens={options.file_tokens}: the files of {about.name} are not cut by tokens",
-            hint="leave --file-tokens out",
-        )
-    for name in ("seq_len", "file_tokens"):
-        value = getattr(options, name)
+        problem = f"there is no packing {packing!r}"
+        hint = f"use one of: {', '.join(map(repr, PACKINGS))}"
+    elif link not in base.LINKS:
+        problem = f"link={link!r} is not known"
+        hint = f"use True, False or one of: {', '.join(map(repr, base.LINKS))}"
+    elif seq_len is not None and not about.rows and not about.rows_only:
+        problem = f"{about.name} holds documents, not rows; seq_len={seq_len} says nothing there"
+        hint = "leave --seq-len out: its reader cuts rows itself"
+    elif seq_len is None and about.rows_only:
+        problem, hint = f"{about.name} holds rows of one length", "give it with --seq-len 2048"
+    elif seq_len is None and packing != next(iter(PACKINGS)):
+        problem = f"packing={packing!r} is about rows, and whole documents are written"
+        hint = "say how long rows are with --seq-len, or leave --packing out"
+    elif options.file_tokens is not None and not about.file_tokens:
+        file_tokens = f"file_tokens={options.file_tokens}"
+        problem = f"{file_tokens}: the files of {about.name} are not cut by tokens"
+        hint = "leave --file-tokens out"
+    elif link != "never" and not about.linkable:
+        problem = f"files of {about.name} are not the store's own bytes, so they cannot be links"
+        hint = "leave --link out"
+    if problem is not None:
+        raise UsageError(problem, hint=hint)
+    for name, value in (("seq_len", seq_len), ("file_tokens", options.file_tokens)):
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"{name}={value!r} is not a whole number of 1 or more")
-    if options.link != "never" and not about.linkable:
-        raise UsageError(
-            f"files of {about.name} are not the store's own bytes, so they cannot be links",
-            hint="leave --link out",
-        )

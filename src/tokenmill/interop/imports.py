@@ -250,9 +250,10 @@ class ImportRun:
                 f"two files of {str(path)!r} have the same name", hint="import one of them"
             )
         done = self._find_done(units)
-        manifest = self._finished() if len(done) == len(units) else None
-        if manifest is not None and len(manifest.units) == len(units):
-            return self._result(manifest, len(done))
+        known = facts.known_manifest(layout) if len(done) == len(units) else None
+        asked = identity.fingerprint, len(units)
+        if known is not None and (known.identity.fingerprint, len(known.units)) == asked:
+            return self._result(known, len(done))
         layout.create()
         keep_tokenizer(layout, self.tokenizer.files, identity.tokenizer.files)
         sweep(layout, {name: receipt.claim for name, receipt in done.items()})
@@ -332,14 +333,6 @@ class ImportRun:
             if receipt.unit == _unit_of(part) and (source.size, source.version) == _version(part):
                 done[receipt.unit.name] = receipt
         return done
-
-    def _finished(self) -> facts.Manifest | None:
-        """The manifest of a store that was imported in the same way."""
-        try:
-            manifest = facts.read_manifest(self.layout.root)
-        except StoreError:
-            return None
-        return manifest if manifest.identity.fingerprint == self.identity.fingerprint else None
 
     def _work(self, part: base.ForeignPart, report: Report) -> EosTally:
         """Read a part and commit it as a unit, on any thread."""

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tokenmill.store.format import TokenArray, TokenDtype
     from tokenmill.store.stream import Track
 
+# What the import of a conversion is told as it was asked for.
+TAKEN_ON = ("dtype", "split_at_eos", "workers", "on_progress")
 SAMPLE_BYTES = 4096
 # Blocks of all files together, about; at least two of each.
 SAMPLES = 4096
@@ -339,10 +341,7 @@ def convert(asked: base.ConvertRequest) -> ExportResult:
         tokenizer=asked.tokenizer or imports.UNKNOWN,
         out=between,
         format=format_.about.name,
-        dtype=asked.dtype,
-        split_at_eos=asked.split_at_eos,
-        workers=asked.workers,
-        on_progress=asked.on_progress,
+        **{name: getattr(asked, name) for name in TAKEN_ON},
     )
     with StoreLock(StoreLayout(between.parent)):
         try:

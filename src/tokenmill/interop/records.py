@@ -104,6 +104,14 @@ class Columns:
             path=path,
         )
 
+    def joined(self, found: Mapping[str, tuple[NDArray[Any], Lengths]]) -> base.DocumentBlock:
+        """The documents of some rows, whose columns come with the lengths in each."""
+        lengths = found[self.ids][1]
+        for name, (_, others) in found.items():
+            if not np.array_equal(others, lengths):
+                raise base.damaged(self.path, f"has {name!r} of other lengths than {self.ids!r}")
+        return self.block({name: values for name, (values, _) in found.items()}, lengths)
+
     def block(self, found: Mapping[str, NDArray[Any]], lengths: Lengths) -> base.DocumentBlock:
         """The documents of some rows, whose columns are flat arrays of the same length."""
         ids = found[self.ids]

@@ -88,7 +88,7 @@ def _read_batches(
     for batch in batches:
         # What a file says of its buffers is not true before it was compared, entry by entry.
         batch.validate(full=True)
-        block = _block(batch, columns)
+        block = columns.joined({name: _flat_lists(batch, name, path) for name in columns.names})
         if not _is_chunked(schema):
             yield block
             continue
@@ -147,16 +147,6 @@ def _names(schema: Any, options: base.ImportOptions, *, path: Path) -> list[str]
     """The columns that are read."""
     names = _table_columns(schema, options, path=path).names
     return [*names, *([CHUNK_INDEX] if _is_chunked(schema) else [])]
-
-
-def _block(batch: Any, columns: records.Columns) -> base.DocumentBlock:
-    found, lengths = {}, {}
-    for name in columns.names:
-        found[name], lengths[name] = _flat_lists(batch, name, columns.path)
-    for name in columns.names:
-        if not np.array_equal(lengths[name], lengths[columns.ids]):
-            raise base.damaged(columns.path, f"has {name!r} of other lengths than {columns.ids!r}")
-    return columns.block(found, lengths[columns.ids])
 
 
 def _flat_lists(batch: Any, name: str, path: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:

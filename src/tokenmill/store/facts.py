@@ -315,13 +315,16 @@ class Bounds(Fact, frozen=True, kw_only=True):
     smallest_too_large_bytes: Count | None  # None where no document was too large
 
 
-class EngineFacts(Fact, frozen=True, kw_only=True):
-    """Who made the ids, and how they were checked."""
-
+class EngineNames(Fact, frozen=True, kw_only=True):
     name: str
     version: str
     reference: str
     reference_version: str
+
+
+class EngineFacts(EngineNames, frozen=True, kw_only=True):
+    """Who made the ids, and how they were checked."""
+
     checked_documents: Count
     mismatches: Count
     redone: bool  # the unit was encoded again by the reference after a mismatch
@@ -677,13 +680,9 @@ def _columns(*, mask: bool) -> dict[str, Json]:
     }
 
 
-class EngineEntry(Fact, frozen=True, kw_only=True):
+class EngineEntry(EngineNames, frozen=True, kw_only=True):
     """What one engine did, over all units."""
 
-    name: str
-    version: str
-    reference: str
-    reference_version: str
     units: Count
     checked_documents: Count
     mismatches: Count
@@ -801,14 +800,8 @@ class Manifest:
             for number, source in enumerate(found.sources)
             for index, row in enumerate(itertools.islice(rows, source.units))
         ]
-        return cls(
-            identity=identity,
-            totals=found.totals,
-            splits=found.splits,
-            engines=found.engines,
-            sources=found.sources,
-            units=tuple(units),
-        )
+        same = {name: getattr(found, name) for name in ("totals", "splits", "engines", "sources")}
+        return cls(identity=identity, units=tuple(units), **same)
 
 
 class _ManifestMembers(Fact, frozen=True, kw_only=True):
@@ -835,6 +828,14 @@ def read_manifest(root: Path) -> Manifest:
             hint="check the path and its permissions",
         ) from error
     return Manifest.from_bytes(data, path=path)
+
+
+def known_manifest(layout: StoreLayout) -> Manifest | None:
+    """The manifest of a store that is complete."""
+    if layout.manifest.exists():
+        with contextlib.suppress(StoreError):
+            return read_manifest(layout.root)
+    return None
 
 
 def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:
