@@ -398,12 +398,7 @@ class ImportRun:
         return add_tallies(found)
 
     def _result(
-        self,
-        manifest: facts.Manifest,
-        resumed: int,
-        workers: int = 0,
-        note: str = "",
-        place: str = "",
+        self, manifest: facts.Manifest, kept: int, workers: int = 0, note: str = "", place: str = ""
     ) -> ImportResult:
         """What was made; without a `place`, nothing was."""
         identity, foreign = manifest.identity, self.foreign
@@ -421,7 +416,7 @@ class ImportRun:
             eos=place or known,
             notes=tuple(text for text in (foreign.note, note) if text),
             parts=len(foreign.parts),
-            parts_resumed=resumed,
+            parts_resumed=kept,
             bytes=sum(part.bytes for part in foreign.parts),
             workers=workers,
             seconds=time.monotonic() - self.started,

@@ -19,7 +19,7 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -321,13 +321,8 @@ def convert(asked: base.ConvertRequest) -> ExportResult:
     format_ = base.detect_format(source, asked.format)
     # Cut at end-of-text, documents go on from file to file, which maps of files do not.
     if isinstance(format_, RawFormat) and not asked.split_at_eos:
-        files = open_in_place(
-            source,
-            format_name=format_.about.name,
-            tokenizer=asked.tokenizer,
-            dtype=asked.dtype,
-            eos=asked.eos,
-        )
+        how: dict[str, Any] = {name: getattr(asked, name) for name in ("tokenizer", "dtype", "eos")}
+        files = open_in_place(source, format_name=format_.about.name, **how)
         names = [asked.split] if isinstance(asked.split, str) else asked.split
         names = list(files.manifest.splits) if names is None else names
         return export_splits({name: Store.of_files(files, split=name) for name in names}, asked)
