@@ -42,6 +42,8 @@ ByteRange: TypeAlias = tuple[str, int, int]  # a URL, the first byte, and the by
 Versioned: TypeAlias = tuple[bytes, str]
 
 ATTEMPTS = 8
+# Of each request to S3, so that one part of a large file that fails does not end the whole.
+REQUEST_ATTEMPTS = 3
 OPENING_ATTEMPTS = 4  # of what is asked for first: a person waits, and the address may be wrong
 # Pauses are drawn between 0 and this, doubled each time: 8 attempts take 16 seconds on average.
 FIRST_PAUSE_SECONDS = 0.25
@@ -173,6 +175,8 @@ def filesystem(url: str) -> tuple[Any, str]:
             failure=Failure.WRONG,
             hint="use a local path, s3://, gs://, hf:// or https://",
         ) from None
+    if "s3" in _protocols(fs):
+        fs.retries = 1  # s3fs would do 5 times what botocore has done, and we do it again
     return fs, name
 
 
@@ -225,8 +229,13 @@ def _options(scheme: str) -> dict[str, Any]:
     if _FAMILIES.get(scheme, scheme) != "s3":
         return {}
     given = conf.get("s3", {}).get("config_kwargs", {})
-    # botocore opens 10 connections, however many ranges are asked for.
-    return {"config_kwargs": {"max_pool_connections": CONCURRENT_RANGES, **given}}
+    # botocore opens 10 connections, however many ranges are asked for, and asks 5 times.
+    ours = {
+        "max_pool_connections": CONCURRENT_RANGES,
+        "retries": {"total_max_attempts": REQUEST_ATTEMPTS},
+    }
+    # Otherwise s3fs asks for the size of a file first, to have 10 parts of 50 MB in memory at once.
+    return {"max_concurrency": 1, **conf.get("s3", {}), "config_kwargs": {**ours, **given}}
 
 
 def _resolve(urls: Sequence[str]) -> tuple[Any, list[str]]:
@@ -249,13 +258,7 @@ def read_many(urls: Sequence[str]) -> list[bytes | None]:
 
 
 def _ask_whole(fs: Any, name: str, _: int) -> Any:
-    import inspect
-
-    # Newer versions of s3fs ask for the size of a file first, to read large ones in parts.
-    ask, options = _method(fs, "cat_file"), _web_options(fs)
-    if "max_concurrency" in inspect.signature(ask).parameters:
-        options["max_concurrency"] = 1
-    return ask(name, **options)
+    return _method(fs, "cat_file")(name, **_web_options(fs))
 
 
 def download(url: str, path: Path) -> None:
@@ -341,7 +344,7 @@ async def _cat_web(fs: Any, name: str, first: int, last: int) -> Versioned:
     session = await fs.set_session()
     async with session.get(fs.encode_url(name), **options) as answer:
         data = await answer.read()
-        fs._raise_not_found_for_status(answer, name)
+        answer.raise_for_status()
         version = answer.headers.get("ETag") or answer.headers.get("Last-Modified", "")
         return data, version.removeprefix("W/")
 

@@ -18,7 +18,15 @@ import fsspec
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
 from tests.command import tokenmill as tokenmill_command
-from tests.store.s3_server import BUCKET, S3, SECRET, Refusal, remote_tree, s3_session
+from tests.store.s3_server import (
+    BUCKET,
+    S3,
+    SECRET,
+    Refusal,
+    forget_connections,
+    remote_tree,
+    s3_session,
+)
 
 import tokenmill
 from tokenmill import files as files_module
@@ -189,6 +197,32 @@ def test_a_refusal_is_told_at_once_and_without_secrets(
     assert SECRET not in told
     assert sum(refusal.match in line for line in s3.log) <= 2, "asking again would not help"
     assert not scratch()
+
+
+def test_only_we_ask_again_and_no_library_below(
+    s3: S3, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "REQUEST_ATTEMPTS", 1)
+    forget_connections()
+    s3.refusals = [Refusal("503", "/a")]
+    with pytest.raises(files_module.RemoteError, match=r"503 .* attempts"):
+        files_module.read_bytes(f"{out}/a")
+    forget_connections()
+    assert len(s3.log) == files_module.OPENING_ATTEMPTS
+
+
+def test_a_large_file_is_downloaded_without_parts_in_memory(
+    s3: S3, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "default_block_size", 1 << 20)
+    forget_connections()
+    (tmp_path / "a").write_bytes(bytes(3 << 20))
+    files_module.upload(tmp_path / "a", f"{out}/a")
+    s3.log.clear()
+    files_module.download(f"{out}/a", tmp_path / "b")
+    forget_connections()
+    assert (tmp_path / "b").read_bytes() == bytes(3 << 20)
+    assert [line for line in s3.log if "bytes=" in line or line.startswith("HEAD")] == []
 
 
 def test_a_bucket_that_is_not_there_is_named(corpus: Path, s3: S3) -> None:
