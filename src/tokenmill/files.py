@@ -230,10 +230,8 @@ def _options(scheme: str) -> dict[str, Any]:
         return {}
     given = conf.get("s3", {}).get("config_kwargs", {})
     # botocore opens 10 connections, however many ranges are asked for, and asks 5 times.
-    ours = {
-        "max_pool_connections": CONCURRENT_RANGES,
-        "retries": {"total_max_attempts": REQUEST_ATTEMPTS},
-    }
+    retries = {"total_max_attempts": REQUEST_ATTEMPTS}
+    ours = {"max_pool_connections": CONCURRENT_RANGES, "retries": retries}
     # Otherwise s3fs asks for the size of a file first, to have 10 parts of 50 MB in memory at once.
     return {"max_concurrency": 1, **conf.get("s3", {}), "config_kwargs": {**ours, **given}}
 
@@ -417,7 +415,7 @@ def list_folder(
     def ask() -> None:
         fs, (name,) = _resolve([url])
         if hasattr(fs, "_iterdir"):  # s3: page by page, since 30,000 names take 30 MB otherwise
-            _run(fs, take_pages(fs, name))
+            _run(take_pages(fs, name))
             return
         fs.invalidate_cache(name)
         for entry in fs.ls(name, detail=True):
@@ -451,11 +449,7 @@ def _ask_each(
     def attempt() -> None:
         asked, left[:] = left[:], []
         fs, names = _resolve([urls[place] for place in asked])
-        ask_one = functools.partial(ask, fs)
-        if fs.async_impl:
-            found = _run(fs, _gather(ask_one, names, asked), stop=stop)
-        else:
-            found = _in_threads(ask_one, names, asked, stop)
+        found = _run(_gather(fs, ask, names, asked), stop=stop)
         failures: list[RemoteError] = []
         for place, answer in zip(asked, found, strict=True):
             if isinstance(answer, BaseException):
@@ -473,36 +467,21 @@ def _ask_each(
     return answers
 
 
-async def _gather(ask: Callable[[str, int], Any], names: list[str], places: list[int]) -> list[Any]:
+async def _gather(
+    fs: Any, ask: Callable[[Any, str, int], Any], names: list[str], places: list[int]
+) -> list[Any]:
     # fsspec's own `_cat_ranges` does the same, but cancelling it leaves its requests running.
     import asyncio
 
-    gate = asyncio.Semaphore(CONCURRENT_RANGES)
+    gate = asyncio.Semaphore(CONCURRENT_RANGES if fs.async_impl else SYNC_THREADS)
 
     async def one(name: str, place: int) -> object:
         async with gate:
-            return await ask(name, place)
+            if fs.async_impl:
+                return await ask(fs, name, place)
+            return await asyncio.to_thread(ask, fs, name, place)
 
     return await asyncio.gather(*map(one, names, places), return_exceptions=True)
-
-
-def _in_threads(
-    ask: Callable[[str, int], Any], names: list[str], places: list[int], stop: Stop
-) -> list[Any]:
-    def one(name: str, place: int) -> object:
-        if stop is not None and stop.is_set():
-            raise StoppedError
-        try:
-            return ask(name, place)
-        except Exception as error:  # boundary to network libraries
-            return error
-
-    if len(names) == 1:
-        return [one(names[0], places[0])]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(SYNC_THREADS, len(names))) as pool:
-        return list(pool.map(one, names, places))
 
 
 def _method(fs: Any, name: str) -> Any:
@@ -510,11 +489,13 @@ def _method(fs: Any, name: str) -> Any:
     return getattr(fs, f"_{name}" if fs.async_impl else name)
 
 
-def _run(fs: Any, coroutine: Any, *, stop: Stop = None) -> Any:
+def _run(coroutine: Any, *, stop: Stop = None) -> Any:
     """Wait for a coroutine on fsspec's own thread; giving up ends its requests too."""
     import asyncio
 
-    job: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, fs.loop)
+    from fsspec.asyn import get_loop
+
+    job: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, get_loop())
     try:
         while True:
             try:
