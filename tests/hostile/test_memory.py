@@ -271,10 +271,10 @@ def test_rejects_that_are_not_listed_are_counted_whatever_the_workers(
         assert [store.source(number).row for number in some] == [good[number] for number in some]
 
 
-def _write_page(path: Path) -> None:
-    table = _plain(_repeated(500_000, "abcd efg " * 30))
+def _write_page(path: Path, rows: int = 500_000) -> None:
+    table = _plain(_repeated(rows, "abcd efg " * 30))
     options = {"use_dictionary": False, "data_page_size": 1 << 30, "write_batch_size": 1 << 30}
-    options["max_rows_per_page"] = 1 << 30
+    options |= {"max_rows_per_page": 1 << 30, "row_group_size": rows}
     pq.write_table(table, path, compression="zstd", **options)
 
 
@@ -315,16 +315,30 @@ def test_what_cannot_be_read_in_parts_is_refused_with_the_budget_that_would_do(
 ) -> None:
     name, write, what = REFUSED[kind]
     write(tmp_path / name)
+    _check_refused(tmp_path / name, what, budget=BUDGET)
+
+
+@linux
+@pytest.mark.slow
+def test_a_page_that_nearly_fills_the_budget_is_refused_with_the_one_that_would_do(
+    tmp_path: Path,
+) -> None:
+    _write_page(tmp_path / "a.parquet", rows=(512 << 20) // 274)
+    _check_refused(tmp_path / "a.parquet", "a page of 537 MB", budget=600_000_000)
+
+
+def _check_refused(path: Path, what: str, *, budget: int) -> None:
+    """Refused within the budget, and built within the one that the refusal names."""
     tried("parts of files that are larger than the budget")
-    code, said, peak = _build(tmp_path / name)
+    code, said, peak = _build(path, "--memory", str(budget))
     assert code == 1, said
     assert what in said
-    assert name in said
-    assert peak <= BUDGET
+    assert path.name in said
+    assert peak <= budget
     named = re.search(r"--memory (\d+)MB", said)
     assert named is not None, said
     # Its first rows are enough: what is too large has to be read for them.
-    code, said, peak = _build(tmp_path / name, "--memory", f"{named[1]}MB", "--limit", "1000")
+    code, said, peak = _build(path, "--memory", f"{named[1]}MB", "--limit", "1000")
     assert code == 0, said
     assert peak <= int(named[1]) * 10**6
 
