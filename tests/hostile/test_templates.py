@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import datetime
 import json
 import subprocess
@@ -203,6 +204,46 @@ def test_a_template_without_end_is_ended_by_a_limit(kind: str) -> None:
     assert found.startswith("refused"), found
     assert any(each in found for each in words), found
     tried("chat template without end")
+
+
+@pytest.mark.parametrize("kind", ["next", "index", "length"])
+def test_a_chat_of_many_answers_is_not_rendered_for_each_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Where a template looks ahead; the others are rendered once more, however long the chat is."""
+    ahead = {
+        "next": "{% if loop.nextitem %}{% endif %}",
+        "index": "{% if messages[-1] == m %}{% endif %}",
+        "length": "{% if loop.index == messages | length %}{% endif %}",
+    }
+    text = "{%% for m in messages %%}{{ m.role }}: {{ m.content }}%s;{%% endfor %%}"
+    text += "{%% if add_generation_prompt %%}assistant: {%% endif %%}"
+    monkeypatch.setattr("tokenmill.supervised.chat.STEPS_TOGETHER", 1 << 16)
+    for name, between, most in (("forward", "", 3_000), ("ahead", ahead[kind], 40)):
+        path = tmp_path / f"{name}.jinja"
+        path.write_text(text % between)
+        press = Press("bytes", chat_template=path)
+        assert not press(chat(*["a"] * most)).rejects
+    found = press(chat(*["a"] * 400)).rejects
+    assert [str(each.reason) for each in found] == ["template-error"]
+    assert "to find 200 answers takes over 65,536 steps" in found[0].detail
+    assert found[0].detail.endswith("use --train-on last")
+    assert not Press("bytes", chat_template=path, train_on="last")(chat(*["a"] * 400)).rejects
+    tried("chat of many answers")
+
+
+def test_a_chat_takes_steps_as_it_has_messages(tmp_path: Path) -> None:
+    """Though its template writes no special token, so that all of it is one text."""
+    path = tmp_path / "plain.jinja"
+    text = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
+    path.write_text(text + "{% if add_generation_prompt %}assistant: {% endif %}")
+    press, steps = Press("bytes", chat_template=path), []
+    for count in (10, 300, 600):
+        profile = cProfile.Profile()
+        assert not profile.runcall(press, chat(*["a"] * count)).rejects
+        steps.append(sum(entry.callcount for entry in profile.getstats()))
+    assert steps[2] < 2.2 * steps[1]
+    tried("chat of many answers", 3)
 
 
 def test_templates_that_make_much_take_little_memory() -> None:

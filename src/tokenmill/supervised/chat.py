@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 
 ALL, LAST = "all", "last"
+# What the renderings may take together that look for the answers of a row, where a template looks
+# ahead: there is one for each message, so that the time grows with the square of the messages.
+STEPS_TOGETHER, STEPS_PER_CHARACTER = 16 << 20, 64
 
 # Where a tokenizer's chat template is, and the names of special tokens that it may use.
 #
@@ -216,9 +219,11 @@ class ChatMaker:
         turns = turns[-1:] if self._train_on == LAST else turns
         # For one answer it would save nothing.
         boundaries = template.boundaries(conversation, text) if len(turns) > 1 else None
+        left = STEPS_TOGETHER + STEPS_PER_CHARACTER * len(text)
 
         def place(count: int, *, prompt: bool) -> int:
             """Where so many messages end in the text of the whole."""
+            nonlocal left
             known = boundaries.places[count] if boundaries is not None and count else None
             if boundaries is not None and known is not None:
                 tail = boundaries.tails[prompt]
@@ -226,6 +231,14 @@ class ChatMaker:
                     return known + len(tail)
             else:
                 beginning = template.render(_head(conversation, count), prompt=prompt)
+                left -= template.steps
+                if left < 0:
+                    what = (
+                        f"the template looks ahead, and to find {len(turns):,} answers takes over "
+                        f"{STEPS_TOGETHER:,} steps and {STEPS_PER_CHARACTER} for each character; "
+                        "use --train-on last"
+                    )
+                    raise RowError(RejectReason.TEMPLATE_ERROR, what)
                 if text.startswith(beginning):
                     return len(beginning)
             what = (

@@ -129,7 +129,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def begin(self, row: Conversation | None, *, tracked: str | None = None) -> list[str]:
         """Count anew, for the rendering of a row; returns the list for what it writes."""
         self._row, self._depth, self._deadline = row, 0, 0.0
-        self._sizes, self._steps = SIZES, STEPS
+        self._sizes = SIZES
+        self._steps = self._allowed = STEPS
         self._next_look = STEPS - STEPS_AT_ONCE
         self.tracked = tracked
         self.notes: list[tuple[int, str]] = []
@@ -156,6 +157,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if self._steps < self._next_look:
             self._look()
 
+    @property
+    def taken(self) -> int:
+        """Steps that this rendering has taken."""
+        return self._allowed - self._steps
+
     def _look(self) -> None:
         """Look whether a limit is reached; the size of the row itself is counted if one is."""
         if self._row is not None and (self._sizes < 0 or self._steps < 0):
@@ -163,6 +169,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             size = weight([row.messages, row.tools, row.variables])
             self._sizes += SIZES_PER_CHARACTER * size
             self._steps += STEPS_PER_CHARACTER * size
+            self._allowed += STEPS_PER_CHARACTER * size
         if self._sizes < 0:
             raise TemplateLimit(
                 f"the template makes more than {SIZES:,} characters and {SIZES_PER_CHARACTER} for"
@@ -683,6 +690,11 @@ class ChatTemplate:
                     )
                     break
             raise RowError(RejectReason.TEMPLATE_ERROR, what) from error
+
+    @property
+    def steps(self) -> int:
+        """What the last rendering took."""
+        return self._sandbox.taken
 
     def render_tracked(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
         """The conversation's text with the places of its generation blocks."""

@@ -7,6 +7,7 @@ documents = shaper.assemble(shaped, tokens)   ids and masks, row by row
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import re
@@ -232,13 +233,13 @@ class RowPieces:
         firsts = np.searchsorted(self._highs, layout.starts[layout.partial], side="right")
         for piece, number in zip(layout.partial.tolist(), firsts.tolist(), strict=True):
             text, start = layout.strings[piece], int(layout.starts[piece])
-            low, high = int(ends[piece]), int(ends[piece + 1])
+            low, own = int(ends[piece]), ids[ends[piece] : ends[piece + 1]]
             finder = boundaries if layout.opens[piece] else inner_boundaries
             assert finder is not None, "a part counts of a row that has no mask"
             while number < len(self._lows) and self._lows[number] < start + len(text):
                 begin, end = self._lows[number] - start, self._highs[number] - start
                 first, last = finder.tokens_in(
-                    text, ids[low:high], max(begin, 0), min(end, len(text)), touching=self._touching
+                    text, own, max(begin, 0), min(end, len(text)), touching=self._touching
                 )
                 mask[low + first : low + last] = 1
                 number += 1
@@ -294,13 +295,11 @@ class _Located(NamedTuple):
 
     def holding(self) -> int:
         """The first token that ends after the place."""
-        ends = (i for i, (_, end) in enumerate(self.spans) if end > self.place)
-        return next(ends, len(self.spans))
+        return bisect.bisect_right(self.spans, self.place, key=lambda span: span[1])
 
     def beginning(self) -> int:
         """The first token that begins at the place or after it."""
-        starts = (i for i, (start, _) in enumerate(self.spans) if start >= self.place)
-        return next(starts, len(self.spans))
+        return bisect.bisect_left(self.spans, self.place, key=lambda span: span[0])
 
 
 class TextBoundaries:
@@ -313,6 +312,9 @@ class TextBoundaries:
         # Ids of texts in front of a boundary: headers of answers are always the same.
         self._headers: dict[str, list[int]] = {}
         self._prefixed = self._added_before("a"), self._added_before(" a")
+        # The text that was asked about last, its bytes, and the tokens of it that are known.
+        self._text, self._data, self._spans = "", b"", list[Range]()
+        self._offsets: list[Range] = []
 
     def tokens_in(
         self, text: str, ids: NDArray[np.uint32], start: int, end: int, *, touching: bool
@@ -349,31 +351,30 @@ class TextBoundaries:
         return first
 
     def _locate(self, text: str, ids: NDArray[np.uint32], place: int) -> _Located:
+        """The tokens up to a place; those before the last place of the same text are known."""
+        if text is not self._text:
+            self._text, self._data, self._spans, self._offsets = text, text.encode(), [], []
         target = len(text[:place].encode())
-        # A token has a byte at least, and few have more than so many.
-        for some in (text[: place + _LONG_TOKEN], text):
-            data = some.encode()
-            spans = self._spans(data, ids[: len(data) + 1].tolist(), target)
-            if spans is not None:
-                return _Located(spans, target, data)
-        return _Located(self._reference.offsets(text), place, text)
+        if not self._offsets and self._follows(ids, target):
+            return _Located(self._spans, target, self._data)
+        self._offsets = self._offsets or self._reference.offsets(text)
+        return _Located(self._offsets, place, text)
 
-    def _spans(self, data: bytes, ids: list[int], target: int) -> list[Range] | None:
-        """Bytes of the first tokens, until one ends after the target; None if they differ."""
-        shift = self._prefixed[data.startswith(b" ")]
-        position = -shift
-        spans, pieces, known = [], [], self._bytes
-        for token in ids:
+    def _follows(self, ids: NDArray[np.uint32], target: int) -> bool:
+        """Go on until a token ends after the target; whether the tokens are the text's bytes."""
+        spans, pieces, known = self._spans, [], self._bytes
+        begin = position = spans[-1][1] if spans else -self._prefixed[self._data.startswith(b" ")]
+        # Nearly every token has a byte at least.
+        for token in ids[len(spans) :][: max(target - position, 0) + _LONG_TOKEN].tolist():
+            if position > target:
+                break
             piece = known.get(token)
             if piece is None:
                 piece = known[token] = self._engine.token_bytes(token)
             pieces.append(piece)
-            end = position + len(piece)
-            spans.append((position, end))
-            position = end
-            if position > target:
-                break
-        return spans if data.startswith(b"".join(pieces)[shift:]) else None
+            spans.append((position, position + len(piece)))
+            position += len(piece)
+        return self._data.startswith(b"".join(pieces)[max(-begin, 0) :], max(begin, 0))
 
     def _added_before(self, text: str) -> int:
         """Bytes that the tokenizer puts in front of a text: one for SentencePiece's first space."""
