@@ -495,19 +495,16 @@ def finish(asked: FinishOptions) -> BuildResult:
         records = facts.read_records(layout)
         if not records:
             return _nothing_to_finish(layout, prune=asked.prune)
-        more = {"prune": asked.prune, "on_progress": asked.on_progress}
-        return _run(layout, records, as_list(asked.inputs), **more).run()
+        return _run(layout, records, asked).run()
     except SourceError as error:
         raise SourceError(error.message, hint=_RUN_WHERE) from error
     finally:
         layout.upstream.close()
 
 
-def _run(
-    layout: StoreLayout, records: list[PartRecord], inputs: list[PathInput], **more: Any
-) -> BuildRun:
+def _run(layout: StoreLayout, records: list[PartRecord], asked: FinishOptions) -> BuildRun:
     record = _agreed(records)
-    names = inputs or [*(record.inputs or ())]
+    names = as_list(asked.inputs) or [*(record.inputs or ())]
     if not names:
         raise UsageError(
             "the parts did not keep the names of their inputs, since those hold a key",
@@ -524,7 +521,8 @@ def _run(
             chat_template=str(chat_template) if CHAT_TEMPLATE in kept else None,
             out=layout.name,
             workers=1,
-            **more,
+            prune=asked.prune,
+            on_progress=asked.on_progress,
         )
     except (KeyError, TypeError) as error:
         raise StoreError(

@@ -403,7 +403,7 @@ class _Array:
         """Let zipfile compare the checksum, as it does by itself where it unpacks."""
         if not self.is_packed:
             with self._open() as stream:
-                while stream.read(base.BLOCK_BYTES):
+                while stream.read(1 << 20):  # larger pieces would be new memory each time
                     pass
 
     def _open(self) -> IO[bytes]:
