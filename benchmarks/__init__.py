@@ -32,6 +32,7 @@ the package.
     scaling.py        a build of 10 PB, simulated              python -m benchmarks.scaling
     scaling_cores.py  more and more workers on one machine     python -m benchmarks.scaling_cores
     scaling_table.py  the tables of docs/scaling.md
+    transports.py     ways to read files at a URL              python -m benchmarks.transports
 
 Working files are in .work/bench, which git ignores. Absolute paths never enter the results.
 """
