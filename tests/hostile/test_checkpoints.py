@@ -476,7 +476,7 @@ def test_kill_9_while_checkpoints_are_written_leaves_a_run_that_goes_on(victim: 
         f"tokenmill.train({str(victim.place / 'plain')!r}, out={str(out)!r}, **{said!r})"
     )
     dice = random.Random(0)
-    for _ in range(times(short=1, long=15)):
+    for _ in range(times(short=1, long=10)):
         process = subprocess.Popen([sys.executable, "-c", code])
         before = set(out.glob("checkpoints/step-*"))
         while process.poll() is None and set(out.glob("checkpoints/step-*")) <= before:

@@ -53,7 +53,7 @@ def test_files_that_lie_are_refused_before_they_cost_anything(tmp_path: Path) ->
 @pytest.mark.parametrize("kinds", [[kind] for kind in BASES] if LONG else [[*BASES]])
 def test_damaged_files_give_their_own_ids_or_an_error(tmp_path: Path, kinds: list[str]) -> None:
     wrong = []
-    for found in outcomes("damage", tmp_path, "0", times(short=4, long=1500), *kinds):
+    for found in outcomes("damage", tmp_path, "0", times(short=4, long=1000), *kinds):
         tried("imports of files damaged at random")
         broken = "fault" in {**found.get("in_place", {}), **found}
         if broken or found.get("strange") or found["left"] or found["peak_bytes"] > MOST_BYTES:

@@ -155,7 +155,7 @@ _stuff = st.one_of(st.sampled_from(ATOMS), st.sampled_from(["the", "in", "ll", "
 _words = st.lists(_stuff, min_size=1, max_size=6).map("".join)
 
 
-@attack(short=12, long=2000, parts=8)
+@attack(short=12, long=1600, parts=8)
 @given(
     patterns=st.sampled_from([("",), *pattern_sets()]),
     words=st.lists(_words, min_size=1, max_size=40),
