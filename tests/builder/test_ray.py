@@ -174,6 +174,17 @@ def test_a_worker_that_dies_in_the_middle_of_its_task_is_told_of(
     assert [event.task for event in events if isinstance(event, TaskDone)] == [task]
 
 
+def test_what_a_worker_prints_cannot_act_on_a_terminal(session: RayCluster, cluster: Any) -> None:
+    """It is kept in Ray's logs, and shown to drivers that connected with `log_to_driver`."""
+    run(session, [("print", "\x1b]0;taken\x07 by a worker")], lambda _: None)
+    logs = [
+        path.read_bytes() for path in Path(cluster.head_node.get_logs_dir_path()).rglob("*.out")
+    ]
+    said = b"".join(logs)
+    assert b"\\x1b]0;taken\\x07 by a worker" in said
+    assert b"\x1b]0;taken" not in said
+
+
 @pytest.mark.slow
 def test_a_worker_that_stands_still_is_overtaken_by_a_copy_of_its_task(
     folder: Path, connection: None, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 import statistics
+import sys
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ import psutil
 
 from tokenmill.errors import BuildError, importing
 from tokenmill.runners import local
+from tokenmill.visible import VisibleStream, guarded
 
 with importing("ray", extra="ray", purpose="building on a Ray cluster"):
     import ray
@@ -138,6 +140,8 @@ def _worker(run: str, start: local.Start, folder: str) -> tuple[local.Worker, An
         # A node without that folder may still see everything, if all names are URLs.
         with contextlib.suppress(OSError):
             os.chdir(folder)
+        if not isinstance(sys.stderr, VisibleStream):  # Ray shows them where a driver wants it
+            sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
         worker = start()
         _kept = run, worker, worker.ready()
     return _kept[1:]
