@@ -86,7 +86,6 @@ _KEY_PLACES = {
 }
 _PASSING = {408, 421, 425, 429}
 _WEB = ("http://", "https://")
-# Not the module's own functions: those would take from the numbers that a user has seeded.
 
 
 class Failure(enum.Enum):
@@ -535,6 +534,7 @@ def persistently(
         import random
 
         # After a pause that grows, random, so that the ranks of a run do not come back all at once.
+        # Not by the module's own functions: those would take from numbers that a user has seeded.
         pause = random.SystemRandom().uniform(0, FIRST_PAUSE_SECONDS * 2 ** (number - 1))
         if stop is None:
             time.sleep(pause)
@@ -630,8 +630,8 @@ class RemoteFile(io.RawIOBase):
 # Files wherever they are: names, sizes, versions and bytes of local and remote inputs.
 #
 # Local paths go through `os` and `open` alone; anything with a scheme (`s3://`, `gs://`, `hf://`,
-# `https://`) goes through `remote`, which imports fsspec only then. `file://` names a local file
-# and is treated as one.
+# `https://`) goes through fsspec, which is imported only then. `file://` names a local file and is
+# treated as one.
 #
 # A path is kept as the user named it, because it is the identity of what is built from it: it is
 # cleaned ("./a//b" becomes "a/b") but never made absolute, and ".." stays, since it may cross a
