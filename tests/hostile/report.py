@@ -1,4 +1,4 @@
-"""Write the counts of the last run into docs/security.md: `python -m tests.hostile.report`."""
+"""Print the counts of the last run, and put them into docs/security.md."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def main() -> None:
         "| --- | ---: |",
         *(f"| {kind} | {cases:,} |" for kind, cases in sorted(total.items())),
     ]
+    print("\n".join(lines))
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
