@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenmill.builder.plan import (
@@ -105,6 +105,7 @@ def test_a_limit_makes_allocations_fail_until_it_is_taken_back() -> None:
     workers=st.integers(1, 8),
     more=st.integers(1, 4_000_000_000),
 )
+@example(budget=1_116_000_000, workers=4, more=280_455_017)
 def test_the_budget_that_a_refusal_names_has_room_enough(
     budget: int, workers: int, more: int
 ) -> None:

@@ -247,7 +247,7 @@ def budget_with(plan: MemoryPlan, more_bytes: int) -> str:
     """A budget, as one writes it, whose readers have so many bytes more room."""
     # Batches may grow first; of what is left half is room; a quarter of all is a large document's.
     batches = BATCH_FACTOR * (_LARGEST_BATCH - plan.batch_bytes)
-    more = (2 * more_bytes + plan.room_bytes + batches + MEGABYTE) * plan.workers * 4 // 3
+    more = (2 * (more_bytes + plan.room_bytes) + batches + MEGABYTE) * plan.workers * 4 // 3
     return f"{-(-(plan.budget + more) // 10**8) * 100}MB"
 
 
