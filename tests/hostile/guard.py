@@ -43,7 +43,8 @@ def run_guarded(
 ) -> subprocess.CompletedProcess[str]:
     """Run a module so; what it printed, and how it ended."""
     command = [sys.executable, "-X", "faulthandler", "-m", __name__, module, *map(str, arguments)]
-    paths = os.pathsep.join(map(str, (ROOT / "src", ROOT, path)))
+    # It sees the packages that this process sees, wherever they are.
+    paths = os.pathsep.join(map(str, (ROOT / "src", ROOT, path, *filter(None, sys.path))))
     return subprocess.run(
         command,
         cwd=ROOT,
