@@ -543,6 +543,10 @@ CASES: dict[str, Case] = {
     "pt: rows with a stride of 0": _pt(
         lambda torch: torch.zeros(1, 8, dtype=torch.int32).expand(10**9, 8)
     ),
+    "pt: every value of a row the same by a stride": _pt(
+        lambda torch: torch.arange(30, dtype=torch.int64)[:, None].expand(30, 2)
+    ),
+    "pt: every other value by a stride": _pt(lambda torch: torch.arange(64)[::2]),
     "pt: one tensor 10^5 times": _pt(
         lambda torch: [torch.zeros(1 << 20, dtype=torch.int16)] * 10**5
     ),

@@ -190,6 +190,13 @@ def _tensors(path: Path) -> dict[str, Any]:
     tensors = [each for value in outlines for each in _listed(value)]
     if not all(type(each) is torch.Tensor and each.is_meta for each in tensors):
         raise base.damaged(path, "holds other things than tensors of whole numbers")
+    if not all(each.is_contiguous() for each in tensors):
+        raise base.damaged(
+            path,
+            "has tensors whose values are not one after the other, or the same ones again, by a"
+            " stride",
+            hint="write them again with: torch.save(tensor.contiguous(), FILE)",
+        )
     if sum(each.numel() * each.element_size() for each in tensors) > base.file_size(path):
         raise base.damaged(
             path,

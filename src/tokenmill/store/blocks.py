@@ -198,7 +198,9 @@ class CacheReader:
         # the rest is wanted it will have been replaced: below a quarter, ask for what is wanted.
         sparse: list[FileExtent] = []
         for block in blocks:
-            if self._fits_folder or (keep and block.is_dense):
+            # A small file that comes whole is compared with its checksum.
+            is_file = block.file.is_whole and block.file.size <= GAP_BYTES
+            if self._fits_folder or is_file or (keep and block.is_dense):
                 yield block
             else:
                 sparse.append(block)

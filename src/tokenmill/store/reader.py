@@ -687,7 +687,8 @@ def content_fingerprint(manifest: Manifest, *, split: str | None) -> str:
         + ("\n" if shard.mask is None else f",{shard.mask}\n")
         for _, shard in manifest.shards(split=split)
     ]
-    return checksum_of("".join(lines).encode("ascii"))
+    # Names that a changed manifest has for checksums need not even be text.
+    return checksum_of("".join(lines).encode("utf-8", "surrogatepass"))
 
 
 def _map_shard(
