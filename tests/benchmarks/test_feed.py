@@ -54,6 +54,7 @@ def in_this_environment(names: set[str]) -> list[Contender]:
     return [c for c in chosen if HAS_TORCH or c.module in ("feeding_limit", "feeding_tokenmill")]
 
 
+@pytest.mark.slow
 def test_contenders_of_this_environment_are_measured_and_resume_exactly(bench: feed.Bench) -> None:
     contenders = in_this_environment(QUICK)
     rows = feed.measure_all(bench, contenders)

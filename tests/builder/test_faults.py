@@ -127,7 +127,9 @@ def test_a_second_build_on_the_same_store_is_refused_while_the_first_goes_on() -
     assert build("a.jsonl", unit_bytes=20_000, serial=True).nothing_to_do
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_driver_leaves_no_process_and_a_store_that_resumes(
     signal_number: signal.Signals, tmp_path: Path
 ) -> None:

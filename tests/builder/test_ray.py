@@ -245,6 +245,7 @@ def run(
     runner.run(functools.partial(Worker, "hello"), tasks, on_event=on_event)
 
 
+@pytest.mark.slow
 def test_tasks_that_hang_are_copied_and_those_that_kill_every_worker_are_an_error(
     session: RayCluster, tmp_path: Path
 ) -> None:

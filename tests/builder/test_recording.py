@@ -45,6 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_build_killed_and_run_again_has_two_segments_and_the_same_store(folder: Path) -> None:
     command = [sys.executable, "-c", COMMAND]
     process = subprocess.Popen([*command, "store", "timeline.jsonl"], cwd=folder)

@@ -49,6 +49,7 @@ def test_a_permutation_of_trillions_is_inverted_by_its_inverse(
     assert permuted(values, size, key="large", inverse=True).tolist() == indices
 
 
+@pytest.mark.slow
 def test_every_order_of_four_rows_is_about_equally_likely() -> None:
     seen = Counter(tuple(permuted(np.arange(4), 4, key=str(k)).tolist()) for k in range(2400))
     assert set(seen) == set(permutations(range(4)))

@@ -95,7 +95,7 @@ def test_a_template_of_ones_own_is_taken_from_the_store_when_parts_are_finished(
     "case",
     [
         pytest.param("chat", marks=pytest.mark.slow),
-        "prompt-completion",
+        pytest.param("prompt-completion", marks=pytest.mark.slow),
         pytest.param("template", marks=pytest.mark.slow),
     ],
     indirect=True,

@@ -66,7 +66,10 @@ def test_rows_that_are_not_there_are_index_errors(store: Path) -> None:
         TokenDataset(store, seq_len=8, fields=("cu_seqlens",))
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.slow)],
+)
 def test_any_sampler_and_any_workers_read_rows(
     store: Path, workers: int, context: str | None
 ) -> None:

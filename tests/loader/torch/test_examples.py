@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("feed_pytorch.py", ()),
         ("feed_torchtitan.py", ()),
-        ("feed_lightning.py", ("lightning",)),
+        pytest.param("feed_lightning.py", ("lightning",), marks=pytest.mark.slow),
         ("feed_hf_trainer.py", ("transformers", "accelerate")),
     ],
 )
