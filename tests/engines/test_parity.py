@@ -100,6 +100,26 @@ def test_a_sample_follows_from_the_text_and_not_from_its_batches(
     assert found == whole
 
 
+_ENDINGS = st.text("a \n\t1.\u00e9\u3000", max_size=9)
+
+
+@given(batches=st.lists(st.lists(_ENDINGS, max_size=3), max_size=60), start=st.text("ab\u4e2d"))
+def test_texts_that_pass_are_those_of_which_nothing_would_be_chosen(
+    batches: list[list[str]], start: str
+) -> None:
+    batches = [[start * 9 + end for end in ends] for ends in batches]
+    plain, quick = Sample(), Sample()
+    passed = 0
+    for texts in batches:
+        chosen = plain.choose(TextBatch.from_texts(texts))
+        if quick.passes(texts):
+            passed += 1
+            assert not chosen
+        else:
+            assert quick.choose(TextBatch.from_texts(texts)) == chosen != []
+        assert vars(quick) == vars(plain)
+
+
 @pytest.mark.parametrize(
     ("count", "size"), [(5, 100), (15_000, 400), (40, 100_000), (1, 20_000_000), (300_000, 8)]
 )

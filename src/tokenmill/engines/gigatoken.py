@@ -546,6 +546,7 @@ class GigatokenEngine:
     """Encodes with gigatoken a tokenizer.json that `build` made for it."""
 
     name = ENGINE
+    few_bytes = 1 << 18
 
     def __init__(self, content: bytes, *, threads: int = 1) -> None:
         self.version = version(ENGINE)
@@ -566,6 +567,11 @@ class GigatokenEngine:
             f"gigatoken cannot load this tokenizer: {reason}",
             hint="use the reference engine: --engine auto",
         )
+
+    def encode_one(self, text: str) -> NDArray[np.uint32]:
+        """Ids of one text: microseconds, where each call for a batch takes a millisecond."""
+        ids: NDArray[np.uint32] = self._tokenizer.encode(text)
+        return ids
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         if not len(texts):

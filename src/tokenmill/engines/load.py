@@ -19,29 +19,40 @@ import json
 import os
 import re
 import shlex
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
+import numpy as np
+
 import tokenmill.engines
+from tokenmill import words
 from tokenmill.engines import AUTO, REFERENCES, engine_names, references
-from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, nested_steps
+from tokenmill.engines.base import (
+    SpecialTokens,
+    TokenizerInfo,
+    TokenizerKind,
+    failure_of,
+    nested_steps,
+)
 from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
 from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
 from tokenmill.errors import TokenizerError, TokenmillError, UsageError, importing
 from tokenmill.files import is_remote, shown
-from tokenmill.records import TextBatch, TokenBatch, lazy
+from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import ProcessPoolExecutor
     from os import PathLike
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Coverage, Engine, FastEngine
@@ -584,6 +595,12 @@ class Encoded(TokenBatch, Sequence["NDArray[np.uint32]"]):
         return super().__getitem__(index + len(self) if index < 0 else index)
 
 
+def _joined(found: list[NDArray[np.uint32]]) -> Encoded:
+    """The same as `from_lists`, in a third of the time where they are few and all arrays."""
+    ids = np.concatenate(found) if found else np.empty(0, np.uint32)
+    return Encoded(ids, np.array([0, *accumulate(map(len, found))], np.int64))
+
+
 class Tokenizer:
     """Text to ids and back, by the fastest engine that agrees with the reference.
 
@@ -592,10 +609,24 @@ class Tokenizer:
     is given up, with a warning.
     """
 
-    def __init__(self, checked: CheckedEngine) -> None:
+    def __init__(self, checked: CheckedEngine, *, pool: ProcessPoolExecutor | None = None) -> None:
         self._checked = checked
-        self._engine: CheckedEngine | Engine = checked
+        self._pool = pool
         self._sample = Sample()
+        self._last = 0, 0.0
+        self._use(checked)
+
+    def _use(self, engine: CheckedEngine | Engine) -> None:
+        self._engine = engine
+        own: Any = self._checked.engine if engine is self._checked else engine
+        # A few texts are encoded one by one: a call for a batch takes longer than they do.
+        self._few_bytes: int = getattr(own, "few_bytes", -1)
+        # What the reference itself encodes needs no check.
+        self._is_checked = own is not self._checked.reference and hasattr(own, "encode_one")
+        one_by_one: Any = own if self._is_checked else self._checked.reference
+        self._encode_one: Any = getattr(one_by_one, "encode_one", None)
+        coverages = {each.engine: each for each in self._checked.info.coverages}
+        self._ascii_is_safe = own.name in coverages and not coverages[own.name].contested
 
     @property
     def engine(self) -> str:
@@ -613,31 +644,110 @@ class Tokenizer:
         info = self._checked.info
         return {**info.other_tokens, **info.special_tokens}.get(info.eos_token or "")
 
+    @property
+    def timing(self) -> str:
+        """What the last call took: 'tokenized 8 samples in 3.2 ms (0.400 ms per sample)'."""
+        number, seconds = self._last
+        whole, each = (words.milliseconds(1000 * s) for s in (seconds, seconds / max(number, 1)))
+        return f"tokenized {words.count(number, 'sample')} in {whole} ms ({each} ms per sample)"
+
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text."""
-        batch = TextBatch.from_texts(texts)
-        tokens = self._engine.encode(batch)
-        if self._engine is self._checked:
-            result = self._checked.check_sample(batch, tokens, self._sample)
-            if result.mismatches:
-                reference = self._engine = self._checked.reference
-                warnings.warn(
-                    f"{self._checked.name} and {reference.name} disagree on "
-                    f"{result.mismatches[0].text[:60]!r}; {reference.name} is used from here on, "
-                    "which is slower and right",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                tokens = reference.encode(batch)
-        return Encoded(tokens.ids, tokens.offsets)
+        started = time.perf_counter()
+        texts = texts if isinstance(texts, list) else list(texts)
+        found = self._encode(texts)
+        encoded = _joined(found) if isinstance(found, list) else Encoded(found.ids, found.offsets)
+        self._last = len(texts), time.perf_counter() - started
+        return encoded
 
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Ids of one text."""
-        return self.encode_batch([text])[0]
+        started = time.perf_counter()
+        ids = self._encode([text])[0]
+        self._last = 1, time.perf_counter() - started
+        return ids
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids, special tokens shown as their content."""
         return self._checked.decode(ids)
+
+    def _encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]] | TokenBatch:
+        few = None
+        try:
+            if sum(map(len, texts)) <= self._few_bytes and self._may_be_alone(texts):
+                few = list(map(self._encode_one, texts))
+                if not self._is_checked or self._sample.passes(texts):
+                    return few
+        except BaseException as error:
+            failure_of(error)  # as a batch it fails again, with the place of the text
+        batch = TextBatch.from_texts(texts)
+        if few is None and self._pool is not None and batch.num_bytes >= _POOL_BYTES:
+            return self._encode_in_pool(self._pool, batch)
+        return self.encode_checked(batch, None if few is None else _joined(few))
+
+    def _may_be_alone(self, texts: Sequence[str]) -> bool:
+        """Whether none of a few texts is one that only the reference may encode."""
+        contested = self._checked.contested if self._is_checked else None
+        if contested is None or (self._ascii_is_safe and all(map(str.isascii, texts))):
+            return True
+        return not len(contested(TextBatch.from_texts(texts)))
+
+    def encode_checked(self, batch: TextBatch, tokens: TokenBatch | None = None) -> TokenBatch:
+        """Ids of each document; `tokens` are those that were found for them already."""
+        if tokens is None:
+            tokens = self._engine.encode(batch)
+        if self._engine is self._checked:
+            result = self._checked.check_sample(batch, tokens, self._sample)
+            if result.mismatches:
+                self._give_up(f"disagree on {result.mismatches[0].text[:60]!r}")
+                tokens = self._engine.encode(batch)
+        return tokens
+
+    def _give_up(self, why: str) -> None:
+        reference = self._checked.reference
+        warnings.warn(
+            f"{self._checked.name} and {reference.name} {why}; {reference.name} is used from here "
+            "on, which is slower and right",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        self._use(reference)
+
+    def _encode_in_pool(self, pool: ProcessPoolExecutor, batch: TextBatch) -> TokenBatch:
+        """Ids by the processes, each of which has this tokenizer with checks of its own."""
+        ranges = cut_ranges(batch.offsets, _POOL_BYTES // 4)
+        parts = [
+            TextBatch(batch.data, batch.offsets[a : b + 1]).take(range(b - a)) for a, b in ranges
+        ]
+        found = list(pool.map(_encode_in_worker, parts))
+        whole = [one for one in found if one is not None]
+        if len(whole) < len(found):
+            return self.encode_checked(batch)  # for the error, with the place of the text
+        if self._engine is self._checked and any(name != self.engine for name, _ in whole):
+            self._give_up("disagree in another process")
+        lengths = np.concatenate([tokens.lengths for _, tokens in whole])
+        ids = np.concatenate([tokens.ids for _, tokens in whole])
+        return TokenBatch(ids, np.append(0, np.cumsum(lengths)))
+
+
+# Batches of so much text are shared out among the processes of a pool, a quarter of it at a time:
+# sending it takes a millisecond, encoding it a hundred where a process is worth having.
+_POOL_BYTES = 1 << 20
+_in_worker: Tokenizer | None = None
+
+
+def _start_worker(path: str, special_tokens: str, engine: str) -> None:
+    global _in_worker
+    _in_worker = load_tokenizer(path, special_tokens=special_tokens, engine=engine, threads=1)
+
+
+def _encode_in_worker(batch: TextBatch) -> tuple[str, TokenBatch] | None:
+    assert _in_worker is not None
+    try:
+        tokens = _in_worker.encode_checked(batch)
+    except TokenizerError:
+        return None
+    return _in_worker.engine, tokens
 
 
 def load_tokenizer(
@@ -646,12 +756,32 @@ def load_tokenizer(
     special_tokens: SpecialTokens | str = SpecialTokens.TEXT,
     engine: str = AUTO,
     threads: int | None = None,
+    workers: int = 0,
 ) -> Tokenizer:
-    """Load a tokenizer with the checked fast engine; `threads` defaults to every core."""
+    """Load a tokenizer with the checked fast engine; `threads` defaults to every core.
+
+    With `workers`, so many processes are started that have it too and share batches of more than
+    1 MB: for engines that threads make no faster. A script that asks for them has its own code
+    under `if __name__ == "__main__":`, since they import it.
+    """
     checked = load_engine(
         path,
         choice=engine,
         special_tokens=SpecialTokens(special_tokens),
         threads=threads or os.cpu_count() or 1,
     )
-    return Tokenizer(checked)
+    pool = None
+    if workers > 0:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        # Spawned, not forked: a tokenizer that has started threads must not be forked.
+        pool = ProcessPoolExecutor(
+            workers,
+            mp_context=get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(str(path), str(special_tokens), engine),
+        )
+        # Processes start as there is work for them.
+        list(pool.map(_encode_in_worker, [TextBatch.from_texts([])] * workers))
+    return Tokenizer(checked, pool=pool)

@@ -29,7 +29,7 @@ from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.records import TextBatch, TokenBatch, lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -133,6 +133,7 @@ class HuggingFaceEngine:
     """Encodes with the `tokenizers` package."""
 
     name = "tokenizers"
+    few_bytes = 1 << 13
 
     def __init__(
         self,
@@ -166,6 +167,13 @@ class HuggingFaceEngine:
                 f"{failure_of(error)}",
                 hint="check the file, or try another version: pip install 'tokenizers<1'",
             ) from error
+
+    def encode_one(self, text: str) -> NDArray[np.uint32]:
+        """Ids of one text, by the package's plain call; its own errors."""
+        if not self._old_api:
+            return self._encode_texts([text])[0]
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array(ids, np.uint32)
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         parts: list[NDArray[np.uint32]] = []
@@ -373,6 +381,23 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
+# Characters of a text for which the wrapper in Python takes a good part of the time.
+_SHORT = 512
+
+
+def _short_form(processor: Any) -> Callable[[str], list[int]]:
+    """Ids of one text, past the wrapper where the package is built as is known here."""
+    options = (False, -1, 0.1, False, False, False)  # no sampling, no bos or eos, not reversed
+    text = "a text, and <unk>"
+    try:
+        direct = processor._processor._EncodeAsIds
+        if direct(text, *options) == processor.encode(text):
+            return lambda text: direct(text, *options)
+    except (AttributeError, TypeError):
+        pass
+    return processor.encode  # type: ignore[no-any-return]
+
+
 # Fields of the message SentencePieceText, and of a piece in it.
 _PIECES, _BEGIN, _END = 2, 4, 5
 
@@ -381,6 +406,7 @@ class SentencePieceEngine:
     """Encodes with the `sentencepiece` package."""
 
     name = "sentencepiece"
+    few_bytes = 1 << 15
 
     def __init__(self, path: Path, *, special_tokens: SpecialTokens, threads: int = 1) -> None:
         if special_tokens is SpecialTokens.PARSE:
@@ -401,10 +427,23 @@ class SentencePieceEngine:
                 f"the sentencepiece package {self.version} cannot load {str(path)!r}: {error}",
                 hint="copy the file again from where it came from",
             ) from error
+        self._short = _short_form(self._processor)
+        # Releases before 0.2.2 have lists alone, which take a while for a long text.
+        self._long = getattr(self._processor, "encode_as_numpy", self._processor.encode)
+
+    def encode_one(self, text: str) -> NDArray[np.uint32]:
+        """Ids of one text, by the package's plain call; its own errors."""
+        return np.array((self._short if len(text) < _SHORT else self._long)(text), np.uint32)
 
     def encode(self, texts: TextBatch) -> TokenBatch:
-        encode = functools.partial(self._processor.encode, num_threads=self._threads)
+        encode = self._one_by_one
+        if self._threads > 1:
+            # This form starts its threads anew for each call, even where it is one.
+            encode = functools.partial(self._processor.encode, num_threads=self._threads)
         return TokenBatch.from_lists(encode_all(encode, texts.texts(), engine=self.name))
+
+    def _one_by_one(self, texts: list[str]) -> list[NDArray[np.uint32]]:
+        return [self.encode_one(text) for text in texts]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Characters of each token of the text, as [start, end)."""
@@ -602,6 +641,7 @@ class TiktokenEngine:
     """Encodes with the `tiktoken` package."""
 
     name = "tiktoken"
+    few_bytes = 1 << 15
 
     def __init__(self, ranks: RankFile, *, special_tokens: SpecialTokens, threads: int = 1) -> None:
         tiktoken = _tiktoken(f"encoding with {str(ranks.path)!r}")
@@ -622,6 +662,13 @@ class TiktokenEngine:
                 f"{failure_of(error)}",
                 hint=f"check the pattern in {ranks.path.name}{SIDECAR_SUFFIX}",
             ) from error
+
+    def encode_one(self, text: str) -> NDArray[np.uint32]:
+        """Ids of one text, by the package's plain call; its own errors."""
+        # The package would take a lone surrogate for U+FFFD.
+        if not text.isascii():
+            text.encode()
+        return np.array(self._encode_texts([self._normalized(text)])[0], np.uint32)
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         strings = [self._normalized(text) for text in texts.texts()]
