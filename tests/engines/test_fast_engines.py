@@ -69,6 +69,12 @@ class Plug(ModuleType):
         return engine
 
 
+@pytest.fixture(autouse=True)
+def _gigatoken_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other engines of the registry are not what is looked at here."""
+    monkeypatch.setattr(tokenmill.engines, "FAST_ENGINES", ("tokenmill.engines.gigatoken",))
+
+
 def plug_in(monkeypatch: pytest.MonkeyPatch, plug: Plug) -> None:
     monkeypatch.setitem(sys.modules, plug.__name__, plug)
     registered = (*tokenmill.engines.FAST_ENGINES, plug.__name__)

@@ -99,7 +99,7 @@ def test_every_split_pattern(split_dirs: list[Path], documents: list[str]) -> No
 @given(batches)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_unigram(unigram_tokenizer_dir: Path, policy: SpecialTokens, documents: list[str]) -> None:
-    assert_equal_to_tokenizers(unigram_tokenizer_dir, policy, documents, "tokenizers")
+    assert_equal_to_tokenizers(unigram_tokenizer_dir, policy, documents, "words")
 
 
 @relaxed
@@ -108,7 +108,7 @@ def test_unigram(unigram_tokenizer_dir: Path, policy: SpecialTokens, documents: 
 def test_wordpiece_without_its_truncation_padding_and_template(
     wordpiece_tokenizer_dir: Path, policy: SpecialTokens, documents: list[str]
 ) -> None:
-    assert_equal_to_tokenizers(wordpiece_tokenizer_dir, policy, documents, "tokenizers")
+    assert_equal_to_tokenizers(wordpiece_tokenizer_dir, policy, documents, "words")
 
 
 @pytest.fixture(scope="session")

@@ -158,7 +158,7 @@ def test_tiny_and_empty_batches_can_be_sampled(texts: list[str]) -> None:
 
 
 def test_without_a_fast_engine_there_is_nothing_to_check(wordpiece_tokenizer_dir: Path) -> None:
-    engine = load_engine(wordpiece_tokenizer_dir)
+    engine = load_engine(wordpiece_tokenizer_dir, choice="tokenizers")
     batch = TextBatch.from_texts(["some text"])
     assert engine.check_probes().num_documents == 0
     assert engine.check_sample(batch, engine.encode(batch), Sample()).num_documents == 0

@@ -20,11 +20,11 @@ from tokenmill._version import __version__
 from tokenmill.cli import commands
 from tokenmill.cli.commands import raise_on_sigterm
 from tokenmill.cli.output import guard_streams
-from tokenmill.engines import engine_names
+from tokenmill.engines import OWN_ENGINES, engine_names
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.visible import visible
 
-PACKAGES = ("numpy", "pyarrow", *(name for name in engine_names() if name != "bytes"))
+PACKAGES = ("numpy", "pyarrow", *(name for name in engine_names() if name not in OWN_ENGINES))
 
 
 def version() -> None:

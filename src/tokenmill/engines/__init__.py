@@ -6,11 +6,12 @@
 
 A fast engine never decides what the right ids are: the reference engine does (see `parity`).
 To add one, write a module with the functions of `base.FastEngine` and name it here. The last part
-of the module's name is the engine's name, and that of the package whose version is shown.
+of the module's name is the engine's name, and that of the package whose version is shown, if it
+needs one.
 """
 
 # Modules, in the order in which `auto` tries them; imported when a tokenizer is described.
-FAST_ENGINES = ("tokenmill.engines.gigatoken",)
+FAST_ENGINES = ("tokenmill.engines.gigatoken", "tokenmill.engines.words")
 # Kind of a tokenizer -> the engine that defines its ids.
 REFERENCES = {
     "huggingface": "tokenizers",
@@ -19,6 +20,8 @@ REFERENCES = {
     "bytes": "bytes",
 }
 AUTO = "auto"
+# Engines that need no package.
+OWN_ENGINES = ("words", "bytes")
 
 
 def engine_names() -> tuple[str, ...]:

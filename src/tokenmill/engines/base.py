@@ -177,7 +177,13 @@ class FastEngine(Protocol):
         """Finds the positions, ascending, of documents that only the reference may encode."""
 
     def build(
-        self, tokenizer: TokenizerFiles, coverage: Coverage, *, policy: SpecialTokens, threads: int
+        self,
+        tokenizer: TokenizerFiles,
+        coverage: Coverage,
+        *,
+        reference: Engine,
+        policy: SpecialTokens,
+        threads: int,
     ) -> Engine:
         """The engine for a tokenizer that it covers."""
 

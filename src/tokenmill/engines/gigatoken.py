@@ -219,7 +219,7 @@ def cover_sentencepiece(model: SentencePieceModel) -> Coverage:
     checks = [
         (model.model_type is not ModelType.BPE, f"it is a {model.model_type.name.lower()} model"),
         (not model.byte_fallback, "it has no byte fallback"),
-        (model.has_charsmap, "it normalizes text by a table of its own"),
+        (bool(model.charsmap), "it normalizes text by a table of its own"),
         (model.removes_extra_whitespace, "it removes extra whitespace"),
         (not model.escapes_whitespace, "it does not escape whitespace"),
         (model.whitespace_is_suffix, "it treats whitespace as a suffix"),
@@ -487,7 +487,12 @@ def contested(
 
 
 def build(
-    tokenizer: TokenizerFiles, coverage: Coverage, *, policy: SpecialTokens, threads: int
+    tokenizer: TokenizerFiles,
+    coverage: Coverage,
+    *,
+    reference: Engine,  # noqa: ARG001 (it encodes all by itself)
+    policy: SpecialTokens,
+    threads: int,
 ) -> GigatokenEngine:
     """The engine for what `covers` accepts: all of it as a tokenizer.json."""
     if tokenizer.kind is TokenizerKind.SENTENCEPIECE:

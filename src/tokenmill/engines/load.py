@@ -516,7 +516,13 @@ def load_engine(
                 module = fast_engines()[coverage.engine]
                 engine = checked(
                     contested=module.contested(files, coverage, reference),
-                    fast=module.build(files, coverage, policy=special_tokens, threads=threads),
+                    fast=module.build(
+                        files,
+                        coverage,
+                        reference=reference,
+                        policy=special_tokens,
+                        threads=threads,
+                    ),
                     probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
                 )
                 mismatches = engine.check_probes().mismatches

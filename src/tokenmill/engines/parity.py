@@ -202,7 +202,7 @@ class CheckedEngine:
             failed = {int(contested[place]): why for place, why in error.documents.items()}
             raise UnencodableError(failed, engine=self.reference.name) from error
         self.routed_documents += len(contested)
-        return _replace(tokens, contested, by_reference)
+        return replace_documents(tokens, contested, by_reference)
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids, by the reference."""
@@ -281,7 +281,9 @@ def _whole_chars(texts: TextBatch, index: int, start: int, stop: int) -> tuple[i
     return index, start, stop
 
 
-def _replace(tokens: TokenBatch, indices: NDArray[np.int64], other: TokenBatch) -> TokenBatch:
+def replace_documents(
+    tokens: TokenBatch, indices: NDArray[np.int64], other: TokenBatch
+) -> TokenBatch:
     """`tokens` with the documents at `indices` (ascending) taken from `other`."""
     lengths = tokens.lengths
     lengths[indices] = other.lengths

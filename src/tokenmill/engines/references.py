@@ -274,7 +274,7 @@ _SENTENCEPIECE_MODEL_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE_TEXT, _PIECE_TYPE = 1, 3
 _MODEL_TYPE, _WHITESPACE_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
 _BOS_PIECE, _EOS_PIECE = 46, 47
-_CHARSMAP, _REMOVE_WHITESPACE, _ESCAPE_WHITESPACE = 2, 4, 5
+_CHARSMAP, _DUMMY_PREFIX, _REMOVE_WHITESPACE, _ESCAPE_WHITESPACE = 2, 3, 4, 5
 
 
 PieceType = enum.IntEnum("PieceType", "NORMAL UNKNOWN CONTROL USER_DEFINED UNUSED BYTE")
@@ -290,7 +290,8 @@ class SentencePieceModel:
     byte_fallback: bool
     bos_piece: str
     eos_piece: str
-    has_charsmap: bool  # text is normalized by a table (NFKC and the like) before it is split
+    charsmap: bytes  # a table (NFKC and the like) by which text is normalized; empty: by none
+    adds_dummy_prefix: bool  # a text gets a space in front
     removes_extra_whitespace: bool
     escapes_whitespace: bool
     whitespace_is_suffix: bool
@@ -334,7 +335,8 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         byte_fallback=bool(_field(trainer, _BYTE_FALLBACK, 0)),
         bos_piece=_field(trainer, _BOS_PIECE, b"<s>").decode(),
         eos_piece=_field(trainer, _EOS_PIECE, b"</s>").decode(),
-        has_charsmap=bool(normalizer.get(_CHARSMAP, b"")),
+        charsmap=_field(normalizer, _CHARSMAP, b""),
+        adds_dummy_prefix=bool(_field(normalizer, _DUMMY_PREFIX, 1)),
         removes_extra_whitespace=bool(_field(normalizer, _REMOVE_WHITESPACE, 1)),
         escapes_whitespace=bool(_field(normalizer, _ESCAPE_WHITESPACE, 1)),
         whitespace_is_suffix=bool(_field(trainer, _WHITESPACE_SUFFIX, 0)),

@@ -1,0 +1,581 @@
+"""Word by word: the fast engine for tokenizers whose settings let a text be cut at whitespace.
+
+    bytes -> words (numpy marks the cuts) -> places in a cache (arrow finds them) -> ids (gathered)
+
+Only words that are not in the cache are given to the reference, each as a text of its own. That is
+exact where no piece, merge, added token or rule of normalization reaches over a cut: `covers`
+proves it by the tokenizer's settings, and whatever it does not name is refused. A few words cannot
+be encoded apart even so; their documents are given to the reference whole. Texts with hardly any
+whitespace, whose words never come again, are given to the reference too.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill._version import __version__
+from tokenmill.engines import base
+from tokenmill.engines.base import Coverage, Engine, SpecialTokens, UnencodableError
+from tokenmill.engines.parity import in_contexts, replace_documents
+from tokenmill.engines.references import ModelType, PieceType, RankFile, SentencePieceModel
+from tokenmill.errors import TokenizerError
+from tokenmill.records import TextBatch, TokenBatch, cut_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow
+    from numpy.typing import NDArray
+
+    from tokenmill.engines.load import TokenizerFiles
+
+ENGINE = "words"
+_SPACE = "\u2581"
+_WHITESPACE = b" \t\n\r"
+
+
+# The rules under which a text may be cut. Whatever they do not name is refused.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cutting:
+    """Where a text may be cut: in front of whitespace that follows something else."""
+
+    spaces: bytes  # the bytes that are whitespace
+    # How many of the spaces in front of a word are left out when it is encoded alone: the reference
+    # puts one there itself, or treats any number alike (None).
+    left_out: int | None
+    # Words that cannot be encoded apart from their document.
+    delicate: re.Pattern[str]
+    # Whether a mark at the beginning of a word belongs to the space before it.
+    has_marks: bool = False
+
+    def is_delicate(self, word: str) -> bool:
+        """Whether documents with this word are the reference's."""
+        word = word.lstrip(self.spaces.decode())
+        first = word[:1] if self.has_marks and not word.isascii() else ""
+        # What Python does not know yet may be a mark too.
+        if first and (unicodedata.category(first)[0] in "CM" or first in _JOINING):
+            return True
+        return self.delicate.search(word) is not None
+
+
+def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
+    """How texts may be cut for a SentencePiece model; TokenizerError where they may not be.
+
+    The package makes one string of a text, with U+2581 for spaces, and finds pieces in it. A piece
+    with U+2581 in front alone cannot reach over a cut; a rule of normalization cannot where its key
+    is all whitespace or has none. Unknown characters in a row become one token: U+2581, which is at
+    the beginning of every word, must be known to end such a row.
+    """
+    kinds = {kind for _, kind in model.pieces}
+    own = {text for text, kind in model.pieces if kind is PieceType.USER_DEFINED}
+    table = Charsmap(model.charsmap)
+    spaces = bytes(
+        byte
+        for byte in _WHITESPACE
+        if chr(byte) == " " or (table.target(bytes([byte])) == b" " and chr(byte) not in own)
+    )
+    reaching = re.compile(f"[^{_SPACE}]{_SPACE}")
+    trims = model.removes_extra_whitespace
+    checks = [
+        (model.model_type is not ModelType.BPE, f"it is a {model.model_type.name.lower()} model"),
+        (not model.escapes_whitespace, "it does not escape whitespace"),
+        (model.whitespace_is_suffix, "it treats whitespace as a suffix"),
+        (PieceType.UNUSED in kinds, "it has unused pieces"),
+        ((_SPACE, PieceType.NORMAL) not in model.pieces, "it has no piece for a space"),
+        (any(reaching.search(text) for text, _ in model.pieces), "a piece holds a space inside"),
+        (any(len(text.split()) != 1 for text in own if len(text) > 1), "a symbol holds whitespace"),
+        (any(_SPACE in text for text in own), "a symbol holds whitespace"),
+        (table.joins(spaces), "it normalizes whitespace together with other characters"),
+        (_SPACE.encode() in table.targets, "it makes U+2581 of other characters"),
+        (trims and not model.adds_dummy_prefix, "it removes whitespace and puts none in front"),
+    ]
+    for refused, reason in checks:
+        if refused:
+            raise TokenizerError(f"{reason}, so that its words cannot be encoded apart")
+    return Cutting(
+        spaces=spaces,
+        left_out=None if trims else int(model.adds_dummy_prefix),
+        delicate=re.compile(_SPACE),
+    )
+
+
+class Charsmap:
+    """A table of normalization, as SentencePiece keeps it: a double array, then the targets."""
+
+    def __init__(self, data: bytes) -> None:
+        size = int.from_bytes(data[:4], "little") if data else 0
+        self._units = np.frombuffer(data[4 : 4 + size - size % 4], "<u4").astype(np.int64)
+        self.targets = data[4 + size :]
+
+    def target(self, key: bytes) -> bytes | None:
+        """What a key is replaced with; None where the table does not have it."""
+        place = self._walk(key)
+        if place is None or not int(self._units[place]) >> 8 & 1:
+            return None
+        value = int(self._units[place ^ self._offset(place)]) & 0x7FFFFFFF
+        return self.targets[value : self.targets.index(b"\0", value)]
+
+    def joins(self, spaces: bytes) -> bool:
+        """Whether some key holds one of the spaces together with another byte."""
+        for space in spaces:
+            place = self._walk(bytes([space]))
+            if place is not None:
+                children = place ^ self._offset(place) ^ np.arange(1, 256)
+                children = children[children < len(self._units)]
+                labels = self._units[children] & 0x800000FF
+                inner = labels[labels == children ^ place ^ self._offset(place)]
+                if set(inner.tolist()) - set(spaces):
+                    return True
+        if not len(self._units):
+            return False
+        # Of all places, as if each were one that a key passes: at worst it refuses too much.
+        units = self._units
+        offsets = (units >> 10) << ((units & 0x200) >> 6)
+        for space in spaces:
+            children = np.arange(len(units)) ^ offsets ^ space
+            inside = children < len(units)
+            passes = inside & (units < 1 << 31)
+            passes[0] = False  # the beginning
+            found = np.flatnonzero(passes)
+            found = found[(units[children[found]] & 0x800000FF) == space]
+            if set((units[found] & 0xFF).tolist()) - set(spaces):
+                return True
+        return False
+
+    def vanishing_keys(self) -> list[str]:
+        """The keys whose targets are empty or hold a space, whitespace itself left out."""
+        units, found = self._units, []
+        bases = np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
+        ends = np.flatnonzero((units >> 8 & 1 == 1) & (units < 1 << 31) & (bases < len(units)))
+        values = units[bases[ends]] & 0x7FFFFFFF
+        holds = np.frombuffer(self.targets, np.uint8) == ord(" ")
+        for place, value in zip(ends.tolist(), values.tolist(), strict=True):
+            end = self.targets.find(b"\0", value)
+            if end > value and not holds[value:end].any():
+                continue
+            key = b""
+            while place:
+                label = int(units[place]) & 0xFF
+                key = bytes([label]) + key
+                above = np.flatnonzero(bases == place ^ label)
+                place = int(above[0]) if len(above) else 0
+            if key.strip(_WHITESPACE):
+                found.append(key.decode())
+        return found
+
+    def _walk(self, key: bytes) -> int | None:
+        place = 0
+        for byte in key:
+            if not len(self._units):
+                return None
+            place ^= self._offset(place) ^ byte
+            if place >= len(self._units) or int(self._units[place]) & 0x800000FF != byte:
+                return None
+        return place
+
+    def _offset(self, place: int) -> int:
+        unit = int(self._units[place])
+        return (unit >> 10) << ((unit & 0x200) >> 6)
+
+
+# A tokenizer.json: `tokenizers` finds added tokens, normalizes what is between them, splits that,
+# and encodes the parts one by one, so a text may be cut where it is split anyway. What is left to
+# prove is that no step before that looks over the cut.
+
+_SPLITTING_WORDS = {"WhitespaceSplit", "BertPreTokenizer", "Whitespace"}
+_SPLITTING_PARTS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", *_SPLITTING_WORDS}
+_MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
+# A space does not compose with anything, and ends what marks can be reordered in.
+_NORMALIZING_CHARACTERS = {
+    *("BertNormalizer", "Lowercase", "Nmt", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"),
+}
+_COLLAPSING = (" {2,}", r"\s+")
+# Characters beside the marks that Unicode joins with the one before them.
+_JOINING = "\uff9e\uff9f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+# Characters that it joins with the one after them, be it a space.
+_PREPENDED = (
+    "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
+    "\U0001193f\U00011941\U00011a3a\U00011a84-\U00011a89\U00011d46\U00011f02"
+)
+
+
+def cut_json(content: dict[str, Any]) -> Cutting:
+    """How texts may be cut for a tokenizer.json; TokenizerError where they may not be.
+
+    Where whitespace is left out by the first split, words are encoded without it. A Metaspace that
+    splits puts U+2581 in front of a text that has no space there, so words keep theirs.
+    """
+    normalizers = _steps(content.get("normalizer"), "normalizers")
+    splits = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    added = content.get("added_tokens") or []
+    tables = [Charsmap(_charsmap_of(step)) for step in normalizers if step["type"] == "Precompiled"]
+    leaves_out = bool(splits) and splits[0]["type"] in _SPLITTING_WORDS
+    reasons = [
+        _refuse_model(content["model"]),
+        _refuse_splits(splits, leaves_out=leaves_out),
+        _refuse_normalizers(normalizers, leaves_out=leaves_out),
+        *(_refuse_added(token, normalizes=bool(normalizers)) for token in added),
+        *(
+            "it normalizes whitespace with what is beside it"
+            for t in tables
+            if t.joins(_WHITESPACE)
+        ),
+    ]
+    if refusal := next(filter(None, reasons), None):
+        raise TokenizerError(f"{refusal}, so that its words cannot be encoded apart")
+    spaces = b" " + bytes(
+        byte
+        for byte in _WHITESPACE[1:]
+        if leaves_out or any(table.target(bytes([byte])) == b" " for table in tables)
+    )
+    delicate = [re.escape(token["content"]) for token in added]
+    if tables:
+        delicate.append(f"[{_PREPENDED}]")
+        delicate += [re.escape(key) for table in tables for key in table.vanishing_keys()]
+    if any(step["type"] == "Strip" for step in normalizers):
+        delicate.append(r"^\s|\s$")
+    delicate.append(_SPACE)
+    return Cutting(
+        spaces=spaces,
+        left_out=None if leaves_out else 0,
+        delicate=re.compile("|".join(delicate)),
+        has_marks=bool(tables) or any("Regex" in (s.get("pattern") or {}) for s in normalizers),
+    )
+
+
+def _steps(step: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    if step["type"] == "Sequence":
+        return [inner for part in step[members] for inner in _steps(part, members)]
+    return [step]
+
+
+def _charsmap_of(step: dict[str, Any]) -> bytes:
+    return base64.b64decode(step["precompiled_charsmap"])
+
+
+def _refuse_model(model: dict[str, Any]) -> str | None:
+    kind = model.get("type", "BPE" if "merges" in model else "not named")
+    if kind not in _MODELS:
+        return f"its model is {kind}"
+    return "its model drops merges at random" if model.get("dropout") else None
+
+
+def _refuse_splits(splits: list[dict[str, Any]], *, leaves_out: bool) -> str | None:
+    if not splits:
+        return "it has no pre-tokenizer"
+    for number, step in enumerate(splits):
+        kind = step["type"]
+        if kind not in _SPLITTING_PARTS:
+            return f"it splits by {kind}"
+        if kind == "Metaspace" and (
+            step.get("replacement") != _SPACE
+            or not step.get("split", True)
+            or (leaves_out and step.get("prepend_scheme", "always") == "first")
+        ):
+            return "its Metaspace does not treat all words alike"
+        if number == 0 and not leaves_out and (kind != "Metaspace" or len(splits) > 1):
+            return f"it splits by {kind} first"
+    return None
+
+
+def _refuse_normalizers(steps: list[dict[str, Any]], *, leaves_out: bool) -> str | None:
+    collapses = any(step.get("pattern", {}).get("Regex") in _COLLAPSING for step in steps)
+    for step in steps:
+        kind, pattern = step["type"], step.get("pattern") or {}
+        if kind in _NORMALIZING_CHARACTERS:
+            # They can make whitespace, which would be collapsed with that of the next word.
+            if collapses and not leaves_out and kind in ("BertNormalizer", "Nmt", "NFKC", "NFKD"):
+                return f"it collapses spaces that {kind} makes"
+        elif kind == "Replace" and "Regex" in pattern:
+            if pattern["Regex"] not in _COLLAPSING or step["content"] != " ":
+                return "it replaces by a pattern"
+            if not leaves_out and pattern["Regex"] != _COLLAPSING[0]:
+                return "it replaces whitespace"
+        elif kind == "Replace":
+            if len(f"-{pattern.get('String', ' ')}-".split()) != 1 or not pattern["String"]:
+                return "it replaces whitespace"
+            if collapses and not leaves_out and len(f"-{step['content']}-".split()) != 1:
+                return "it replaces with whitespace"
+        elif kind == "Strip":
+            if not (leaves_out or collapses):
+                return "it strips a text of spaces that it keeps elsewhere"
+        elif kind != "Precompiled":
+            return f"it normalizes by {kind}"
+    return None
+
+
+def _refuse_added(token: dict[str, Any], *, normalizes: bool) -> str | None:
+    text = token["content"]
+    if not text or len(f"-{text}-".split()) != 1 or _SPACE in text:
+        return f"its added token {text!r} holds whitespace"
+    if token.get("normalized") and normalizes:
+        return f"its added token {text!r} is matched in normalized text"
+    return None
+
+
+def cutting_of(tokenizer: TokenizerFiles) -> Cutting:
+    """How texts may be cut for a tokenizer; TokenizerError where they may not be."""
+    content = tokenizer.parsed
+    if isinstance(content, SentencePieceModel):
+        return cut_sentencepiece(content)
+    if isinstance(content, RankFile):
+        raise TokenizerError("its split pattern joins words with whitespace")
+    return cut_json(content)
+
+
+# The functions of a `FastEngine`.
+
+
+def covers(tokenizer: TokenizerFiles, policy: SpecialTokens) -> Coverage:  # noqa: ARG001
+    """Coverage by the rules above."""
+    try:
+        cutting_of(tokenizer)
+    except TokenizerError as error:
+        return Coverage(engine=ENGINE, refusal=error.message)
+    return Coverage(engine=ENGINE, probes=in_contexts(_PROBES))
+
+
+_PROBES = (
+    "a b",
+    "a  b",
+    " a",
+    "a ",
+    "\u00a0a \u00a0 b\u00a0",
+    "a\nb",
+    "a \n\t b",
+    "\u2581a b\u2581",
+)
+
+
+def contested(
+    tokenizer: TokenizerFiles,  # noqa: ARG001
+    coverage: Coverage,  # noqa: ARG001
+    reference: Engine,  # noqa: ARG001
+) -> Callable[[TextBatch], NDArray[np.int64]] | None:
+    """None: which documents the reference must encode is seen word by word."""
+    return None
+
+
+def build(
+    tokenizer: TokenizerFiles,
+    coverage: Coverage,  # noqa: ARG001
+    *,
+    reference: Engine,
+    policy: SpecialTokens,  # noqa: ARG001
+    threads: int,  # noqa: ARG001
+) -> WordEngine:
+    """The engine for what `covers` accepts."""
+    return WordEngine(reference, cutting_of(tokenizer))
+
+
+# The engine.
+#
+# A batch is looked up in two steps. The words that came most often so far are an arrow array, whose
+# places arrow itself finds; the rest, a tenth, is made distinct first and looked up in a dict.
+
+SLICE_BYTES = 4 << 20  # of text at a time: little memory, and few words that are looked up twice
+MOST_WORDS = 1 << 19  # in the cache: some 150 bytes each
+COMMON_WORDS = 1 << 15
+# Documents with longer words on average, in bytes, are given to the reference: they are in a script
+# without spaces, or data.
+LONG_WORDS = 24
+
+
+class WordEngine:
+    """Encodes by looking words up; the reference encodes those that are new."""
+
+    name = ENGINE
+    version = __version__
+
+    def __init__(self, reference: Engine, cutting: Cutting) -> None:
+        self._reference = reference
+        self._cutting = cutting
+        self._is_space = np.zeros(256, bool)
+        self._is_space[list(cutting.spaces)] = True
+        self.decode = reference.decode
+        self.token_bytes = reference.token_bytes
+        self.recycle()
+
+    def recycle(self) -> bool:
+        """Forget all words."""
+        self._known: dict[bytes, int] = {}
+        # Of each word: its ids, where they begin, how many they are, how often it came; and
+        # whether only the reference may encode documents that hold it.
+        self._ids = np.empty(0, np.uint32)
+        self._starts = np.empty(0, np.int64)
+        self._lengths = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self._is_delicate = np.empty(0, bool)
+        self._common: pyarrow.Array | None = None
+        self._common_places = np.empty(0, np.int64)
+        self._seen = self._sorted_at = 0
+        base.trim_heap()
+        return True
+
+    def encode(self, texts: TextBatch) -> TokenBatch:
+        parts = [
+            self._encode(TextBatch(texts.data, texts.offsets[first : last + 1]))
+            for first, last in cut_ranges(texts.offsets, SLICE_BYTES)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        lengths = [part.lengths for part in parts]
+        offsets = np.append(0, np.cumsum(np.concatenate([*lengths, np.empty(0, np.int64)])))
+        ids = [part.ids for part in parts]
+        return TokenBatch(np.concatenate([*ids, np.empty(0, np.uint32)]), offsets.astype(np.int64))
+
+    def _encode(self, texts: TextBatch) -> TokenBatch:
+        offsets = texts.offsets - texts.offsets[0]
+        data = texts.data[texts.offsets[0] : texts.offsets[-1]]
+        cuts = self._cut(data, offsets)
+        firsts = np.searchsorted(cuts, offsets)
+        sizes = offsets[1:] - offsets[:-1]
+        held = sizes > LONG_WORDS * (firsts[1:] - firsts[:-1])
+        if self._cutting.left_out:
+            some = np.flatnonzero(sizes)
+            # No space may be left out of a word that begins a document.
+            held[some] |= self._is_space[data[offsets[some]]]
+            # One that ends it alone would be nothing, so it stays with the word before.
+            ends = some[self._is_space[data[offsets[some + 1] - 1]]]
+            cuts = np.delete(cuts, firsts[ends + 1] - 1)
+            firsts = np.searchsorted(cuts, offsets)
+        if held.any():
+            return self._without(texts, np.flatnonzero(held))
+        places = self._look_up(data, cuts)
+        lengths = self._lengths[places]
+        ends = np.cumsum(lengths)
+        # Where each id is in the cache: its word's first one, and as many further on.
+        sources = np.repeat(self._starts[places] - ends + lengths, lengths)
+        sources += np.arange(len(sources))
+        found = TokenBatch(self._ids[sources], np.append(0, ends)[firsts])
+        delicate = self._is_delicate[places]
+        if not delicate.any():
+            return found
+        held = np.unique(np.searchsorted(firsts, np.flatnonzero(delicate), side="right") - 1)
+        return replace_documents(found, held, self._by_reference(texts, held))
+
+    def _without(self, texts: TextBatch, held: NDArray[np.int64]) -> TokenBatch:
+        """All documents, those `held` by the reference."""
+        others = np.setdiff1d(np.arange(len(texts)), held)
+        found: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)] * len(texts)
+        made = [(held, self._by_reference(texts, held))]
+        if len(others):
+            made.append((others, self._encode(texts.take(others))))
+        for numbers, tokens in made:
+            for number, ids in zip(numbers.tolist(), tokens, strict=True):
+                found[number] = ids
+        return TokenBatch.from_lists(found)
+
+    def _by_reference(self, texts: TextBatch, held: NDArray[np.int64]) -> TokenBatch:
+        try:
+            return self._reference.encode(texts.take(held))
+        except UnencodableError as error:
+            failed = {int(held[place]): why for place, why in error.documents.items()}
+            raise UnencodableError(failed, engine=self._reference.name) from error
+
+    def _cut(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where words begin: documents, and whitespace that follows something else."""
+        is_space = self._is_space[data]
+        begins = np.empty(len(data) + 1, bool)
+        np.greater(is_space[1:], is_space[:-1], out=begins[1:-1])
+        begins[offsets] = True
+        begins[-1] = False
+        return np.flatnonzero(begins)
+
+    def _look_up(self, data: NDArray[np.uint8], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place of each word in the cache; those that are new get one."""
+        import pyarrow
+        import pyarrow.compute
+
+        offsets = np.append(cuts, len(data)).astype(np.int32)
+        buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(np.ascontiguousarray(data))]
+        words = pyarrow.BinaryArray.from_buffers(pyarrow.binary(), len(cuts), buffers)
+        places = np.full(len(cuts), -1, np.int64)
+        rest = None
+        if self._common is not None:
+            found = pyarrow.compute.index_in(words, value_set=self._common)
+            numbers = found.fill_null(len(self._common_places)).to_numpy()
+            places = np.append(self._common_places, -1)[numbers]
+            rest = np.flatnonzero(places < 0)
+            words = words.take(pyarrow.array(rest))
+        distinct = words.dictionary_encode()
+        wanted = distinct.dictionary.to_pylist()
+        known = np.fromiter(map(self._known.get, wanted, [-1] * len(wanted)), np.int64, len(wanted))
+        if (known < 0).any():
+            new = np.flatnonzero(known < 0)
+            if len(self._known) > COMMON_WORDS and len(self._known) + len(new) > MOST_WORDS:
+                self._keep(COMMON_WORDS)
+                return self._look_up(data, cuts)
+            known[new] = self._learn([wanted[number] for number in new.tolist()])
+        looked_up = known[distinct.indices.to_numpy()]
+        if rest is None:
+            places = looked_up
+        else:
+            places[rest] = looked_up
+        self._count(places)
+        return places
+
+    def _learn(self, words: list[bytes]) -> NDArray[np.int64]:
+        """Have the reference encode words, and keep their ids; their places."""
+        spaces, left_out = self._cutting.spaces, self._cutting.left_out
+        if left_out is None:
+            texts = [word.lstrip(spaces) for word in words]
+        else:
+            texts = [word[left_out:] if word[:1] in spaces else word for word in words]
+        tokens = self._reference.encode(TextBatch.from_texts(texts))
+        first = len(self._starts)
+        self._starts = np.append(self._starts, len(self._ids) + tokens.offsets[:-1])
+        self._lengths = np.append(self._lengths, tokens.lengths)
+        self._ids = np.append(self._ids, tokens.ids)
+        self._counts = np.append(self._counts, np.zeros(len(words), np.int64))
+        held = [self._cutting.is_delicate(word.decode()) for word in words]
+        self._is_delicate = np.append(self._is_delicate, held)
+        places = range(first, first + len(words))
+        self._known.update(zip(words, places, strict=True))
+        return np.array(places)
+
+    def _keep(self, number: int) -> None:
+        """Forget all words but those that came most often."""
+        kept = np.sort(self._most_common(number))
+        names = list(self._known)
+        self._known = {names[place]: new for new, place in enumerate(kept.tolist())}
+        sources = [
+            self._ids[start : start + n]
+            for start, n in zip(
+                self._starts[kept].tolist(), self._lengths[kept].tolist(), strict=True
+            )
+        ]
+        self._ids = np.concatenate(sources)
+        self._lengths, self._counts = self._lengths[kept], self._counts[kept]
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._is_delicate = self._is_delicate[kept]
+        self._set_common(np.arange(number))
+
+    def _most_common(self, number: int) -> NDArray[np.int64]:
+        return np.argpartition(-self._counts, number - 1)[:number]
+
+    def _set_common(self, places: NDArray[np.int64]) -> None:
+        import pyarrow
+
+        names = list(self._known)
+        self._common = pyarrow.array([names[place] for place in places.tolist()], pyarrow.binary())
+        self._common_places = places
+
+    def _count(self, places: NDArray[np.int64]) -> None:
+        """Note how often words came; after each time as many again, which are the most common."""
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._seen += len(places)
+        if self._seen < 2 * self._sorted_at or len(self._counts) < COMMON_WORDS:
+            return
+        self._sorted_at = self._seen
+        self._set_common(self._most_common(COMMON_WORDS))

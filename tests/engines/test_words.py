@@ -1,0 +1,358 @@
+"""Words encoded apart have the ids of the whole text; what would not is left to the reference."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.engines.strategies import documents
+from tests.hostile.attack import attack
+
+from tokenmill.engines import words
+from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.load import describe, load_engine
+from tokenmill.engines.references import read_sentencepiece_model
+from tokenmill.records import TextBatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenmill.engines.parity import CheckedEngine
+
+relaxed = attack(short=15, long=1000)
+# Whitespace of every kind in front of, after and between words, and what joins with it.
+_PARTS = [
+    *(
+        " ",
+        "  ",
+        "\n",
+        "\t",
+        "\r\n",
+        "\x0b",
+        "\x85",
+        "\u00a0",
+        "\u3000",
+        "\u2028",
+        "\u200b",
+        "\u200d",
+    ),
+    *(
+        "\u0301",
+        "\u00a8",
+        "\ufdfa",
+        "\u0600",
+        "\ufeff",
+        "\x00",
+        "\x1f",
+        "\u2581",
+        "\u2581\u2581",
+        "\uff9e",
+    ),
+    *(
+        "\U0001f3fd",
+        "the",
+        "Word",
+        "a",
+        "12",
+        "``",
+        "''",
+        "----",
+        "\uff46\uff55",
+        "\u65e5\u672c",
+        "\ufb01",
+    ),
+    *("e\u0301", "\u0130", "[UNK]", "[CLS]", "<unk>", "</s>", "##s", "</w>", "<x>", "."),
+]
+spaced = st.lists(st.sampled_from(_PARTS) | st.sampled_from([" ", " the", "a "]), max_size=24)
+texts = st.lists(spaced.map("".join) | documents, min_size=1, max_size=8)
+
+
+def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
+    found = TextBatch.from_texts(batch)
+    assert engine.fast is not None
+    for text, ids, expected in zip(
+        batch, engine.fast.encode(found), engine.reference.encode(found), strict=True
+    ):
+        assert ids.tolist() == expected.tolist(), text
+
+
+@cache
+def load(path: Path, policy: SpecialTokens = SpecialTokens.TEXT) -> CheckedEngine:
+    engine = load_engine(path, choice="words", special_tokens=policy)
+    assert engine.name == "words"
+    return engine
+
+
+# SentencePiece models, trained with the package's defaults and with what people change of them.
+
+_KEEP = {"remove_extra_whitespaces": False}
+_IDENTITY = {"normalization_rule_name": "identity"}
+MODELS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "byte fallback": {"byte_fallback": True},
+    "identity": _IDENTITY,
+    "identity, whitespace kept": {**_IDENTITY, **_KEEP},
+    "whitespace kept": _KEEP,
+    "no prefix, whitespace kept": {**_KEEP, "add_dummy_prefix": False},
+    "case folded": {"normalization_rule_name": "nmt_nfkc_cf"},
+    "symbols": {"user_defined_symbols": ["<x>", "the"]},
+    "line breaks as symbols": {"user_defined_symbols": ["\n"], "byte_fallback": True, **_KEEP},
+    "runs of spaces": {"allow_whitespace_only_pieces": True, **_IDENTITY, **_KEEP},
+}
+REFUSED_MODELS: dict[str, dict[str, Any]] = {
+    "a piece holds a space inside": {"split_by_whitespace": False},
+    "a symbol holds whitespace": {"user_defined_symbols": ["a b"]},
+    "it treats whitespace as a suffix": {"treat_whitespace_as_suffix": True},
+    "it removes whitespace and puts none in front": {"add_dummy_prefix": False},
+    "it is a unigram model": {"model_type": "unigram"},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    lines = [line for text in training_texts[:60] for line in text.splitlines() if line]
+    found = {}
+    for number, (name, options) in enumerate({**MODELS, **REFUSED_MODELS}.items()):
+        prefix = folder / str(number)
+        given: dict[str, Any] = {"vocab_size": 700, "model_type": "bpe", **options}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_prefix=str(prefix),
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **given,
+        )
+        found[name] = prefix.with_suffix(".model")
+    return found
+
+
+@relaxed
+@given(batch=texts)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sentencepiece_model(models: dict[str, Path], name: str, batch: list[str]) -> None:
+    encode_both(load(models[name]), batch)
+
+
+@pytest.mark.parametrize("reason", REFUSED_MODELS)
+def test_a_sentencepiece_model_that_is_refused(models: dict[str, Path], reason: str) -> None:
+    coverage = describe(models[reason]).coverages[1]
+    assert reason in (coverage.refusal or "")
+
+
+# tokenizer.json files in the shapes that are published: of T5, XLM-R, DeBERTa, ALBERT, BERT, GPT.
+
+
+def _metaspace(**options: Any) -> dict[str, Any]:
+    plain = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    return {**plain, "split": True, **options}
+
+
+def _sequence(member: str, *steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", member: list(steps)}
+
+
+_COLLAPSE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+_SPLIT = {"type": "WhitespaceSplit"}
+_STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+_QUOTES = {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}
+_BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+_CASED = {**_BERT, "strip_accents": None, "lowercase": False}
+
+
+def shapes(table: dict[str, Any]) -> dict[str, tuple[str, Any, Any]]:
+    """Model, normalizer and pre-tokenizer of each."""
+    folded = [{"type": name} for name in ("NFKD", "StripAccents", "Lowercase")]
+    t5 = _sequence("pretokenizers", _SPLIT, _metaspace())
+    return {
+        "t5": ("unigram", table, t5),
+        "t5, new": ("unigram", table, _metaspace(prepend_scheme="first")),
+        "xlm-r": ("unigram", _sequence("normalizers", table, _COLLAPSE), _metaspace()),
+        "deberta": ("unigram", _sequence("normalizers", _STRIP, table, _COLLAPSE), _metaspace()),
+        "albert": ("unigram", _sequence("normalizers", _QUOTES, *folded, table), t5),
+        "nfkc": ("unigram", {"type": "NFKC"}, _metaspace(prepend_scheme="never")),
+        "nothing": ("unigram", None, _metaspace()),
+        "bert": ("wordpiece", {**_CASED, "lowercase": True}, {"type": "BertPreTokenizer"}),
+        "bert, cased": ("wordpiece", _CASED, {"type": "BertPreTokenizer"}),
+        "words and digits": (
+            "wordpiece",
+            {"type": "Lowercase"},
+            _sequence(
+                "pretokenizers",
+                {"type": "Whitespace"},
+                {"type": "Digits", "individual_digits": True},
+            ),
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def files(
+    tmp_path_factory: pytest.TempPathFactory,
+    unigram_tokenizer_dir: Path,
+    wordpiece_tokenizer_dir: Path,
+    sentencepiece_unigram_model: Path,
+) -> dict[str, Path]:
+    charsmap = read_sentencepiece_model(sentencepiece_unigram_model).charsmap
+    encoded = base64.b64encode(charsmap).decode()
+    table = {"type": "Precompiled", "precompiled_charsmap": encoded}
+    bases = {"unigram": unigram_tokenizer_dir, "wordpiece": wordpiece_tokenizer_dir}
+    found = {}
+    for name, (base, normalizer, split) in shapes(table).items():
+        content = json.loads((bases[base] / "tokenizer.json").read_text())
+        content.update(normalizer=normalizer, pre_tokenizer=split)
+        found[name] = tmp_path_factory.mktemp("json") / "tokenizer.json"
+        found[name].write_text(json.dumps(content))
+    return found
+
+
+@relaxed
+@given(batch=texts)
+@pytest.mark.parametrize("policy", [SpecialTokens.TEXT, SpecialTokens.PARSE])
+@pytest.mark.parametrize("name", shapes({}))
+def test_a_tokenizer_json(
+    files: dict[str, Path], name: str, policy: SpecialTokens, batch: list[str]
+) -> None:
+    encode_both(load(files[name], policy), batch)
+
+
+@relaxed
+@given(batch=texts)
+def test_a_bpe_with_a_suffix(bpe_with_suffix: Path, batch: list[str]) -> None:
+    encode_both(load(bpe_with_suffix), batch)
+
+
+@pytest.fixture(scope="module")
+def bpe_with_suffix(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) -> Path:
+    """As GPT-1 has it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.trainers import BpeTrainer
+
+    tokenizer = Tokenizer(BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    trainer = BpeTrainer(
+        vocab_size=800, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(training_texts[:60], trainer)
+    path = tmp_path_factory.mktemp("suffix") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def _added(content: str, **options: Any) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": 1000, "content": content, **flags, **options}
+
+
+# Each with a text that would have other ids, if its words were encoded apart all the same.
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "it normalizes by Prepend": (
+        "nothing",
+        {"normalizer": {"type": "Prepend", "prepend": "x"}},
+        "a b",
+    ),
+    "it replaces by a pattern": (
+        "nothing",
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "a b"}, "content": "c"}},
+        "the a b the",
+    ),
+    "it replaces whitespace": (
+        "nothing",
+        {"normalizer": {"type": "Replace", "pattern": {"String": "a b"}, "content": "c"}},
+        "the a b the",
+    ),
+    "it strips a text": ("nothing", {"normalizer": _STRIP}, "the  the"),
+    "its Metaspace does not treat all words alike": (
+        "t5",
+        {"pre_tokenizer": _sequence("pretokenizers", _SPLIT, _metaspace(prepend_scheme="first"))},
+        "the the",
+    ),
+    "its added token 'a b' holds whitespace": (
+        "nothing",
+        {"added_tokens": [_added("a b")]},
+        "the a b the",
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_what_would_be_wrong_is_refused(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    name, changes, text = WRONG[reason]
+    content = {**json.loads(files[name].read_text()), **changes}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    assert reason in (describe(path).coverages[1].refusal or "")
+    for check in ("_refuse_added", "_refuse_normalizers", "_refuse_splits"):
+        monkeypatch.setattr(words, check, lambda *_args, **_options: None)
+    reference = load_engine(path, choice="tokenizers").reference
+    batch = TextBatch.from_texts([text])
+    cutting = words.cut_json(content)
+    apart = words.WordEngine(reference, cutting).encode(batch)
+    assert apart[0].tolist() != reference.encode(batch)[0].tolist(), "the rule is not needed"
+
+
+# The cache.
+
+
+def test_words_that_no_longer_fit_are_forgotten_and_learned_again(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 60)
+    monkeypatch.setattr(words, "COMMON_WORDS", 20)
+    monkeypatch.setattr(words, "SLICE_BYTES", 300)
+    engine, dice = load_engine(files["t5"], choice="words"), random.Random(0)
+    vocabulary = [f"{dice.choice('abcdefgh')}{number}" for number in range(200)]
+    most = 0
+    for _ in range(30):
+        batch = [" ".join(dice.choices(vocabulary, k=40)) for _ in range(5)]
+        encode_both(engine, [*batch, "", " "])
+        assert isinstance(engine.fast, words.WordEngine)
+        most = max(most, len(engine.fast._known))
+    assert 20 < most <= 60
+    assert engine.recycle()
+    assert isinstance(engine.fast, words.WordEngine)
+    assert not engine.fast._known
+    encode_both(engine, ["some words are learned anew, some words"])
+
+
+def test_texts_without_spaces_are_left_to_the_reference(files: dict[str, Path]) -> None:
+    engine = load_engine(files["bert"], choice="words")
+    assert isinstance(engine.fast, words.WordEngine)
+    engine.fast.recycle()
+    long = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0" * 40
+    encode_both(engine, [long, "some english words", "x" * 5000, long + " " + long])
+    assert all(len(word) < 20 for word in engine.fast._known)
+
+
+def test_the_table_of_normalization_says_what_the_package_does(
+    sentencepiece_unigram_model: Path,
+) -> None:
+    table = words.Charsmap(read_sentencepiece_model(sentencepiece_unigram_model).charsmap)
+    model = str(sentencepiece_unigram_model)
+    normalize = sentencepiece.SentencePieceNormalizer(model_file=model).normalize
+    vanishing = set(table.vanishing_keys())
+    for point in (*range(1, 0x3400), *range(0xF900, 0xFFFE)):
+        character = chr(point)
+        if point in range(0xD800, 0xE000):
+            continue
+        target = table.target(character.encode())
+        expected = normalize(f"\u4e2d{character}\u4e2d")[1:-1]  # which composes with nothing
+        assert (character if target is None else target.decode()) == expected
+        if target is not None and (not target or b" " in target) and character not in "\t\n\r ":
+            assert character in vanishing
+    assert not table.joins(b" \t\n\r")
+    assert words.Charsmap(b"").target(b" ") is None
+    assert np.array_equal(words.Charsmap(b"").vanishing_keys(), [])
