@@ -39,6 +39,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Models of tests are too small to be shared among threads, which wait for each other by computing.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# What a test finds out about a tokenizer is not known to the next one.
+os.environ["TOKENMILL_CACHE"] = ""
+
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")

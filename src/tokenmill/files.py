@@ -21,6 +21,7 @@ import itertools
 import os
 import re
 import stat as filestat
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -900,3 +901,13 @@ def _remote_stat(path: str, *, fresh: bool) -> FileStat:
         raise OSError("the server does not tell the size of the file")
     version = next((str(facts[key]) for key in _VERSION_KEYS if facts.get(key)), f"size-{size}")
     return FileStat(int(size), version, (path,))
+
+
+def cache_folder() -> Path:
+    """Where what can be found out again is kept: `$TOKENMILL_CACHE`, or in the user's cache."""
+    given = os.environ.get("TOKENMILL_CACHE")
+    if given:
+        return Path(given).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "tokenmill"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenmill"

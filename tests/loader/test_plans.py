@@ -15,6 +15,7 @@ from tests.loader.stores import numbered_store
 from tests.store.samples import SampleStore, SampleUnit
 
 from tokenmill.errors import StoreError
+from tokenmill.files import cache_folder
 from tokenmill.loader.packing import BestFitLayout
 from tokenmill.store.check import Finding, check_store
 from tokenmill.store.layout import checksum_of, seal, unseal
@@ -25,7 +26,6 @@ from tokenmill.store.plans import (
     PlanKey,
     PlanTally,
     PlanWriter,
-    cache_folder,
     check_plan,
     open_plan,
     read_plan,

@@ -58,6 +58,8 @@ class Coverage:
     probes: tuple[str, ...] = ()
     # Strings that send a document to the reference engine.
     contested: tuple[str, ...] = ()
+    # Ways of running it, with one thread or several, whose probes agreed here before.
+    proved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,8 @@ class TokenizerInfo:
     has_normalizer: bool = False
     # Whether a text gets a space in front, but only where it is the beginning of everything.
     spaces_beginnings: bool = False
+    # Name under which the user's cache keeps all of this; None where nothing is kept.
+    key: str | None = None
 
 
 class UnencodableError(TokenizerError):

@@ -14,18 +14,23 @@ line, for people who must tokenize inside their own loop.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
+import secrets
 import shlex
+import stat
+import sys
 import time
 import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -34,8 +39,10 @@ import numpy as np
 
 import tokenmill.engines
 from tokenmill import words
+from tokenmill._version import __version__
 from tokenmill.engines import AUTO, REFERENCES, engine_names, references
 from tokenmill.engines.base import (
+    Coverage,
     SpecialTokens,
     TokenizerInfo,
     TokenizerKind,
@@ -45,7 +52,7 @@ from tokenmill.engines.base import (
 from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
 from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
 from tokenmill.errors import TokenizerError, TokenmillError, UsageError, importing
-from tokenmill.files import is_remote, shown
+from tokenmill.files import cache_folder, is_remote, shown
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.engines.base import Coverage, Engine, FastEngine
+    from tokenmill.engines.base import Engine, FastEngine
 
 
 METADATA_NAMES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -223,6 +230,9 @@ def describe(
     """
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
+    key = _key_of(files, policy)
+    if key is not None and (known := _recall(key, files, policy)) is not None:
+        return known
     coverages: tuple[Coverage, ...] = ()
     if files.kind is TokenizerKind.BYTES:
         eos, eos_id = references.END_OF_TEXT, references.BYTES_EOS_ID
@@ -238,9 +248,146 @@ def describe(
             facts = _DESCRIBE[files.kind](files, files.parsed)
         if policy is not None:
             coverages = coverages_of(files, policy)
-    return TokenizerInfo(
-        kind=files.kind, files=files.files, coverages=coverages, policy=policy, **facts
+    info = TokenizerInfo(
+        kind=files.kind, files=files.files, coverages=coverages, policy=policy, key=key, **facts
     )
+    # Not of a file that was written to meanwhile.
+    if key is not None and key == _key_of(files, policy):
+        _keep(key, info)
+    return info
+
+
+# What was found out about a tokenizer is kept for the next time: to describe and prove one of
+# 150,000 tokens takes longer than to load it.
+#
+# An entry is named after all that it follows from: the bytes of the files, the policy, the packages
+# and the code of the engines. It is believed if it is whole, and in a folder that nobody else can
+# write to; whatever is wrong with it, the tokenizer is described again. Entries are replaced whole,
+# by a rename, so that builds may write and read the same one at once.
+
+_MOST_KEPT = 32
+_ENTRY_BYTES = 64 << 20
+
+
+def _key_of(files: TokenizerFiles, policy: SpecialTokens | None) -> str | None:
+    """Name of the entry for a tokenizer; None where nothing is to be kept."""
+    if files.main is None or os.environ.get("TOKENMILL_CACHE") == "":
+        return None
+    read = [(path.name, _digest(path.read_bytes())) for path in files.metadata]
+    content = [files.kind, policy, _digest(files.main.read_bytes()), read]
+    return f"{_digest(json.dumps(content).encode())[:32]}-{_environment()}"
+
+
+def _environment() -> str:
+    """Stands for all but the tokenizer that decides what is found out about it."""
+    versions = {}
+    for name in engine_names():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    code = [_digest(path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    machine = [platform.machine(), sys.version, __version__]
+    found = [*machine, tokenmill.engines.FAST_ENGINES, versions, code]
+    return _digest(json.dumps(found).encode())[:32]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _own_folder() -> Path:
+    """The folder of the entries; PermissionError where others could write to it."""
+    folder = cache_folder() / f"tokenizers-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_foreign(folder.stat())
+    return folder
+
+
+def _refuse_foreign(facts: os.stat_result) -> None:
+    if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("others could have written it")
+
+
+def _recall(key: str, files: TokenizerFiles, policy: SpecialTokens | None) -> TokenizerInfo | None:
+    """What was kept of the tokenizer; None where nothing was, or where it is not to be believed."""
+    try:
+        path = _own_folder() / key
+        # Neither a link nor a pipe that would be waited for.
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, "rb") as file:
+            facts = os.fstat(number)
+            _refuse_foreign(facts)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _ENTRY_BYTES:
+                return None
+            checksum, _, body = file.read().partition(b"\n")
+        if checksum.decode() != _digest(key.encode() + body):
+            return None
+        info = _restored(body, key=key, files=files.files, policy=policy)
+        os.utime(path)  # the ones that were not used for longest go first
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return info
+
+
+def _keep(key: str, info: TokenizerInfo) -> None:
+    """Keep what was found out; where that is not possible it is found out again next time."""
+    left_out = ("key", "files", "policy")
+    facts = {name: value for name, value in asdict(info).items() if name not in left_out}
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        body = json.dumps(facts).encode()
+        if _restored(body, key=key, files=info.files, policy=info.policy) != info:
+            return  # something in it that this form cannot hold
+        folder = _own_folder()
+        staged = folder / f"{key}-{secrets.token_hex(4)}"
+        number = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(number, "wb") as file:
+                file.write(_digest(key.encode() + body).encode() + b"\n" + body)
+            staged.replace(folder / key)
+        finally:
+            staged.unlink(missing_ok=True)
+        entries = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in entries[:-_MOST_KEPT]:
+            path.unlink(missing_ok=True)
+
+
+def _restored(
+    body: bytes, *, key: str, files: Mapping[str, Path], policy: SpecialTokens | None
+) -> TokenizerInfo:
+    facts = json.loads(body)
+    coverages = tuple(Coverage(**_with_tuples(each)) for each in facts.pop("coverages"))
+    kind, added = TokenizerKind(facts.pop("kind")), tuple(facts.pop("added_tokens"))
+    return TokenizerInfo(
+        **facts,
+        kind=kind,
+        files=files,
+        coverages=coverages,
+        policy=policy,
+        added_tokens=added,
+        key=key,
+    )
+
+
+def _with_tuples(value: Any) -> Any:
+    """A value that was JSON, its lists as tuples."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(each) for name, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _is_proved(info: TokenizerInfo, coverage: Coverage, way: str) -> bool:
+    """Whether the probes agreed before, with the packages of this very machine."""
+    known = info.key is not None and way in coverage.proved
+    return known and str(info.key).endswith(_environment())
+
+
+def _keep_proof(info: TokenizerInfo, coverage: Coverage, way: str) -> None:
+    if info.key is None or coverage not in info.coverages:
+        return
+    # Workers on other machines may have other packages.
+    if info.key.endswith(_environment()):
+        proved = replace(coverage, proved=(*coverage.proved, way))
+        known = tuple(proved if each is coverage else each for each in info.coverages)
+        _keep(info.key, replace(info, coverages=known))
 
 
 def fast_engines() -> dict[str, FastEngine]:
@@ -525,8 +672,12 @@ def load_engine(
                     ),
                     probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
                 )
+                way = "one thread" if threads == 1 else "several threads"
+                if _is_proved(info, coverage, way):
+                    return engine
                 mismatches = engine.check_probes().mismatches
                 if not mismatches:
+                    _keep_proof(info, coverage, way)
                     return engine
                 raise TokenizerError(
                     f"it disagrees with {reference.name} {reference.version} on "

@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import secrets
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.files import cache_folder
 from tokenmill.store.facts import Checksum, Count, Fact, not_ours, read_fact
 from tokenmill.store.format import map_file, map_of
 from tokenmill.store.layout import StoreLayout, seal, sync_folder, unseal
@@ -294,13 +294,3 @@ def _create(path: Path) -> BinaryIO:
         with contextlib.suppress(FileNotFoundError):
             return path.open("x+b")
     raise FileNotFoundError(2, "the folder vanishes again and again", str(path.parent))
-
-
-def cache_folder() -> Path:
-    """Where plans are whose store cannot be written: `$TOKENMILL_CACHE`, or in the user's cache."""
-    given = os.environ.get("TOKENMILL_CACHE")
-    if given:
-        return Path(given).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "tokenmill"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenmill"
