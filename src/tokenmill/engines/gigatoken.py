@@ -47,10 +47,10 @@ AddedTokens = list[dict[str, Any]]
 _MOST_COMPARED = 1 << 24
 
 
-def kept_tokens(added: AddedTokens, policy: SpecialTokens) -> AddedTokens:
+def kept_tokens(added: AddedTokens | None, policy: SpecialTokens) -> AddedTokens:
     """Added tokens that are recognised in text: all of them, or under `text` those not special."""
     takes_all = policy is SpecialTokens.PARSE
-    return [token for token in added if takes_all or not token.get("special")]
+    return [token for token in added or [] if takes_all or not token.get("special")]
 
 
 def refuse_added_tokens(content: dict[str, Any], policy: SpecialTokens) -> str | None:
@@ -109,23 +109,20 @@ def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
     return list(filter(overlaps, tokens))
 
 
-_KEY = re.compile(r'"added_tokens"\s*:\s*')
+def replace_member(text: str, key: str, change: Callable[[Any], Any]) -> str:
+    """The text of a tokenizer.json with another value of one of its members.
 
-
-def replace_added_tokens(text: str, change: Callable[[AddedTokens], AddedTokens]) -> str:
-    """The text of a tokenizer.json with another list of added tokens.
-
-    What is around the list is not parsed where that can be helped: parsing and writing 11 MB of
+    What is around the member is not parsed where that can be helped: parsing and writing 11 MB of
     JSON would double the time that a worker takes to start.
     """
-    places = [match.end() for match in _KEY.finditer(text)]
+    places = [match.end() for match in re.finditer(rf'"{key}"\s*:\s*', text)]
     if len(places) == 1:
-        tokens, end = json.JSONDecoder().raw_decode(text, places[0])
-        if isinstance(tokens, list) and all(isinstance(token, dict) for token in tokens):
-            return text[: places[0]] + json.dumps(change(tokens)) + text[end:]
+        value, end = json.JSONDecoder().raw_decode(text, places[0])
+        if isinstance(value, list | dict):
+            return text[: places[0]] + json.dumps(change(value)) + text[end:]
     # No such key, or a vocabulary that holds the word itself: only parsing tells.
     content = json.loads(text)
-    content["added_tokens"] = change(content.get("added_tokens") or [])
+    content[key] = change(content.get(key))
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -161,10 +158,29 @@ _NEMOTRON = _NEMOTRON.replace("{1,3}", "")
 _ALIKE = (references.O200K_PATTERN, references.LLAMA3_PATTERN, references.QWEN_PATTERN)
 _SINGLE = (*_ALIKE, _GPT2_PATTERN, _CL100K_PLAIN, _QWEN35, _NEMOTRON)
 KNOWN_SPLITS = {_DEEPSEEK_PATTERNS, *((pattern,) for pattern in _SINGLE)}
-# gigatoken splits whitespace that ends a text by the first as tiktoken's cl100k does, in one piece.
-# The second makes the same pieces as the first: \s* leaves it one line break, the last of a run,
-# so that there is none for + to go on with.
-RESPELLED = (_CL100K_PLAIN, references.LLAMA3_PATTERN)
+# Other spellings of these splits -> the one that gigatoken is given.
+# - It reads cl100k's plain spelling as tiktoken's, with whitespace that ends a text in one piece.
+#   Llama 3's makes the pieces of the plain one: \s* leaves it one line break, the last of a run, so
+#   that there is none for + to go on with.
+# - tiktoken's spelling of GPT-2's split, which converters copy: no quantifier that it makes
+#   possessive is followed by what could take back; \s++$ matches where \s+(?!\S) would match the
+#   same, since $, which is the end of a line to Oniguruma, comes after all whitespace there; and
+#   where \s alone is reached, one whitespace character is left.
+# - The first spelling of that split: no two of its contractions begin alike, so order is nothing.
+# '[sS] for (?i:'s) is not among them: the latter takes U+017F too.
+SPELLINGS = {
+    _CL100K_PLAIN: references.LLAMA3_PATTERN,
+    references.R50K_PATTERN: _GPT2_PATTERN,
+    _GPT2_PATTERN.replace("'(?:[sdmt]|ll|ve|re)", "'s|'t|'re|'ve|'m|'ll|'d"): _GPT2_PATTERN,
+}
+# Patterns that leave no character of any text unmatched. A character is a letter, a number,
+# whitespace or none of these, and each of these patterns has for each kind an alternative that
+# matches one such character whatever is before and after it: \p{L}+ after something optional (in
+# o200k every letter is in one of the two classes, each of which may stand alone), \p{N}, a class of
+# all that is \s, \p{L} or \p{N} negated, and \s+ or \s. Where \p{M} is left out of the negated
+# class, it is with the letters. So a match begins where the one before it ended, and there is
+# nothing between matches that a Split which keeps the matches alone (Removed, inverted) would drop.
+COMPLETE = {*_SINGLE, *SPELLINGS}
 # Patterns of rank files -> the spelling of the same split that gigatoken knows.
 RANK_PATTERNS = {pattern: pattern for pattern in _ALIKE}
 RANK_PATTERNS[references.R50K_PATTERN] = _GPT2_PATTERN
@@ -197,7 +213,7 @@ def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
         )
     if has_ties and len(set(merges)) != len(merges):
         return _refused("a merge is listed twice")
-    kept = kept_tokens(content.get("added_tokens") or [], policy)
+    kept = kept_tokens(content.get("added_tokens"), policy)
     splits = (content.get("pre_tokenizer") or {}).get("pretokenizers") or []
     patterns = [split["pattern"].get("Regex", "") for split in splits if "pattern" in split]
     return Coverage(
@@ -309,10 +325,27 @@ def _refuse_split(pre_tokenizer: dict[str, Any] | None) -> str | None:
         kind = split.get("type")
         if kind != "Split":
             return f"its pre-tokenizer sequence holds {kind}, which gigatoken passes over"
-        if split.get("behavior") != "Isolated" or split.get("invert"):
-            return "a Split is inverted or does not isolate, which gigatoken passes over"
+        # To isolate is to keep matches and what is between them, so that it may be inverted.
+        keeps_matches = split.get("behavior") == "Removed" and split.get("invert")
+        if split.get("behavior") != "Isolated" and not (
+            keeps_matches and split["pattern"].get("Regex") in COMPLETE
+        ):
+            return "a Split does not isolate or drops text, which gigatoken passes over"
     patterns = tuple(split["pattern"].get("Regex", "") for split in splits)
-    return None if patterns in KNOWN_SPLITS else "gigatoken does not implement its split pattern"
+    known = tuple(SPELLINGS.get(pattern, pattern) for pattern in patterns) in KNOWN_SPLITS
+    return None if known else "gigatoken does not implement its split pattern"
+
+
+def _respelled(pre_tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """A covered sequence of splits as gigatoken knows it."""
+    steps = []
+    for step in pre_tokenizer["pretokenizers"]:
+        if step["type"] == "Split":
+            pattern = step["pattern"]["Regex"]
+            pattern = {"Regex": SPELLINGS.get(pattern, pattern)}
+            step |= {"pattern": pattern, "behavior": "Isolated", "invert": False}
+        steps.append(step)
+    return pre_tokenizer | {"pretokenizers": steps}
 
 
 def _refuse_sentencepiece_shape(content: dict[str, Any]) -> str | None:
@@ -504,16 +537,9 @@ def build(
         text = json.dumps(_ranks_as_json(tokenizer.parsed), ensure_ascii=False)
     else:
         text = tokenizer.path.read_text(encoding="utf-8-sig")
-        if coverage.patterns == RESPELLED[0]:
-            known, other = map(json.dumps, RESPELLED)
-            # Only where it is a pattern: the string may be that of a token too.
-            pattern = r'("Regex"\s*:\s*)' + re.escape(known)
-            text, count = re.subn(pattern, lambda found: found[1] + other, text)
-            if not count:
-                raise TokenizerError(
-                    "its split pattern is spelled with escapes that are not covered"
-                )
-    text = replace_added_tokens(text, partial(kept_tokens, policy=policy))
+        if coverage.patterns:
+            text = replace_member(text, "pre_tokenizer", _respelled)
+    text = replace_member(text, "added_tokens", partial(kept_tokens, policy=policy))
     return GigatokenEngine(text.encode(), threads=threads)
 
 
