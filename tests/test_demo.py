@@ -52,7 +52,7 @@ def test_the_demo_builds_verifies_and_compares_and_runs_again(
     for words in (
         "1. Collect documents",
         f"{len(texts):,} documents, ",
-        f"{built.units_built} unit found complete, nothing to do",
+        f"{built.units_built} units found complete, nothing to do",
         "7. Feed a model",
         "exactly the rows that came next",
         "8. Compare",

@@ -300,6 +300,10 @@ class RowShape:
         return RowShape(format=str(config["format"]), **known)
 
 
+# What a store keeps for `unit_bytes` where none are given: small inputs are cut smaller. Stores of
+# before, which have None there, are cut by each file alone.
+UNITS_BY_INPUT = "by input"
+
 _OPTION_FORMATS = {
     "template": ("text", "prompt-completion"),
     "prompt_field": ("prompt-completion",),
@@ -398,7 +402,7 @@ class BuildOptions(RowShape):
     """Read all files of units that are complete, and build those again whose bytes are not the ones
     that were read then."""
     unit_bytes: int | str | None = None
-    """Bytes of text in a unit; None follows from each file's size."""
+    """Bytes of text in a unit; None follows from the sizes of the files."""
     serial: bool = False
     """Work in this process instead of a pool: for debuggers and profilers."""
     on_progress: Callable[[Progress], None] | None = None
@@ -455,7 +459,7 @@ class BuildOptions(RowShape):
 
     @property
     def unit_size(self) -> int | None:
-        """Bytes of text in a unit; None where it follows from each file's size."""
+        """Bytes of text in a unit; None where it follows from the sizes of the files."""
         return None if self.unit_bytes is None else parse_size(self.unit_bytes)
 
     @property
@@ -469,9 +473,10 @@ class BuildOptions(RowShape):
 
         The limit is left out: it cuts one unit short and leaves the others as they are, and that
         unit's receipt tells how many rows it used. The threshold only decides whether a build
-        fails.
+        fails. Where no size of units is given, stores of before have none, and other units.
         """
-        return self._plain_identity() | ({} if self.shape is None else self.shape.shape_identity())
+        settings = self._plain_identity() | {"unit_bytes": self.unit_size or UNITS_BY_INPUT}
+        return settings | ({} if self.shape is None else self.shape.shape_identity())
 
     def _plain_identity(self) -> dict[str, str | int | float | bool | None]:
         return {

@@ -12,6 +12,7 @@ from tests.builder.stores import byte_ids, documents, make_texts, tree, write_js
 
 import tokenmill
 from tokenmill.builder.plan import max_document_bytes
+from tokenmill.cli import show
 from tokenmill.engines.load import describe
 from tokenmill.errors import (
     MemoryBudgetError,
@@ -19,6 +20,8 @@ from tokenmill.errors import (
     TooManyRejectsError,
     UsageError,
 )
+from tokenmill.store import facts
+from tokenmill.store.layout import StoreLayout
 from tokenmill.words import parse_size
 
 if TYPE_CHECKING:
@@ -268,6 +271,105 @@ def test_too_many_bad_rows_stop_the_build_and_the_rest_is_resumed() -> None:
     result = build(["a.jsonl", "b.jsonl"], max_rejects=0.04)
     assert (result.units_built, result.units_resumed) == (1, 1)
     assert result.totals.rejected == 1
+
+
+def write_old_store(inputs: object, **options: object) -> dict[str, bytes]:
+    """A store as it was written when units were cut by each file alone."""
+    build(inputs, "old", unit_bytes=8 << 20, **options)
+    layout = StoreLayout(Path("old"))
+    manifest = facts.read_manifest(layout.root)
+    identity = manifest.identity
+    config = identity.config | {"unit_bytes": None}
+    eos = None if identity.eos is None else (identity.eos.token, identity.eos.id)
+    fingerprint = facts.config_fingerprint(
+        tokenizer=identity.tokenizer.fingerprint, eos=eos, bos=None, config=config
+    )
+    names = [unit.name for unit in manifest.units]
+    for name in names:
+        receipt = facts.read_receipt(layout, name)
+        facts.rewrite_receipt(layout, receipt.but(config=fingerprint))
+    known = identity.but(config=config, fingerprint=fingerprint)
+    facts.write_manifest(layout, facts.assemble_manifest(layout, known, units=names))
+    return tree(Path("old"))
+
+
+def large_texts(count: int, *, seed: int = 0) -> list[str]:
+    return [text * 40 for text in make_texts(count, seed=seed)]
+
+
+def test_a_small_input_has_units_for_many_workers_and_the_same_for_any_number() -> None:
+    texts = large_texts(300)
+    assert write_jsonl(Path("a.jsonl"), texts).stat().st_size > 1_500_000
+    result = build("a.jsonl", "serial")
+    assert result.units_built > 5
+    assert documents(Path("serial")) == byte_ids(texts)
+    two = build("a.jsonl", "two", workers=2, memory="2GB")
+    assert (two.workers, two.idle_workers) == (2, 0)
+    assert tree(Path("two")) == tree(Path("serial"))
+
+
+def test_a_small_input_that_grows_is_cut_anew_when_it_must_be() -> None:
+    write_jsonl(Path("a.jsonl"), large_texts(300))
+    write_jsonl(Path("b.jsonl"), ["x" * 500_000] * 16)
+    few = build(["a.jsonl"]).units_total
+    assert build(["a.jsonl", "b.jsonl"]).units_resumed == 0
+    build(["a.jsonl", "b.jsonl"], "fresh")
+    assert tree(Path("store")) == tree(Path("fresh"))
+    assert build("a.jsonl", prune=True).units_total == few
+
+
+@pytest.mark.parametrize("state", ["finished", "begun"])
+def test_an_older_store_keeps_its_units(state: str) -> None:
+    write_jsonl(Path("a.jsonl"), large_texts(300))
+    Path("texts").mkdir()
+    for number in range(12):
+        Path(f"texts/{number}.txt").write_text(f"{number} " * 20_000)
+    inputs = ["a.jsonl", "texts"]
+    before = write_old_store(inputs)
+    assert sum(name.endswith(".json") for name in before) == 4  # three units and the manifest
+    if state == "begun":
+        Path("old/tokenmill.json").unlink()
+        next(Path("old/shards").glob("a-*.json")).unlink()
+    result = build(inputs, "old")
+    assert (result.units_built, result.units_resumed) == ((0, 3) if state == "finished" else (1, 2))
+    assert tree(Path("old")) == before
+    # With other options nothing of it is left to keep.
+    build(inputs, "old", eos=False, rebuild=True)
+    build(inputs, "fresh", eos=False)
+    assert tree(Path("old")) == tree(Path("fresh")) != before
+
+
+def test_bad_rows_of_a_small_input_count_against_all_of_it() -> None:
+    texts: list[object] = [*large_texts(300)]
+    texts[150:152] = [b"oops", b"oops"]
+    write_jsonl(Path("a.jsonl"), texts)
+    # Two of the few rows of their unit, and few of all.
+    assert build("a.jsonl").totals.rejected == 2
+    with tokenmill.Store("store") as store:
+        most = max(unit.rows for unit in store.manifest.units)
+    assert most < 100
+    texts[::60] = [b"oops"] * 5
+    write_jsonl(Path("a.jsonl"), texts)
+    with pytest.raises(TooManyRejectsError, match="7 of the 300 rows of the input") as caught:
+        build("a.jsonl")
+    assert not Path("store/tokenmill.json").exists()
+    assert "store/rejects" in str(caught.value.hint)
+    share = str(caught.value.hint).split("--max-rejects ")[1]
+    result = build("a.jsonl", max_rejects=float(share))
+    assert (result.units_built, result.totals.rejected) == (0, 7)
+    # All of them are too many for any unit.
+    write_jsonl(Path("b.jsonl"), [b"oops"] * 100_000)
+    with pytest.raises(TooManyRejectsError, match=r"rows of 'b\.jsonl' \(unit 0\)"):
+        build("b.jsonl", "other")
+
+
+def test_workers_without_a_unit_are_counted() -> None:
+    write_jsonl(Path("a.jsonl"), ["one"])
+    result = build("a.jsonl", workers=3, memory="3GB")
+    assert (result.workers, result.idle_workers) == (3, 2)
+    text = dict(show.build_rows(result))["time"]
+    assert text.endswith("with 3 workers, 2 of them idle for lack of units")
+    assert build("a.jsonl", workers=3, memory="3GB").idle_workers == 0
 
 
 def test_a_document_too_large_for_the_budget_is_a_rejected_row() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.sources.reading import compress, read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources.base import SourceOptions, unit_bytes_for
+from tokenmill.sources.base import SourceOptions, least_unit_bytes, unit_bytes_for
 from tokenmill.sources.discovery import discover, source_file
 
 if TYPE_CHECKING:
@@ -172,7 +172,27 @@ def test_a_known_file_is_found_again_with_its_members(tmp_path: Path) -> None:
 
 
 def test_the_unit_size_is_a_function_of_the_file_size_within_bounds() -> None:
-    assert unit_bytes_for(0) == 8 * MEGABYTE
-    assert unit_bytes_for(32 * 8 * MEGABYTE + 1) == 8 * MEGABYTE + 1
-    assert unit_bytes_for(32 * 100 * MEGABYTE) == 100 * MEGABYTE
-    assert unit_bytes_for(1 << 50) == 256 * MEGABYTE
+    options = SourceOptions()
+    assert unit_bytes_for(0, options) == 8 * MEGABYTE
+    assert unit_bytes_for(32 * 8 * MEGABYTE + 1, options) == 8 * MEGABYTE + 1
+    assert unit_bytes_for(32 * 100 * MEGABYTE, options) == 100 * MEGABYTE
+    assert unit_bytes_for(1 << 50, options) == 256 * MEGABYTE
+    assert unit_bytes_for(5, SourceOptions(least_unit_bytes=MEGABYTE)) == MEGABYTE
+    assert unit_bytes_for(1 << 50, SourceOptions(unit_bytes=7, least_unit_bytes=MEGABYTE)) == 7
+
+
+def test_the_least_unit_is_a_power_of_two_that_a_small_input_has_sixteen_of() -> None:
+    found = {size: least_unit_bytes(size * MEGABYTE) for size in (0, 1, 6, 8, 20, 127, 128, 10**6)}
+    kilobytes = [256, 256, 256, 512, 1024, 4096, 8192, 8192]
+    assert [size >> 10 for size in found.values()] == kilobytes
+
+
+def test_small_texts_are_in_more_groups_where_the_input_is_small(tmp_path: Path) -> None:
+    make(tmp_path, **{f"f{i:02d}_txt": b"x" * 60_000 for i in range(20)})
+    found = discover([tmp_path], SourceOptions())
+    assert found.least_unit_bytes == MEGABYTE // 4
+    assert [len(file.members) for file in found.files] == [5, 5, 5, 5]
+    # As a store of before has them, and back.
+    (one,) = found.grouped(SourceOptions()).files
+    assert {*one.members} == {member for file in found.files for member in file.members}
+    assert discover([tmp_path], SourceOptions(unit_bytes=1 << 30)).files == (one,)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -77,11 +78,12 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     contents = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
     manifest = facts.known_manifest(layout)
     known = None if manifest is None else manifest.identity
+    before = settings | {"unit_bytes": options.unit_size}  # as an older store has it
     if (
         known is not None
         and known.tokenizer.files == contents
         and known.tokenizer.kind == str(files.kind)
-        and dict(known.config) == settings
+        and dict(known.config) in (settings, before)
     ):
         return Request(files, known, None)
     info = describe(files, policy=SpecialTokens(options.special_tokens))
@@ -90,9 +92,12 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
     # A chat has the tokens that its template writes, and no others.
     eos = None if options.eos is False or is_chat else resolve_token(info, "eos", eos_name)
     bos = None if options.bos is False else resolve_token(info, "bos", bos_name)
-    fingerprint = facts.config_fingerprint(
-        tokenizer=info.fingerprint, eos=eos, bos=bos, config=settings
+    fingerprint_of = functools.partial(
+        facts.config_fingerprint, tokenizer=info.fingerprint, eos=eos, bos=bos
     )
+    if fingerprint_of(config=before) in _begun_with(layout):
+        settings = before
+    fingerprint = fingerprint_of(config=settings)
     kind, vocab_size = str(info.kind), info.vocab_size
     tokenizer = TokenizerFacts(
         kind=kind, fingerprint=info.fingerprint, vocab_size=vocab_size, files=contents
@@ -108,6 +113,16 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
         mask=shape is not None and shape.has_mask,
     )
     return Request(files, identity, info)
+
+
+def _begun_with(layout: StoreLayout) -> set[str]:
+    """Fingerprints of what a store that has no manifest was begun with."""
+    found = {record.fingerprint for record in facts.read_records(layout)}
+    with contextlib.suppress(FileNotFoundError), os.scandir(layout.shards) as entries:
+        for match in filter(None, (RECEIPT_FILE.fullmatch(entry.name) for entry in entries)):
+            with contextlib.suppress(StoreError):
+                return found | {facts.read_receipt(layout, match["unit"]).config}
+    return found
 
 
 def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:

@@ -107,6 +107,8 @@ class BuildResult:
     redone_units: tuple[str, ...]
     """Units whose sample disagreed with the reference and that it encoded in full."""
     workers: int
+    idle_workers: int
+    """Those that had nothing to do in this run, since there were too few units."""
     seconds: float
     startup_seconds: float
     """Until every worker had its engine loaded and probed."""
@@ -149,6 +151,7 @@ def make_result(
     who = ({entry.name for entry in engines}, {entry.reference for entry in engines})
     name, reference = (", ".join(sorted(names)) for names in who)
     ready = heard.engine or EngineReport(name, reference, None)
+    workers = 0 if memory is None else memory.workers
     return BuildResult(
         nothing_to_do=monitor is None,
         splits=held.splits,
@@ -163,7 +166,8 @@ def make_result(
         checked_bytes=heard.checked_bytes,
         mismatches=sum(entry.mismatches for entry in engines),
         redone_units=tuple(heard.redone),
-        workers=0 if memory is None else memory.workers,
+        workers=workers,
+        idle_workers=max(0, workers - len(heard.units)) if heard.units else 0,
         startup_seconds=heard.startup_seconds,
         stage_seconds=heard.stage_seconds,
         limiting_stage=_limiting_stage(heard.stage_seconds),

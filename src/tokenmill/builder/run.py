@@ -25,9 +25,15 @@ from tokenmill.builder import progress
 from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_encoder
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
-from tokenmill.builder.worker import BuildWorker, UnitReport
+from tokenmill.builder.worker import BuildWorker, UnitReport, enough_rejects
 from tokenmill.engines.load import CHAT_TEMPLATE
-from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
+from tokenmill.errors import (
+    BuildError,
+    SourceError,
+    StoreError,
+    TooManyRejectsError,
+    UsageError,
+)
 from tokenmill.files import PathInput, shown
 from tokenmill.options import (
     BuildOptions,
@@ -38,11 +44,17 @@ from tokenmill.options import (
     with_options,
 )
 from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
-from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units
+from tokenmill.sources.base import (
+    SMALLEST_UNIT_BYTES,
+    SourceFile,
+    SourceOptions,
+    open_source,
+    plan_units,
+)
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store import facts
 from tokenmill.store import layout as layouts
-from tokenmill.store.facts import Manifest, PartRecord
+from tokenmill.store.facts import Counts, Manifest, PartRecord
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 
@@ -136,12 +148,17 @@ class BuildRun:
         """What is to be done; nothing is written yet."""
         self.layout.upstream.begin()
         request = planning.request_identity(self.options, self.layout)
-        memory = self.memory_plan(request)
+        memory, source = self.memory_plan(request), self.source_options()
+        if request.identity.config.get("unit_bytes") is None:
+            discovery = discovery.grouped(source)  # an older store
         settings = BuildSettings(
             options=dataclasses.replace(self.options, inputs=(), on_progress=None),
             identity=request.identity,
             source=dataclasses.replace(
-                self.source_options(), batch_bytes=memory.batch_bytes, room_bytes=memory.room_bytes
+                source,
+                batch_bytes=memory.batch_bytes,
+                room_bytes=memory.room_bytes,
+                least_unit_bytes=discovery.least_unit_bytes,
             ),
             memory=memory,
         )
@@ -294,6 +311,7 @@ class BuildRun:
                 monitor.tell("finishing")
                 units = self._units_in_order(work.plan, monitor)
                 held = facts.assemble_manifest(self.layout, work.request.identity, units=units)
+                self._check_rejects(held.totals, work.settings.source)
                 facts.write_manifest(self.layout, held)
             else:
                 held = sorted({*work.plan.done, *monitor.units})
@@ -308,6 +326,20 @@ class BuildRun:
             facts.write_record(self.layout, record.but(runs=(*record.runs, kept)))
             self.layout.remove_empty_tmp()
         return result
+
+    def _check_rejects(self, totals: Counts, source: SourceOptions) -> None:
+        """A unit of a small input may have more rejects than the threshold says; all may not."""
+        used, most = totals.rows - totals.skipped, self.options.max_rejects
+        is_small = source.unit_bytes is None and source.least_unit_bytes < SMALLEST_UNIT_BYTES
+        if is_small and totals.rejected > most * used:
+            raise TooManyRejectsError(
+                f"{totals.rejected:,} of the {used:,} rows of the input were rejected, more than "
+                f"the threshold of {most:.2%}; so many bad rows usually mean a wrong option or a "
+                "damaged file",
+                hint=f"look at them in {shlex.quote(f'{self.layout.name}/rejects')}, then correct "
+                "the options or the input, or accept the loss with --max-rejects "
+                f"{enough_rejects(totals.rejected, used)}",
+            )
 
     def _record(self, part: BuildPart, work: Work) -> PartRecord:
         """What this part was asked for; what earlier runs of it said of themselves is kept."""

@@ -35,7 +35,16 @@ from tokenmill.engines.parity import CheckedEngine, Sample
 from tokenmill.errors import MemoryBudgetError, TokenizerError, TooManyRejectsError
 from tokenmill.files import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch, cut_ranges
-from tokenmill.sources.base import Source, SourceFile, Unit, UnitEnd, open_source, plan_units
+from tokenmill.sources.base import (
+    SMALLEST_UNIT_BYTES,
+    Source,
+    SourceFile,
+    Unit,
+    UnitEnd,
+    open_source,
+    plan_units,
+    text_size,
+)
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.layout import TRAIN, TurnLock, WorkerLock, join_layout, unit_name
 from tokenmill.store.write import UnitWriter
@@ -375,14 +384,22 @@ class UnitPass:
         most = counts["rows"] - counts["skipped"] + left
         if self.row_limit is not None:
             most = min(most, self.row_limit)
-        if left and counts["rejected"] > self.worker.settings.options.max_rejects * most:
+        if left and counts["rejected"] > self._most_rejects(most):
             self._check_rejects(None)
+
+    def _most_rejects(self, rows: int) -> float:
+        """What so many rows may lose: a unit of a small input stands for a larger one."""
+        file, settings = self.unit.file, self.worker.settings
+        usual = SMALLEST_UNIT_BYTES if file.members else min(SMALLEST_UNIT_BYTES, text_size(file))
+        stands_for = max(1, usual // settings.source.least_unit_bytes)
+        is_whole = settings.source.unit_bytes is not None
+        return settings.options.max_rejects * rows * (1 if is_whole else stands_for)
 
     def _check_rejects(self, end: UnitEnd | None) -> None:
         unit, rejected = self.unit, self.counts["rejected"]
         max_rejects = self.worker.settings.options.max_rejects
         used = self.counts["rows"] - self.counts["skipped"]
-        if rejected <= max_rejects * used:
+        if rejected <= self._most_rejects(used):
             return
         # Only the lines before the first unit are known to be none, and blank ones are no rows.
         tells_lines = unit.file.traits.rows_are_lines and unit.index == 0
@@ -398,7 +415,7 @@ class UnitPass:
             f"{max_rejects:.2%}; so many bad rows usually mean a wrong "
             f"option or a damaged file; the first: {examples}",
             hint=f"look at those rows in the input, then correct {at_fault} or the "
-            f"input, or accept the loss with --max-rejects {_enough_rejects(rejected, used)}",
+            f"input, or accept the loss with --max-rejects {enough_rejects(rejected, used)}",
         )
 
 
@@ -434,7 +451,7 @@ def _describe(reject: Reject, unit: Unit, tells_lines: bool) -> str:
     return f"{reject.reason} at {place} of {file!r}: {reject.detail}"
 
 
-def _enough_rejects(rejected: int, used: int) -> str:
+def enough_rejects(rejected: int, used: int) -> str:
     """The smallest round share of the rows that lets so many of them be rejected."""
     digits = 2
     while 2 * rejected * 10**digits < used:

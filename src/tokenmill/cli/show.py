@@ -145,6 +145,8 @@ def build_rows(result: BuildResult) -> Iterator[Row]:
         yield "rate", f"{rate(result.built.input_bytes, seconds)}, {tokens} ({caveat})"
     startup = f"{duration(result.startup_seconds)} of it start-up"
     workers = count(result.workers, "worker")
+    if idle := result.idle_workers:
+        workers += f", {count(idle)} of them idle for lack of units"
     yield "time", f"{duration(result.seconds)}, {startup}, with {workers}"
     used = of_budget(result.peak_memory_bytes, result.memory_budget_bytes)
     yield "memory", f"{used} at the peak"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 MEGABYTE = 1 << 20
+SMALLEST_UNIT_BYTES = 8 * MEGABYTE
 # What is kept for a row (its place, its length, why it is rejected) may be more than its bytes.
 LARGEST_BATCH_ROWS = 1 << 16
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
@@ -103,6 +104,7 @@ class SourceOptions:
     needs_all_fields: bool = True  # a table must have all of them, or one at least
     separator: str | None = None  # between documents; None makes each text file one document
     unit_bytes: int | None = None  # of text; None chooses by the file's size
+    least_unit_bytes: int = SMALLEST_UNIT_BYTES  # of that choice; less where the input is small
     batch_bytes: int = 8 * MEGABYTE  # read in one go; bounds memory, never changes the result
     # What a reader may hold at once of what a file cannot be read without: a page of Parquet, a
     # batch of Arrow, the window of a decompressor. A file that needs more is an error.
@@ -248,18 +250,28 @@ def open_source(file: SourceFile, options: SourceOptions) -> Source:
 # -------------------------------------------------------------------------------------------------
 # How a file is cut into units, and the check that it stayed the same while it was read.
 #
-# The cut is a function of the file's size and the options, never of the machine: large enough that
+# The cut is a function of the input's size and the options, never of the machine: large enough that
 # a unit's fixed costs vanish, small enough that workers share one file and a crash loses little.
+# Only a small input has smaller units, so only there a new file may change the cut of others, and
+# seldom: when the size of all of them passes a power of two.
 
-SMALLEST_UNIT_BYTES = 8 * MEGABYTE
 LARGEST_UNIT_BYTES = 256 * MEGABYTE
+LEAST_UNIT_BYTES = MEGABYTE // 4
 UNITS_PER_FILE = 32
+UNITS_PER_INPUT = 16
 TEXT_PER_COMPRESSED_BYTE = 4
 
 
-def unit_bytes_for(size: int) -> int:
+def least_unit_bytes(size: int) -> int:
+    """Bytes of text that a unit has at least, in an input of about `size` bytes of text."""
+    share = 1 << max(size // UNITS_PER_INPUT, 1).bit_length() - 1
+    return min(max(share, LEAST_UNIT_BYTES), SMALLEST_UNIT_BYTES)
+
+
+def unit_bytes_for(size: int, options: SourceOptions) -> int:
     """Bytes of text in a unit of a file that holds about `size` bytes of text."""
-    return min(max(-(-size // UNITS_PER_FILE), SMALLEST_UNIT_BYTES), LARGEST_UNIT_BYTES)
+    least = max(-(-size // UNITS_PER_FILE), options.least_unit_bytes)
+    return options.unit_bytes or min(least, LARGEST_UNIT_BYTES)
 
 
 def text_size(file: SourceFile) -> int:
@@ -290,7 +302,7 @@ def plan_units(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
     if not file.traits.has_records:
         yield from [Unit(file=file)] if file.members else _reader(file).plan(file, options)
         return
-    step = options.unit_bytes or unit_bytes_for(text_size(file))
+    step = unit_bytes_for(text_size(file), options)
     count = max(1, -(-file.size // step))
     endless = is_stream(file, options)
     for index in itertools.count() if endless else range(count):

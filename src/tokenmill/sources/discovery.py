@@ -11,7 +11,7 @@ import json
 import operator
 import shlex
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,7 +85,7 @@ _FILES_PER_GROUP = 256
 
 def group_texts(files: Sequence[SourceFile], options: SourceOptions) -> Iterator[SourceFile]:
     """Groups of the files, which are sorted by path."""
-    limit = options.unit_bytes or base.SMALLEST_UNIT_BYTES
+    limit = options.unit_bytes or options.least_unit_bytes
     name = FIRST_GROUP
     held: list[SourceFile] = []
     size = 0
@@ -147,6 +147,17 @@ class Discovery:
 
     files: tuple[SourceFile, ...]  # sorted by path; groups of text files stand for their members
     skipped: tuple[Skipped, ...]
+    least_unit_bytes: int  # follows from the size of all files
+
+    def grouped(self, options: SourceOptions) -> Discovery:
+        """The same files, in groups as these options make them."""
+        found = [each for file in self.files for each in file.members or (file,)]
+        if options.separator is None:
+            texts = sorted((file for file in found if file.format == "text"), key=_path)
+            others = [file for file in found if file.format != "text"]
+            found = [*others, *group_texts(texts, options)]
+        files, least = tuple(sorted(found, key=_path)), options.least_unit_bytes
+        return Discovery(files=files, skipped=self.skipped, least_unit_bytes=least)
 
 
 def discover(inputs: Sequence[PathInput], options: SourceOptions) -> Discovery:
@@ -177,11 +188,9 @@ def discover(inputs: Sequence[PathInput], options: SourceOptions) -> Discovery:
             f"{examples}",
             hint=f"name files with one of these endings: {_KNOWN}",
         )
-    if options.separator is None:
-        texts = sorted((file for file in found if file.format == "text"), key=_path)
-        others = [file for file in found if file.format != "text"]
-        found = [*others, *group_texts(texts, options)]
-    return Discovery(files=tuple(sorted(found, key=_path)), skipped=tuple(skipped))
+    least = base.least_unit_bytes(sum(map(base.text_size, found)))
+    discovery = Discovery(files=tuple(found), skipped=tuple(skipped), least_unit_bytes=least)
+    return discovery.grouped(replace(options, least_unit_bytes=least))
 
 
 _path = operator.attrgetter("path")

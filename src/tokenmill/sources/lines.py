@@ -127,7 +127,7 @@ class RecordSource(Source):
             deque(self._blocks(start, xxhash.xxh3_64()), maxlen=0)
         else:
             self._rewind(max(0, start - len(self._separator)))
-            self._pass_over(xxhash.xxh3_64())
+            self._pass_over(xxhash.xxh3_64(), _READ_PAST_END)
         self._floor = start
 
     def _has_more(self) -> bool:
@@ -241,11 +241,12 @@ class RecordSource(Source):
         data = np.frombuffer(memoryview(self._buffer)[self._low : end], np.uint8)
         return int(np.count_nonzero(data == self._separator[0]))
 
-    def _pass_over(self, digest: Any) -> bool:
+    def _pass_over(self, digest: Any, most_bytes: int | None = None) -> bool:
         """Drop bytes through the next separator; False if the file ends without one."""
         size = len(self._separator)
+        want = min(self._target, most_bytes or self._target)
         while True:
-            self._fill(max(self._target, 2 * size))
+            self._fill(max(want, 2 * size))
             found = self._buffer.find(self._separator, self._low, self._high)
             # A separator may begin in the last bytes of the buffer and end in the next ones.
             keep = 0 if self._at_end else size - 1

@@ -158,7 +158,7 @@ class ParquetSource(ColumnSource):
         """Runs of row groups whose text is about `unit_bytes` in all."""
         with _open(file.location) as parquet:
             *_, sizes = _facts(parquet, file, options)
-        target = options.unit_bytes or base.unit_bytes_for(sum(sizes))
+        target = base.unit_bytes_for(sum(sizes), options)
         start = held = index = 0
         for group, size in enumerate(sizes):
             held += size
@@ -417,7 +417,7 @@ class ArrowSource(ColumnSource):
         """Runs of equally many record batches, about `unit_bytes` each."""
         with closing(ArrowSource(file, options)) as source:
             count = source._num_parts
-        target = options.unit_bytes or base.unit_bytes_for(base.text_size(file))
+        target = base.unit_bytes_for(base.text_size(file), options)
         step = max(1, count * target // max(1, file.size))
         for index, start in enumerate(range(0, max(1, count), step)):
             yield Unit(file=file, index=index, start=start, end=min(start + step, count))
