@@ -334,6 +334,8 @@ def test_an_older_store_keeps_its_units(state: str) -> None:
     assert (result.units_built, result.units_resumed) == ((0, 3) if state == "finished" else (1, 2))
     assert tree(Path("old")) == before
     # With other options nothing of it is left to keep.
+    with pytest.raises(StoreError, match=r"\(eos '.*' -> none, add_eos True -> False\)"):
+        build(inputs, "old", eos=False)
     build(inputs, "old", eos=False, rebuild=True)
     build(inputs, "fresh", eos=False)
     assert tree(Path("old")) == tree(Path("fresh")) != before

@@ -21,6 +21,7 @@ from tokenmill._version import __version__
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, trim_heap
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
+from tokenmill.options import UNITS_BY_INPUT
 from tokenmill.sources import base
 from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit
 from tokenmill.store import facts
@@ -135,13 +136,15 @@ def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
     if known.tokenizer.fingerprint != asked.tokenizer.fingerprint:
         old, new = (each.tokenizer.fingerprint[:12] for each in (known, asked))
         changes.append(f"tokenizer {old} -> {new}")
-    for name, before, after in (("eos", known.eos, asked.eos), ("bos", known.bos, asked.bos)):
-        if before != after:
-            old, new = (repr(token.token) if token else "none" for token in (before, after))
+    for name, *tokens in (("eos", known.eos, asked.eos), ("bos", known.bos, asked.bos)):
+        if tokens[0] != tokens[1]:
+            old, new = (repr(token.token) if token else "none" for token in tokens)
             changes.append(f"{name} {old} -> {new}")
+    # That an older store is cut otherwise is nobody's wish, and would be kept.
+    before = known.config | {"unit_bytes": known.config.get("unit_bytes") or UNITS_BY_INPUT}
     for name, value in asked.config.items():
-        if name not in {"eos", "bos"} and known.config.get(name) != value:
-            changes.append(f"{name} {known.config.get(name)!r} -> {value!r}")
+        if name not in {"eos", "bos"} and before.get(name) != value:
+            changes.append(f"{name} {before.get(name)!r} -> {value!r}")
     return ", ".join(changes) or "its units carry another fingerprint"
 
 
