@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import mistral_common
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.references import SentencePieceEngine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_control_symbols_are_text_when_read_and_names_when_shown(
@@ -43,3 +43,28 @@ def test_a_missing_package_is_one_sentence_with_the_pip_line(sentencepiece_bpe_m
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'tokenmill[sentencepiece]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "model", ["sentencepiece_bpe_model", "sentencepiece_unigram_model", "byte_fallback"]
+)
+def test_both_ways_to_ask_for_offsets_agree(model: str, request: pytest.FixtureRequest) -> None:
+    folder = Path(mistral_common.__file__).parent / "data"
+    is_own = model != "byte_fallback"
+    path = request.getfixturevalue(model) if is_own else folder / "tokenizer.model.v1"
+    engine = SentencePieceEngine(path, special_tokens=SpecialTokens.TEXT)
+    assert engine._has_offsets
+
+    @given(
+        st.text(
+            st.sampled_from("ab \n\u00d7\u00e9\u0301\ufb01\u3000\u2581\x00")
+            | st.characters(codec="utf-8")
+        )
+    )
+    def check(text: str) -> None:
+        engine._has_offsets = True
+        found = engine.offsets(text)
+        engine._has_offsets = False
+        assert engine.offsets(text) == found
+
+    check()

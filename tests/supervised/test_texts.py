@@ -19,7 +19,7 @@ from tokenmill.errors import UsageError
 from tokenmill.options import BuildOptions
 from tokenmill.records import TextBatch
 from tokenmill.sources.base import SourceOptions
-from tokenmill.supervised.shaper import parse_template
+from tokenmill.supervised.shaper import TextBoundaries, parse_template
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,55 @@ def test_ids_are_those_of_the_joined_text_and_the_border_is_that_of_the_offsets(
             assert found.masks[0][:-1] == expected
 
     check()
+
+
+_TEXT = st.text(
+    st.sampled_from("ab 1.\n\t\u00d7\u00d7\u2295\u00e9\u0301\ufb01\u2460\u3000\u2581 \x00<"),
+    max_size=12,
+) | st.sampled_from(["the answer", "Question: ", "<unk>", "two  spaces \n", "\u00d7", " "])
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        "bpe_tokenizer_dir",
+        "unigram_tokenizer_dir",
+        "wordpiece_tokenizer_dir",
+        "sentencepiece_bpe_model",
+        "sentencepiece_unigram_model",
+    ],
+)
+def test_boundaries_of_a_batch_are_those_of_each_row_alone(
+    tokenizer: str, request: pytest.FixtureRequest
+) -> None:
+    engine = load_engine(request.getfixturevalue(tokenizer))
+    together = TextBoundaries(engine, engine.reference)
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(st.tuples(_TEXT.filter(bool), _TEXT.filter(bool)), min_size=1, max_size=12))
+    def check(rows: list[tuple[str, str]]) -> None:
+        texts, places = [a + b for a, b in rows], [len(a) for a, _ in rows]
+        tokens = engine.encode(TextBatch.from_texts(texts))
+        bounds = tokens.offsets[:-1], tokens.offsets[1:]
+        found = together.beginnings(texts, places, tokens.ids, *bounds)
+        for index, (text, place) in enumerate(zip(texts, places, strict=True)):
+            alone = TextBoundaries(engine, engine.reference)
+            ids = tokens[index]
+            expected = alone.tokens_in(text, ids, place, len(text), touching=False)
+            assert (found[index], len(ids)) == expected, (text, place)
+
+    check()
+
+
+def test_unknown_characters_and_line_breaks_need_no_offsets(
+    sentencepiece_unigram_model: Path,
+) -> None:
+    engine = load_engine(sentencepiece_unigram_model)
+    boundaries = TextBoundaries(engine, engine.reference)
+    texts = ["the \u00d7 of \u2295\u2295 it\nis \u00d7 said", "the first\u00d7 and\u2295"] * 2
+    tokens = engine.encode(TextBatch.from_texts(texts))
+    boundaries.beginnings(texts, [12, 9] * 2, tokens.ids, tokens.offsets[:-1], tokens.offsets[1:])
+    assert boundaries._offsets == [], "the reference was asked"
 
 
 def _byte_offsets(text: str) -> list[tuple[int, int]]:

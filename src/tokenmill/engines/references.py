@@ -430,8 +430,9 @@ class SentencePieceEngine:
                 hint="copy the file again from where it came from",
             ) from error
         self._short = _short_form(self._processor)
-        # Releases before 0.2.2 have lists alone, which take a while for a long text.
+        # Releases before 0.2.2 have lists alone, which take longer for a long text, and no offsets.
         self._long = getattr(self._processor, "encode_as_numpy", self._processor.encode)
+        self._has_offsets = hasattr(self._processor, "encode_as_offset_mapping")
 
     def encode_one(self, text: str) -> NDArray[np.uint32]:
         """Ids of one text, by the package's plain call; its own errors."""
@@ -444,16 +445,30 @@ class SentencePieceEngine:
             encode = functools.partial(self._processor.encode, num_threads=self._threads)
         return TokenBatch.from_lists(encode_all(encode, texts.texts(), engine=self.name))
 
+    @property
+    def unknown_id(self) -> int:
+        """The id of characters that no piece has; those in a row share one."""
+        return int(self._processor.unk_id())
+
+    def is_unknown(self, character: str) -> bool:
+        """Whether the character alone is nothing but unknown."""
+        ids = self.encode_one(character).tolist()
+        is_space = len(ids) == 2 and self.token_bytes(ids[0]) == b" "
+        return bool(ids[is_space:] == [self.unknown_id])
+
     def _one_by_one(self, texts: list[str]) -> list[NDArray[np.uint32]]:
         return [self.encode_one(text) for text in texts]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Characters of each token of the text, as [start, end)."""
-        # The package wants protobuf for anything but the bytes of its answer.
-        answer: bytes = self._processor.encode_as_serialized_proto(text)
+        if self._has_offsets:
+            answer = self._processor.encode_as_offset_mapping(text)
+            return list(map(tuple, answer["offsets"]))
+        # Releases before 0.2.2 want protobuf for anything but the bytes of their answer.
+        message: bytes = self._processor.encode_as_serialized_proto(text)
         starts = [0, *itertools.accumulate(len(character.encode()) for character in text)]
         found = []
-        for number, piece in proto_fields(answer):
+        for number, piece in proto_fields(message):
             if number == _PIECES and isinstance(piece, bytes):
                 fields = dict(proto_fields(piece))
                 first = bisect.bisect_right(starts, _field(fields, _BEGIN, 0)) - 1

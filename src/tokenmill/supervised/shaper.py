@@ -230,8 +230,21 @@ class RowPieces:
         ids[from_text] = tokens.ids
         ids[~from_text] = layout.ids[is_special]
         mask = np.repeat(layout.counts.astype(np.uint8), lengths)
-        firsts = np.searchsorted(self._highs, layout.starts[layout.partial], side="right")
-        for piece, number in zip(layout.partial.tolist(), firsts.tolist(), strict=True):
+        partial = layout.partial
+        firsts = np.searchsorted(self._highs, layout.starts[partial], side="right")
+        if len(partial) and boundaries is not None and not self._touching:
+            # Completions reach to the end of their text: all of them are looked for together.
+            starts = layout.starts[partial]
+            sizes = np.fromiter((len(layout.strings[piece]) for piece in partial), np.int64)
+            alike = layout.opens[partial] & (np.array(self._highs)[firsts] >= starts + sizes)
+            places = (np.array(self._lows)[firsts] - starts)[alike]
+            texts = [layout.strings[piece] for piece in partial[alike].tolist()]
+            lows, highs = ends[partial[alike]], ends[partial[alike] + 1]
+            found = boundaries.beginnings(texts, places.tolist(), ids, lows, highs)
+            for low, first, high in zip(lows.tolist(), found, highs.tolist(), strict=True):
+                mask[low + first : high] = 1
+            partial, firsts = partial[~alike], firsts[~alike]
+        for piece, number in zip(partial.tolist(), firsts.tolist(), strict=True):
             text, start = layout.strings[piece], int(layout.starts[piece])
             low, own = int(ends[piece]), ids[ends[piece] : ends[piece + 1]]
             finder = boundaries if layout.opens[piece] else inner_boundaries
@@ -282,7 +295,16 @@ class RowPieces:
 # only the tokens in front of a boundary need a look. Where they are not (the tokenizer normalizes,
 # or has a token for the unknown) the reference engine is asked for its offsets.
 
+#
+# `beginnings` does the same for a batch of prompts with their completions: all bytes of all tokens
+# are compared with all texts at once. There the unknown has a place too: SentencePiece has one
+# token for characters in a row that no piece has, so that they are one byte on both sides. And it
+# may make a space of a line break, which is as long. What still differs is looked at alone.
+
 _LONG_TOKEN = 64
+# Stands for unknown characters in a row: a byte that UTF-8 does not have.
+_UNKNOWN, _UNKNOWN_BYTE = "\udcff", b"\xff"
+_IS_BREAK = np.isin(np.arange(256), list(b"\t\n\r"))
 _MOST_HEADERS = 1024
 
 
@@ -302,6 +324,13 @@ class _Located(NamedTuple):
         return bisect.bisect_left(self.spans, self.place, key=lambda span: span[0])
 
 
+def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers start, start + 1, ... of each, `count` of them, back to back."""
+    ends = np.cumsum(counts)
+    numbers: NDArray[np.int64] = np.repeat(starts - ends + counts, counts)
+    return numbers + np.arange(len(numbers))
+
+
 class TextBoundaries:
     """Finds tokens by characters."""
 
@@ -315,6 +344,13 @@ class TextBoundaries:
         # The text that was asked about last, its bytes, and the tokens of it that are known.
         self._text, self._data, self._spans = "", b"", list[Range]()
         self._offsets: list[Range] = []
+        # Bytes of tokens back to back, and of each id where they begin and how many they are.
+        self._pieces = bytearray()
+        self._at, self._sizes = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._has_unknown = hasattr(reference, "is_unknown")
+        # Which characters are unknown, of those that were asked about.
+        self._characters: dict[str, bool] = {}
+        self._unknown: re.Pattern[str] | None = None
 
     def tokens_in(
         self, text: str, ids: NDArray[np.uint32], start: int, end: int, *, touching: bool
@@ -332,9 +368,11 @@ class TextBoundaries:
         header = text[:start]
         known = self._headers.get(header)
         if known is not None:
-            # Does the text begin with the known ids, and have a byte after them?
+            # Does the text begin with the known ids, and go on with the bytes of the next one?
             some = ids[: len(known) + 1].tolist()
-            if some[:-1] == known and self._bytes.get(some[-1]):
+            after = self._bytes.get(some[-1]) if len(some) > len(known) else None
+            rest = text[start : start + len(after)] if after else ""
+            if after and some[:-1] == known and rest.encode().startswith(after):
                 return len(known)
         located = self._locate(text, ids, start)
         spans, place, content = located
@@ -375,6 +413,105 @@ class TextBoundaries:
             spans.append((position, position + len(piece)))
             position += len(piece)
         return self._data.startswith(b"".join(pieces)[max(-begin, 0) :], max(begin, 0))
+
+    def beginnings(
+        self,
+        texts: list[str],
+        places: list[int],
+        ids: NDArray[np.uint32],
+        lows: NDArray[np.int64],
+        highs: NDArray[np.int64],
+    ) -> list[int]:
+        """The first token of each text[place:], as `tokens_in` finds it without `touching`.
+
+        The tokens of a text are ids[low:high].
+        """
+        found = self._match(texts, places, ids, lows, highs)
+        missing = np.flatnonzero(found < 0)
+        if len(missing) and self._learn("".join(texts[index] for index in missing)):
+            some = [texts[index] for index in missing], [places[index] for index in missing]
+            found[missing] = self._match(*some, ids, lows[missing], highs[missing])
+        for index in np.flatnonzero(found < 0).tolist():
+            own = ids[lows[index] : highs[index]]
+            found[index] = self._first(texts[index], own, places[index], touching=False)
+        firsts: list[int] = found.tolist()
+        return firsts
+
+    def _learn(self, text: str) -> bool:
+        """Find out which characters are unknown; whether any is that was not known to be."""
+        if not self._has_unknown:
+            return False
+        new = set(text) - self._characters.keys()
+        self._characters |= {each: self._reference.is_unknown(each) for each in new}
+        unknown = "".join(each for each, is_so in self._characters.items() if is_so)
+        self._unknown = re.compile(f"[{re.escape(unknown)}]+") if unknown else None
+        return any(self._characters[each] for each in new)
+
+    def _match(
+        self,
+        texts: list[str],
+        places: list[int],
+        ids: NDArray[np.uint32],
+        lows: NDArray[np.int64],
+        highs: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """The same where the tokens are the text's bytes, else -1."""
+        parts, before = list[bytes](), list[int]()
+        for text, place in zip(texts, places, strict=True):
+            head, tail = text[:place], text[place:]
+            if self._has_unknown and text[0].isspace():
+                head = tail = ""  # left out by the package, or not: to be looked at alone
+            if self._unknown is not None:
+                head, tail = (self._unknown.sub(_UNKNOWN, part) for part in (head, tail))
+            added = self._prefixed[text.startswith(" ")]
+            start = b" " * added + head.encode(errors="surrogateescape")
+            before.append(len(start))
+            parts.append(start + tail.encode(errors="surrogateescape"))
+        found = np.full(len(texts), -1, np.int64)
+        sizes = np.fromiter(map(len, parts), np.int64, count=len(parts))
+        # Of texts that have as many bytes as their tokens, all tokens.
+        counts = highs - lows
+        chosen = ids[_ranges(lows, counts)]
+        lengths = self._lengths_of(chosen)
+        ends = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(counts))]
+        fits = (np.diff(ends) == sizes) & (sizes > 0)
+        if not fits.any():
+            return found
+        chosen, lengths = (each[np.repeat(fits, counts)] for each in (chosen, lengths))
+        data = np.frombuffer(b"".join(itertools.compress(parts, fits.tolist())), np.uint8)
+        own = np.frombuffer(self._pieces, np.uint8)[_ranges(self._at[chosen], lengths)]
+        differs = own != data
+        if self._has_unknown:
+            differs &= (own != ord(" ")) | ~_IS_BREAK[data]
+        begins = np.append(0, np.cumsum(sizes[fits]))
+        is_same = np.ones(len(begins) - 1, bool)
+        is_same[np.searchsorted(begins, np.flatnonzero(differs), side="right") - 1] = False
+        # The first token that begins at the place or after it, or crosses it with spaces alone.
+        marks = begins[:-1] + np.array(before, np.int64)[fits]
+        token_ends = np.cumsum(lengths)
+        token_starts = token_ends - lengths
+        first = np.searchsorted(token_starts, marks)
+        others = np.append(0, np.cumsum(data != ord(" ")))
+        last = np.maximum(first - 1, 0)
+        from_spaces = others[marks] == others[token_starts[last]]
+        first -= (first > 0) & (token_ends[last] > marks) & from_spaces
+        first -= np.append(0, np.cumsum(counts[fits]))[:-1]
+        found[fits] = np.where(is_same, first, -1)
+        return found
+
+    def _lengths_of(self, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Bytes of each token, which are in `_pieces` from then on."""
+        short = int(ids.max(initial=0)) + 1 - len(self._at)
+        if short > 0:
+            self._at = np.append(self._at, np.full(short, -1, np.int64))
+            self._sizes = np.append(self._sizes, np.zeros(short, np.int64))
+        unknown_id = self._reference.unknown_id if self._has_unknown else None
+        for token in set(ids[self._at[ids] < 0].tolist()):
+            piece = _UNKNOWN_BYTE if token == unknown_id else self._engine.token_bytes(token)
+            self._at[token], self._sizes[token] = len(self._pieces), len(piece)
+            self._pieces += piece
+        lengths: NDArray[np.int64] = self._sizes[ids]
+        return lengths
 
     def _added_before(self, text: str) -> int:
         """Bytes that the tokenizer puts in front of a text: one for SentencePiece's first space."""
