@@ -145,8 +145,8 @@ class Engine(Protocol):
     """Turns text into ids and back. Not thread-safe; one per worker.
 
     One that keeps caches has `recycle()` too, which gives their memory back to the system. One that
-    costs much for each call has `few_bytes`: for so much text the reference's `encode_one(text)`,
-    or its own if it has one, is faster than its `encode`.
+    costs much for each call has `few_bytes`: for so much text its `encode_one(text)`, or the
+    reference's where it has none, is faster than its `encode`.
     """
 
     name: str

@@ -777,11 +777,11 @@ class Tokenizer:
         self._engine = engine
         own: Any = self._checked.engine if engine is self._checked else engine
         # A few texts are encoded one by one: a call for a batch takes longer than they do.
-        self._few_bytes: int = getattr(own, "few_bytes", -1)
+        plain: Any = self._checked.reference
+        self._few_bytes: int = getattr(own, "few_bytes", getattr(plain, "few_bytes", -2) // 2)
         # What the reference itself encodes needs no check.
         self._is_checked = own is not self._checked.reference and hasattr(own, "encode_one")
-        one_by_one: Any = own if self._is_checked else self._checked.reference
-        self._encode_one: Any = getattr(one_by_one, "encode_one", None)
+        self._encode_one: Any = getattr(own if self._is_checked else plain, "encode_one", None)
         coverages = {each.engine: each for each in self._checked.info.coverages}
         self._ascii_is_safe = own.name in coverages and not coverages[own.name].contested
 
