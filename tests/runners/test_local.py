@@ -55,6 +55,23 @@ def test_a_worker_gets_its_next_task_while_a_future_settles() -> None:
     assert order == [("square", 2), ("later", 1.0)]
 
 
+def test_processes_that_were_started_ahead_get_the_work_or_end() -> None:
+    runner = LocalRunner(3)
+    runner.start_ahead(9, ["no.such.module", "tests.runners.jobs"])
+    ahead = psutil.Process().children()
+    events = run(runner, [("square", 2), ("square", 3)])
+    assert results(events) == {("square", 2): 4, ("square", 3): 9}
+    used = {event.pid for event in events if isinstance(event, WorkerReady)}
+    assert len(used) == 2
+    assert used < {each.pid for each in ahead}
+    assert not any(each.is_running() for each in ahead)
+    runner.start_ahead(1, [])
+    (unused,) = psutil.Process().children()
+    runner.close()
+    assert not unused.is_running()
+    assert results(run(runner, [("square", 4)])) == {("square", 4): 16}
+
+
 def test_a_worker_that_dies_is_replaced_and_its_task_done_again(tmp_path: Path) -> None:
     tasks = [("square", 1), ("die once", str(tmp_path / "a")), ("die once", str(tmp_path / "b"))]
     events = run(LocalRunner(2), [*tasks, ("square", 2)])

@@ -18,7 +18,7 @@ import psutil
 import xxhash
 
 from tokenmill._version import __version__
-from tokenmill.engines.base import SpecialTokens, TokenizerInfo, trim_heap
+from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, trim_heap
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.options import UNITS_BY_INPUT
@@ -65,8 +65,15 @@ class Request(NamedTuple):
         return self.info or describe(self.files, policy=policy)
 
 
-def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
-    """Resolve tokenizer and configuration; cheap if the store was built with the same ones."""
+def request_identity(
+    options: BuildOptions,
+    layout: StoreLayout,
+    before_describing: Callable[[TokenizerKind, int], None] | None = None,
+) -> Request:
+    """Resolve tokenizer and configuration; cheap if the store was built with the same ones.
+
+    `before_describing` is told the kind of a tokenizer that is to be described, and its bytes.
+    """
     files = find_tokenizer(options.tokenizer)
     settings = options.identity()
     shape = options.shape
@@ -87,6 +94,8 @@ def request_identity(options: BuildOptions, layout: StoreLayout) -> Request:
         and dict(known.config) in (settings, before)
     ):
         return Request(files, known, None)
+    if before_describing is not None:
+        before_describing(files.kind, sum(file.bytes for file in contents.values()))
     info = describe(files, policy=SpecialTokens(options.special_tokens))
     asked = options.eos, options.bos
     eos_name, bos_name = (each if isinstance(each, str) else None for each in asked)

@@ -26,6 +26,7 @@ from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_enc
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import BuildWorker, UnitReport, enough_rejects
+from tokenmill.engines.base import TokenizerKind
 from tokenmill.engines.load import CHAT_TEMPLATE
 from tokenmill.errors import (
     BuildError,
@@ -66,6 +67,12 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 8
+# Packages that a worker will most probably load its engines from.
+_IMPORTED_LATE = {
+    TokenizerKind.HUGGINGFACE: ("tokenizers", "gigatoken", "awkward"),
+    TokenizerKind.TIKTOKEN: ("tiktoken", "gigatoken", "awkward"),
+    TokenizerKind.SENTENCEPIECE: ("sentencepiece",),
+}
 _WORKER_ENVIRONMENT = {
     # One thread per worker: the workers are the parallelism.
     "RAYON_NUM_THREADS": "1",
@@ -131,6 +138,7 @@ class BuildRun:
     on_unit: Callable[[UnitReport], None] | None = None
     started: float = field(default_factory=time.monotonic)
     _cluster: RayCluster | None = None
+    _local: LocalRunner | None = None
 
     def run(self) -> BuildResult:
         """Carry out what was asked for."""
@@ -139,16 +147,23 @@ class BuildRun:
         if self.options.runner == "ray":
             self.cluster()  # reached before anything is written
         with layouts.StoreLock(self.layout, parts=self.part is not None) as lock:
-            work = self.prepare(discovery)
+            start_ahead = functools.partial(self._start_ahead, discovery)
+            work = self.prepare(discovery, before_describing=start_ahead)
             self.refuse(work)
             finished = self._finished(work)
             return self._work(work, lock.token) if finished is None else finished
 
-    def prepare(self, discovery: Discovery) -> Work:
+    def prepare(
+        self,
+        discovery: Discovery,
+        *,
+        before_describing: Callable[[TokenizerKind, int], None] | None = None,
+    ) -> Work:
         """What is to be done; nothing is written yet."""
         self.layout.upstream.begin()
-        request = planning.request_identity(self.options, self.layout)
-        memory, source = self.memory_plan(request), self.source_options()
+        request = planning.request_identity(self.options, self.layout, before_describing)
+        files, source = request.identity.tokenizer.files, self.source_options()
+        memory = self.memory_plan(sum(file.bytes for file in files.values()))
         if request.identity.config.get("unit_bytes") is None:
             discovery = discovery.grouped(source)  # an older store
         settings = BuildSettings(
@@ -181,19 +196,19 @@ class BuildRun:
         options = self.options
         return source_options(options.identity(), options.shape, max_document_bytes=largest)
 
-    def memory_plan(self, request: Request) -> MemoryPlan:
+    def memory_plan(self, tokenizer_bytes: int) -> MemoryPlan:
         """Divide the budget among the workers that were asked for, or as many as fit.
 
         On a cluster the budget is that of a node, and the workers are those of all nodes.
         """
-        files, asked = request.identity.tokenizer.files, self.options.workers
+        asked = self.options.workers
         cluster = self.cluster() if self.options.runner == "ray" else None
         most = 1 if self.options.serial else asked or physical_cores()
         if cluster is not None:
             most = max([1, *cluster.node_cpus()])
         plan = planning.divide_budget(
             self.options.memory_bytes or planning.default_budget(),
-            tokenizer_bytes=sum(file.bytes for file in files.values()),
+            tokenizer_bytes=tokenizer_bytes,
             most_workers=most,
             least_workers=most if asked and cluster is None else 1,
             upload_bytes=planning.UPLOAD_BYTES if self.layout.upstream.url else 0,
@@ -218,6 +233,8 @@ class BuildRun:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
+        if self._local is not None:
+            self._local.close()
         self.layout.upstream.close()
 
     def refuse(self, work: Work) -> None:
@@ -412,8 +429,22 @@ class BuildRun:
                 cpus_per_task=memory.worker_cpus,
                 environment=_WORKER_ENVIRONMENT,
             )
-        cores = pinning(memory.workers) if self.options.pin else None
-        return LocalRunner(memory.workers, environment=_WORKER_ENVIRONMENT, cores=cores)
+        return self._local_runner(memory)
+
+    def _local_runner(self, memory: MemoryPlan) -> LocalRunner:
+        if self._local is None:
+            cores = pinning(memory.workers) if self.options.pin else None
+            self._local = LocalRunner(memory.workers, environment=_WORKER_ENVIRONMENT, cores=cores)
+        return self._local
+
+    def _start_ahead(self, discovery: Discovery, kind: TokenizerKind, tokenizer_bytes: int) -> None:
+        """Start workers on this machine while the tokenizer is described: they have to import."""
+        if self.finishes is None and self.options.runner != "ray" and not self.options.serial:
+            # About as many as there are units, which are planned later.
+            most = sum(1 + file.size // discovery.least_unit_bytes for file in discovery.files)
+            modules = [BuildWorker.__module__, *_IMPORTED_LATE.get(kind, ())]
+            runner = self._local_runner(self.memory_plan(tokenizer_bytes))
+            runner.start_ahead(most, modules)
 
     def _units_in_order(self, plan: WorkPlan, monitor: Monitor) -> Iterator[str]:
         """All units, file by file in the order of the input, whoever built them and when."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -107,7 +108,7 @@ OnEvent = Callable[[Event], None]
 # `random.py` would be imported instead. The child sees what this process sees.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tokenmill.runners.local import run_child; run_child()"
+    "from tokenmill.runners.local import run_child; run_child(*json.loads(sys.argv[2]))"
 )
 # A pipe that ended, even inside a message.
 _ENDED = (EOFError, OSError, pickle.UnpicklingError)
@@ -144,6 +145,20 @@ class LocalRunner:
     max_attempts: int = 3
     _inbox: queue.SimpleQueue[tuple[_Process, str, Any]] = field(default_factory=queue.SimpleQueue)
     _processes: list[_Process] = field(default_factory=list)
+    _ahead: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start_ahead(self, count: int, modules: Sequence[str]) -> None:
+        """Start processes that import the modules while their work is still being planned."""
+        for number in range(min(count, self.num_workers)):
+            self._ahead[number] = self._spawn(number, modules)
+
+    def close(self) -> None:
+        """End the processes that were started ahead and got no work."""
+        for popen in self._ahead.values():
+            popen.kill()
+        for popen in self._ahead.values():
+            popen.communicate()  # closes the pipes and waits
+        self._ahead.clear()
 
     def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
@@ -159,6 +174,7 @@ class LocalRunner:
                 if (entry := next_task()) is None:
                     break
                 self._start(start, number, entry)
+            self.close()
             while self._processes:
                 process, kind, value = self._inbox.get()
                 match kind:
@@ -192,22 +208,28 @@ class LocalRunner:
                         if (entry := next_task()) is not None:
                             self._start(start, process.number, entry)
         finally:
+            self.close()
             for process in self._processes:
                 process.popen.kill()
             for process in self._processes:
                 process.popen.wait()
             self._processes.clear()
 
-    def _start(self, start: Start, number: int, entry: tuple[int, Any]) -> None:
+    def _spawn(self, number: int, modules: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        arguments = map(json.dumps, (sys.path, modules))
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
+            [sys.executable, "-P", "-c", _BOOT, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **self.environment},
         )
         if self.cores is not None:
             os.sched_setaffinity(popen.pid, self.cores[number % len(self.cores)])
-        process = _Process(number, popen)
+        return popen
+
+    def _start(self, start: Start, number: int, entry: tuple[int, Any]) -> None:
+        popen = self._ahead.pop(number, None)
+        process = _Process(number, popen or self._spawn(number))
         self._processes.append(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
         process.send(start)
@@ -268,14 +290,20 @@ def end_with_parent(_number: int = 0) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def run_child() -> None:
-    """Serve the driver at the other end of standard input until it is done or gone."""
+def run_child(*modules: str) -> None:
+    """Serve the driver at the other end of standard input until it is done or gone.
+
+    The modules are imported first: it may be a while until there is work.
+    """
     end_with_parent()
     # Ctrl-C goes to the whole group of processes; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
+    for module in modules:
+        with contextlib.suppress(Exception):  # whoever needs it says what is wrong
+            importlib.import_module(module)
     _serve(sys.stdin.buffer, outbox)
     # Not sys.exit: joining would wait for library threads, and the reader still blocks on its pipe.
     os._exit(0)
