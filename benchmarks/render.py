@@ -23,6 +23,7 @@ from benchmarks import (
     supervised_table,
     training_gpu_table,
 )
+from benchmarks.words import words_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +69,12 @@ def build_section(results: Mapping[str, Any]) -> str:
         *(_engine_table(rows) for rows in engine),
     ]
     return "\n\n".join(parts)
+
+
+def words_section(results: Mapping[str, Any]) -> str:
+    """The engine that encodes word by word, beside the packages."""
+    packages = _named(results["versions"], ("tokenmill", "sentencepiece", "tokenizers", "pyarrow"))
+    return f"{_origin(results, packages)}\n\n{words_body(results)}"
 
 
 def flatness_section(results: Mapping[str, Any]) -> str:
@@ -300,6 +307,7 @@ def _gigabytes(num_bytes: int | None) -> str:
 
 SECTIONS = {
     "build": (build_section, "make bench"),
+    "words": (words_section, "python -m benchmarks.words"),
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
     "supervised": (supervised_section, "make bench"),
     "feed": (feed_section, "make bench"),

@@ -1,0 +1,206 @@
+"""Times the engine `words` beside the packages it stands for, on one core, cold and warm.
+
+    python -m benchmarks.words         writes words.json, which the page is made of
+
+Tokenizers are trained on a part of the English corpus, with the packages' defaults. Each is
+measured in a process of its own: the package encodes a share of the documents as a list, in one
+thread; the engine encodes all of them with an empty cache (cold), and then again (warm). CPU time
+counts: one thread works, and others may keep the machine busy meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import ROOT, WORK, corpora, machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+ROUNDS = 3
+PACKAGE_BYTES = 4 * corpora.MEGABYTE  # what a package is given: it is slow, and warms up at once
+TRAINING_BYTES = 3 * corpora.MEGABYTE
+BATCH_BYTES = 4 << 20
+VOCABULARY = 16_000
+KINDS = {
+    "sentencepiece-bpe": "SentencePiece BPE, defaults",
+    "wordpiece": "WordPiece tokenizer.json, as BERT's",
+    "unigram-json": "Unigram tokenizer.json, as T5's",
+}
+
+
+def texts_of(corpus: str) -> list[str]:
+    """The documents of a corpus as it is."""
+    return [json.loads(line)["text"] for line in corpora.base_lines(corpus)]
+
+
+def train(kind: str, texts: Sequence[str], folder: Path) -> Path:
+    """The tokenizer of a kind, made once."""
+    import sentencepiece
+    import tokenizers
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    path = folder / f"{kind}.{'model' if kind == 'sentencepiece-bpe' else 'json'}"
+    if path.exists():
+        return path
+    if kind == "wordpiece":
+        tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=VOCABULARY, special_tokens=special, show_progress=False
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.save(str(path))
+        return path
+    model_type = "bpe" if kind == "sentencepiece-bpe" else "unigram"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in texts for line in text.splitlines() if line),
+        model_prefix=str(folder / model_type),
+        model_type=model_type,
+        vocab_size=VOCABULARY,
+        minloglevel=2,
+    )
+    made = folder / f"{model_type}.model"
+    if kind == "sentencepiece-bpe":
+        return made.rename(path)
+    # The same pieces as a tokenizer.json, as converters write it.
+    from tokenmill.engines.references import read_sentencepiece_model
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(made))
+    pieces = [
+        (processor.id_to_piece(number), processor.get_score(number))
+        for number in range(processor.get_piece_size())
+    ]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=processor.unk_id()))
+    table = normalizers.Precompiled(read_sentencepiece_model(made).charsmap)
+    tokenizer.normalizer = normalizers.Sequence(
+        [table, normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(path))
+    return path
+
+
+def package_encode(path: Path) -> Callable[[list[str]], Sequence[Sequence[int]]]:
+    """The call that people write with the package itself."""
+    if path.suffix == ".model":
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        return lambda texts: processor.encode(texts, num_threads=1)
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.encode_special_tokens = True  # they are text in a text, as for a build
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    return encode
+
+
+def measure(kind: str, corpus: str, path: Path) -> dict[str, Any]:
+    """One row: rates of the package and of the engine, and whether they agreed."""
+    from tokenmill.engines.load import load_engine
+    from tokenmill.engines.words import WordEngine
+    from tokenmill.records import TextBatch, cut_ranges
+
+    texts = texts_of(corpus)
+    few = texts[: _count(texts, PACKAGE_BYTES)]
+    whole = TextBatch.from_texts(texts)
+    batches = [
+        TextBatch(whole.data, whole.offsets[first : last + 1])
+        for first, last in cut_ranges(whole.offsets, BATCH_BYTES)
+    ]
+    encode = package_encode(path)
+    engine = load_engine(path)
+    row: dict[str, Any] = {"kind": kind, "corpus": corpus, "engine": engine.name}
+    row |= {"text_bytes": whole.num_bytes, "package_bytes": sum(len(t.encode()) for t in few)}
+    timed: dict[str, list[float]] = {"package": [], "cold": [], "warm": []}
+    expected: Sequence[Sequence[int]] = ()
+    equal = True
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        expected = encode(few)
+        timed["package"].append(time.process_time() - begun)
+        if isinstance(engine.fast, WordEngine):
+            engine.recycle()
+        for name in ("cold", "warm"):
+            begun = time.process_time()
+            found = [engine.encode(batch) for batch in batches]
+            timed[name].append(time.process_time() - begun)
+        ids = (ids for tokens in found for ids in tokens)
+        equal &= all(one.tolist() == list(other) for one, other in zip(ids, expected, strict=False))
+    return row | {"seconds": timed, "is_equal": equal}
+
+
+def _count(texts: Sequence[str], most_bytes: int) -> int:
+    """How many texts there are in so many bytes."""
+    for number, text in enumerate(texts):
+        most_bytes -= len(text.encode())
+        if most_bytes < 0:
+            return number + 1
+    return len(texts)
+
+
+def run() -> dict[str, Any]:
+    """All rows, and everything a reader needs to judge them."""
+    names = corpora.available()
+    folder = WORK / "words"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = texts_of(names[0])
+    sample = texts[:: max(1, sum(map(len, texts)) // TRAINING_BYTES)]
+    rows = []
+    for kind in KINDS:
+        path = train(kind, sample, folder)
+        for corpus in names:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                rows.append(pool.apply(measure, (kind, corpus, path)))
+            print(rows[-1], file=sys.stderr, flush=True)
+    return machine.origin() | {
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "rounds": ROUNDS,
+        "vocabulary": VOCABULARY,
+        "measurements": rows,
+    }
+
+
+def words_body(results: Mapping[str, Any]) -> str:
+    """The table of results/words.json."""
+    lines = [
+        "| tokenizer | text | the package, MB/s | cold | warm | cold, times | warm, times |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in results["measurements"]:
+        seconds = {name: statistics.median(each) for name, each in row["seconds"].items()}
+        package = row["package_bytes"] / seconds["package"] / 1e6
+        cold, warm = (row["text_bytes"] / seconds[name] / 1e6 for name in ("cold", "warm"))
+        shown = " | ".join(f"{rate:.1f}" for rate in (package, cold, warm, cold / package))
+        lines.append(f"| {KINDS[row['kind']]} | {row['corpus']} | {shown} | {warm / package:.1f} |")
+    equal = all(row["is_equal"] for row in results["measurements"])
+    facts = (
+        f"Vocabularies of {results['vocabulary']:,}, trained on English; one thread, CPU time, the "
+        f"median of {results['rounds']} rounds. The ids are those of the package"
+        f"{'.' if equal else ', BUT NOT ALL.'}"
+    )
+    return f"{facts}\n\n" + "\n".join(lines)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    results = json.dumps(run(), indent=1)
+    (ROOT / "benchmarks" / "results" / "words.json").write_text(results + "\n")
+
+
+if __name__ == "__main__":
+    main()
