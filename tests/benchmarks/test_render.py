@@ -13,6 +13,7 @@ PAGE = """before
 between
 <!-- flatness:begin -->
 <!-- flatness:end -->
+<!-- words:begin --><!-- words:end -->
 <!-- supervised:begin --><!-- supervised:end -->
 <!-- feed:begin --><!-- feed:end -->
 <!-- startup:begin --><!-- startup:end -->
