@@ -87,6 +87,9 @@ between
 <!-- flatness:begin -->
 Not measured yet; run: python -m benchmarks.flatness
 <!-- flatness:end -->
+<!-- words:begin -->
+Not measured yet; run: python -m benchmarks.words
+<!-- words:end -->
 <!-- supervised:begin -->
 Not measured yet; run: make bench
 <!-- supervised:end -->
