@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from tests.builder.stores import byte_ids, documents, make_texts, tree, write_js
 
 import tokenmill
 from tokenmill.builder.plan import max_document_bytes
+from tokenmill.builder.progress import Monitor
+from tokenmill.builder.worker import EngineReport, ProgressReport
 from tokenmill.cli import show
 from tokenmill.engines.load import describe
 from tokenmill.errors import (
@@ -20,6 +23,7 @@ from tokenmill.errors import (
     TooManyRejectsError,
     UsageError,
 )
+from tokenmill.runners.local import TaskReport, WorkerReady
 from tokenmill.store import facts
 from tokenmill.store.layout import StoreLayout
 from tokenmill.words import parse_size
@@ -452,11 +456,29 @@ def test_progress_reaches_the_end_and_never_runs_backwards() -> None:
     write_jsonl(Path("a.jsonl"), make_texts(2000))
     seen: list[Progress] = []
     build("a.jsonl", unit_bytes=20_000, workers=2, memory="2GB", on_progress=seen.append)
-    assert seen[-1].phase == "done"
+    assert [seen[0].phase, seen[-1].phase] == ["planning", "done"]
+    started = [p for p in seen if p.phase in ("planning", "starting")]
+    assert all((p.bytes_per_second, p.eta_seconds) == (0.0, None) for p in started)
     assert seen[-1].bytes_done == seen[-1].bytes_total == Path("a.jsonl").stat().st_size
     assert seen[-1].documents == 2000
     assert [p.bytes_done for p in seen] == sorted(p.bytes_done for p in seen)
     assert all(p.memory_budget_bytes == 2 * 10**9 for p in seen)
+
+
+def test_the_rate_counts_from_the_first_worker_that_is_ready() -> None:
+    seen: list[Progress] = []
+    monitor = Monitor(bytes_total=2000, on_progress=seen.append, num_workers=1)
+    monitor.tell()
+    time.sleep(0.5)
+    before = time.monotonic()
+    monitor.tell()
+    monitor.on_event(WorkerReady(0, os.getpid(), EngineReport("bytes", "bytes", None)))
+    report = ProgressReport("a-0", input_bytes=1000, documents=1, tokens=1000, rejected=0)
+    monitor.on_event(TaskReport(0, report))
+    monitor.tell()
+    assert seen[-1].bytes_per_second >= 1000 / (time.monotonic() - before)
+    assert seen[-1].eta_seconds is not None
+    assert seen[-1].eta_seconds <= time.monotonic() - before
 
 
 def test_the_profile_says_where_the_time_went() -> None:

@@ -75,6 +75,22 @@ def test_many_workers_are_one_block_each() -> None:
     assert cpu((), blocks=True) == "-"
 
 
+def test_a_build_is_at_its_end_only_when_its_units_are() -> None:
+    encoded = {"bytes_done": 2_000_000_000, "eta_seconds": 0.0}
+    for total in (19, None):
+        shown = "\n".join(drawn(progress(**encoded, units_total=total), width=100))
+        assert "99.9%" in shown
+    assert "100.0%" in "\n".join(drawn(progress(**encoded, units_done=19), width=100))
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [("planning", "describing the tokenizer"), ("starting", "workers load the tokenizer")],
+)
+def test_what_a_build_waits_for_is_said(phase: str, words: str) -> None:
+    assert words in "\n".join(drawn(progress(phase=phase), width=100))
+
+
 def test_an_unknown_end_is_told_as_unknown() -> None:
     shown = "\n".join(drawn(progress(units_total=None, eta_seconds=None), width=100))
     assert "units 12/?" in shown

@@ -361,6 +361,8 @@ class Monitor:
             getattr(self.built, name) + sum(getattr(each, name) for each in self._begun.values())
             for name in ("input_bytes", "documents", "tokens", "rejected")
         )
+        if not self._num_ready:
+            self._history.clear()  # how long a build takes to start says nothing about its rate
         self._history.append((now, done, tokens))
         while now - self._history[0][0] > _RATE_SECONDS:
             self._history.popleft()

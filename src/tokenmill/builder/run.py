@@ -147,6 +147,10 @@ class BuildRun:
         if self.options.runner == "ray":
             self.cluster()  # reached before anything is written
         with layouts.StoreLock(self.layout, parts=self.part is not None) as lock:
+            budget, told = self.options.memory_bytes, self.options.on_progress
+            budget = budget or planning.default_budget()
+            state = Monitor(budget=budget, on_progress=told, phase="planning", started=self.started)
+            state.tell()
             start_ahead = functools.partial(self._start_ahead, discovery)
             work = self.prepare(discovery, before_describing=start_ahead)
             self.refuse(work)

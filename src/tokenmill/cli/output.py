@@ -231,6 +231,13 @@ def eta(seconds: float | None) -> str:
     return f"ETA {'-:--' if seconds is None else clock(seconds)}"
 
 
+WAITS_FOR = {
+    "planning": "planning: describing the tokenizer and cutting the input into units",
+    "starting": "starting: workers load the tokenizer",
+    "finishing": "finishing: writing the manifest",
+}
+
+
 class BuildView:
     """A build: how much of the input is done, how fast, and what it takes."""
 
@@ -255,7 +262,7 @@ class BuildView:
 
     def draw(self, progress: Progress, *, width: int) -> RenderableType:
         if progress.phase != "building":
-            return one_line(f"{progress.phase} ...")
+            return one_line(f"{WAITS_FOR.get(progress.phase, progress.phase)} ...")
         percent, speed, end, units, memory, *place = self._facts(progress)
         used = f"cpu {cpu(progress.workers, blocks=True)}"
         documents = f"{compact(progress.documents)} documents"
@@ -271,8 +278,12 @@ class BuildView:
         done = min(progress.bytes_done, progress.bytes_total)
         units = "?" if progress.units_total is None else count(progress.units_total)
         rate = f"{format_size(progress.bytes_per_second)}/s"
+        # All text may be encoded while units are still written; a total may be an estimate.
+        percent = share(done, progress.bytes_total)
+        is_whole = progress.units_done == progress.units_total
+        percent = "99.9%" if percent == share(1, 1) and not is_whole else percent
         return (
-            share(done, progress.bytes_total).rjust(len("12.3%")),
+            percent.rjust(len("12.3%")),
             f"{rate}  {compact(progress.tokens_per_second)} tokens/s",
             eta(progress.eta_seconds),
             f"units {count(progress.units_done)}/{units}",
