@@ -150,6 +150,23 @@ def supervised_section(results: Mapping[str, Any]) -> str:
     return f"{_origin(results, _named(results['versions'], used))}\n\n{body}"
 
 
+def loop_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `loop` markers."""
+    used = ("tokenmill", "gigatoken", "tokenizers", "sentencepiece")
+    lines = [
+        "| tokenizer | engine | text | the package | one a call | eight | sixty-four |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in results["measurements"]:
+        plain, *own = row["microseconds"].values()
+        cells = [f"{each:,.1f} ({plain / each:.1f} times)" for each in own]
+        text = f"{row['characters']:,} characters"
+        facts = [row["tokenizer"], row["engine"], text, f"{plain:,.1f}", *cells]
+        lines.append(f"| {' | '.join(facts)} |")
+    table = "\n".join(lines)
+    return f"{_origin(results, _named(results['versions'], used))}\n\n{table}"
+
+
 def scaling_section(results: Mapping[str, Any]) -> str:
     """Everything between the `scaling` markers of docs/scaling.md."""
     packages = _named(results["versions"], ("tokenmill", "numpy", "xxhash"))
@@ -310,6 +327,7 @@ SECTIONS = {
     "words": (words_section, "python -m benchmarks.words"),
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
     "supervised": (supervised_section, "make bench"),
+    "loop": (loop_section, "make bench"),
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
     "interop": (interop_section, "make bench"),

@@ -15,6 +15,7 @@ between
 <!-- flatness:end -->
 <!-- words:begin --><!-- words:end -->
 <!-- supervised:begin --><!-- supervised:end -->
+<!-- loop:begin --><!-- loop:end -->
 <!-- feed:begin --><!-- feed:end -->
 <!-- startup:begin --><!-- startup:end -->
 <!-- interop:begin --><!-- interop:end -->
@@ -93,6 +94,9 @@ Not measured yet; run: python -m benchmarks.words
 <!-- supervised:begin -->
 Not measured yet; run: make bench
 <!-- supervised:end -->
+<!-- loop:begin -->
+Not measured yet; run: make bench
+<!-- loop:end -->
 <!-- feed:begin -->
 Not measured yet; run: make bench
 <!-- feed:end -->
