@@ -442,7 +442,7 @@ class SentencePieceEngine:
         encode = self._one_by_one
         if self._threads > 1:
             # This form starts its threads anew for each call, even where it is one.
-            encode = functools.partial(self._processor.encode, num_threads=self._threads)
+            encode = functools.partial(self._long, num_threads=self._threads)
         return TokenBatch.from_lists(encode_all(encode, texts.texts(), engine=self.name))
 
     @property
