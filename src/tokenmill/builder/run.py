@@ -26,7 +26,7 @@ from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_enc
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import BuildWorker, UnitReport, enough_rejects
-from tokenmill.engines.base import TokenizerKind
+from tokenmill.engines import PACKAGES
 from tokenmill.engines.load import CHAT_TEMPLATE
 from tokenmill.errors import (
     BuildError,
@@ -62,17 +62,12 @@ from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from tokenmill.engines.base import TokenizerKind
     from tokenmill.runners.ray import RayCluster, RayRunner
     from tokenmill.store.layout import Json, StoreLayout
 
 
 _MOST_SHOWN = 8
-# Packages that a worker will most probably load its engines from.
-_IMPORTED_LATE = {
-    TokenizerKind.HUGGINGFACE: ("tokenizers", "gigatoken", "awkward"),
-    TokenizerKind.TIKTOKEN: ("tiktoken", "gigatoken", "awkward"),
-    TokenizerKind.SENTENCEPIECE: ("sentencepiece",),
-}
 _WORKER_ENVIRONMENT = {
     # One thread per worker: the workers are the parallelism.
     "RAYON_NUM_THREADS": "1",
@@ -446,7 +441,7 @@ class BuildRun:
         if self.finishes is None and self.options.runner != "ray" and not self.options.serial:
             # About as many as there are units, which are planned later.
             most = sum(1 + file.size // discovery.least_unit_bytes for file in discovery.files)
-            modules = [BuildWorker.__module__, *_IMPORTED_LATE.get(kind, ())]
+            modules = [BuildWorker.__module__, *PACKAGES.get(kind, ())]
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 

@@ -20,6 +20,12 @@ REFERENCES = {
     "bytes": "bytes",
 }
 AUTO = "auto"
+# Kind of a tokenizer -> packages that its engines will most probably be loaded from.
+PACKAGES = {
+    "huggingface": ("tokenizers", "gigatoken", "awkward"),
+    "tiktoken": ("tiktoken", "gigatoken", "awkward"),
+    "sentencepiece": ("sentencepiece",),
+}
 # Engines that need no package.
 OWN_ENGINES = ("words", "bytes")
 
