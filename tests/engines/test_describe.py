@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -36,6 +37,21 @@ def test_a_tokenizer_json_is_described_from_its_own_files(bpe_tokenizer_dir: Pat
     assert info.special_tokens == {"<|endoftext|>": 0, "<|pad|>": 1}
     assert (info.eos_token, info.bos_token) == ("<|endoftext|>", None)
     assert [(found.engine, found.refusal) for found in info.coverages[:1]] == [("gigatoken", None)]
+
+
+def test_the_garbage_collector_is_left_as_it_was(bpe_tokenizer_dir: Path, tmp_path: Path) -> None:
+    describe(bpe_tokenizer_dir)
+    assert gc.isenabled()
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": -1}}}')
+    with pytest.raises(TokenizerError):
+        describe(tmp_path)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        describe(bpe_tokenizer_dir)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_added_tokens_beyond_the_vocabulary_count_for_its_size() -> None:

@@ -15,6 +15,7 @@ line, for people who must tokenize inside their own loop.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -244,10 +245,11 @@ def describe(
             "bos_token": None,
         }
     else:
-        with well_formed(files):
-            facts = _DESCRIBE[files.kind](files, files.parsed)
-        if policy is not None:
-            coverages = coverages_of(files, policy)
+        with _uncollected():
+            with well_formed(files):
+                facts = _DESCRIBE[files.kind](files, files.parsed)
+            if policy is not None:
+                coverages = coverages_of(files, policy)
     info = TokenizerInfo(
         kind=files.kind, files=files.files, coverages=coverages, policy=policy, key=key, **facts
     )
@@ -255,6 +257,18 @@ def describe(
     if key is not None and key == _key_of(files, policy):
         _keep(key, info)
     return info
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from going through all of a large vocabulary again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # What was found out about a tokenizer is kept for the next time: to describe and prove one of
