@@ -302,8 +302,9 @@ class RowPieces:
 # may make a space of a line break, which is as long. What still differs is looked at alone.
 
 _LONG_TOKEN = 64
-# Stands for unknown characters in a row: a byte that UTF-8 does not have.
+# Stand for unknown characters in a row and between texts: bytes that UTF-8 does not have.
 _UNKNOWN, _UNKNOWN_BYTE = "\udcff", b"\xff"
+_BETWEEN, _BETWEEN_BYTE = "\udcfe", b"\xfe"
 _IS_BREAK = np.isin(np.arange(256), list(b"\t\n\r"))
 _MOST_HEADERS = 1024
 
@@ -341,6 +342,7 @@ class TextBoundaries:
         # Ids of texts in front of a boundary: headers of answers are always the same.
         self._headers: dict[str, list[int]] = {}
         self._prefixed = self._added_before("a"), self._added_before(" a")
+        self._front = tuple(" " * number for number in self._prefixed)
         # The text that was asked about last, its bytes, and the tokens of it that are known.
         self._text, self._data, self._spans = "", b"", list[Range]()
         self._offsets: list[Range] = []
@@ -426,6 +428,8 @@ class TextBoundaries:
 
         The tokens of a text are ids[low:high].
         """
+        if not texts:
+            return []
         found = self._match(texts, places, ids, lows, highs)
         missing = np.flatnonzero(found < 0)
         if len(missing) and self._learn("".join(texts[index] for index in missing)):
@@ -456,19 +460,19 @@ class TextBoundaries:
         highs: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """The same where the tokens are the text's bytes, else -1."""
-        parts, before = list[bytes](), list[int]()
+        halves = list[str]()
         for text, place in zip(texts, places, strict=True):
-            head, tail = text[:place], text[place:]
             if self._has_unknown and text[0].isspace():
-                head = tail = ""  # left out by the package, or not: to be looked at alone
-            if self._unknown is not None:
-                head, tail = (self._unknown.sub(_UNKNOWN, part) for part in (head, tail))
-            added = self._prefixed[text.startswith(" ")]
-            start = b" " * added + head.encode(errors="surrogateescape")
-            before.append(len(start))
-            parts.append(start + tail.encode(errors="surrogateescape"))
+                halves += "", ""  # left out by the package, or not: to be looked at alone
+            else:
+                halves += self._front[text.startswith(" ")] + text[:place], text[place:]
+        joined = _BETWEEN.join(halves)
+        if self._unknown is not None:
+            joined = self._unknown.sub(_UNKNOWN, joined)
+        parts = joined.encode(errors="surrogateescape").split(_BETWEEN_BYTE)
         found = np.full(len(texts), -1, np.int64)
-        sizes = np.fromiter(map(len, parts), np.int64, count=len(parts))
+        before, after = np.fromiter(map(len, parts), np.int64, count=len(parts)).reshape(-1, 2).T
+        sizes = before + after
         # Of texts that have as many bytes as their tokens, all tokens.
         counts = highs - lows
         chosen = ids[_ranges(lows, counts)]
@@ -478,7 +482,7 @@ class TextBoundaries:
         if not fits.any():
             return found
         chosen, lengths = (each[np.repeat(fits, counts)] for each in (chosen, lengths))
-        data = np.frombuffer(b"".join(itertools.compress(parts, fits.tolist())), np.uint8)
+        data = np.frombuffer(b"".join(itertools.compress(parts, np.repeat(fits, 2))), np.uint8)
         own = np.frombuffer(self._pieces, np.uint8)[_ranges(self._at[chosen], lengths)]
         differs = own != data
         if self._has_unknown:
@@ -487,7 +491,7 @@ class TextBoundaries:
         is_same = np.ones(len(begins) - 1, bool)
         is_same[np.searchsorted(begins, np.flatnonzero(differs), side="right") - 1] = False
         # The first token that begins at the place or after it, or crosses it with spaces alone.
-        marks = begins[:-1] + np.array(before, np.int64)[fits]
+        marks = begins[:-1] + before[fits]
         token_ends = np.cumsum(lengths)
         token_starts = token_ends - lengths
         first = np.searchsorted(token_starts, marks)
