@@ -64,11 +64,11 @@ def test_processes_that_were_started_ahead_get_the_work_or_end() -> None:
     used = {event.pid for event in events if isinstance(event, WorkerReady)}
     assert len(used) == 2
     assert used < {each.pid for each in ahead}
-    assert not any(each.is_running() for each in ahead)
+    assert not psutil.wait_procs(ahead, timeout=60)[1]
     runner.start_ahead(1, [])
     (unused,) = psutil.Process().children()
     runner.close()
-    assert not unused.is_running()
+    assert not psutil.wait_procs([unused], timeout=60)[1]
     assert results(run(runner, [("square", 4)])) == {("square", 4): 16}
 
 

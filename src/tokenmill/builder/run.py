@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import secrets
 import shlex
 import shutil
@@ -55,7 +56,7 @@ from tokenmill.sources.base import (
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store import facts
 from tokenmill.store import layout as layouts
-from tokenmill.store.facts import Counts, Manifest, PartRecord
+from tokenmill.store.facts import Manifest, PartRecord
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 
@@ -327,7 +328,7 @@ class BuildRun:
                 monitor.tell("finishing")
                 units = self._units_in_order(work.plan, monitor)
                 held = facts.assemble_manifest(self.layout, work.request.identity, units=units)
-                self._check_rejects(held.totals, work.settings.source)
+                self._check_rejects(held, work.settings.source)
                 facts.write_manifest(self.layout, held)
             else:
                 held = sorted({*work.plan.done, *monitor.units})
@@ -343,19 +344,30 @@ class BuildRun:
             self.layout.remove_empty_tmp()
         return result
 
-    def _check_rejects(self, totals: Counts, source: SourceOptions) -> None:
+    def _check_rejects(self, held: Manifest, source: SourceOptions) -> None:
         """A unit of a small input may have more rejects than the threshold says; all may not."""
-        used, most = totals.rows - totals.skipped, self.options.max_rejects
+        totals, most = held.totals, self.options.max_rejects
+        used = totals.rows - totals.skipped
         is_small = source.unit_bytes is None and source.least_unit_bytes < SMALLEST_UNIT_BYTES
         if is_small and totals.rejected > most * used:
             raise TooManyRejectsError(
                 f"{totals.rejected:,} of the {used:,} rows of the input were rejected, more than "
                 f"the threshold of {most:.2%}; so many bad rows usually mean a wrong option or a "
-                "damaged file",
+                f"damaged file{self._first_reject(held)}",
                 hint=f"look at them in {shlex.quote(f'{self.layout.name}/rejects')}, then correct "
                 "the options or the input, or accept the loss with --max-rejects "
                 f"{enough_rejects(totals.rejected, used)}",
             )
+
+    def _first_reject(self, held: Manifest) -> str:
+        unit = next(unit.name for unit in held.units if unit.rejects is not None)
+        try:
+            with self.layout.rejects_file(unit).open("rb") as lines:
+                first = json.loads(lines.readline())
+        except OSError:  # it is in a bucket
+            return ""
+        place = f"row {first['row']:,} of {first['file']!r}"
+        return f"; the first: {first['reason']} at {place}: {first['detail']}"
 
     def _record(self, part: BuildPart, work: Work) -> PartRecord:
         """What this part was asked for; what earlier runs of it said of themselves is kept."""
