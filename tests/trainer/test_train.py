@@ -216,6 +216,7 @@ def test_sigterm_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
     )
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_steps_of_one(place: Path, tmp_path: Path) -> None:
     common = [str(place / "store"), *flags(6), "--packing", "pad", "--boundaries", "mask"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
