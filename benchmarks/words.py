@@ -108,7 +108,7 @@ def package_encode(path: Path) -> Callable[[list[str]], Sequence[Sequence[int]]]
     return encode
 
 
-def measure(kind: str, corpus: str, path: Path) -> dict[str, Any]:
+def measure(kind: str, corpus: str, path: Path, rounds: int) -> dict[str, Any]:
     """One row: rates of the package and of the engine, and whether they agreed."""
     from tokenmill.engines.load import load_engine
     from tokenmill.engines.words import WordEngine
@@ -128,7 +128,7 @@ def measure(kind: str, corpus: str, path: Path) -> dict[str, Any]:
     timed: dict[str, list[float]] = {"package": [], "cold": [], "warm": []}
     expected: Sequence[Sequence[int]] = ()
     equal = True
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         begun = time.process_time()
         expected = encode(few)
         timed["package"].append(time.process_time() - begun)
@@ -152,7 +152,7 @@ def _count(texts: Sequence[str], most_bytes: int) -> int:
     return len(texts)
 
 
-def run() -> dict[str, Any]:
+def run(rounds: int) -> dict[str, Any]:
     """All rows, and everything a reader needs to judge them."""
     names = corpora.available()
     folder = WORK / "words"
@@ -164,12 +164,12 @@ def run() -> dict[str, Any]:
         path = train(kind, sample, folder)
         for corpus in names:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                rows.append(pool.apply(measure, (kind, corpus, path)))
+                rows.append(pool.apply(measure, (kind, corpus, path, rounds)))
             print(rows[-1], file=sys.stderr, flush=True)
     return machine.origin() | {
         "machine": machine.describe(),
         "versions": machine.versions(),
-        "rounds": ROUNDS,
+        "rounds": rounds,
         "vocabulary": VOCABULARY,
         "measurements": rows,
     }
@@ -197,8 +197,9 @@ def words_body(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    results = json.dumps(run(), indent=1)
+    parser = argparse.ArgumentParser(description="time the engine of words")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    results = json.dumps(run(parser.parse_args().rounds), indent=1)
     (ROOT / "benchmarks" / "results" / "words.json").write_text(results + "\n")
 
 

@@ -74,6 +74,17 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         yield
 
 
+_ON_TERM = signal.getsignal(signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_handler_of_sigterm() -> Iterator[None]:
+    """Ray leaves one of its own, which keeps processes that are forked later from ending."""
+    yield
+    if signal.getsignal(signal.SIGTERM) is not _ON_TERM:
+        signal.signal(signal.SIGTERM, _ON_TERM)
+
+
 @pytest.fixture(scope="session")
 def training_texts() -> list[str]:
     """A few hundred kilobytes of text."""

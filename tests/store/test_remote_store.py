@@ -570,6 +570,8 @@ def test_a_store_works_in_other_processes(
     context = multiprocessing.get_context(method)
     with context.Pool(2) as pool:
         assert pool.map_async(read_some, [store, store]).get(60) == [expected, expected]
+        pool.close()
+        pool.join()
     assert not server.asked(".bin"), "they share the folder, and nothing else"
     assert read_some(store) == expected
 
