@@ -189,8 +189,8 @@ def words_body(results: Mapping[str, Any]) -> str:
         lines.append(f"| {KINDS[row['kind']]} | {row['corpus']} | {shown} | {warm / package:.1f} |")
     equal = all(row["is_equal"] for row in results["measurements"])
     facts = (
-        f"Vocabularies of {results['vocabulary']:,}, trained on English; one thread, CPU time, the "
-        f"median of {results['rounds']} rounds. The ids are those of the package"
+        f"Vocabularies of {results['vocabulary']:,}, trained on English; one thread, CPU time; "
+        f"rounds: {results['rounds']}, of which the median counts. The ids are those of the package"
         f"{'.' if equal else ', BUT NOT ALL.'}"
     )
     return f"{facts}\n\n" + "\n".join(lines)
