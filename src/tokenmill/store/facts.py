@@ -1075,7 +1075,16 @@ def read_records(layout: StoreLayout) -> list[PartRecord]:
         return []
     layout.require_inside()
     found = sorted(path for path in layout.parts.iterdir() if RECORD_FILE.fullmatch(path.name))
-    return [PartRecord.from_bytes(path.read_bytes(), path=path) for path in found]
+    records = [PartRecord.from_bytes(path.read_bytes(), path=path) for path in found]
+    for path, record in zip(found, records, strict=True):
+        try:
+            record.to_bytes()  # what is read must be writable again: JSON knows numbers without end
+        except ValueError as error:
+            raise StoreError(
+                f"the record {str(path)!r} holds what no build writes: {error}",
+                hint=PartRecord.remedy,
+            ) from error
+    return records
 
 
 def remove_records(layout: StoreLayout) -> None:
