@@ -89,6 +89,13 @@ class TokenBatch:
             ids[offsets[i] : offsets[i + 1]] = document
         return cls(ids, offsets)
 
+    @classmethod
+    def joined(cls, parts: Sequence[TokenBatch]) -> TokenBatch:
+        """The documents of batches without masks, one after the other."""
+        ids = [part.ids for part in parts] or [np.empty(0, np.uint32)]
+        lengths = [part.lengths for part in parts] or [np.empty(0, np.int64)]
+        return cls(np.concatenate(ids), np.append(0, np.cumsum(np.concatenate(lengths))))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

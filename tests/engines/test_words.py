@@ -13,11 +13,12 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engines.detectors import byte_level_json, split_sequence
 from tests.engines.strategies import documents
 from tests.hostile.attack import attack
 
 from tokenmill.engines import words
-from tokenmill.engines.base import SpecialTokens
+from tokenmill.engines.base import SpecialTokens, UnencodableError
 from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.references import read_sentencepiece_model
 from tokenmill.records import TextBatch
@@ -356,3 +357,29 @@ def test_the_table_of_normalization_says_what_the_package_does(
     assert not table.joins(b" \t\n\r")
     assert words.Charsmap(b"").target(b" ") is None
     assert np.array_equal(words.Charsmap(b"").vanishing_keys(), [])
+
+
+def test_texts_on_which_the_reference_fails_are_named_by_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the places of words, or of texts in a slice, which would name other documents."""
+    steps = split_sequence((r"(?:[QX]*[QX]*)*q|.",))  # which fails on no probe
+    steps["pretokenizers"].insert(0, _SPLIT)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(byte_level_json([(b"a", b"b")], pre_tokenizer=steps)))
+    engine = load_engine(path, choice="words")
+    monkeypatch.setattr(words, "SLICE_BYTES", 400)
+    bad = "Q" * 60
+    batch = ["some ab text", *["ab words " * 20] * 3, f"{bad}{' ab' * 40}", "ab", bad, "ab"]
+    left, failed = dict(enumerate([*batch, *batch])), set()
+    while True:
+        places = list(left)
+        try:
+            found = engine.encode(TextBatch.from_texts(left.values()))
+            break
+        except UnencodableError as error:
+            failed |= {places[index] for index in error.documents}
+            left = {place: text for place, text in left.items() if place not in failed}
+    assert failed == {4, 6, 12, 14}
+    expected = engine.reference.encode(TextBatch.from_texts(left.values()))
+    assert found.ids.tolist() == expected.ids.tolist()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -102,6 +103,17 @@ class UnencodableError(TokenizerError):
             "back and forth over a text fails on long runs",
         )
         self.documents = dict(documents)  # their positions in the batch, and why
+        self.engine = engine
+
+
+@contextmanager
+def taken_from(places: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:
+    """Texts that fail inside are named by their places in the batch that they were taken from."""
+    try:
+        yield
+    except UnencodableError as error:
+        documents = {int(places[index]): why for index, why in error.documents.items()}
+        raise UnencodableError(documents, engine=error.engine) from error
 
 
 def encode_all(

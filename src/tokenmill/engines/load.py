@@ -896,9 +896,7 @@ class Tokenizer:
             return self.encode_checked(batch)  # for the error, with the place of the text
         if self._engine is self._checked and any(name != self.engine for name, _ in whole):
             self._give_up("disagree in another process")
-        lengths = np.concatenate([tokens.lengths for _, tokens in whole])
-        ids = np.concatenate([tokens.ids for _, tokens in whole])
-        return TokenBatch(ids, np.append(0, np.cumsum(lengths)))
+        return TokenBatch.joined([tokens for _, tokens in whole])
 
 
 # Batches of so much text are shared out among the processes of a pool, a quarter of it at a time:

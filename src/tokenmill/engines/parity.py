@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, AnyStr
 
 import numpy as np
 
-from tokenmill.engines.base import Engine, TokenizerInfo, UnencodableError
+from tokenmill.engines.base import Engine, TokenizerInfo, UnencodableError, taken_from
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
@@ -196,11 +196,8 @@ class CheckedEngine:
         contested = self.contested(texts) if self.contested else np.empty(0, np.int64)
         if not len(contested):
             return tokens
-        try:
+        with taken_from(contested):
             by_reference = self.reference.encode(texts.take(contested))
-        except UnencodableError as error:
-            failed = {int(contested[place]): why for place, why in error.documents.items()}
-            raise UnencodableError(failed, engine=self.reference.name) from error
         self.routed_documents += len(contested)
         return replace_documents(tokens, contested, by_reference)
 

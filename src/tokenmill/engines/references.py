@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tokenmill.engines import base
-from tokenmill.engines.base import SpecialTokens, UnencodableError, encode_all, failure_of
+from tokenmill.engines.base import SpecialTokens, encode_all, failure_of, taken_from
 from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.records import TextBatch, TokenBatch, lazy
 
@@ -184,11 +184,8 @@ class HuggingFaceEngine:
             stop = int(np.searchsorted(offsets, offsets[start] + SLICE_BYTES, side="right")) - 1
             stop = min(max(stop, start + 1), len(texts))
             window = type(texts)(texts.data, offsets[start : stop + 1])
-            try:
+            with taken_from(range(start, stop)):
                 parts += encode_all(self._encode_texts, window.texts(), engine=self.name)
-            except UnencodableError as error:
-                moved = {start + place: why for place, why in error.documents.items()}
-                raise UnencodableError(moved, engine=self.name) from error
             start = stop
         return TokenBatch.from_lists(parts)
 

@@ -21,7 +21,14 @@ import numpy as np
 
 from tokenmill._version import __version__
 from tokenmill.engines import base
-from tokenmill.engines.base import Coverage, Engine, SpecialTokens, UnencodableError
+from tokenmill.engines.base import (
+    Coverage,
+    Engine,
+    SpecialTokens,
+    UnencodableError,
+    nested_steps,
+    taken_from,
+)
 from tokenmill.engines.parity import in_contexts, replace_documents
 from tokenmill.engines.references import ModelType, PieceType, RankFile, SentencePieceModel
 from tokenmill.errors import TokenizerError
@@ -114,36 +121,33 @@ class Charsmap:
         size = int.from_bytes(data[:4], "little") if data else 0
         self._units = np.frombuffer(data[4 : 4 + size - size % 4], "<u4").astype(np.int64)
         self.targets = data[4 + size :]
+        # The child of a place by a byte is at `bases[place] ^ byte`, if its label is that byte; the
+        # value of a key that ends at a place is at `bases[place]`.
+        offsets = (self._units >> 10) << ((self._units & 0x200) >> 6)
+        self._bases = np.arange(len(self._units)) ^ offsets
 
     def target(self, key: bytes) -> bytes | None:
         """What a key is replaced with; None where the table does not have it."""
         place = self._walk(key)
         if place is None or not int(self._units[place]) >> 8 & 1:
             return None
-        value = int(self._units[place ^ self._offset(place)]) & 0x7FFFFFFF
+        value = int(self._units[self._bases[place]]) & 0x7FFFFFFF
         return self.targets[value : self.targets.index(b"\0", value)]
 
     def joins(self, spaces: bytes) -> bool:
         """Whether some key holds one of the spaces together with another byte."""
         for space in spaces:
             place = self._walk(bytes([space]))
-            if place is not None:
-                children = place ^ self._offset(place) ^ np.arange(1, 256)
-                children = children[children < len(self._units)]
-                labels = self._units[children] & 0x800000FF
-                inner = labels[labels == children ^ place ^ self._offset(place)]
-                if set(inner.tolist()) - set(spaces):
-                    return True
-        if not len(self._units):
-            return False
+            if place is not None and any(
+                self._child(place, other) is not None for other in set(range(1, 256)) - set(spaces)
+            ):
+                return True
         # Of all places, as if each were one that a key passes: at worst it refuses too much.
         units = self._units
-        offsets = (units >> 10) << ((units & 0x200) >> 6)
         for space in spaces:
-            children = np.arange(len(units)) ^ offsets ^ space
-            inside = children < len(units)
-            passes = inside & (units < 1 << 31)
-            passes[0] = False  # the beginning
+            children = self._bases ^ space
+            passes = (children < len(units)) & (units < 1 << 31)
+            passes[:1] = False  # the beginning
             found = np.flatnonzero(passes)
             found = found[(units[children[found]] & 0x800000FF) == space]
             if set((units[found] & 0xFF).tolist()) - set(spaces):
@@ -152,15 +156,17 @@ class Charsmap:
 
     def vanishing_keys(self) -> list[str]:
         """The keys whose targets are empty or hold a space, whitespace itself left out."""
-        units, found = self._units, []
-        bases = np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
-        ends = np.flatnonzero((units >> 8 & 1 == 1) & (units < 1 << 31) & (bases < len(units)))
-        values = units[bases[ends]] & 0x7FFFFFFF
-        holds = np.frombuffer(self.targets, np.uint8) == ord(" ")
-        for place, value in zip(ends.tolist(), values.tolist(), strict=True):
-            end = self.targets.find(b"\0", value)
-            if end > value and not holds[value:end].any():
-                continue
+        units, bases, found = self._units, self._bases, []
+        has_key = (units >> 8 & 1 == 1) & (units < 1 << 31) & (bases < len(units))
+        places = np.flatnonzero(has_key)
+        targets = np.frombuffer(self.targets, np.uint8)
+        values = np.minimum(units[bases[places]] & 0x7FFFFFFF, len(targets))
+        # A target ends at the next zero; how many spaces there are before each place.
+        zeros = np.append(np.flatnonzero(targets == 0), len(targets))
+        spaces = np.append(0, np.cumsum(targets == ord(" ")))
+        ends = zeros[np.searchsorted(zeros, values)]
+        vanishes = (ends == values) | (spaces[ends] > spaces[values])
+        for place in places[vanishes].tolist():
             key = b""
             while place:
                 label = int(units[place]) & 0xFF
@@ -174,16 +180,18 @@ class Charsmap:
     def _walk(self, key: bytes) -> int | None:
         place = 0
         for byte in key:
-            if not len(self._units):
+            child = self._child(place, byte)
+            if child is None:
                 return None
-            place ^= self._offset(place) ^ byte
-            if place >= len(self._units) or int(self._units[place]) & 0x800000FF != byte:
-                return None
+            place = child
         return place
 
-    def _offset(self, place: int) -> int:
-        unit = int(self._units[place])
-        return (unit >> 10) << ((unit & 0x200) >> 6)
+    def _child(self, place: int, byte: int) -> int | None:
+        if not len(self._units):
+            return None
+        child = int(self._bases[place]) ^ byte
+        inside = child < len(self._units)
+        return child if inside and int(self._units[child]) & 0x800000FF == byte else None
 
 
 # A tokenizer.json: `tokenizers` finds added tokens, normalizes what is between them, splits that,
@@ -213,10 +221,16 @@ def cut_json(content: dict[str, Any]) -> Cutting:
     Where whitespace is left out by the first split, words are encoded without it. A Metaspace that
     splits puts U+2581 in front of a text that has no space there, so words keep theirs.
     """
-    normalizers = _steps(content.get("normalizer"), "normalizers")
-    splits = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    normalizers, splits = (
+        [step for step in nested_steps(content.get(name)) if step["type"] != "Sequence"]
+        for name in ("normalizer", "pre_tokenizer")
+    )
     added = content.get("added_tokens") or []
-    tables = [Charsmap(_charsmap_of(step)) for step in normalizers if step["type"] == "Precompiled"]
+    tables = [
+        Charsmap(base64.b64decode(step["precompiled_charsmap"]))
+        for step in normalizers
+        if step["type"] == "Precompiled"
+    ]
     leaves_out = bool(splits) and splits[0]["type"] in _SPLITTING_WORDS
     reasons = [
         _refuse_model(content["model"]),
@@ -249,18 +263,6 @@ def cut_json(content: dict[str, Any]) -> Cutting:
         delicate=re.compile("|".join(delicate)),
         has_marks=bool(tables) or any("Regex" in (s.get("pattern") or {}) for s in normalizers),
     )
-
-
-def _steps(step: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
-    if step is None:
-        return []
-    if step["type"] == "Sequence":
-        return [inner for part in step[members] for inner in _steps(part, members)]
-    return [step]
-
-
-def _charsmap_of(step: dict[str, Any]) -> bytes:
-    return base64.b64decode(step["precompiled_charsmap"])
 
 
 def _refuse_model(model: dict[str, Any]) -> str | None:
@@ -404,10 +406,15 @@ class WordEngine:
         self._is_space[list(cutting.spaces)] = True
         self.decode = reference.decode
         self.token_bytes = reference.token_bytes
-        self.recycle()
+        self._forget()
 
     def recycle(self) -> bool:
-        """Forget all words."""
+        """Forget all words, and give their memory back."""
+        self._forget()
+        base.trim_heap()
+        return True
+
+    def _forget(self) -> None:
         self._known: dict[bytes, int] = {}
         # Of each word: its ids, where they begin, how many they are, how often it came; and
         # whether only the reference may encode documents that hold it.
@@ -419,20 +426,13 @@ class WordEngine:
         self._common: pyarrow.Array | None = None
         self._common_places = np.empty(0, np.int64)
         self._seen = self._sorted_at = 0
-        base.trim_heap()
-        return True
 
     def encode(self, texts: TextBatch) -> TokenBatch:
-        parts = [
-            self._encode(TextBatch(texts.data, texts.offsets[first : last + 1]))
-            for first, last in cut_ranges(texts.offsets, SLICE_BYTES)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        lengths = [part.lengths for part in parts]
-        offsets = np.append(0, np.cumsum(np.concatenate([*lengths, np.empty(0, np.int64)])))
-        ids = [part.ids for part in parts]
-        return TokenBatch(np.concatenate([*ids, np.empty(0, np.uint32)]), offsets.astype(np.int64))
+        parts = []
+        for first, last in cut_ranges(texts.offsets, SLICE_BYTES):
+            with taken_from(range(first, last)):
+                parts.append(self._encode(TextBatch(texts.data, texts.offsets[first : last + 1])))
+        return parts[0] if len(parts) == 1 else TokenBatch.joined(parts)
 
     def _encode(self, texts: TextBatch) -> TokenBatch:
         offsets = texts.offsets - texts.offsets[0]
@@ -452,17 +452,22 @@ class WordEngine:
         if held.any():
             return self._without(texts, np.flatnonzero(held))
         places = self._look_up(data, cuts)
-        lengths = self._lengths[places]
-        ends = np.cumsum(lengths)
-        # Where each id is in the cache: its word's first one, and as many further on.
-        sources = np.repeat(self._starts[places] - ends + lengths, lengths)
-        sources += np.arange(len(sources))
-        found = TokenBatch(self._ids[sources], np.append(0, ends)[firsts])
+        ids, ends = self._ids_of(places)
+        found = TokenBatch(ids, np.append(0, ends)[firsts])
         delicate = self._is_delicate[places]
         if not delicate.any():
             return found
         held = np.unique(np.searchsorted(firsts, np.flatnonzero(delicate), side="right") - 1)
         return replace_documents(found, held, self._by_reference(texts, held))
+
+    def _ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The ids of words back to back, and where those of each end."""
+        lengths = self._lengths[places]
+        ends = np.cumsum(lengths)
+        # Where each id is in the cache: its word's first one, and as many further on.
+        sources = np.repeat(self._starts[places] - ends + lengths, lengths)
+        sources += np.arange(len(sources))
+        return self._ids[sources], ends
 
     def _without(self, texts: TextBatch, held: NDArray[np.int64]) -> TokenBatch:
         """All documents, those `held` by the reference."""
@@ -470,18 +475,16 @@ class WordEngine:
         found: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)] * len(texts)
         made = [(held, self._by_reference(texts, held))]
         if len(others):
-            made.append((others, self._encode(texts.take(others))))
+            with taken_from(others):
+                made.append((others, self._encode(texts.take(others))))
         for numbers, tokens in made:
             for number, ids in zip(numbers.tolist(), tokens, strict=True):
                 found[number] = ids
         return TokenBatch.from_lists(found)
 
     def _by_reference(self, texts: TextBatch, held: NDArray[np.int64]) -> TokenBatch:
-        try:
+        with taken_from(held):
             return self._reference.encode(texts.take(held))
-        except UnencodableError as error:
-            failed = {int(held[place]): why for place, why in error.documents.items()}
-            raise UnencodableError(failed, engine=self._reference.name) from error
 
     def _cut(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where words begin: documents, and whitespace that follows something else."""
@@ -536,13 +539,20 @@ class WordEngine:
             texts = [word.lstrip(spaces) for word in words]
         else:
             texts = [word[left_out:] if word[:1] in spaces else word for word in words]
-        tokens = self._reference.encode(TextBatch.from_texts(texts))
+        held = [self._cutting.is_delicate(word.decode()) for word in words]
+        while True:
+            try:
+                tokens = self._reference.encode(TextBatch.from_texts(texts))
+                break
+            except UnencodableError as error:
+                # The reference is to say so of the documents that hold such words.
+                for place in error.documents:
+                    texts[place], held[place] = b"", True
         first = len(self._starts)
         self._starts = np.append(self._starts, len(self._ids) + tokens.offsets[:-1])
         self._lengths = np.append(self._lengths, tokens.lengths)
         self._ids = np.append(self._ids, tokens.ids)
         self._counts = np.append(self._counts, np.zeros(len(words), np.int64))
-        held = [self._cutting.is_delicate(word.decode()) for word in words]
         self._is_delicate = np.append(self._is_delicate, held)
         places = range(first, first + len(words))
         self._known.update(zip(words, places, strict=True))
@@ -553,13 +563,7 @@ class WordEngine:
         kept = np.sort(self._most_common(number))
         names = list(self._known)
         self._known = {names[place]: new for new, place in enumerate(kept.tolist())}
-        sources = [
-            self._ids[start : start + n]
-            for start, n in zip(
-                self._starts[kept].tolist(), self._lengths[kept].tolist(), strict=True
-            )
-        ]
-        self._ids = np.concatenate(sources)
+        self._ids, _ = self._ids_of(kept)
         self._lengths, self._counts = self._lengths[kept], self._counts[kept]
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._is_delicate = self._is_delicate[kept]
