@@ -11,6 +11,7 @@ the package.
     machine.py        where and with what it was measured
     render.py         results/*.json -> the tables in docs/benchmarks.md
     flatness.py       memory over an input of 5 GB, run by hand
+    outside.py        builds by the clock around the command   python -m benchmarks.outside
     words.py          the engine that encodes word by word     python -m benchmarks.words
     supervised.py     chats to ids and masks                   python -m benchmarks.supervised
     supervised_table.py    its table

@@ -37,6 +37,15 @@ ENGINES_AND_BUILDS = (
         name=f"{render.OWN} from jsonl.zst", module="tokenmill_build", file_format="jsonl.zst"
     ),
 )
+OUTSIDE = (
+    *ENGINES_AND_BUILDS[:2],
+    Contender(name=f"{render.OWN} from jsonl", module="tokenmill_build"),
+    Contender(name=render.OUTSIDE, module="tokenmill_command"),
+)
+OUTSIDE_WORDS = (
+    Contender(name=render.CEILINGS[2], module="words_alone"),
+    Contender(name=render.OUTSIDE, module="tokenmill_command", mode="no-eos"),
+)
 PEERS = (
     Contender(name=f"{render.OWN} from jsonl", module="tokenmill_build"),
     Contender(name="tokenizers, one by one", module="tokenizers_stable", mode="loop"),

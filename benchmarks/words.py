@@ -41,6 +41,15 @@ def texts_of(corpus: str) -> list[str]:
     return [json.loads(line)["text"] for line in corpora.base_lines(corpus)]
 
 
+def prepare() -> dict[str, Path]:
+    """Kind -> tokenizer, made once, of a part of the first corpus."""
+    folder = WORK / "words"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = texts_of(corpora.available()[0])
+    sample = texts[:: max(1, sum(map(len, texts)) // TRAINING_BYTES)]
+    return {kind: train(kind, sample, folder) for kind in KINDS}
+
+
 def train(kind: str, texts: Sequence[str], folder: Path) -> Path:
     """The tokenizer of a kind, made once."""
     import sentencepiece
@@ -154,15 +163,9 @@ def _count(texts: Sequence[str], most_bytes: int) -> int:
 
 def run(rounds: int) -> dict[str, Any]:
     """All rows, and everything a reader needs to judge them."""
-    names = corpora.available()
-    folder = WORK / "words"
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = texts_of(names[0])
-    sample = texts[:: max(1, sum(map(len, texts)) // TRAINING_BYTES)]
     rows = []
-    for kind in KINDS:
-        path = train(kind, sample, folder)
-        for corpus in names:
+    for kind, path in prepare().items():
+        for corpus in corpora.available():
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 rows.append(pool.apply(measure, (kind, corpus, path, rounds)))
             print(rows[-1], file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import awkward as ak
 import gigatoken
@@ -24,9 +24,19 @@ import pyarrow.json
 from benchmarks.contenders.protocol import Job, Report, answer, read_job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.synchronize import Barrier
 
 BLOCK_BYTES = 64 << 20
+
+
+class Encoded(NamedTuple):
+    """What became of a share, and when, by the clock that all processes share."""
+
+    begin: float
+    end: float
+    documents: int
+    tokens: int
 
 
 def read_column(files: list[str]) -> Any:
@@ -71,22 +81,23 @@ def encode_by_threads(job: Job) -> Report:
     return Report(seconds=seconds, documents=len(texts), tokens=count_tokens(encoded))
 
 
-def encode_share(job: Job, index: int, ready: Barrier) -> tuple[float, float, int, int]:
-    """Encode one share; returns when it began and ended by the clock all processes share."""
+def encode_share(job: Job, index: int, ready: Barrier) -> Encoded:
+    """Encode one share, when all processes are ready for it."""
     texts = as_awkward(share(read_column(job.files), index, job.workers))
     tokenizer = gigatoken.Tokenizer(job.tokenizer)
     ready.wait()
     begin = time.monotonic()
     encoded = tokenizer.encode_batch(texts, parallel=False)
-    return begin, time.monotonic(), len(texts), count_tokens(encoded)
+    return Encoded(begin, time.monotonic(), len(texts), count_tokens(encoded))
 
 
-def encode_by_processes(job: Job) -> Report:
+def encode_by_processes(job: Job, encode: Callable[..., Encoded] = encode_share) -> Report:
+    """All shares at once, by a function that takes the job, a number and a barrier to wait at."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(job.workers) as pool:
         ready = manager.Barrier(job.workers)
         tasks = [(job, index, ready) for index in range(job.workers)]
-        begins, ends, documents, tokens = zip(*pool.starmap(encode_share, tasks, 1), strict=True)
+        begins, ends, documents, tokens = zip(*pool.starmap(encode, tasks, 1), strict=True)
     return Report(seconds=max(ends) - min(begins), documents=sum(documents), tokens=sum(tokens))
 
 

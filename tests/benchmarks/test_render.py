@@ -13,6 +13,7 @@ PAGE = """before
 between
 <!-- flatness:begin -->
 <!-- flatness:end -->
+<!-- outside:begin --><!-- outside:end -->
 <!-- words:begin --><!-- words:end -->
 <!-- supervised:begin --><!-- supervised:end -->
 <!-- loop:begin --><!-- loop:end -->
@@ -88,6 +89,9 @@ between
 <!-- flatness:begin -->
 Not measured yet; run: python -m benchmarks.flatness
 <!-- flatness:end -->
+<!-- outside:begin -->
+Not measured yet; run: python -m benchmarks.outside
+<!-- outside:end -->
 <!-- words:begin -->
 Not measured yet; run: python -m benchmarks.words
 <!-- words:end -->
@@ -159,6 +163,20 @@ def test_the_ceiling_is_the_better_way_to_run_the_engine_and_shares_leave_start_
         "1.23 GB",
     ]
     assert table_row(text, render.CEILINGS[0])[2:5] == ["", "25.0", "0.50"]
+
+
+def test_the_clock_around_the_command_is_held_against_the_engine_of_its_own_table() -> None:
+    text = render.outside_section(
+        results(
+            row(render.CEILINGS[1], seconds=[1.0]),
+            row(render.OUTSIDE, seconds=[3.25], startup=2.0),
+            row(render.CEILINGS[2], seconds=[8.0], tokenizer="wordpiece"),
+            row("tokenmill from jsonl", seconds=[18.0], startup=2.0, tokenizer="wordpiece"),
+        )
+    )
+
+    assert table_row(text, render.OUTSIDE)[4] == "0.80"
+    assert table_row(text, "tokenmill from jsonl")[4] == "0.50"
 
 
 def test_peers_are_compared_without_and_with_the_start_up_of_both() -> None:

@@ -1,0 +1,76 @@
+"""Measures builds as their users wait for them, by the clock around the command.
+
+    python -m benchmarks.outside            400 MB; writes results/outside.json
+    python -m benchmarks.outside --quick    a trial on a little text, one round; prints its tables
+
+What a one-line build takes is left out; everything else counts, also what a build's own rate does
+not see: the last unit, syncing, finishing, the end of the workers. Tokenizers are some that no
+other table has. Rounds and rows are those of `benchmarks.build`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import build, corpora, machine, measure, render, vocabularies, words
+from benchmarks.command import run_command
+from benchmarks.roster import OUTSIDE, OUTSIDE_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from benchmarks.roster import Contender
+
+FULL, QUICK = (3, 400_000_000), (1, 24_000_000)  # rounds, bytes
+NUM_FILES = 2
+
+
+def groups(num_bytes: int, workers: int) -> Iterator[tuple[build.Group, Sequence[Contender]]]:
+    """The tables: two tokenizers on each of two texts, and each kind of `words` on the first."""
+    corpus, *others = [
+        corpora.prepare(name, num_bytes=num_bytes, num_files=NUM_FILES, formats=("jsonl",))
+        for name in corpora.available()[:2]
+    ]
+    byte_level, by_words = vocabularies.prepare_others(), words.prepare()
+    for text in (corpus, *others):
+        for name, path in byte_level.items():
+            yield _group(text, name, path, workers), OUTSIDE
+    for name, path in by_words.items():
+        yield _group(corpus, name, path, workers), OUTSIDE_WORDS
+
+
+def _group(corpus: corpora.Corpus, name: str, path: Path, workers: int) -> build.Group:
+    return build.Group(
+        table="outside", corpus=corpus, tokenizer_name=name, tokenizer=path, workers=workers
+    )
+
+
+def run(rounds: int, num_bytes: int) -> dict[str, Any]:
+    """All tables and everything a reader needs to judge them."""
+    workers = build.num_workers()
+    rows: list[dict[str, Any]] = []
+    for group, contenders in groups(num_bytes, workers):
+        rows += build.measure_group(group, contenders, rounds)
+    return machine.origin() | {
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "workers": workers,
+        "memory_budget": build.MEMORY,
+        "memory_kind": measure.MEMORY_KIND,
+        "rounds": rounds,
+        "measurements": rows,
+    }
+
+
+def main() -> None:
+    run_command(
+        "outside",
+        about=__doc__,
+        run=lambda quick: run(*(QUICK if quick else FULL)),
+        section=render.outside_section,
+    )
+
+
+if __name__ == "__main__":
+    main()
