@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import random
 from functools import cache
@@ -73,7 +74,12 @@ _PARTS = [
     *("e\u0301", "\u0130", "[UNK]", "[CLS]", "<unk>", "</s>", "##s", "</w>", "<x>", "."),
 ]
 spaced = st.lists(st.sampled_from(_PARTS) | st.sampled_from([" ", " the", "a "]), max_size=24)
-texts = st.lists(spaced.map("".join) | documents, min_size=1, max_size=8)
+# Words that are cut into parts: letters, digits and punctuation side by side, and what joins them.
+_VISIBLE = [chr(byte) for byte in range(0x21, 0x7F)]
+punctuated = st.lists(
+    st.sampled_from([*_VISIBLE, " ", "the", "ing", "e\u0301", "\x7f"]), max_size=24
+)
+texts = st.lists((spaced | punctuated).map("".join) | documents, min_size=1, max_size=8)
 
 
 def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
@@ -305,6 +311,38 @@ def test_what_would_be_wrong_is_refused(
     assert apart[0].tolist() != reference.encode(batch)[0].tolist(), "the rule is not needed"
 
 
+# Parts of words.
+
+
+@pytest.mark.parametrize("name", ["bert", "words and digits"])
+def test_no_added_token_is_made_where_a_part_is_encoded(
+    files: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    content = json.loads(files[name].read_text())
+    first = len(content["model"]["vocab"])
+    content["added_tokens"] += [
+        _added(f"{chr(byte)}the", id=first + number) for number, byte in enumerate(range(33, 48))
+    ]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    assert words.cut_json(content).seams[ord(":"), ord("t")]
+    encode_both(load_engine(path, choice="words"), ["a:the b", "the-a.b:the", "a!the"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_piece_or_a_rule_joins_is_no_seam(models: dict[str, Path], name: str) -> None:
+    model = read_sentencepiece_model(models[name])
+    seams = words.cut_sentencepiece(model).seams
+    assert seams[ord("e"), ord(";")]
+    pieces = {text for text, kind in model.pieces if kind.name in ("NORMAL", "USER_DEFINED")}
+    for first, second in itertools.pairwise("\n".join(pieces).encode()):
+        assert not seams[first, second]
+    known = [chr(byte) in pieces for byte in range(128)]
+    assert not seams[128:].any()
+    if name != "case folded":
+        assert not seams[:128][~np.array(known)].any()
+
+
 # The cache.
 
 
@@ -321,11 +359,11 @@ def test_words_that_no_longer_fit_are_forgotten_and_learned_again(
         batch = [" ".join(dice.choices(vocabulary, k=40)) for _ in range(5)]
         encode_both(engine, [*batch, "", " "])
         assert isinstance(engine.fast, words.WordEngine)
-        most = max(most, len(engine.fast._known))
+        most = max(most, len(engine.fast._words._known))
     assert 20 < most <= 60
     assert engine.recycle()
     assert isinstance(engine.fast, words.WordEngine)
-    assert not engine.fast._known
+    assert not engine.fast._words._known
     encode_both(engine, ["some words are learned anew, some words"])
 
 
@@ -335,7 +373,7 @@ def test_texts_without_spaces_are_left_to_the_reference(files: dict[str, Path]) 
     engine.fast.recycle()
     long = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0" * 40
     encode_both(engine, [long, "some english words", "x" * 5000, long + " " + long])
-    assert all(len(word) < 20 for word in engine.fast._known)
+    assert all(len(word) < 20 for word in engine.fast._words._known)
 
 
 def test_the_table_of_normalization_says_what_the_package_does(

@@ -2,11 +2,13 @@
 
     bytes -> words (numpy marks the cuts) -> places in a cache (arrow finds them) -> ids (gathered)
 
-Only words that are not in the cache are given to the reference, each as a text of its own. That is
-exact where no piece, merge, added token or rule of normalization reaches over a cut: `covers`
-proves it by the tokenizer's settings, and whatever it does not name is refused. A few words cannot
-be encoded apart even so; their documents are given to the reference whole. Texts with hardly any
-whitespace, whose words never come again, are given to the reference too.
+Words that are not in the cache are cut once more, where the settings allow that, and their parts
+are looked up in the same way: what is between punctuation comes again far more often than words.
+Only new parts are given to the reference, each as a text of its own. That is exact where no piece,
+merge, added token or rule of normalization reaches over a cut: `covers` proves it by the
+tokenizer's settings, and whatever it does not name is refused. A few words cannot be encoded apart
+even so; their documents are given to the reference whole. Texts with hardly any whitespace, whose
+words never come again, are given to the reference too.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import pyarrow
     from numpy.typing import NDArray
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 ENGINE = "words"
 _SPACE = "\u2581"
 _WHITESPACE = b" \t\n\r"
+_BEGIN = b"\xff"  # the beginning of a word, which is in no text
+_VISIBLE = np.arange(0x21, 0x7F)  # in ASCII
 
 
 # The rules under which a text may be cut. Whatever they do not name is refused.
@@ -60,6 +64,8 @@ class Cutting:
     left_out: int | None
     # Words that cannot be encoded apart from their document.
     delicate: re.Pattern[str]
+    # Between which two bytes words are cut into parts, [before, after], if they are ASCII.
+    seams: NDArray[np.bool_]
     # Whether a mark at the beginning of a word belongs to the space before it.
     has_marks: bool = False
 
@@ -107,11 +113,51 @@ def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
     for refused, reason in checks:
         if refused:
             raise TokenizerError(f"{reason}, so that its words cannot be encoded apart")
+    found = (PieceType.NORMAL, PieceType.USER_DEFINED)
     return Cutting(
         spaces=spaces,
         left_out=None if trims else int(model.adds_dummy_prefix),
         delicate=re.compile(_SPACE),
+        seams=_seams(
+            _joined([text for text, kind in model.pieces if kind in found]),
+            [{"type": "Precompiled"}],
+            [table],
+        ),
     )
+
+
+def _joined(pieces: Collection[str]) -> NDArray[np.bool_]:
+    """The bytes that are side by side in a piece, or have none: unknown ones may become one."""
+    unknown = np.ones(256, bool)
+    unknown[[ord(piece) for piece in pieces if len(piece) == 1 and piece.isascii()]] = False
+    joined = _side_by_side(pieces)
+    joined |= unknown | unknown[:, None]
+    return joined
+
+
+def _side_by_side(texts: Iterable[str]) -> NDArray[np.bool_]:
+    data = np.frombuffer("\n".join(texts).encode(), np.uint8)
+    found = np.zeros((256, 256), bool)
+    found[data[:-1], data[1:]] = True
+    return found
+
+
+def _seams(
+    joined: NDArray[np.bool_], normalizers: Sequence[dict[str, Any]], tables: Sequence[Charsmap]
+) -> NDArray[np.bool_]:
+    """Seams between visible characters that normalization makes into others that are not joined."""
+    images = np.zeros(256, np.uint8)
+    images[_VISIBLE] = _VISIBLE
+    remaining = iter(tables)
+    for step in normalizers:
+        if step["type"] == "Precompiled":
+            images = next(remaining).images()[images]
+        if step["type"] == "Lowercase" or step.get("lowercase", step["type"] == "BertNormalizer"):
+            images = np.where((images >= ord("A")) & (images <= ord("Z")), images + 32, images)
+        for replaced in (step.get("pattern") or {}).get("String", "").encode():
+            images[images == replaced] = 0
+    is_visible = np.isin(images, _VISIBLE)
+    return ~joined[images[:, None], images] & is_visible & is_visible[:, None]
 
 
 class Charsmap:
@@ -153,6 +199,21 @@ class Charsmap:
             if set((units[found] & 0xFF).tolist()) - set(spaces):
                 return True
         return False
+
+    def images(self) -> NDArray[np.uint8]:
+        """What each visible character of ASCII becomes; 0 where that depends on its neighbours."""
+        images = np.zeros(256, np.uint8)
+        labels = np.append(self._units & 0x800000FF, 0)
+        # Of all places, as above.
+        passed = np.flatnonzero(np.isin(labels[:-1], _VISIBLE))
+        children = np.minimum(self._bases[passed][:, None] ^ _VISIBLE, len(self._units))
+        if (labels[children] == _VISIBLE).any():
+            return images
+        for byte in _VISIBLE.tolist():
+            target = self.target(bytes([byte]))
+            if target is None or len(target) == 1:
+                images[byte] = byte if target is None else target[0]
+        return images
 
     def vanishing_keys(self) -> list[str]:
         """The keys whose targets are empty or hold a space, whitespace itself left out."""
@@ -251,6 +312,9 @@ def cut_json(content: dict[str, Any]) -> Cutting:
         if leaves_out or any(table.target(bytes([byte])) == b" " for table in tables)
     )
     delicate = [re.escape(token["content"]) for token in added]
+    # A part is encoded after another character, with which it must not become an added token.
+    joined = _joined_json(content["model"], splits)
+    joined |= _side_by_side(token["content"] for token in added)
     if tables:
         delicate.append(f"[{_PREPENDED}]")
         delicate += [re.escape(key) for table in tables for key in table.vanishing_keys()]
@@ -261,8 +325,27 @@ def cut_json(content: dict[str, Any]) -> Cutting:
         spaces=spaces,
         left_out=None if leaves_out else 0,
         delicate=re.compile("|".join(delicate)),
+        seams=_seams(joined, normalizers, tables),
         has_marks=bool(tables) or any("Regex" in (s.get("pattern") or {}) for s in normalizers),
     )
+
+
+def _joined_json(model: dict[str, Any], splits: list[dict[str, Any]]) -> NDArray[np.bool_]:
+    """The bytes between which a word is not split, and may have a token."""
+    kinds = [step["type"] for step in splits]
+    is_word = np.zeros(256, bool)
+    is_word[[byte for byte in _VISIBLE.tolist() if chr(byte).isalnum()]] = True
+    affixes = (model.get("continuing_subword_prefix"), model.get("end_of_word_suffix"))
+    joined = np.ones((256, 256), bool)
+    if kinds[0] == "BertPreTokenizer":
+        joined &= is_word & is_word[:, None]
+    elif kinds[0] == "Whitespace":
+        is_word[ord("_")] = True
+        joined &= is_word == is_word[:, None]
+    # Not for Unigram, which adds up the scores of a whole word, and rounds.
+    elif "merges" in model and not any(affixes) and {*kinds} <= {"Metaspace", "WhitespaceSplit"}:
+        joined = _joined(model["vocab"])
+    return joined
 
 
 def _refuse_model(model: dict[str, Any]) -> str | None:
@@ -356,6 +439,7 @@ _PROBES = (
     "a\nb",
     "a \n\t b",
     "\u2581a b\u2581",
+    "a.b, (c)!",
 )
 
 
@@ -387,6 +471,7 @@ def build(
 
 SLICE_BYTES = 4 << 20  # of text at a time: little memory, and few words that are looked up twice
 MOST_WORDS = 1 << 19  # in the cache: some 150 bytes each
+MOST_PARTS = 1 << 18
 COMMON_WORDS = 1 << 15
 # Documents with longer words on average, in bytes, are given to the reference: they are in a script
 # without spaces, or data.
@@ -406,6 +491,13 @@ class WordEngine:
         self._is_space[list(cutting.spaces)] = True
         self.decode = reference.decode
         self.token_bytes = reference.token_bytes
+        # A part is encoded after a character that it may be cut from; how many ids that one has.
+        self._before = cutting.seams.argmax(axis=0)
+        needed = np.unique(self._before[cutting.seams.any(axis=0)])
+        self._ids_before = np.zeros(257, np.int64)
+        if len(needed):
+            tokens = reference.encode(TextBatch.from_texts([chr(byte) for byte in needed]))
+            self._ids_before[needed] = tokens.lengths
         self._forget()
 
     def recycle(self) -> bool:
@@ -415,17 +507,8 @@ class WordEngine:
         return True
 
     def _forget(self) -> None:
-        self._known: dict[bytes, int] = {}
-        # Of each word: its ids, where they begin, how many they are, how often it came; and
-        # whether only the reference may encode documents that hold it.
-        self._ids = np.empty(0, np.uint32)
-        self._starts = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._is_delicate = np.empty(0, bool)
-        self._common: pyarrow.Array | None = None
-        self._common_places = np.empty(0, np.int64)
-        self._seen = self._sorted_at = 0
+        self._words = Cache(self._encode_words, MOST_WORDS)
+        self._parts = Cache(self._encode_parts, MOST_PARTS)
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         parts = []
@@ -451,23 +534,14 @@ class WordEngine:
             firsts = np.searchsorted(cuts, offsets)
         if held.any():
             return self._without(texts, np.flatnonzero(held))
-        places = self._look_up(data, cuts)
-        ids, ends = self._ids_of(places)
+        places = self._words.look_up(data, cuts)
+        ids, ends = self._words.ids_of(places)
         found = TokenBatch(ids, np.append(0, ends)[firsts])
-        delicate = self._is_delicate[places]
+        delicate = self._words.is_delicate[places]
         if not delicate.any():
             return found
         held = np.unique(np.searchsorted(firsts, np.flatnonzero(delicate), side="right") - 1)
         return replace_documents(found, held, self._by_reference(texts, held))
-
-    def _ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """The ids of words back to back, and where those of each end."""
-        lengths = self._lengths[places]
-        ends = np.cumsum(lengths)
-        # Where each id is in the cache: its word's first one, and as many further on.
-        sources = np.repeat(self._starts[places] - ends + lengths, lengths)
-        sources += np.arange(len(sources))
-        return self._ids[sources], ends
 
     def _without(self, texts: TextBatch, held: NDArray[np.int64]) -> TokenBatch:
         """All documents, those `held` by the reference."""
@@ -499,7 +573,87 @@ class WordEngine:
         begins[-1] = False
         return np.flatnonzero(begins)
 
-    def _look_up(self, data: NDArray[np.uint8], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _encode_words(self, words: list[bytes]) -> Learned:
+        """Encode words by their parts."""
+        spaces, left_out = self._cutting.spaces, self._cutting.left_out
+        if left_out is None:
+            texts = [word.lstrip(spaces) for word in words]
+        else:
+            texts = [word[left_out:] if word[:1] in spaces else word for word in words]
+        held = np.array([self._cutting.is_delicate(word.decode()) for word in words], bool)
+        data = np.frombuffer(_BEGIN.join([b"", *texts]), np.uint8)
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
+        starts = np.cumsum(sizes) - sizes
+        cuts = self._cut_parts(data, starts)
+        firsts = np.append(np.searchsorted(cuts, starts), len(cuts))
+        places = self._parts.look_up(data, cuts)
+        ids, ends = self._parts.ids_of(places)
+        offsets = np.append(0, ends)[firsts]
+        held |= np.logical_or.reduceat(self._parts.is_delicate[places], firsts[:-1])
+        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held
+
+    def _cut_parts(self, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where parts begin: words, and seams in those that are ASCII."""
+        begins = np.zeros(len(data), bool)
+        begins[1:] = self._cutting.seams[data[:-1], data[1:]]
+        is_foreign = np.add.reduceat(data >= 0x80, starts, dtype=np.int64) > 1
+        begins &= ~np.repeat(is_foreign, np.diff(np.append(starts, len(data))))
+        begins[starts] = True
+        return np.flatnonzero(begins)
+
+    def _encode_parts(self, parts: list[bytes]) -> Learned:
+        """Have the reference encode parts of words, each as a text of its own."""
+        before = [-1 if part[:1] == _BEGIN else int(self._before[part[0]]) for part in parts]
+        texts = [
+            part[1:] if byte < 0 else bytes((byte,)) + part
+            for part, byte in zip(parts, before, strict=True)
+        ]
+        held = np.zeros(len(parts), bool)
+        while True:
+            try:
+                tokens = self._reference.encode(TextBatch.from_texts(texts))
+                break
+            except UnencodableError as error:
+                # The reference is to say so of the documents that hold such words.
+                for place in error.documents:
+                    texts[place], held[place], before[place] = b"", True, -1
+        skipped = self._ids_before[before]
+        return tokens.ids, tokens.offsets[:-1] + skipped, tokens.lengths - skipped, held
+
+
+# The ids of some words or parts, where those of each begin, how many they are, and which may be
+# encoded by the reference alone, with the document that holds them.
+Learned = tuple["NDArray[np.uint32]", "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.bool_]"]
+
+
+class Cache:
+    """Ids of words, or of their parts; `learn` encodes those that are new."""
+
+    def __init__(self, learn: Callable[[list[bytes]], Learned], most: int) -> None:
+        self._learn = learn
+        self._most = most
+        self._known: dict[bytes, int] = {}
+        # Of each word: its ids, where they begin, how many they are, how often it came; and
+        # whether only the reference may encode documents that hold it.
+        self._ids = np.empty(0, np.uint32)
+        self._starts = np.empty(0, np.int64)
+        self._lengths = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self.is_delicate = np.empty(0, bool)
+        self._common: pyarrow.Array | None = None
+        self._common_places = np.empty(0, np.int64)
+        self._seen = self._sorted_at = 0
+
+    def ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The ids of words back to back, and where those of each end."""
+        lengths = self._lengths[places]
+        ends = np.cumsum(lengths)
+        # Where each id is in the cache: its word's first one, and as many further on.
+        sources = np.repeat(self._starts[places] - ends + lengths, lengths)
+        sources += np.arange(len(sources))
+        return self._ids[sources], ends
+
+    def look_up(self, data: NDArray[np.uint8], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The place of each word in the cache; those that are new get one."""
         import pyarrow
         import pyarrow.compute
@@ -520,10 +674,10 @@ class WordEngine:
         known = np.fromiter(map(self._known.get, wanted, [-1] * len(wanted)), np.int64, len(wanted))
         if (known < 0).any():
             new = np.flatnonzero(known < 0)
-            if len(self._known) > COMMON_WORDS and len(self._known) + len(new) > MOST_WORDS:
+            if len(self._known) > COMMON_WORDS and len(self._known) + len(new) > self._most:
                 self._keep(COMMON_WORDS)
-                return self._look_up(data, cuts)
-            known[new] = self._learn([wanted[number] for number in new.tolist()])
+                return self.look_up(data, cuts)
+            known[new] = self._add([wanted[number] for number in new.tolist()])
         looked_up = known[distinct.indices.to_numpy()]
         if rest is None:
             places = looked_up
@@ -532,28 +686,15 @@ class WordEngine:
         self._count(places)
         return places
 
-    def _learn(self, words: list[bytes]) -> NDArray[np.int64]:
-        """Have the reference encode words, and keep their ids; their places."""
-        spaces, left_out = self._cutting.spaces, self._cutting.left_out
-        if left_out is None:
-            texts = [word.lstrip(spaces) for word in words]
-        else:
-            texts = [word[left_out:] if word[:1] in spaces else word for word in words]
-        held = [self._cutting.is_delicate(word.decode()) for word in words]
-        while True:
-            try:
-                tokens = self._reference.encode(TextBatch.from_texts(texts))
-                break
-            except UnencodableError as error:
-                # The reference is to say so of the documents that hold such words.
-                for place in error.documents:
-                    texts[place], held[place] = b"", True
+    def _add(self, words: list[bytes]) -> NDArray[np.int64]:
+        """Learn words; their places."""
+        ids, starts, lengths, held = self._learn(words)
         first = len(self._starts)
-        self._starts = np.append(self._starts, len(self._ids) + tokens.offsets[:-1])
-        self._lengths = np.append(self._lengths, tokens.lengths)
-        self._ids = np.append(self._ids, tokens.ids)
+        self._starts = np.append(self._starts, len(self._ids) + starts)
+        self._lengths = np.append(self._lengths, lengths)
+        self._ids = np.append(self._ids, ids)
         self._counts = np.append(self._counts, np.zeros(len(words), np.int64))
-        self._is_delicate = np.append(self._is_delicate, held)
+        self.is_delicate = np.append(self.is_delicate, held)
         places = range(first, first + len(words))
         self._known.update(zip(words, places, strict=True))
         return np.array(places)
@@ -563,10 +704,10 @@ class WordEngine:
         kept = np.sort(self._most_common(number))
         names = list(self._known)
         self._known = {names[place]: new for new, place in enumerate(kept.tolist())}
-        self._ids, _ = self._ids_of(kept)
+        self._ids, _ = self.ids_of(kept)
         self._lengths, self._counts = self._lengths[kept], self._counts[kept]
         self._starts = np.cumsum(self._lengths) - self._lengths
-        self._is_delicate = self._is_delicate[kept]
+        self.is_delicate = self.is_delicate[kept]
         self._set_common(np.arange(number))
 
     def _most_common(self, number: int) -> NDArray[np.int64]:
