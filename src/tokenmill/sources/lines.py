@@ -38,7 +38,7 @@ from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, 
 from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large, utf8_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -123,12 +123,30 @@ class RecordSource(Source):
             self._rewind()
         if self._position >= start:
             return
-        if self._is_stream:
+        if not self._unbordered:
             deque(self._blocks(start, xxhash.xxh3_64()), maxlen=0)
+        elif self._is_stream:
+            self._take_until(start, _drop)
         else:
             self._rewind(max(0, start - len(self._separator)))
-            self._pass_over(xxhash.xxh3_64(), _READ_PAST_END)
+            self._pass_over(_drop, _READ_PAST_END)
         self._floor = start
+
+    def _take_until(self, end: int, take: Callable[[memoryview], object]) -> None:
+        """Go to the first record that begins at or after `end`; `take` sees all bytes up to it.
+
+        The records before it are not looked at, which takes a separator that is unbordered.
+        """
+        before = end - len(self._separator)
+        while self._position < before:
+            self._fill(min(self._target, before - self._position))
+            cut = min(self._high, before - self._base)
+            if cut == self._low:  # the file ends
+                return
+            take(memoryview(self._buffer)[self._low : cut])
+            self._low = cut
+        if self._position < end:
+            self._pass_over(take, _READ_PAST_END)
 
     def _has_more(self) -> bool:
         """Whether a byte is after the current position."""
@@ -156,7 +174,7 @@ class RecordSource(Source):
                 digest.update(block.data)
                 self._low = cut
             else:
-                is_ended = self._pass_over(digest)
+                is_ended = self._pass_over(digest.update)
                 passed = self._position - offset
                 size = passed - len(self._separator) if is_ended else passed
                 block = LineBlock(offset, passed, oversize=size)
@@ -241,8 +259,10 @@ class RecordSource(Source):
         data = np.frombuffer(memoryview(self._buffer)[self._low : end], np.uint8)
         return int(np.count_nonzero(data == self._separator[0]))
 
-    def _pass_over(self, digest: Any, most_bytes: int | None = None) -> bool:
-        """Drop bytes through the next separator; False if the file ends without one."""
+    def _pass_over(
+        self, take: Callable[[memoryview], object], most_bytes: int | None = None
+    ) -> bool:
+        """Take bytes through the next separator; False if the file ends without one."""
         size = len(self._separator)
         want = min(self._target, most_bytes or self._target)
         while True:
@@ -251,10 +271,13 @@ class RecordSource(Source):
             # A separator may begin in the last bytes of the buffer and end in the next ones.
             keep = 0 if self._at_end else size - 1
             cut = found + size if found >= 0 else max(self._low, self._high - keep)
-            digest.update(memoryview(self._buffer)[self._low : cut])
+            take(memoryview(self._buffer)[self._low : cut])
             self._low = cut
             if found >= 0 or self._at_end:
                 return found >= 0
+
+
+def _drop(_: memoryview) -> None: ...
 
 
 # -------------------------------------------------------------------------------------------------
