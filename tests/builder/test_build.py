@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, documents, make_texts, tree, write_jsonl
+from tests.sources.reading import compress
 
 import tokenmill
 from tokenmill.builder.plan import max_document_bytes
@@ -70,6 +71,29 @@ def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_batch(name: st
     for workers in (1, 4):
         build(name, f"w{workers}", workers=workers, memory="3GB", **options)
         assert tree(Path(f"w{workers}")) == reference
+
+
+@pytest.mark.parametrize("kind", ["zst", "xz", "bz2", None])
+def test_workers_that_share_streams_build_the_same_bytes(kind: str | None) -> None:
+    # The last one has few units; without compression, the separator makes it a stream.
+    names = [f"{number}.txt" + (f".{kind}" if kind else "") for number in range(3)]
+    for number, name in enumerate(names):
+        texts = make_texts(400 if number < 2 else 20, seed=number)
+        texts[7] = "x" * 9000  # over a unit
+        data = "\n\n".join(texts).encode()
+        Path(name).write_bytes(compress(data, kind) if kind else data)
+    options = {"unit_bytes": 3000, "separator": "\n\n", "val": 0.1, "limit": 700}
+    whole = build(names, "serial", serial=True, **options)
+    assert whole.units_built > 10
+    build(names, "shared", workers=3, memory="3GB", **options)
+    assert tree(Path("shared")) == tree(Path("serial"))
+    # What is gone is built again, and nothing else.
+    for shard in sorted(Path("shared/shards").glob("*.json"))[::4]:
+        shard.unlink()
+    Path("shared/tokenmill.json").unlink()
+    again = build(names, "shared", workers=3, memory="3GB", **options)
+    assert again.units_built == -(-whole.units_built // 4)
+    assert tree(Path("shared")) == tree(Path("serial"))
 
 
 def test_the_same_command_again_finds_nothing_to_do() -> None:

@@ -87,6 +87,37 @@ def test_a_cut_off_compressed_file_fails_by_name_and_is_resumed_when_it_is_whole
     assert documents(Path("store")) == byte_ids(texts)
 
 
+def test_what_is_before_the_damage_in_a_compressed_file_that_workers_share_is_built() -> None:
+    data = write_jsonl(Path("raw"), make_texts(600)).read_bytes()
+    half = data.index(b"\n", len(data) // 2) + 1
+    whole = gzip.compress(data[:half]) + gzip.compress(data[half:])
+    Path("a.jsonl.gz").write_bytes(whole[:-3])
+    with pytest.raises(SourceError, match=r"cannot read 'a\.jsonl\.gz'.*[Tt]runcated"):
+        build("a.jsonl.gz", unit_bytes=4000, workers=3, memory="3GB")
+    built = [*Path("store/shards").glob("*.json")]
+    assert len(built) >= half // 4000 - 1
+    assert not Path("store/tmp").exists()
+
+
+def test_workers_that_die_while_they_share_a_compressed_file_are_replaced() -> None:
+    data = write_jsonl(Path("raw"), make_texts(9000)).read_bytes()
+    Path("a.jsonl.gz").write_bytes(gzip.compress(data))
+    build("a.jsonl.gz", "whole", unit_bytes=20_000, serial=True)
+    killed: list[int] = []
+
+    def kill_some(progress: Progress) -> None:
+        # First the one that decompresses: its task is the first.
+        pids = [worker.pid for worker in progress.workers if worker.pid not in killed]
+        if pids and progress.units_done > 10 * len(killed) and len(killed) < 3:
+            killed.append(pids[0])
+            psutil.Process(pids[0]).kill()
+
+    result = build("a.jsonl.gz", unit_bytes=20_000, workers=3, memory="3GB", on_progress=kill_some)
+    assert len(killed) == 3
+    assert any("its units of" in warning for warning in result.warnings)
+    assert tree(Path("store")) == tree(Path("whole"))
+
+
 def test_a_source_that_vanishes_during_the_build_is_an_error_by_name() -> None:
     for number in range(30):
         write_jsonl(Path(f"{number:02d}.jsonl"), make_texts(300, seed=number))

@@ -7,10 +7,23 @@ import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenmill.runners.local import FoundTask
 
 if TYPE_CHECKING:
     from tokenmill.runners.local import Report
+
+
+class Finder(NamedTuple):
+    """A task that finds others, on a thread beside them; it dies once where it is told to."""
+
+    kind: str
+    value: tuple[tuple[tuple[str, Any], ...], str | None]
+
+    @property
+    def finds_tasks(self) -> bool:
+        return True
 
 
 class Worker:
@@ -28,6 +41,9 @@ class Worker:
         if kind == "square":
             report(("squaring", value))
             return value * value
+        if kind == "find":
+            tasks, death = value
+            return self.pool.submit(self._find, tasks, death, report)
         if kind == "later":
             return self._later(value)
         if kind == "die once" and not Path(value).exists():
@@ -58,6 +74,13 @@ class Worker:
             return value
 
         return self.pool.submit(settle)
+
+    def _find(self, tasks: tuple[Any, ...], death: str | None, report: Report) -> None:
+        for task in tasks:
+            report(FoundTask(str(task), task))
+        if death is not None and not Path(death).exists():
+            Path(death).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def close(self) -> None:
         self.pool.shutdown(wait=True)

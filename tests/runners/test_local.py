@@ -5,11 +5,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from tests.runners.jobs import Worker
+from tests.runners.jobs import Finder, Worker
 
 from tokenmill.errors import BuildError
 from tokenmill.runners.local import (
@@ -22,11 +22,14 @@ from tokenmill.runners.local import (
     WorkerReady,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 ROOT = str(Path(__file__).parents[2])
 START = functools.partial(Worker, "hello")
 
 
-def run(runner: LocalRunner | SerialRunner, tasks: list[tuple[str, Any]]) -> list[Event]:
+def run(runner: LocalRunner | SerialRunner, tasks: Sequence[tuple[str, Any]]) -> list[Event]:
     events: list[Event] = []
     runner.run(START, tasks, on_event=events.append)
     return events
@@ -71,6 +74,28 @@ def test_processes_that_were_started_ahead_get_the_work_or_end() -> None:
     runner.close()
     assert not psutil.wait_procs([unused], timeout=60)[1]
     assert results(run(runner, [("square", 4)])) == {("square", 4): 16}
+
+
+def test_tasks_that_a_task_finds_are_done_by_all_workers() -> None:
+    found = tuple(("sleep", 0.2 + n / 1000) for n in range(6))
+    events = run(LocalRunner(3), [Finder("find", (found, None))])
+    done = [event for event in events if isinstance(event, TaskDone)]
+    assert {event.task for event in done} == {*found, Finder("find", (found, None))}
+    assert len(done) == 7
+    assert len({event.worker for event in done}) == 3
+
+
+def test_tasks_found_again_after_a_death_are_done_once_and_those_of_the_dead_again(
+    tmp_path: Path,
+) -> None:
+    deaths = [str(tmp_path / name) for name in "abc"]
+    found = (("square", 1), ("die once", deaths[0]), ("square", 2), ("die once", deaths[1]))
+    tasks = [Finder("find", (found, deaths[2])), ("square", 3)]
+    events = run(LocalRunner(2), tasks)
+    done = [event.task for event in events if isinstance(event, TaskDone)]
+    assert len(done) == 6
+    assert sorted(map(str, done)) == sorted(map(str, [*tasks, *found]))
+    assert len({event.reason for event in events if isinstance(event, WorkerLost)}) == 1
 
 
 def test_a_worker_that_dies_is_replaced_and_its_task_done_again(tmp_path: Path) -> None:
@@ -123,7 +148,7 @@ def test_a_script_needs_no_main_guard_and_no_importable_main(tmp_path: Path) -> 
             import sys
             sys.path.remove({str(tmp_path)!r})
             sys.path.append({ROOT!r})
-            from tests.runners.jobs import Worker
+            from tests.runners.jobs import Finder, Worker
             from tokenmill.runners.local import LocalRunner, TaskDone
             done = []
             LocalRunner(2).run(Worker, [("square", 4)],
@@ -148,7 +173,7 @@ def test_workers_end_when_the_driver_is_killed(is_stopped: bool, tmp_path: Path)
             f"""
             import sys
             sys.path.append({ROOT!r})
-            from tests.runners.jobs import Worker
+            from tests.runners.jobs import Finder, Worker
             from tokenmill.runners.local import LocalRunner, WorkerReady
             def say(event):
                 if isinstance(event, WorkerReady):

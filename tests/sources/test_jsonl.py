@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.reading import Reading, compress, read
+from tests.sources.reading import Reading, compress, read, read_copies
 
 from tokenmill.errors import SourceError
 from tokenmill.sources.base import SourceOptions, open_source, plan_units
@@ -331,6 +331,21 @@ def test_units_of_a_stream_may_be_read_in_any_order(tmp_path: Path) -> None:
     next(source.read(units[1]))  # left in the middle
     assert [b.texts.texts() for b in source.read(units[1])] == forward[1]
     source.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_units_hold_their_records_unless_one_is_far_too_large(
+    tmp_path: Path, kind: str
+) -> None:
+    lines = [b'{"text": "%d"}\n' % i for i in range(100)]
+    lines[40] = b'{"text": "%s"}\n' % (b"x" * 250)  # over the limit, and ends in the next unit
+    lines[60] = b'{"text": "%s"}\n' % (b"x" * 1000)  # over two units
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes(compress(b"\xef\xbb\xbf" + b"".join(lines), kind))
+    options = SourceOptions(unit_bytes=300, batch_bytes=50, max_document_bytes=200)
+    got = read(path, options)
+    assert got.rejects == [(40, "too-large"), (60, "too-large")]
+    assert read_copies(source_file(str(path)), options, got) == len(got.ends) - 1
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, res
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
 from tokenmill.options import UNITS_BY_INPUT
 from tokenmill.sources import base
-from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit
+from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, UnitCopy
 from tokenmill.store import facts
 from tokenmill.store.facts import BoundaryToken, StoreIdentity, TokenizerFacts, facts_of
 from tokenmill.store.layout import RECEIPT_FILE, StoreLayout, unit_name, unit_prefix
@@ -323,9 +323,16 @@ def release_free_memory() -> None:
 # never taken from an earlier run.
 
 
+_COPIES_READY = 2  # beside one for each worker
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Units of one file for one worker: a single one, or every n-th of a stream until it ends."""
+    """Units of one file for one worker: a single one, or every n-th of a stream until it ends.
+
+    With `ahead` the worker does not build the units of the stream: it finds them, as a task with a
+    copy of its records for each.
+    """
 
     file: SourceFile
     first: int
@@ -334,6 +341,12 @@ class Task:
     # Unit -> rows of it that are before the limit; units without an entry are taken whole.
     row_limits: Mapping[int, int] = field(default_factory=dict)
     last: int | None = None  # unit of the stream that the limit reaches
+    ahead: int | None = None  # so many copies may wait or be in work
+    copy: UnitCopy | None = None  # what the unit is read from, if it is there
+
+    @property
+    def finds_tasks(self) -> bool:
+        return self.ahead is not None
 
     def __str__(self) -> str:
         unit = f"unit {self.first}" if self.step is None else "its units"
@@ -372,6 +385,11 @@ class WorkPlan:
     other_config: int = 0  # units of the store that were built with another configuration
     bytes_to_do: int = 0  # input of the tasks; an estimate where it is compressed
     units_to_do: int | None = 0  # None where a compressed file hides it
+
+    def workers(self, most: int) -> int:
+        """How many of the workers start."""
+        finds_tasks = any(task.finds_tasks for task in self.tasks)
+        return most if finds_tasks else min(most, len(self.tasks))
 
 
 def plan_work(
@@ -417,25 +435,38 @@ class _Planner:
             self.last_units[prefix] = max(self.last_units.get(prefix, -1), int(index))
 
     def run(self) -> None:
-        options = self.settings.source
         files = self.plan.files
-        streams = {file.path for file in files if base.is_stream(file, options)}
-        # A stream is shared by several workers only where there are not enough files for them,
-        # since each of them decompresses all of it. Streams of other parts do not count.
-        to_share = sum(f.path not in streams or self._is_mine(unit_prefix(f.path)) for f in files)
-        lanes = max(1, self.settings.memory.workers // max(1, to_share))
+        streams = {file.path for file in files if base.is_stream(file, self.settings.source)}
+        # Streams of other parts do not count.
+        mine = [f for f in files if f.path not in streams or self._is_mine(unit_prefix(f.path))]
+        text_bytes = sum(map(base.text_size, mine))
         for file in files:
             if self.rows_left == 0:
                 break
             try:
-                if file.path in streams:
-                    self._plan_stream(file, lanes)
-                else:
+                if file.path not in streams:
                     self._plan_units(file)
+                elif (task := self._plan_stream(file)) is not None:
+                    self.plan.tasks += self._share(task, len(mine), text_bytes)
             finally:
                 if self._source is not None:
                     self._source.close()
                     self._source = None
+        # Each to a worker of its own, at once: what they find is for all workers.
+        self.plan.tasks.sort(key=lambda task: not task.finds_tasks)
+
+    def _share(self, stream: Task, num_files: int, text_bytes: int) -> list[Task]:
+        """The stream for one worker; for several, where it is more than what one has to do."""
+        options, workers, file = self.settings.options, self.settings.memory.workers, stream.file
+        size = base.text_size(file)
+        if options.runner == "ray":
+            # Each decompresses all of it: the next may be on another machine.
+            lanes = max(1, workers // num_files)
+            return [dataclasses.replace(stream, first=lane, step=lanes) for lane in range(lanes)]
+        is_long = size > base.unit_bytes_for(size, self.settings.source)
+        if options.serial or not is_long or size * workers <= text_bytes:
+            return [stream]
+        return [dataclasses.replace(stream, ahead=workers + _COPIES_READY)]
 
     def _is_mine(self, name: str) -> bool:
         """Whether the unit, or the stream, of this name is to be planned."""
@@ -460,15 +491,15 @@ class _Planner:
             if self.plan.units_to_do is not None:
                 self.plan.units_to_do += 1
 
-    def _plan_stream(self, file: SourceFile, lanes: int) -> None:
-        """A stream's end is known only if this limit or an earlier run reached it."""
+    def _plan_stream(self, file: SourceFile) -> Task | None:
+        """What is left to do of it; its end is known only if a limit or a run reached it."""
         complete: set[int] = set()
         limits: dict[int, int] = {}
         last: int | None = None
         prefix = unit_prefix(file.path)
         is_mine = self._is_mine(prefix)
         if not is_mine and self.rows_left is None:
-            return
+            return None
         units = base.plan_units(file, self.settings.source)
         # With a limit as many as exist, else those that the store has.
         if self.rows_left is not None:
@@ -488,13 +519,11 @@ class _Planner:
                 last = unit.index
                 break
         if not is_mine or (last is not None and complete >= set(range(last + 1))):
-            return
+            return None
         self.plan.units_to_do = None
         self.plan.bytes_to_do += base.text_size(file)
-        whole = Task(
-            file=file, first=0, step=lanes, done=frozenset(complete), row_limits=limits, last=last
-        )
-        self.plan.tasks += [dataclasses.replace(whole, first=lane) for lane in range(lanes)]
+        done = frozenset(complete)
+        return Task(file=file, first=0, step=1, done=done, row_limits=limits, last=last)
 
     def _take_rows(self, unit: Unit) -> int | None:
         """How many rows of the unit are before the limit; None if it is taken whole."""

@@ -318,7 +318,7 @@ class BuildRun:
             bytes_total=plan.bytes_to_do,
             units_total=plan.units_to_do,
             on_progress=self.options.on_progress,
-            num_workers=min(memory.workers, len(plan.tasks)),
+            num_workers=plan.workers(memory.workers),
             on_unit=self.on_unit,
             started=self.started,
         ) as monitor:

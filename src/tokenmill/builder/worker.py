@@ -22,7 +22,7 @@ import os
 import time
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -35,23 +35,33 @@ from tokenmill.engines.parity import CheckedEngine, Sample
 from tokenmill.errors import MemoryBudgetError, TokenizerError, TooManyRejectsError
 from tokenmill.files import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch, cut_ranges
+from tokenmill.runners.local import FoundTask
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     Source,
     SourceFile,
     Unit,
+    UnitCopy,
     UnitEnd,
     open_source,
     plan_units,
     text_size,
 )
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
-from tokenmill.store.layout import TRAIN, TurnLock, WorkerLock, join_layout, unit_name
+from tokenmill.store.layout import (
+    TRAIN,
+    TurnLock,
+    WorkerLock,
+    join_layout,
+    unit_name,
+    unit_prefix,
+)
 from tokenmill.store.write import UnitWriter
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -464,6 +474,28 @@ def enough_rejects(rejected: int, used: int) -> str:
 
 # -------------------------------------------------------------------------------------------------
 # The worker: loads the engine once, then turns one task after the other into units.
+#
+# A stream that several workers share is decompressed by one of them, on a thread beside its own
+# units. It copies the records of one unit after the other into files in the store's tmp/, so many
+# at a time, and each becomes a task for whoever is free. The copy saves time and decides nothing:
+# where there is none, the worker that has the unit decompresses the stream up to it.
+
+_POLL_SECONDS = 0.01
+
+
+def _size(path: str | Path) -> int | None:
+    with suppress(OSError):
+        return os.stat(path).st_size  # noqa: PTH116
+    return None
+
+
+def _needed(copies: list[Path], *, most: int) -> list[Path]:
+    """Those of the copies whose units are not committed; waits until they are no more than that."""
+    while len(copies) > most:
+        copies = [path for path in copies if _size(path)]
+        if len(copies) > most:
+            time.sleep(_POLL_SECONDS)
+    return copies
 
 
 class BuildWorker:
@@ -501,6 +533,8 @@ class BuildWorker:
         self.engine = self.encoder.engine
         self.scratch, self.mask_scratch = encode.Scratch(), encode.Scratch()
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
+        self._copier = ThreadPoolExecutor(1, "tokenmill-copy")
+        self._is_copying = False
         self._pending: Future[None] | None = None
         self._source: Source | None = None
         self._file: SourceFile | None = None
@@ -518,23 +552,30 @@ class BuildWorker:
 
     def work(self, task: plan.Task, report: Report) -> Future[None] | None:
         """Build the units of the task; done when the last of them is committed."""
+        if task.ahead is not None:
+            return self._copier.submit(self._copy_units, task, task.ahead, report)
         try:
-            source = self._open(task.file)
-            for unit in task.units(source, plan_units(task.file, self.settings.source)):
-                self._build(source, unit, task.row_limits.get(unit.index), report)
+            with self._reading(task) as source:
+                for unit in task.units(source, plan_units(task.file, self.settings.source)):
+                    self._build(source, unit, task, report)
         except BaseException as error:
             # The driver ends everything when it hears of this; wait for the unit before.
             if self._pending is not None:
                 wait([self._pending])
-            if isinstance(error, MemoryError):
-                raise self._out_of_memory(task.file.path) from None
-            if isinstance(error, MemoryBudgetError) and error.short_bytes is not None:
-                enough = plan.budget_with(self.settings.memory, error.short_bytes)
-                error.hint = f"allow more with --memory {enough}{self._or_fewer()}"
+            self._explain(error, task.file.path)
             raise
         return self._pending
 
+    def _explain(self, error: BaseException, path: str) -> None:
+        """Raise what is to be told instead of an error that is about memory."""
+        if isinstance(error, MemoryError):
+            raise self._out_of_memory(path) from None
+        if isinstance(error, MemoryBudgetError) and error.short_bytes is not None:
+            enough = plan.budget_with(self.settings.memory, error.short_bytes)
+            error.hint = f"allow more with --memory {enough}{self._or_fewer()}"
+
     def close(self) -> None:
+        self._copier.shutdown(wait=True)
         self._committer.shutdown(wait=True)
         if self._source is not None:
             self._source.close()
@@ -544,7 +585,8 @@ class BuildWorker:
 
     def mind_memory(self) -> None:
         """Have the engine drop its caches where this process has come to the end of its share."""
-        limit = self.settings.memory.worker_bytes - self._kept_free
+        room = self.settings.source.room_bytes if self._is_copying else self._kept_free
+        limit = self.settings.memory.worker_bytes - room
         if self._process.memory_info().rss > limit:
             self.engine.recycle()
             plan.release_free_memory()
@@ -561,6 +603,56 @@ class BuildWorker:
     def _or_fewer(self) -> str:
         return " or fewer --workers" if self.settings.memory.workers > 1 else ""
 
+    def _copy_units(self, task: plan.Task, ahead: int, report: Report) -> None:
+        """Decompress a stream once for all workers, and tell of each unit when there is a copy.
+
+        Whoever takes the place of a worker that was killed goes through the stream again, and finds
+        the copies that were made.
+        """
+        from tokenmill.sources.lines import RecordSource
+
+        folder = self.layout.tmp / f"{unit_prefix(task.file.path)}-copies"
+        copies: list[Path] = []
+        self._is_copying = True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with closing(RecordSource(task.file, self.settings.source)) as source:
+                for unit in task.units(source, plan_units(task.file, self.settings.source)):
+                    path, staged = folder / str(unit.index), folder / "staged"
+                    copies = _needed(copies, most=ahead - 1)
+                    is_there = path.exists()
+                    copy = source.copy(unit, os.devnull if is_there else str(staged))
+                    if copy is not None and not is_there:
+                        staged.rename(path)
+                    if copy is not None:
+                        copies.append(path)
+                        copy = dataclasses.replace(copy, path=str(path))
+                    limits = {k: rows for k, rows in task.row_limits.items() if k == unit.index}
+                    found = plan.Task(
+                        file=task.file, first=unit.index, row_limits=limits, copy=copy
+                    )
+                    report(FoundTask(unit_name(task.file.path, index=unit.index), found))
+        except BaseException as error:
+            _needed(copies, most=0)  # the units before the one that cannot be read are built
+            self._explain(error, task.file.path)
+            raise
+        finally:
+            self._is_copying = False
+
+    @contextmanager
+    def _reading(self, task: plan.Task) -> Iterator[Source]:
+        """What the units of the task are read from: the copy that was made, or the file."""
+        copy = task.copy
+        # A worker that was killed may have committed the unit, and then have dropped its copy.
+        if copy is None or _size(copy.path) != copy.num_bytes:
+            yield self._open(task.file)
+            return
+        from tokenmill.sources.lines import CopySource
+
+        self._kept_free = 0
+        with closing(CopySource(task.file, self.settings.source, copy)) as source:
+            yield source
+
     def _open(self, file: SourceFile) -> Source:
         """The file's source; it stays open, since the next task is mostly of the same file."""
         if self._source is None or self._file != file:
@@ -574,7 +666,8 @@ class BuildWorker:
             self._file = file
         return self._source
 
-    def _build(self, source: Source, unit: Unit, row_limit: int | None, report: Report) -> None:
+    def _build(self, source: Source, unit: Unit, task: plan.Task, report: Report) -> None:
+        row_limit = task.row_limits.get(unit.index)
         begin = functools.partial(
             UnitPass, worker=self, unit=unit, row_limit=row_limit, report=report
         )
@@ -592,9 +685,9 @@ class BuildWorker:
         # At most one unit is being committed; an error of the one before is raised here.
         if self._pending is not None:
             made.encoding.clock.timed("wait", self._pending.result)
-        self._pending = self._committer.submit(self._commit, made, end)
+        self._pending = self._committer.submit(self._commit, made, end, task.copy)
 
-    def _commit(self, made: UnitPass, end: UnitEnd) -> None:
+    def _commit(self, made: UnitPass, end: UnitEnd, copy: UnitCopy | None) -> None:
         file, encoding, start = made.unit.file, made.encoding, time.perf_counter()
         reference = self.engine.reference
         used = reference if encoding.by_reference else self.engine.engine
@@ -624,6 +717,10 @@ class BuildWorker:
             if isinstance(error, MemoryError):
                 raise self._out_of_memory(file.path) from None
             raise
+        if copy is not None:
+            # Nobody needs it any more; that there was one is still seen.
+            with suppress(OSError):
+                os.truncate(copy.path, 0)
         encoding.clock["write"] += time.perf_counter() - start
         what = receipt.unit.name, os.getpid(), receipt.counts, engine, dict(encoding.clock)
         made.report(UnitReport(*what, checked_bytes=encoding.checked_bytes))

@@ -10,6 +10,9 @@ Each worker of the pool is a fresh interpreter with a thread here that reads its
 queue. A worker that dies (killed for memory, crashed in native code) is replaced and its task is
 given out again; a task that loses `max_attempts` workers is an error, since it would kill every
 worker in turn.
+
+A task may find others: what it reports as a `FoundTask` is given out before the tasks that are
+left. Such a task has `finds_tasks`, and while one runs no worker is let go.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -70,6 +74,13 @@ class WorkerReady(NamedTuple):
 class TaskReport(NamedTuple):
     worker: int
     value: Any
+
+
+class FoundTask(NamedTuple):
+    """Reported by a task that finds others; what was found twice under one name counts once."""
+
+    name: str
+    task: Any
 
 
 class TaskDone(NamedTuple):
@@ -134,6 +145,10 @@ class _Process:
         self.tasks[entry[0]] = entry[1]
         self.send(entry)
 
+    @property
+    def finds_tasks(self) -> bool:
+        return any(getattr(task, "finds_tasks", False) for task in self.tasks.values())
+
 
 @dataclass(eq=False, slots=True)
 class LocalRunner:
@@ -162,16 +177,33 @@ class LocalRunner:
 
     def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
-        rest = iter(enumerate(tasks))
-        returned: deque[tuple[int, Any]] = deque()  # tasks that lost their worker come first
+        numbers, rest = itertools.count(), iter(tasks)
+        waiting: deque[tuple[int, Any]] = deque()  # what lost its worker, and what was found
+        names: set[str] = set()
         attempts: Counter[int] = Counter()
+        idle: list[_Process] = []
+        vacant: list[int] = []  # numbers of workers that are gone
 
         def next_task() -> tuple[int, Any] | None:
-            return returned.popleft() if returned else next(rest, None)
+            if waiting:
+                return waiting.popleft()
+            return next(((next(numbers), task) for task in rest), None)
+
+        def deal() -> None:
+            """Give tasks to the idle, who are let go where none can come any more."""
+            while (idle or vacant) and (entry := next_task()) is not None:
+                if idle:
+                    idle.pop().assign(entry)
+                else:
+                    self._start(start, vacant.pop(), entry)
+            if not any(process.finds_tasks for process in self._processes):
+                while idle:
+                    idle.pop().send(None)
 
         try:
             for number in range(self.num_workers):
-                if (entry := next_task()) is None:
+                entry = next_task()
+                if entry is None and not any(each.finds_tasks for each in self._processes):
                     break
                 self._start(start, number, entry)
             self.close()
@@ -180,33 +212,41 @@ class LocalRunner:
                 match kind:
                     case "ready":
                         on_event(WorkerReady(process.number, process.popen.pid, value))
+                        if not process.tasks:
+                            idle.append(process)
+                            deal()
+                    case "report" if isinstance(value, FoundTask):
+                        if value.name not in names:
+                            names.add(value.name)
+                            waiting.append((next(numbers), value.task))
+                            deal()
                     case "report":
                         on_event(TaskReport(process.number, value))
                     case "done":
                         task, result = value
                         on_event(TaskDone(process.number, process.tasks.pop(task), result))
+                        deal()
                     case "free":
-                        if (entry := next_task()) is not None:
-                            process.assign(entry)
-                        else:
-                            process.send(None)
+                        idle.append(process)
+                        deal()
                     case "error":
                         error, trace = value
                         error.add_note(f"in worker {process.number}:\n{trace}")
                         raise error
                     case "gone":
                         self._processes.remove(process)
+                        idle[:] = (each for each in idle if each is not process)
                         reason = _exit_reason(process)
                         for number, task in process.tasks.items():
                             on_event(WorkerLost(process.number, task, reason))
                             attempts[number] += 1
                             if attempts[number] >= self.max_attempts:
                                 raise _lost_too_often(self.max_attempts, task, reason)
-                            returned.append((number, task))
+                            waiting.appendleft((number, task))
                         # Also after a normal end: another worker may have been lost since this one
                         # was let go.
-                        if (entry := next_task()) is not None:
-                            self._start(start, process.number, entry)
+                        vacant.append(process.number)
+                        deal()
         finally:
             self.close()
             for process in self._processes:
@@ -227,13 +267,14 @@ class LocalRunner:
             os.sched_setaffinity(popen.pid, self.cores[number % len(self.cores)])
         return popen
 
-    def _start(self, start: Start, number: int, entry: tuple[int, Any]) -> None:
+    def _start(self, start: Start, number: int, entry: tuple[int, Any] | None) -> None:
         popen = self._ahead.pop(number, None)
         process = _Process(number, popen or self._spawn(number))
         self._processes.append(process)
         threading.Thread(target=self._listen, args=(process,), daemon=True).start()
         process.send(start)
-        process.assign(entry)
+        if entry is not None:
+            process.assign(entry)
 
     def _listen(self, process: _Process) -> None:
         assert process.popen.stdout is not None

@@ -160,6 +160,16 @@ class UnitEnd:
     is_last: bool  # nothing of the file is after this unit
 
 
+@dataclass(frozen=True, slots=True)
+class UnitCopy:
+    """The records of one unit of a stream in a file of their own, for whoever works on it."""
+
+    path: str
+    offset: int  # of their first byte in the stream
+    num_bytes: int
+    is_last: bool  # nothing of the stream is after them
+
+
 class Source(ABC):
     """An open source file. Units may be read in any order; ascending order is cheap for streams.
 

@@ -18,6 +18,7 @@ a line gets the same answer whatever block it is in, and bad lines cost little m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -34,7 +35,14 @@ import xxhash
 from tokenmill import files
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, field_of, kind_of
 from tokenmill.sources import base
-from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit
+from tokenmill.sources.base import (
+    MEGABYTE,
+    Source,
+    SourceFile,
+    SourceOptions,
+    Unit,
+    UnitCopy,
+)
 from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large, utf8_error
 
 if TYPE_CHECKING:
@@ -94,6 +102,32 @@ class RecordSource(Source):
             return True
         self._seek(unit.start)
         return self._has_more()
+
+    def copy(self, unit: Unit, path: str) -> UnitCopy | None:
+        """Write the records of a stream's unit into a file; None where they do not fit.
+
+        That is on the disk, or because one of them is far too large.
+        """
+        assert unit.end is not None, "only a file that is no stream has a unit without an end"
+        self._seek(unit.start)
+        offset, most, written = self._position, unit.end - unit.start + self._limit, 0
+        with open(path, "wb", buffering=0) as file:
+
+            def write(data: memoryview) -> None:
+                nonlocal written
+                if written + len(data) <= most:
+                    with contextlib.suppress(OSError):
+                        written += file.write(data)
+
+            if self._unbordered:
+                self._take_until(unit.end, write)
+                self._floor = unit.end
+            else:
+                for block in self._blocks(unit.end, xxhash.xxh3_64()):
+                    write(block.data)
+        size = self._position - offset
+        is_whole, is_last = written == size, not self._has_more()
+        return UnitCopy(path, offset, size, is_last) if is_whole else None
 
     def close(self) -> None:
         if self._raw is not None:
@@ -278,6 +312,25 @@ class RecordSource(Source):
 
 
 def _drop(_: memoryview) -> None: ...
+
+
+class CopySource(RecordSource):
+    """One unit of a stream, of which a copy was made."""
+
+    def __init__(self, file: SourceFile, options: SourceOptions, copy: UnitCopy) -> None:
+        self._copy = copy
+        super().__init__(file, options)
+
+    def _is_last(self, unit: Unit) -> bool:  # noqa: ARG002
+        return self._copy.is_last
+
+    def _seek(self, start: int) -> None:  # noqa: ARG002
+        self._rewind()
+
+    def _rewind(self, position: int = 0) -> None:  # noqa: ARG002
+        self.close()
+        self._raw = open(self._copy.path, "rb", buffering=0)  # noqa: SIM115
+        self._base, self._low, self._high, self._at_end = self._copy.offset, 0, 0, False
 
 
 # -------------------------------------------------------------------------------------------------
