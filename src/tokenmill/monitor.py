@@ -75,10 +75,10 @@ def tree_bytes(process: psutil.Process) -> int:
     return sum(map(rss_bytes, tree(process)))
 
 
-def tree_cpu_seconds() -> float:
-    """CPU seconds so far of this process, its children that live, and those that ended."""
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """CPU seconds so far of the processes and of their children that ended."""
     total = 0.0
-    for process in tree(psutil.Process()):
+    for process in processes:
         with contextlib.suppress(psutil.Error):  # it ended just now; its parent has counted it
             total += sum(process.cpu_times()[:4])
     return total
@@ -96,7 +96,7 @@ class _Look(NamedTuple):
     at: float
     cores: Floats  # seconds in use and in all, of each
     disk: Floats  # bytes read and written, all disks together
-    members: dict[int, Floats]  # of each process: RSS, PSS, bytes read and written
+    members: dict[int, Floats]  # of each process: RSS, PSS, bytes read and written, CPU seconds
 
 
 def _look() -> _Look:
@@ -113,15 +113,16 @@ def _look() -> _Look:
 
 
 def _look_at(process: psutil.Process) -> Floats:
-    found = np.full(4, np.nan)
+    found = np.full(5, np.nan)
     found[0] = process.memory_info().rss
+    found[4] = sum(process.cpu_times()[:2])
     # Another user's process, as after a change of rights, may hide the rest.
     with contextlib.suppress(psutil.AccessDenied):
         if _HAS_PSS:
             found[1] = process.memory_full_info().pss
     with contextlib.suppress(psutil.AccessDenied):
         if hasattr(process, "io_counters"):
-            found[2:] = process.io_counters()[2:4]
+            found[2:4] = process.io_counters()[2:4]
     return found
 
 
@@ -145,11 +146,11 @@ def _sample(before: _Look, now: _Look) -> dict[str, object]:
     # A disk that was taken away takes its counts with it.
     disk = np.maximum(now.disk - before.disk, 0) / span
     # A new process began at nothing.
-    own = [
-        np.maximum(each[2:] - np.nan_to_num(before.members.get(pid, np.zeros(4))[2:]), 0)
+    spent = [
+        np.maximum(each[2:] - np.nan_to_num(before.members.get(pid, np.zeros(5))[2:]), 0)
         for pid, each in now.members.items()
-        if not np.isnan(each[2])
     ]
+    own = [each[:2] for each in spent if not np.isnan(each[0])]
     build = np.sum(own, axis=0) / span if own else np.full(2, np.nan)
     memory = psutil.virtual_memory()
     rss, pss = np.sum([each[:2] for each in now.members.values()], axis=0)
@@ -161,6 +162,7 @@ def _sample(before: _Look, now: _Look) -> dict[str, object]:
     }
     return {
         "cpu_percent": percents.tolist(),
+        "build_cpu_percent": round(100 * float(sum(each[2] for each in spent)) / span, 1),
         "processes": len(now.members),
         "memory_rss_bytes": int(rss),
         "memory_pss_bytes": None if np.isnan(pss) else int(pss),
@@ -180,10 +182,11 @@ def _sample(before: _Look, now: _Look) -> dict[str, object]:
 class Segment:
     """One run of a build. Arrays have one value per sample, and are attributes:
 
-    `time` since 1970 and `seconds` since the run began; `cpu_percent` (samples, cores);
-    `processes`; `memory_rss_bytes` of the build's processes, where pages that several of them share
-    are counted more than once, and `memory_pss_bytes`, where they are divided among those (NaN
-    outside Linux); `machine_memory_bytes` in use, by whomever; `disk_read_bytes_per_second` and
+    `time` since 1970 and `seconds` since the run began; `cpu_percent` (samples, cores) of all
+    programs, `build_cpu_percent` of the build's own processes (100 is one core); `processes`;
+    `memory_rss_bytes` of the build's processes, where pages that several of them share are counted
+    more than once, and `memory_pss_bytes`, where they are divided among those (NaN outside Linux);
+    `machine_memory_bytes` in use, by whomever; `disk_read_bytes_per_second` and
     `disk_write_bytes_per_second` of all programs, `build_read_bytes_per_second` and
     `build_write_bytes_per_second` of the build's own processes, from the disk and not from the page
     cache; `input_bytes` (decompressed) and `tokens` so far in this run, and
@@ -212,6 +215,16 @@ class Segment:
         # A core may be switched off, or on, while the build runs.
         rows = [_floats([*row, *[None] * (widest - len(row))]) for row in cores]
         return np.array(rows, np.float64).reshape(len(rows), widest)
+
+    @property
+    def machine_cores(self) -> Floats:
+        """Cores in use, by whomever."""
+        return np.asarray(np.nansum(self.cpu_percent, axis=1) / 100)
+
+    @property
+    def build_cores(self) -> Floats:
+        """Cores that the build's own processes had; NaN in a file of before."""
+        return _floats([sample.get("build_cpu_percent") for sample in self.samples]) / 100
 
     @property
     def phases(self) -> tuple[str, ...]:

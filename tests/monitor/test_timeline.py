@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tokenmill.errors import UsageError
@@ -41,6 +44,40 @@ def await_samples(recorder: Recorder) -> None:
     enough = recorder.num_samples + 3
     while recorder.num_samples < enough:
         time.sleep(0.01)
+
+
+def test_cpu_of_the_own_processes_is_told_beside_that_of_the_machine(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    # Another program, whose parent ends at once: it is no child of this process.
+    burn = "import os; print(os.getpid(), flush=True)\nwhile os.times().user < 60: pass"
+    start = f"{shlex.join([sys.executable, '-c', burn])} & sleep 0"
+    with subprocess.Popen(["/bin/sh", "-c", start], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        other = psutil.Process(int(shell.stdout.readline()))
+        assert shell.wait(30) == 0
+        try:
+            with Recorder(path, interval_seconds=0.05):
+                used, others = time.process_time(), other.cpu_times().user
+                while time.process_time() < used + 0.4 or other.cpu_times().user < others + 0.4:
+                    pass
+                used = time.process_time() - used
+                others = other.cpu_times().user - others
+        finally:
+            other.kill()
+    [segment] = read_timeline(path).segments
+    spans = np.diff(segment.seconds, prepend=0.0)
+    own = float(segment.build_cores @ spans)
+    assert used - 0.1 <= own <= used + 0.2
+    assert float(segment.machine_cores @ spans) >= own + others - 0.2
+
+
+def test_a_time_line_of_before_has_no_cpu_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    write(path)
+    path.write_text(re.sub(r'"build_cpu_percent":[\d.]+,', "", path.read_text()))
+    [segment] = read_timeline(path).segments
+    assert np.isnan(segment.build_cores).all()
+    assert np.isfinite(segment.machine_cores).all()
 
 
 def test_a_run_is_read_back_as_arrays(tmp_path: Path) -> None:
