@@ -592,8 +592,10 @@ BESIDE = "What is drawn beside it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DiagnoseOptions:
+class DiagnoseOptions(RowShape):
     """What is to be measured, and what is known of the training it is measured for."""
+
+    PANELS = (NEEDED, GPU, TEXT, SHAPE, CLOCK, BESIDE, OUTPUT)
 
     inputs: PathInput | Sequence[PathInput] = field(default=(), kw_only=False)
     tokenizer: PathInput | None = option(None, NEEDED, "PATH|ID", short="-t")
@@ -613,6 +615,7 @@ class DiagnoseOptions:
     """Tokens of a training row."""
     text_field: str = same(BuildOptions, "text_field")
     separator: str | None = same(BuildOptions, "separator")
+    chat_template: PathInput | None = same(BuildOptions, "chat_template")
     seconds: float = option(1.0, CLOCK, "S")
     """How long each way is timed, start-up not counted."""
     sample_mb: float = option(32.0, CLOCK, "MB")
@@ -630,6 +633,9 @@ class DiagnoseOptions:
     """The time line that `tokenmill build --monitor FILE` wrote."""
     report: PathInput | None = option(None, OUTPUT, "FILE")
     """Write an HTML page with plots: one file that needs no network."""
+    scripts: PathInput | None = option(None, OUTPUT, "FOLDER")
+    """Write the programs that were timed, and the sample that they read, so that you can run and
+    change them."""
     on_step: Callable[[int, int, str], None] | None = None
 
     @property
@@ -637,7 +643,22 @@ class DiagnoseOptions:
         """The inputs as strings."""
         return tuple(map(str, as_list(self.inputs)))
 
+    @property
+    def build(self) -> BuildOptions:
+        """The build of the same text, with no token that is not the text's."""
+        shape = {each.name: getattr(self, each.name) for each in fields(RowShape)}
+        read = {name: getattr(self, name) for name in ("text_field", "separator", "chat_template")}
+        return BuildOptions((), tokenizer=self.tokenizer or "", out="", eos=False, **shape, **read)
+
+    def changed(self, *names: str) -> dict[str, Any]:
+        """Of these options, and those of what a row is, the ones that are not as by default."""
+        taken = [each for each in fields(self) if each.name in names or each in fields(RowShape)]
+        found = {each.name: getattr(self, each.name) for each in taken}
+        return {each.name: found[each.name] for each in taken if found[each.name] != each.default}
+
     def __post_init__(self) -> None:
+        super(DiagnoseOptions, self).__post_init__()
+        _ = self.build  # which refuses what does not go together
         if not 0 < self.seconds <= 60:
             problem = f"seconds={self.seconds!r} is no time to measure each way for"
             raise UsageError(problem, hint="use more than 0 and at most 60, such as --seconds 2")

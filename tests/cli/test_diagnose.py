@@ -19,13 +19,18 @@ def test_ways_are_shown_in_80_columns_with_what_they_mean(cli: Cli, corpus: Path
     lines = shown.out.splitlines()
     at_most = [line for line in lines if "tokenmill build corpus" not in line]
     assert max(map(len, at_most)) <= 80 + len("import tokenmill; loader = ")
-    for title in (
-        "one sample at a time", "in batches", "joined and split again", "process pool",
-        "tokenmill build, once", "tokenmill Loader",
-    ):  # fmt: skip
-        [row] = [line for line in lines if line.startswith(title + " ")]
+    for title, call in {
+        "one at a time": "list(text.encode())",
+        "in batches": "[list(text.encode()) for text in batch]",
+        "process pool": "pool.imap(encode, texts, chunksize=64)",
+        "tokenmill build": "tokenmill.build(file, tokenizer=..., workers=1)",
+        "tokenmill Loader": 'tokenmill.Loader("store", seq_len=1024, batch_size=8)',
+    }.items():
+        row, timed = (line.rstrip() for line in lines if line.startswith(title + " "))
         assert len(row) <= 80
         assert ("too slow" in row) == ("build" not in title)
+        assert timed.endswith(call)
+    assert "Not measured: joined: bytes have no string" in shown.out.replace("\n", " ")
     assert "8 GPUs take 8.0T tokens/s" in shown.out.replace("\n", " ")
     assert "tokenmill build corpus.jsonl --tokenizer bytes --out store" in shown.out
     assert "[1/" in shown.err

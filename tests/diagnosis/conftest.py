@@ -44,7 +44,7 @@ def case(
     return once(
         tmp_path_factory,
         "diagnosis",
-        lambda folder: diagnose(folder, paragraphs(training_texts)[:150], bpe_tokenizer_dir),
+        lambda folder: diagnose(folder, paragraphs(training_texts)[:152], bpe_tokenizer_dir),
     )
 
 

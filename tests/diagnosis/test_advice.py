@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -9,26 +10,30 @@ from tokenmill.diagnosis.values import Demand, SampleFacts, WayResult
 
 ONE = WayResult(
     key="one-by-one",
-    title="one sample at a time",
+    title="one at a time",
     engine="tokenizers",
     in_loop=True,
     feeds=True,
     workers=1,
     batch=64,
-    tokens=100_000,
-    text_bytes=400_000,
-    seconds=1.0,
+    tokens=500_000,
+    documents=500,
+    text_bytes=2_000_000,
+    seconds=5.0,
+    # Of five rounds the middle ones are from 90,000 to 110,000.
+    rates=(60_000, 90_000, 100_000, 110_000, 140_000),
     cpu_cores=1.0,
 )
-POOL = dataclasses.replace(
-    ONE, key="pool", title="process pool", in_loop=False, workers=4, tokens=300_000, cpu_cores=4.0
-)
-BUILD = dataclasses.replace(
-    ONE, key="build", title="tokenmill build, once", feeds=False, tokens=2_000_000
-)
-LOADER = dataclasses.replace(
-    ONE, key="loader", title="tokenmill Loader", in_loop=False, tokens=90_000_000
-)
+
+
+def faster(factor: float, **changes: Any) -> WayResult:
+    rates = tuple(rate * factor for rate in ONE.rates)
+    return dataclasses.replace(ONE, rates=rates, **changes)
+
+
+POOL = faster(3, key="pool", title="process pool", in_loop=False, workers=4, cpu_cores=4.0)
+BUILD = faster(20, key="build", title="tokenmill build", feeds=False)
+LOADER = faster(900, key="loader", title="tokenmill Loader", in_loop=False)
 WAYS = (ONE, POOL, BUILD, LOADER)
 
 
@@ -48,17 +53,18 @@ def said(demand: Demand, *, cores: int = 4) -> str:
     ("rate", "state", "wait"),
     [
         (1_000_000, "starved", 0.9),
-        (100_001, "starved", 1e-5),
-        (100_000, "borderline", 0.0),
-        (80_001, "borderline", 0.0),
-        (80_000, "fed", 0.0),
+        (110_001, "starved", 0.0909),
+        (110_000, "borderline", 0.0909),
+        (80_000, "borderline", 0.0),
+        (72_001, "borderline", 0.0),
+        (72_000, "fed", 0.0),
         (1_000, "fed", 0.0),
     ],
 )
 def test_a_way_is_held_against_what_the_gpu_takes(rate: float, state: str, wait: float) -> None:
     verdict = diagnose.judge(ONE, need(rate), cores=4)
     assert verdict.state == state
-    assert verdict.wait_share == pytest.approx(wait, abs=1e-6)
+    assert verdict.wait_share == pytest.approx(wait, abs=1e-4)
     assert verdict.times_too_slow == pytest.approx(rate / 100_000)
     # One after the other: the time for a token is that of both.
     in_turn = (1 / 100_000) / (1 / 100_000 + 1 / rate)
@@ -105,19 +111,48 @@ def test_a_starved_training_is_told_by_how_much_and_what_feeds_it() -> None:
 
 def test_a_training_that_is_not_starved_is_not_sold_anything() -> None:
     words = said(need(20_000))
-    assert "fast enough for that: one sample at a time feeds 5.0 times as much" in words
+    assert "fast enough for that: one at a time feeds 5.0 times as much" in words
     assert "no reason to change anything" in words
     assert "Tokenize once, before you train" not in words
 
 
 def test_where_some_ways_are_enough_those_that_are_not_are_named() -> None:
     words = said(need(200_000))
-    assert "process pool feeds 1.5 times as much (too slow: one sample at a time)" in words
+    assert "process pool feeds 1.5 times as much (too slow: one at a time)" in words
 
 
 def test_a_close_call_is_called_close() -> None:
     words = said(need(290_000))
-    assert "(process pool) just keeps up, with 1.03 times that" in words
+    assert "(process pool) is close to that: 300k tokens/s (270k to 330k)." in words
+    assert "busy machine" not in words
+
+
+def test_on_a_busy_machine_too_slow_is_said_only_where_a_quiet_one_would_be_too() -> None:
+    # It had two thirds of a core, and others all the rest.
+    slowed = dataclasses.replace(ONE, cpu_cores=0.66, other_cores=1.34)
+    verdict = diagnose.judge(slowed, need(150_000), cores=2)
+    assert (verdict.state, verdict.on_busy_machine) == ("borderline", True)
+    assert verdict.high_tokens_per_second == pytest.approx(110_000 / 0.66)
+    assert diagnose.sentence(verdict, slowed, need(150_000)) == (
+        "feeds 100k tokens/s (90.0k to 167k); your GPU takes 150k: close, measured on a busy"
+        " machine"
+    )
+    assert diagnose.judge(slowed, need(170_000), cores=2).state == "starved"
+    # With cores to spare nobody was in the way.
+    assert diagnose.judge(slowed, need(150_000), cores=8).state == "starved"
+    assert diagnose.judge(ONE, need(150_000), cores=1).state == "starved"
+
+
+def test_a_way_that_changes_ids_is_neither_judged_nor_advised() -> None:
+    joined = faster(50, key="joined", title="joined", compared_documents=9, differing_documents=1)
+    ways = (*WAYS, joined)
+    verdicts = diagnose.judge_all(ways, [need(1_500_000)], cores=4)
+    assert "joined" not in {verdict.way for verdict in verdicts}
+    words = " ".join(diagnose.conclusion(need(1_500_000), ways, verdicts))
+    assert "joined" not in words
+    assert "no usual way feeds that" in words
+    held = dataclasses.replace(joined, differing_documents=0, delimited_documents=1)
+    assert held.changes_ids
 
 
 def test_where_even_the_loader_is_too_slow_it_is_said() -> None:
@@ -144,16 +179,8 @@ def test_several_models_have_a_line_each() -> None:
     verdicts = diagnose.judge_all(WAYS, [small], cores=4)
     assert diagnose.line_for(small, WAYS, verdicts) == (
         "Model small: the GPU takes about 150k tokens/s; enough: process pool and tokenmill Loader;"
-        " too slow: one sample at a time (33% waiting)."
+        " too slow: one at a time (33% waiting)."
     )
-
-
-def test_changed_ids_of_joined_documents_are_told_with_their_number() -> None:
-    joined = dataclasses.replace(ONE, key="joined", compared_documents=400, differing_documents=100)
-    assert "changed the ids of 100 of 400 (25%)" in diagnose.seams(joined)[0]
-    assert diagnose.seams(dataclasses.replace(joined, differing_documents=0)) == []
-    lost = dataclasses.replace(joined, compared_documents=0, note="the borders are lost")
-    assert "the borders are lost" in diagnose.seams(lost)[0]
 
 
 def test_the_cost_of_building_is_brought_to_the_whole_input() -> None:
@@ -176,7 +203,13 @@ def test_the_cost_of_building_is_brought_to_the_whole_input() -> None:
 
 
 def test_a_busy_machine_is_told_of() -> None:
-    busy = dataclasses.replace(ONE, cpu_cores=1.0, other_cores=0.9)
-    assert "up to 0.9 of the 2 cores" in diagnose.disturbance([busy], cores=2)[0]
+    busy = dataclasses.replace(ONE, cpu_cores=0.5, other_cores=1.5)
+    [words] = diagnose.disturbance([busy, ONE], cores=2)
+    assert "up to 1.5 of the 2 cores" in words
+    assert "up to 2.0 times" in words
     assert diagnose.disturbance([busy], cores=16) == []
     assert diagnose.disturbance([ONE], cores=1) == []
+
+
+def test_the_cost_of_tokenizing_in_the_loop_is_what_keeping_up_takes() -> None:
+    assert "0.20 cores to keep up" in said(need(20_000))

@@ -28,21 +28,25 @@ def test_every_way_is_measured_in_its_own_process(case: Case) -> None:
     for way in case.found.ways:
         assert way.problem is None, way
         assert way.tokens > 0
+        assert len(way.rates) == (1 if way.key == "build" else 5)
+        low, high = way.interval
+        assert low <= way.tokens_per_second <= high
+        assert way.call
+        assert way.source
         assert way.seconds > 0
-        assert way.cpu_cores > 0
-        # An interpreter alone takes ten megabytes.
-        assert way.peak_memory_bytes > 10_000_000
-        assert way.peak_memory_bytes == max(size for _, size in way.memory)
+        assert way.peak_memory_bytes > 0
+        # Of several processes it is seen from outside, now and then.
+        assert way.cpu_cores > 0 or way.key in ("pool", "dataloader", "build")
 
 
 def test_tokens_are_those_of_the_reference_tokenizer(case: Case) -> None:
     tokenizer = Tokenizer.from_file(str(case.tokenizer / "tokenizer.json"))
     lengths = [len(tokenizer.encode(text).ids) for text in case.texts]
     for way in case.found.ways:
-        if way.key in ("one-by-one", "batched", "pool", "dataloader"):
+        if way.key in ("one-by-one", "batched", "joined", "pool", "dataloader"):
             assert way.engine == "tokenizers"
-            # Three batches of each worker come before the clock of the DataLoader.
-            first = 3 * 8 * way.workers if way.key == "dataloader" else 0
+            # Rounds of 8, 16, ... documents come before those that count, of the last size.
+            first = way.documents // 5 * 2 - 8
             dealt = list(islice(cycle(lengths), first, first + way.documents))
             assert way.tokens == sum(dealt), way.key
             sizes = [len(text.encode()) for text in case.texts]
@@ -112,11 +116,13 @@ def test_json_has_stable_keys_and_no_value_that_json_lacks(case: Case) -> None:
     }  # fmt: skip
     assert {
         "key", "title", "engine", "tokens_per_second", "sample_ms", "chunk_ms", "cpu_cores",
-        "other_cores", "peak_memory_bytes", "workers", "batch", "in_loop", "feeds", "memory",
-        "compared_documents", "differing_documents", "note", "problem",
+        "other_cores", "peak_memory_bytes", "workers", "batch", "in_loop", "feeds", "source",
+        "call", "rates", "interval", "documents_per_second", "changes_ids",
+        "compared_documents", "differing_documents", "delimited_documents", "note", "problem",
     } <= set(found["ways"][0])  # fmt: skip
     assert {
-        "way", "demand", "state", "feeds_tokens_per_second", "needs_tokens_per_second",
+        "way", "demand", "state", "feeds_tokens_per_second", "low_tokens_per_second",
+        "high_tokens_per_second", "on_busy_machine", "needs_tokens_per_second",
         "wait_share", "wait_share_in_turn", "times_too_slow",
     } == set(found["verdicts"][0])  # fmt: skip
     assert found["demands"][0]["is_estimate"] is True
@@ -138,6 +144,8 @@ def test_what_cannot_be_diagnosed_is_refused_before_anything_is_measured(tmp_pat
     refused(UsageError, "sample_mb=-1", blank, tokenizer="bytes", sample_mb=-1)
     refused(UsageError, "workers=0", blank, tokenizer="bytes", workers=0)
     refused(UsageError, "no report", blank, tokenizer="bytes", report=tmp_path)
+    refused(UsageError, "no programs", blank, tokenizer="bytes", scripts=blank)
+    refused(UsageError, "text_field=", blank, tokenizer="bytes", format="chat", text_field="a")
     refused(TokenizerError, "not valid JSON", blank, tokenizer=_broken(tmp_path))
     assert steps == []
     refused(SourceError, "no row has text in it", blank, tokenizer="bytes")

@@ -1,84 +1,76 @@
+"""Joined by a delimiter token and split at its id: where that gives the same ids, and where not."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+import sentencepiece
 
-from tokenmill.diagnosis.ways import compare, split_ids, token_sizes
-from tokenmill.engines.base import SpecialTokens
-from tokenmill.engines.references import HuggingFaceEngine, SentencePieceEngine
-from tokenmill.records import TextBatch
+from tokenmill.diagnosis import diagnose
+from tokenmill.diagnosis.ways import run_way
+
+from .test_measure import job_of, keep
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tokenmill.engines.base import Engine
-
-LETTERS = {"a": 0, "b": 1, "\n": 2}
+TEXTS = ["import os", "  two words \n", "x = \u4f60\u597d", "\U0001f600", "a", "end\n\n"] * 3
 
 
-def engine_with(folder: Path, merges: list[tuple[str, str]]) -> HuggingFaceEngine:
-    """A BPE over three characters, with these merges."""
-    vocab = LETTERS | {left + right: 3 + n for n, (left, right) in enumerate(merges)}
-    path = folder / "tokenizer.json"
-    Tokenizer(models.BPE(vocab=vocab, merges=merges)).save(str(path))
-    return HuggingFaceEngine(path, special_tokens=SpecialTokens.TEXT)
+@pytest.fixture(scope="module")
+def with_symbol(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) -> Path:
+    """A SentencePiece model with the package's defaults and a symbol that it finds in a text."""
+    folder = tmp_path_factory.mktemp("symbol")
+    (folder / "text").write_text("\n".join(training_texts[:20]))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"),
+        model_prefix=str(folder / "with"),
+        vocab_size=600,
+        user_defined_symbols=["<eod>"],
+        minloglevel=2,
+    )
+    return folder / "with.model"
 
 
-def differing(engine: Engine, texts: list[str], *, vocab_size: int, batch: int) -> tuple[int, int]:
-    return compare(engine, texts, sizes=token_sizes(engine, vocab_size), batch=batch)
-
-
-def test_a_merge_over_the_seam_is_counted_in_every_document_that_it_changes(tmp_path: Path) -> None:
-    merging = engine_with(tmp_path, [("a", "\n")])
-    # All but the last of a group have a seam behind them; b does not merge with it.
-    assert differing(merging, ["ba", "ab", "a", "aa"], vocab_size=4, batch=4) == (4, 2)
-    assert differing(merging, ["ba", "ab", "a", "aa"], vocab_size=4, batch=1) == (4, 0)
-    at_the_front = engine_with(tmp_path, [("\n", "b")])
-    assert differing(at_the_front, ["ba", "ab", "b", "bb"], vocab_size=4, batch=2) == (4, 1)
-
-
-def test_documents_are_the_same_where_nothing_merges_with_the_seam(tmp_path: Path) -> None:
-    plain = engine_with(tmp_path, [("a", "b")])
-    assert differing(plain, ["ab", "ba", "abab", "b"], vocab_size=4, batch=3) == (4, 0)
-
-
-def test_ids_are_split_where_the_texts_were_joined(tmp_path: Path) -> None:
-    engine = engine_with(tmp_path, [("a", "b")])
-    texts = ["ab", "a\nb", "b"]
-    ids = engine.encode(TextBatch.from_texts(["\n\n".join(texts)])).ids
-    parts = split_ids(ids, texts, token_sizes(engine, 4))
-    assert parts is not None
-    assert [part.tolist() for part in parts] == [[3], [0, 2, 1], [1]]
-
-
-def test_a_real_tokenizer_with_a_space_in_front_differs_behind_every_seam(
-    sentencepiece_bpe_model: Path,
+def test_special_tokens_that_the_tokenizer_finds_give_the_ids_of_each_document(
+    tmp_path: Path, bpe_tokenizer_dir: Path
 ) -> None:
-    engine = SentencePieceEngine(sentencepiece_bpe_model, special_tokens=SpecialTokens.TEXT)
-    # Only the first document of a joined string gets the space that the model puts in front.
-    assert differing(engine, ["import os", "import re"], vocab_size=1200, batch=2) == (2, 1)
+    result = run_way(job_of(keep(tmp_path, TEXTS), bpe_tokenizer_dir, way="joined"))
+    assert result.problem is None
+    assert "'<|endoftext|>'" in result.source
+    assert (result.compared_documents, result.differing_documents) == (len(TEXTS), 0)
+    assert not result.changes_ids
+    [said] = diagnose.seams(result)
+    assert "all 18 documents that were compared have the ids" in said
+    assert "as long as no text contains the token" in said
 
 
-@pytest.mark.parametrize("name", ["unigram_tokenizer_dir", "wordpiece_tokenizer_dir"])
-def test_borders_are_lost_where_a_tokenizer_changes_the_text(
-    name: str, request: pytest.FixtureRequest
+def test_a_text_that_holds_the_delimiter_is_told_of(
+    tmp_path: Path, bpe_tokenizer_dir: Path
 ) -> None:
-    folder: Path = request.getfixturevalue(name)
-    engine = HuggingFaceEngine(folder / "tokenizer.json", special_tokens=SpecialTokens.TEXT)
-    texts = ["\ufb01ne  words", "more of them"]
-    assert differing(engine, texts, vocab_size=2000, batch=2) == (0, 0)
+    texts = [*TEXTS, "one <|endoftext|> two"]
+    result = run_way(job_of(keep(tmp_path, texts), bpe_tokenizer_dir, way="joined"))
+    assert result.problem is None
+    assert (result.differing_documents, result.delimited_documents) == (0, 1)
+    assert result.changes_ids
+    assert "would be cut in two" in diagnose.seams(result)[0]
 
 
-def test_texts_of_several_bytes_a_letter_are_split_by_bytes(bpe_tokenizer_dir: Path) -> None:
-    path = bpe_tokenizer_dir / "tokenizer.json"
-    engine = HuggingFaceEngine(path, special_tokens=SpecialTokens.TEXT)
-    texts = ["\u4f60\u597d", "caf\u00e9", "\U0001f600"]
-    sizes = token_sizes(engine, 2000)
-    ids = engine.encode(TextBatch.from_texts(["\n\n".join(texts)])).ids
-    parts = split_ids(ids, texts, sizes)
-    assert parts is not None
-    assert [engine.decode(part) for part in parts] == texts
-    assert np.concatenate(parts).size < len(ids)
+def test_a_space_that_belongs_to_the_beginning_of_a_text_is_missing_after_a_symbol(
+    tmp_path: Path, with_symbol: Path
+) -> None:
+    result = run_way(job_of(keep(tmp_path, ["import os"] * 8), with_symbol, way="joined"))
+    assert result.problem is None
+    # The first of each group of four has it.
+    assert (result.compared_documents, result.differing_documents) == (8, 6)
+    assert "6 of 8 documents (75%) get other ids" in diagnose.seams(result)[0]
+
+
+def test_a_sentencepiece_model_without_such_a_symbol_cannot_be_joined(
+    tmp_path: Path, sentencepiece_unigram_model: Path
+) -> None:
+    result = run_way(job_of(keep(tmp_path, TEXTS), sentencepiece_unigram_model, way="joined"))
+    assert "takes </s> in a text for text" in str(result.problem)
+    assert "--user_defined_symbols" in str(result.problem)
+    assert diagnose.seams(result) == []

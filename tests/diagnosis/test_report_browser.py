@@ -37,7 +37,7 @@ MEASURE = """
     paper: getComputedStyle(document.body).backgroundColor,
     tables: [...document.querySelectorAll("details")].map(details => {
       details.open = true;
-      return box(details.querySelector("table")).height;
+      return box(details.querySelector("table, pre")).height;
     }),
   };
 })()

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.diagnosis.ways import LINES, load_sample, take_sample
+from tokenmill.diagnosis.ways import LINES, take_sample
 from tokenmill.errors import SourceError
+from tokenmill.sources.base import SourceOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,11 @@ def write(folder: Path, name: str, texts: list[str]) -> Path:
     return path
 
 
+def load_sample(folder: Path) -> list[str]:
+    lines = (folder / LINES).read_text().split("\n")
+    return [json.loads(line)["text"] for line in lines if line]
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt"])
 def test_the_documents_of_any_input_are_kept_as_they_are(
     tmp_path: Path, kept: Path, name: str
@@ -43,10 +49,9 @@ def test_the_documents_of_any_input_are_kept_as_they_are(
         (tmp_path / name).write_text(separator.join(TEXTS))
     else:
         write(tmp_path, name, TEXTS)
-    facts = take_sample([tmp_path / name], folder=kept, most_bytes=10**6, separator=separator)
+    options = SourceOptions(separator=separator)
+    facts = take_sample([tmp_path / name], folder=kept, most_bytes=10**6, options=options)
     assert load_sample(kept) == TEXTS
-    lines = (kept / LINES).read_text().split("\n")
-    assert [json.loads(line)["text"] for line in lines if line] == TEXTS
     assert (facts.documents, facts.rejected, facts.files) == (50, 0, 1)
     assert facts.text_bytes == sum(len(text.encode()) for text in TEXTS)
     assert facts.largest_document_bytes == max(len(text.encode()) for text in TEXTS)

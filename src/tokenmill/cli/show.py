@@ -692,6 +692,7 @@ def _train_rows(result: TrainResult) -> Iterator[Row]:
 # -------------------------------------------------------------------------------------------------
 # `diagnose`: the ways as a table, then what they mean, then what to type.
 
+SWEPT_CELLS = ("tokens/s", "documents/s", "cores", "memory")
 STATE_COLOURS = {"fed": "green", "borderline": "yellow", "starved": "red"}
 
 
@@ -709,6 +710,7 @@ def diagnosis_result(found: Diagnosis, *, report: PathInput | None, as_json: boo
         machine = found.machine.describe()
         facts(("text", text), ("tokenizer", found.tokenizer or ""), ("machine", machine))
         _apart(console, ways_table(found))
+        _apart(console, calls_table(found))
         console.print()
         for number, need in enumerate(found.demands):
             total = f", {need.gpus} GPUs {compact(need.total)}" if need.gpus > 1 else ""
@@ -736,17 +738,25 @@ def ways_table(found: Diagnosis) -> Table:
     """What each way reached; fits into 80 columns."""
     from rich.text import Text
 
-    from tokenmill.diagnosis.values import STATES
+    from tokenmill.diagnosis.values import OTHER_IDS, STATES
 
     states = {each.way: each.state for each in found.verdicts} if len(found.demands) == 1 else {}
+    names = ("tokens/s", "documents/s", "ms for 1", "cores", "memory")
     rows: list[list[str | Text]] = []
     for way in found.ways:
         state = states.get(way.key, "")
-        cells = ["failed", *[""] * 4] if way.problem is not None else way.cells()
-        said = [Text(STATES.get(state, ""), STATE_COLOURS.get(state, ""))] if states else []
-        rows.append([way.title, *cells, *said])
-    headings = ("way", "tokens/s", "ms for 1", "for 8", "cores", "memory")
-    return grid("lrrrrrl" if states else "lrrrrr", rows, *headings)
+        cells = way.cells()
+        shown = ["-"] * len(names) if way.problem is not None else [cells[name] for name in names]
+        word = OTHER_IDS if way.changes_ids else STATES.get(state, "")
+        said = [Text(word, STATE_COLOURS.get(state, ""))] if states or way.changes_ids else []
+        rows.append([way.title, *shown, *said])
+    return grid("lrrrrrl", rows, "way", *names)
+
+
+def calls_table(found: Diagnosis) -> Table:
+    """The line of each program that was timed."""
+    rows = [(way.title, visible(way.call)) for way in found.ways if way.call]
+    return grid("ll", rows, "this is what was timed", "whole programs: --scripts FOLDER, --report")
 
 
 def sweep_table(found: Diagnosis) -> Table:
@@ -754,11 +764,11 @@ def sweep_table(found: Diagnosis) -> Table:
     titles = {way.key: way.title for way in found.ways}
     rows = []
     for point in found.sweep:
-        speed, _, _, cores, memory = point.cells()
+        cells = point.cells()
         batch = "" if point.key == "build" else str(point.batch)
-        rows.append((titles[point.key], str(point.workers), batch, speed, cores, memory))
-    headings = ("setting", "workers", "batch", "tokens/s", "cores", "memory")
-    return grid("lrrrrr", rows, *headings)
+        shown = [cells[name] for name in SWEPT_CELLS]
+        rows.append((titles[point.key], str(point.workers), batch, *shown))
+    return grid("lrrrrrr", rows, "setting", "workers", "batch", *SWEPT_CELLS)
 
 
 # -------------------------------------------------------------------------------------------------

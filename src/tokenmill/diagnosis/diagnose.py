@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import platform
 import shlex
+import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,16 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill._version import __version__
 from tokenmill.builder.plan import default_budget, divide_budget, max_document_bytes, usable_memory
+from tokenmill.builder.run import source_options
 from tokenmill.diagnosis import values
 from tokenmill.diagnosis.values import Demand, Diagnosis, Recommendation, Verdict
-from tokenmill.diagnosis.ways import WAYS, WayJob, run_way, store_path, take_sample
+from tokenmill.diagnosis.ways import (
+    ALONE,
+    LINES,
+    ROWS,
+    WAYS,
+    WayJob,
+    calls_of,
+    run_way,
+    take_sample,
+)
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.load import describe, load_engine, resolve_token
+from tokenmill.engines.load import describe, find_tokenizer, load_engine, resolve_token
 from tokenmill.errors import MemoryBudgetError, TokenizerError, UsageError
 from tokenmill.files import shown
 from tokenmill.inspection import Lengths, measure_lengths
 from tokenmill.options import DiagnoseOptions, with_options
 from tokenmill.runners.local import physical_cores, usable_cores
+from tokenmill.sources.base import SourceOptions
 from tokenmill.store.reader import Store
 from tokenmill.trainer.options import PEAKS, PRESETS, preset
 from tokenmill.words import compact, count, format_size, listed, spoken, times
@@ -33,6 +45,9 @@ if TYPE_CHECKING:
 
     from tokenmill.diagnosis.values import SampleFacts, WayResult
     from tokenmill.engines.base import TokenizerInfo
+    from tokenmill.engines.parity import CheckedEngine
+    from tokenmill.options import BuildOptions
+    from tokenmill.supervised.shaper import Shaper
 
 
 # -------------------------------------------------------------------------------------------------
@@ -46,37 +61,51 @@ STARVED, BORDERLINE, FED = "starved", "borderline", "fed"
 LITTLE_TEXT = 1_000_000
 # Share of the cores in use, and cores of other programs, from which on they get in the way.
 FULL, DISTURBED = 0.9, 0.25
-# A way that feeds less than this many times the need is called borderline: other work on the
-# machine, or a run of long documents, would make the GPU wait.
+# A way is called fast enough where the slower of its rounds feed this many times the need: other
+# work on the machine, or a run of long documents, would make the GPU wait.
 MARGIN = 1.25
 
 
 def judge(way: WayResult, demand: Demand, *, cores: int) -> Verdict:
-    """Hold a way against a demand."""
+    """Hold a way against a demand: too slow only where no likely rate is enough."""
     copies = min(demand.gpus, max(1.0, cores / max(way.cpu_cores, way.workers)))
     feeds, needs = way.tokens_per_second * copies, demand.total
-    state = STARVED if feeds < needs else BORDERLINE if feeds < MARGIN * needs else FED
+    low, high = (rate * copies for rate in way.interval)
+    gain = gain_if_quiet(way, cores=cores)
+    high *= gain
+    state = STARVED if high < needs else FED if low >= MARGIN * needs else BORDERLINE
     return Verdict(
         way=way.key,
         demand=demand.name,
         state=state,
         feeds_tokens_per_second=feeds,
+        low_tokens_per_second=low,
+        high_tokens_per_second=high,
         needs_tokens_per_second=needs,
+        on_busy_machine=gain > 1,
         wait_share=max(0.0, 1 - feeds / needs),
         wait_share_in_turn=needs / (needs + feeds),
         times_too_slow=needs / feeds if feeds else float("inf"),
     )
 
 
+def gain_if_quiet(way: WayResult, *, cores: int) -> float:
+    """How many times faster it would be with the cores that others took; 1 where some were free."""
+    taken = way.cpu_cores + way.other_cores
+    if way.other_cores < DISTURBED or taken < FULL * cores or way.cpu_cores <= 0:
+        return 1.0
+    return max(1.0, min(max(way.workers, way.cpu_cores), taken) / way.cpu_cores)
+
+
 def judge_all(
     ways: Sequence[WayResult], demands: Sequence[Demand], *, cores: int
 ) -> tuple[Verdict, ...]:
-    """Every way that feeds a training and could be measured, against every demand."""
+    """Every way that feeds a training with the right ids, and could be measured."""
     return tuple(
         judge(way, demand, cores=cores)
         for demand in demands
         for way in ways
-        if way.feeds and way.problem is None
+        if way.feeds and way.problem is None and not way.changes_ids
     )
 
 
@@ -84,13 +113,13 @@ def sentence(verdict: Verdict, way: WayResult, demand: Demand) -> str:
     """One way in one sentence."""
     feeds = f"feeds {compact(verdict.feeds_tokens_per_second)} tokens/s"
     needs = compact(verdict.needs_tokens_per_second)
-    if verdict.state != STARVED:
-        enough = "fast enough" if verdict.state == FED else "just enough, with nothing to spare"
+    if verdict.state == FED:
         about = "about " if demand.is_estimate else ""
-        spare = 1 / verdict.times_too_slow
-        how_much = times(spare) if verdict.state == FED else f"{spare:.2f} times"
-        return f"{feeds}, {how_much} the {about}{needs} that {_who(demand)}: {enough}"
+        how_much = times(1 / verdict.times_too_slow)
+        return f"{feeds}, {how_much} the {about}{needs} that {_who(demand)}: fast enough"
     takes = f"{_gpus(demand)} {needs}"
+    if verdict.state == BORDERLINE:
+        return f"{feeds} ({_range(verdict)}); {takes}: close{_busy(verdict)}"
     wait = f"would wait at least {_percent(verdict.wait_share)} of the time"
     share = _percent(verdict.wait_share_in_turn)
     in_turn = f", {share} if the loop tokenizes between steps and not ahead of them"
@@ -119,18 +148,22 @@ def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Ver
             f" {times(1 / best.times_too_slow)} as much{but}. The GPU's speed is no reason to"
             " change anything."
         )
+        cores = way.cpu_cores * demand.total / way.tokens_per_second
         cost = (
-            f"What it costs is CPU, {way.cpu_cores:.1f} cores for as long as it runs flat out,"
-            " again in every epoch and every run. Tokenizing once saves that."
+            f"What it costs is CPU: {cores:.2f} cores to keep up, again in every epoch and every"
+            " run. Tokenizing once saves that."
         )
         return [fine, cost]
     best = max(mine.values(), key=lambda verdict: verdict.feeds_tokens_per_second)
     title = by_key[best.way].title
-    if best.state == BORDERLINE:
+    if any(verdict.state == BORDERLINE for verdict in mine.values()):
+        best = max(mine.values(), key=lambda verdict: verdict.high_tokens_per_second)
+        title = by_key[best.way].title
         said = (
-            f"{takes}, and the best of the usual ways ({title}) just keeps up, with"
-            f" {1 / best.times_too_slow:.2f} times that. Other work on this machine would make the"
-            " GPU wait. Tokenize once, before you train, and it is no longer close."
+            f"{takes}, and the best of the usual ways ({title}) is close to that:"
+            f" {compact(best.feeds_tokens_per_second)} tokens/s ({_range(best)}){_busy(best)}."
+            " Other work on this machine would make the GPU wait. Tokenize once, before you train,"
+            " and it is no longer close."
         )
     else:
         said = (
@@ -151,11 +184,18 @@ def line_for(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Verdi
     """One demand of several in one sentence: which ways are enough for it."""
     titles = {way.key: way.title for way in ways}
     mine = [verdict for verdict in verdicts if verdict.demand == demand.name]
-    enough = [titles[verdict.way] for verdict in mine if verdict.state != STARVED]
-    starved = [verdict for verdict in mine if verdict.state == STARVED]
+    by_state = {
+        state: [verdict for verdict in mine if verdict.state == state]
+        for state in (FED, BORDERLINE, STARVED)
+    }
     parts = [f"Model {demand.name}: {_gpus(demand)} {compact(demand.total)} tokens/s"]
-    parts.append(f"enough: {listed(enough)}" if enough else "nothing here is enough")
-    if starved:
+    if enough := by_state[FED]:
+        parts.append(f"enough: {listed([titles[each.way] for each in enough])}")
+    if close := by_state[BORDERLINE]:
+        parts.append(f"close: {listed([titles[each.way] for each in close])}")
+    if not enough and not close:
+        parts.append("nothing here is enough")
+    if starved := by_state[STARVED]:
         slowest = [f"{titles[v.way]} ({_percent(v.wait_share)} waiting)" for v in starved]
         parts.append(f"too slow: {listed(slowest)}")
     return "; ".join(parts) + "."
@@ -163,17 +203,22 @@ def line_for(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Verdi
 
 def disturbance(ways: Sequence[WayResult], *, cores: int) -> list[str]:
     """Whether other programs had so much of the machine that the rates are too low."""
-    worst = max((way.other_cores for way in ways if way.problem is None), default=0.0)
-    full = any(way.cpu_cores + way.other_cores > FULL * cores for way in ways)
-    if worst < DISTURBED or not full:
+    slowed = [way for way in ways if way.problem is None and gain_if_quiet(way, cores=cores) > 1]
+    if not slowed:
         return []
-    meanwhile = f"Other programs took up to {worst:.1f} of the {cores} cores meanwhile"
-    return [f"{meanwhile}: on a quiet machine the rates are higher."]
+    worst = max(way.other_cores for way in slowed)
+    gain = max(gain_if_quiet(way, cores=cores) for way in slowed)
+    said = (
+        f"Measured on a busy machine: other programs took up to {worst:.1f} of the {cores} cores"
+        f" meanwhile. On a quiet one the rates are higher, by the CPU time that they took up to"
+        f" {times(gain)}."
+    )
+    return [said]
 
 
 def failures(ways: Sequence[WayResult]) -> list[str]:
     """The ways that could not be measured, with the reason."""
-    return [f"{way.title} could not be measured: {way.problem}." for way in ways if way.problem]
+    return [f"Not measured: {way.title}: {way.problem}." for way in ways if way.problem]
 
 
 def cost_of_building(build: WayResult | None, sample: SampleFacts) -> list[str]:
@@ -191,6 +236,14 @@ def cost_of_building(build: WayResult | None, sample: SampleFacts) -> list[str]:
     return [said]
 
 
+def rendered(options: DiagnoseOptions) -> list[str]:
+    """What the clock did not see, where rows are more than texts."""
+    if not options.build.has_fields:
+        return []
+    said = "Rows became texts before the clock started: in a loop of your own, that comes on top."
+    return [f"{said} The time of the build has it."]
+
+
 def little_text(sample: SampleFacts) -> list[str]:
     """Whether there was enough text for rates that mean something."""
     if sample.text_bytes >= LITTLE_TEXT:
@@ -200,20 +253,38 @@ def little_text(sample: SampleFacts) -> list[str]:
 
 
 def seams(joined: WayResult | None) -> list[str]:
-    """Whether joining documents changes their tokens."""
-    if joined is None or joined.problem is not None:
+    """Whether joining documents changes their tokens, and what it rests on."""
+    if joined is None or not joined.compared_documents:
         return []
-    if not joined.compared_documents:
-        return [f"Joining documents: {joined.note}."]
-    if not joined.differing_documents:
-        return []
-    share = _percent(joined.differing_documents / joined.compared_documents)
-    changed = f"{joined.differing_documents:,} of {joined.compared_documents:,} ({share})"
-    said = (
-        f"Joining documents changed the ids of {changed}: tokens merge over the boundary, so a"
-        " model would not see the tokens that the tokenizer makes of a document by itself."
-    )
-    return [said]
+    said = []
+    compared = f"{joined.compared_documents:,}"
+    if joined.differing_documents:
+        share = _percent(joined.differing_documents / joined.compared_documents)
+        said.append(
+            f"Joined by its delimiter token, {joined.differing_documents:,} of {compared} documents"
+            f" ({share}) get other ids than by themselves: what this tokenizer does where a text"
+            " begins or ends, it does not do at the delimiter. So it is no way to get its tokens."
+        )
+    if held := joined.delimited_documents:
+        said.append(
+            f"{count(held, 'document')} of the sample hold the delimiter token in their text, and"
+            " would be cut in two there if documents were joined by it."
+        )
+    if not said:
+        said.append(
+            f"Joined by its delimiter token, all {compared} documents that were compared have the"
+            " ids that they have by themselves. That holds as long as no text contains the token."
+        )
+    return said
+
+
+def _range(verdict: Verdict) -> str:
+    low, high = compact(verdict.low_tokens_per_second), compact(verdict.high_tokens_per_second)
+    return f"{low} to {high}"
+
+
+def _busy(verdict: Verdict) -> str:
+    return ", measured on a busy machine" if verdict.on_busy_machine else ""
 
 
 def _gpus(demand: Demand) -> str:
@@ -328,34 +399,38 @@ def memory_for(build: WayResult, *, sample: SampleFacts, tokenizer_bytes: int) -
 # Takes the sample, runs every way on it, then the sweep: all that is measured, in order.
 
 BATCH = 64
-# Ways that are one thread, whatever the number of workers.
-ALONE = ("one-by-one", "joined", "loader")
 
 
 def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]:
     """Measure everything that was asked for, by the names that a `Diagnosis` has."""
     # Fail here and with its own words, not once in every way.
-    load_engine(info, choice=REFERENCES[info.kind])
+    engine = load_engine(info, choice=REFERENCES[info.kind])
+    build = request.build
     with tempfile.TemporaryDirectory(prefix="tokenmill-diagnose-") as folder:
+        workers = request.workers or len(usable_cores())
+        path = Path(build.tokenizer)
         base = WayJob(
             way="",
             folder=folder,
-            tokenizer=str(request.tokenizer),
+            # Programs run in another folder.
+            tokenizer=str(path.resolve() if path.exists() else path),
             kind=info.kind.value,
-            workers=request.workers or len(usable_cores()),
+            calls=calls_of(find_tokenizer(build.tokenizer), info, workers=workers),
+            workers=workers,
             batch=BATCH,
             seconds=request.seconds,
             seq_len=request.seq_len,
+            shape=_with_template(request.changed("chat_template")),
         )
         build_workers = request.workers or physical_cores()
         # The build comes before the loader, which reads what it wrote.
-        workers = {"build": build_workers, "loader": build_workers}
+        fewer = {"build": build_workers, "loader": build_workers}
         jobs = [
-            dataclasses.replace(base, way=way, workers=workers.get(way, base.workers))
+            dataclasses.replace(base, way=way, workers=fewer.get(way, workers))
             for way in WAYS
             if way != "dataloader" or find_spec("torch") is not None
         ]
-        swept = sweep_jobs(base, cores=base.workers) if request.sweep else []
+        swept = sweep_jobs(base, cores=workers) if request.sweep else []
         more = [job for job in swept if job not in jobs]
         numbers = itertools.count(1)
 
@@ -374,29 +449,59 @@ def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]
             request.texts,
             folder=Path(folder),
             most_bytes=round(request.sample_mb * 1e6),
-            text_field=request.text_field,
-            separator=request.separator,
+            options=source_options(
+                build.identity(), build.shape, max_document_bytes=SourceOptions().max_document_bytes
+            ),
+            shaper=_shaper(build, engine),
         )
         ways = tuple(map(run, jobs))
+        if request.scripts is not None:
+            _keep_scripts(Path(request.scripts), Path(folder), ways)
         tried = points([*ways, *map(run, more)]) if request.sweep else ()
         size = sum(path.stat().st_size for path in info.files.values())
         return {
             "sample": sample,
-            "lengths": _lengths(folder, ways),
+            "lengths": _lengths(Path(folder), jobs, ways),
             "ways": ways,
             "sweep": tried,
             "recommendation": recommend(tried, sample=sample, tokenizer_bytes=size),
         }
 
 
-def _lengths(folder: str, ways: tuple[WayResult, ...]) -> Lengths | None:
-    """Tokens per document of the sample, from the store that the build made of it."""
+def _keep_scripts(kept: Path, folder: Path, ways: tuple[WayResult, ...]) -> None:
+    """The programs, and what they read."""
     for way in ways:
+        if way.source:
+            (kept / f"{way.key}.py").write_text(way.source, encoding="utf-8")
+    for name in (LINES, ROWS):
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, kept / name)
+
+
+def _lengths(folder: Path, jobs: list[WayJob], ways: tuple[WayResult, ...]) -> Lengths | None:
+    """Tokens per document of the sample, from the store that the build made of it."""
+    for job, way in zip(jobs, ways, strict=True):
         if way.key == "build" and way.problem is None:
-            store = Store(store_path(folder, workers=way.workers))
+            store = Store(folder / job.store)
             shards = range(len(store.shards))
             return measure_lengths(store.map_shard(shard).index.lengths for shard in shards)
     return None
+
+
+def _shaper(build: BuildOptions, engine: CheckedEngine) -> Shaper | None:
+    """What makes texts of rows; None where a row has its text in one field."""
+    if not build.has_fields or build.shape is None:
+        return None
+    from tokenmill.supervised.shaper import Shaper
+
+    return Shaper(build.shape, engine)
+
+
+def _with_template(options: dict[str, Any]) -> dict[str, Any]:
+    """Options for a program that runs in another folder."""
+    if (path := options.get("chat_template")) is not None:
+        options["chat_template"] = str(Path(path).resolve())
+    return options
 
 
 # -------------------------------------------------------------------------------------------------
@@ -472,12 +577,11 @@ def fix_commands(
     """Build once, then load: a command and a line of Python."""
     inputs = [shown(each) for each in request.texts[:SHOWN_INPUTS]]
     command = ["tokenmill", "build", *inputs, "--tokenizer", str(request.tokenizer), "--out", STORE]
-    if request.text_field != "text":
-        command += ["--text-field", request.text_field]
-    if request.separator is not None:
-        escapes = str.maketrans({"\\": "\\\\", "\n": "\\n", "\t": "\\t"})
-        command += ["--separator", request.separator.translate(escapes)]
-    if eos_note(info):
+    escapes = str.maketrans({"\\": "\\\\", "\n": "\\n", "\t": "\\t"})
+    for name, value in request.changed("text_field", "separator", "chat_template").items():
+        text = value.translate(escapes) if name in ("separator", "template") else str(value)
+        command += [f"--{name.replace('_', '-')}", text]
+    if request.format != "chat" and eos_note(info):
         command += ["--eos", "TOKEN"]
     if recommendation is not None:
         command += ["--workers", str(recommendation.build_workers)]
@@ -512,6 +616,12 @@ def diagnose(options: DiagnoseOptions) -> Diagnosis:
     if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
         hint = "name a file in a folder that exists, such as --report report.html"
         raise UsageError(f"no report can be written to {str(page)!r}", hint=hint)
+    if options.scripts is not None:
+        try:
+            Path(options.scripts).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            hint = "name a folder that can be made, such as --scripts ways"
+            raise UsageError(f"no programs can be written: {error}", hint=hint) from error
     evidence = values.read_evidence(
         stalls=options.stalls, run=options.run, timeline=options.timeline
     )
@@ -543,7 +653,12 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
     if options.tokenizer is None:
         hint = "name it: --tokenizer tokenizer.json"
         raise UsageError("text alone cannot be timed: the tokenizer is missing", hint=hint)
-    info, cores = describe(str(options.tokenizer)), found.machine.cores
+    files, cores = find_tokenizer(options.tokenizer), found.machine.cores
+    if options.format == "chat":
+        from tokenmill.supervised.chat import with_template
+
+        files = with_template(files, options.chat_template)
+    info = describe(files)
     measured = measure_all(options, info)
     ways, sample = measured["ways"], measured["sample"]
     needs = demands(options, vocab_size=info.vocab_size)
@@ -555,7 +670,9 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
         said = [line_for(need, ways, verdicts) for need in needs]
     said += disturbance(ways, cores=cores) + little_text(sample)
     said += cost_of_building(by_key.get("build"), sample) + seams(by_key.get("joined"))
-    said += failures(ways) + eos_note(info)
+    said += (
+        failures(ways) + rendered(options) + (eos_note(info) if options.format != "chat" else [])
+    )
     return dataclasses.replace(
         found,
         **measured,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tokenmill.diagnosis.diagnose import sentence
-from tokenmill.diagnosis.values import STATES, Diagnosis, RunMetrics
+from tokenmill.diagnosis.values import OTHER_IDS, STATES, Diagnosis, RunMetrics
 from tokenmill.visible import visible_lines
 from tokenmill.words import compact, count, format_size, milliseconds
 
@@ -45,12 +45,16 @@ LOG_RATIO = 20  # from here on the smaller of two values could not be seen on a 
 
 
 class Bar(NamedTuple):
-    """A value with its name; `state` gives the colour (fed, borderline, starved or plain)."""
+    """A value with its name; `state` gives the colour (fed, borderline, starved or plain).
+
+    `span` is where it would be if it were measured again.
+    """
 
     label: str
     value: float
     shown: str
     state: str = "plain"
+    span: Point | None = None
 
 
 class Mark(NamedTuple):
@@ -186,6 +190,7 @@ def _axis_of(values: Sequence[float], start: float, end: float, *, linear: bool 
 def bar_plot(bars: Sequence[Bar], *, label: str, unit: str, marks: Sequence[Mark] = ()) -> Markup:
     """Horizontal bars, names above them; marks are vertical lines."""
     values = [*(bar.value for bar in bars), *(mark.value for mark in marks)]
+    values += [end for bar in bars for end in bar.span or ()]
     values = [value for value in values if value > 0] or [1.0]
     top = 22 + 17 * len(marks)
     bottom = top + ROW * len(bars)
@@ -207,6 +212,9 @@ def bar_plot(bars: Sequence[Bar], *, label: str, unit: str, marks: Sequence[Mark
         title = tag("title", f"{bar.label}: {bar.shown}")
         look = {"rx": 2, "class_": f"bar {bar.state}"}
         parts.append(tag("rect", title, x=left, y=y + 20, width=length, height=13, **look))
+        if bar.span is not None:
+            low, high = map(axis, bar.span)
+            parts.append(_line(low, high, y + 26.5, y + 26.5, "span"))
         names.append(_text(bar.label, left, y + 15, "name"))
         names.append(_text(bar.shown, right, y + 15, "value", "end"))
     for number, mark in enumerate(sorted(marks, key=lambda mark: mark.value)):
@@ -338,10 +346,10 @@ def _svg(parts: Sequence[Markup], *, height: float, label: str) -> Markup:
 # -------------------------------------------------------------------------------------------------
 # The page.
 
+BUSY = ", as measured on a busy machine"
 PAGE = Path(__file__).with_name("page.html")
 MOST_ROWS = 200  # of the table below a plot
 KEPT_POINTS = 300
-MANY_CORES = 8  # with more of them, the busiest, the mean and the idlest are drawn, not each
 # Figures over steps and over time: title, unit, factor, lines by the names of their values.
 WAITS = {"median": "wait_p50_ms", "99% below": "wait_p99_ms"}
 LOSSES = {"training": "loss", "validation": "val_loss"}
@@ -351,11 +359,13 @@ TRAINING: tuple[tuple[str, str, float, dict[str, str], Callable[[float], str]], 
     ("Share of time waiting for data", "%", 100, {"": "wait_share"}, milliseconds),
     ("Wait for data in training", "ms", 1, WAITS, milliseconds),
     ("Loss", "loss", 1, LOSSES, "{:.2f}".format),
-    ("Memory of the GPU", "GB", 1e-9, {"": "memory_bytes"}, compact),
+    ("Memory of the training", "GB", 1e-9, {"": "memory_bytes"}, compact),
 )
+CPU = {"its processes": "build_cores", "whole machine": "machine_cores"}
 MEMORY = {"its processes": "memory_bytes", "whole machine": "machine_memory_bytes"}
 DISK = {"read": "build_read_bytes_per_second", "written": "build_write_bytes_per_second"}
 BUILD: tuple[tuple[str, str, float, dict[str, str]], ...] = (
+    ("CPU of the build", "cores", 1.0, CPU),
     ("Memory of the build", "GB", 1e-9, MEMORY),
     ("Input of the build", "MB/s", 1e-6, {"input": "input_bytes_per_second"}),
     ("Tokens of the build", "tokens/s", 1.0, {"tokens": "tokens_per_second"}),
@@ -382,16 +392,22 @@ def render(found: Diagnosis) -> str:
         " Memory: the peak, with the interpreter and the sample in it. What a GPU takes is an"
         " estimate unless a rate was given. Measure your own loop with tokenmill.StallMeter."
     )
+    sections = [*_sections(found)]
     made = f"tokenmill {found.machine.tokenmill}, Python {found.machine.python}, {now}."
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
         title=safe(_title(found)),
         facts=tag("dl", *(tag("div", tag("dt", name), tag("dd", is_)) for name, is_ in facts)),
+        contents=tag("nav", *(tag("a", each[0], href=f"#{_anchor(each[0])}") for each in sections)),
         sections="".join(
-            tag("section", tag("h2", title), *content, class_=class_)
-            for title, class_, content in _sections(found)
+            tag("section", tag("h2", title), *content, class_=class_, id=_anchor(title))
+            for title, class_, content in sections
         ),
         footer=tag("footer", tag("p", how) if found.ways else "", tag("p", made)),
     )
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 def _title(found: Diagnosis) -> str:
@@ -399,11 +415,13 @@ def _title(found: Diagnosis) -> str:
         return "What the run says"
     if len(found.demands) != 1:
         return "What feeds a GPU from this machine"
-    states = {verdict.state for verdict in found.verdicts if verdict.way != "loader"}
+    verdicts = [verdict for verdict in found.verdicts if verdict.way != "loader"]
+    states = {verdict.state for verdict in verdicts}
     if "fed" in states:
         return "Not starved: tokenizing while training is fast enough"
     if "borderline" in states:
-        return "Close to starved: tokenizing while training just keeps up"
+        busy = any(each.on_busy_machine for each in verdicts if each.state == "borderline")
+        return f"Close: tokenizing while training may keep up{BUSY if busy else ''}"
     return "Starved: tokenizing while training is too slow"
 
 
@@ -414,9 +432,10 @@ def _sections(found: Diagnosis) -> Iterator[tuple[str, str | None, Sequence[Mark
     if found.ways:
         if found.commands:
             yield "What to type", None, [tag("pre", tag("code", each)) for each in found.commands]
-        plots = (_throughput(found), *_lengths(found), *_memory(found), *_scaling(found))
+        plots = (_throughput(found), _memory(found), *_lengths(found), *_scaling(found))
         yield "What was measured", None, [tag("div", *plots, class_="grid")]
         yield "Numbers", None, [*_numbers(found)]
+        yield "What was timed", None, [*_programs(found)]
         if found.demands:
             yield "What the GPU takes", None, [*_needs(found)]
     evidence = found.evidence
@@ -480,24 +499,31 @@ def _throughput(found: Diagnosis) -> Markup:
     for need in found.demands:
         name = f"{who}{' about' if need.is_estimate else ''}" if is_one else f"{need.name}:"
         marks.append(Mark(need.total, f"{name} {compact(need.total)}"))
-    says = ""
+    says = "The line in a bar is the middle half of the rounds"
+    says += "; to the right, what a quiet machine would give." if is_one else "."
     if not is_one:
-        says = f"Dashed: what {who} with a model of that name, an estimate."
+        says += f" Dashed: what {who} with a model of that name, an estimate."
     elif gpus > 1:
-        says = (
-            f"Bars are what this machine feeds to {gpus} GPUs: each has a process of its own, as"
+        says += (
+            f" Bars are what this machine feeds to {gpus} GPUs: each has a process of its own, as"
             f" far as the {found.machine.cores} cores reach."
         )
-    bars, rows = [], [("way", "tokens/s", "text MB/s", "documents", "seconds")]
+    headings = ("way", "tokens/s", "middle half of the rounds", "text MB/s", "documents", "seconds")
+    bars, rows = [], [headings]
     for way in ways:
-        rate, word, state = way.tokens_per_second, "", "plain"
+        rate, word, state, span = way.tokens_per_second, "", "plain", way.interval
         if (verdict := fed.get(way.key)) is not None:
             rate, state = verdict.feeds_tokens_per_second, verdict.state
+            span = verdict.low_tokens_per_second, verdict.high_tokens_per_second
             word = f", {STATES[state]}"
-        bars.append(Bar(way.title, rate, f"{compact(rate)}/s{word}", state))
+        elif way.changes_ids:
+            word = f", {OTHER_IDS}"
+        bars.append(Bar(way.title, rate, f"{compact(rate)}/s{word}", state, span))
         text = f"{way.text_bytes / way.seconds / 1e6:,.1f}" if way.text_bytes else "-"
         documents = f"{way.documents:,}" if way.documents else "-"
-        numbers = (f"{way.tokens_per_second:,.0f}", text, documents, f"{way.seconds:.2f}")
+        low, high = (compact(rate) for rate in way.interval)
+        between = f"{low} to {high}" if len(way.rates) > 1 else "-"
+        numbers = (f"{way.tokens_per_second:,.0f}", between, text, documents, f"{way.seconds:.2f}")
         rows.append((way.title, *numbers))
     label = "Tokens per second of each way to tokenize"
     plot = bar_plot(bars, marks=marks, unit="tokens/s", label=label)
@@ -513,10 +539,13 @@ def _numbers(found: Diagnosis) -> Iterator[Markup]:
             differing = f"{way.differing_documents:,} of {way.compared_documents:,}"
             remarks.append(f"{differing} documents with other ids")
         remark = "; ".join(filter(None, (*remarks, way.note)))
+        cells = [*way.cells().values()]
         failed = way.problem is not None
-        rows.append((way.title, *(["-"] * 5 if failed else way.cells()), way.problem or remark))
+        rows.append((way.title, *(["-"] * len(cells) if failed else cells), way.problem or remark))
     yield tag("h3", "Each way")
-    yield table(("way", "tokens/s", "ms, 1 sample", "ms, 8 samples", "cores", "memory", ""), *rows)
+    yield table(("way", *found.ways[0].cells(), ""), *rows)
+    spread = "\u00b1: half of the rounds are within that share of the median."
+    yield tag("p", spread, class_="says")
     if not found.sweep:
         how = "How it scales over workers and batch sizes: run with --sweep."
         yield tag("p", how, class_="says")
@@ -560,28 +589,28 @@ def _lengths(found: Diagnosis) -> Iterator[Markup]:
     yield figure("Tokens per document", plot, rows, says)
 
 
-def _memory(found: Diagnosis) -> Iterator[Markup]:
-    """Memory of each way over time."""
-    series, rows = [], [("way", "peak", "seconds")]
+def _memory(found: Diagnosis) -> Markup:
+    """The peak of each way."""
+    ways = [way for way in found.ways if way.problem is None]
+    peaks = [(way.title, way.peak_memory_bytes) for way in ways]
+    bars = [Bar(title, peak / 1e6, format_size(peak)) for title, peak in peaks]
+    rows = [("way", "peak"), *((title, format_size(peak)) for title, peak in peaks)]
+    says = "The peak of each way with its workers. A page that processes share counts in each."
+    plot = bar_plot(bars, unit="MB", label="Peak of memory of each way")
+    return figure("Memory, each way", plot, rows, says)
+
+
+def _programs(found: Diagnosis) -> Iterator[Markup]:
+    """The text of every program that was timed, to copy."""
+    says = (
+        "These programs ran as they are here, each in a process of its own. The documents that they"
+        " read are a sample of your input as JSON Lines; --scripts FOLDER writes it with them."
+    )
+    yield tag("p", says, class_="says")
     for way in found.ways:
-        if len(way.memory) > 1:
-            points = [(seconds, num_bytes / 1e6) for seconds, num_bytes in way.memory]
-            shown = [f"{seconds:.1f} s: {format_size(size)}" for seconds, size in way.memory]
-            series.append(Series(way.title, points, shown))
-            peak = format_size(way.peak_memory_bytes)
-            rows.append((way.title, peak, f"{way.memory[-1][0]:.1f}"))
-    if series:
-        yield line_figure(
-            "Memory over time",
-            series,
-            rows,
-            "Each way with its workers, from loading the tokenizer to the end. A page that"
-            " processes share is counted in each.",
-            label="Memory of each way over time",
-            x_label="seconds since it began",
-            unit="MB",
-            linear=True,
-        )
+        if way.source:
+            summary = tag("summary", tag("b", way.title), " ", tag("code", way.call))
+            yield tag("details", summary, tag("pre", tag("code", way.source)))
 
 
 def _scaling(found: Diagnosis) -> Iterator[Markup]:
@@ -656,16 +685,7 @@ def _build(timeline: Timeline) -> Iterator[Markup]:
     if not runs:
         return
     seconds = np.concatenate([segment.seconds + offset for segment, offset in runs]).tolist()
-    num_cores = min(segment.cpu_percent.shape[1] for segment, _ in runs)
-    cores = np.concatenate([segment.cpu_percent[:, :num_cores] for segment, _ in runs])
-    columns = {f"core {core}": cores[:, core] for core in range(num_cores)}
-    if num_cores > MANY_CORES:
-        summed: dict[str, Any] = {"busiest": np.nanmax, "mean": np.nanmean, "idlest": np.nanmin}
-        columns = {
-            name: np.concatenate([of(segment.cpu_percent, axis=1) for segment, _ in runs])
-            for name, of in summed.items()
-        }
-    charts = [("CPU of the build", "% of each core", 1.0, columns)]
+    charts: list[tuple[str, str, float, dict[str, Any]]] = []
     for title, unit, factor, fields in BUILD:
         columns = {
             name: np.concatenate([getattr(segment, each) for segment, _ in runs])

@@ -66,34 +66,68 @@ class WayResult:
     feeds: bool  # false for what is done once, before training
     workers: int
     batch: int
+    source: str = ""  # the program that was timed
+    call: str = ""  # the line of it that people look for
     documents: int = 0
     text_bytes: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    # Loading the tokenizer and starting workers; not part of `seconds`.
+    rates: tuple[float, ...] = ()  # tokens/s of each round
+    # The same for each CPU second of the program's own process, without its workers.
+    cpu_rates: tuple[float, ...] = ()
+    # Until the first call: imports, the tokenizer, the sample, workers; not part of `seconds`.
     startup_seconds: float = 0.0
     sample_ms: float | None = None  # median time until one sample that was asked for is there
     chunk_ms: float | None = None  # the same for 8 samples asked for at once
     cpu_cores: float = 0.0  # CPU seconds of the process and its children, for each second
     other_cores: float = 0.0  # the same of all other programs on the machine, meanwhile
     peak_memory_bytes: int = 0  # resident memory of the process and its children, added up
-    # Seconds since the process began, and its memory then.
-    memory: tuple[tuple[float, int], ...] = ()
     compared_documents: int = 0
     # Of those compared: ids are not what the tokenizer makes of the document by itself.
     differing_documents: int = 0
+    # Of the sample: they hold the token that documents were joined by, and would be cut there.
+    delimited_documents: int = 0
     note: str | None = None
     problem: str | None = None  # why it could not be measured
 
     @property
     def tokens_per_second(self) -> float:
+        """The median of the rounds."""
+        if self.rates:
+            return statistics.median(self.rates)
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
-    def cells(self) -> tuple[str, ...]:
-        """Tokens/s, ms for one sample and for 8, cores, memory: as every table shows them."""
-        latencies = milliseconds(self.sample_ms), milliseconds(self.chunk_ms)
-        used = f"{self.cpu_cores:.1f}", format_size(self.peak_memory_bytes)
-        return compact(self.tokens_per_second), *latencies, *used
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Tokens/s of the middle half of the rounds."""
+        if len(self.rates) < 2:
+            return self.tokens_per_second, self.tokens_per_second
+        low, _, high = statistics.quantiles(self.rates, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def documents_per_second(self) -> float | None:
+        """None where there are rows, and no documents."""
+        return self.tokens_per_second * self.documents / self.tokens if self.documents else None
+
+    @property
+    def changes_ids(self) -> bool:
+        """Whether a model would not see the tokens that the tokenizer makes of a document."""
+        return bool(self.differing_documents or self.delimited_documents)
+
+    def cells(self) -> dict[str, str]:
+        """Its numbers as every table shows them, by their headings."""
+        rate, (low, high) = self.tokens_per_second, self.interval
+        spread = f" \u00b1{50 * (high - low) / rate:.0f}%" if len(self.rates) > 1 and rate else ""
+        documents = self.documents_per_second
+        return {
+            "tokens/s": compact(rate) + spread,
+            "documents/s": "-" if documents is None else compact(documents),
+            "ms for 1": milliseconds(self.sample_ms),
+            "ms for 8": milliseconds(self.chunk_ms),
+            "cores": f"{self.cpu_cores:.1f}",
+            "memory": format_size(self.peak_memory_bytes),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +146,8 @@ class Demand:
         return self.tokens_per_second * self.gpus
 
 
-STATES = {"fed": "fast enough", "borderline": "just enough", "starved": "too slow"}
+STATES = {"fed": "fast enough", "borderline": "close", "starved": "too slow"}
+OTHER_IDS = "other ids"  # in the place of a state: it is no way to get these tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +159,12 @@ class Verdict:
     state: str  # starved, borderline or fed
     # To all GPUs together, as far as the cores of this machine reach.
     feeds_tokens_per_second: float
+    # Of the middle half of the rounds; the upper one as it would be with the CPU that other
+    # programs took, where there was none left.
+    low_tokens_per_second: float
+    high_tokens_per_second: float
     needs_tokens_per_second: float
+    on_busy_machine: bool
     wait_share: float  # least share of time that the GPUs wait: tokenizing overlaps with their work
     # Where it does not: each step begins when its tokens are there, and ends before the next.
     wait_share_in_turn: float
@@ -263,8 +303,15 @@ def findings(evidence: Evidence) -> list[str]:
         parts = [spoken(timeline.seconds) + (f" in {runs} runs" if runs > 1 else "")]
         if seen := [segment for segment in timeline.segments if len(segment)]:
             peak = max(float(np.nanmax(segment.memory_bytes)) for segment in seen)
-            busy = statistics.fmean(float(np.nanmean(segment.cpu_percent)) for segment in seen)
-            parts += [f"{format_size(peak)} of memory at most", f"cores {busy:.0f}% busy"]
+            parts.append(f"{format_size(peak)} of memory at most")
+            own, whole = (
+                float(np.nanmean(np.concatenate([getattr(each, name) for each in seen])))
+                for name in ("build_cores", "machine_cores")
+            )
+            cores = seen[0].cpu_percent.shape[1]
+            if math.isfinite(own):
+                parts.append(f"{own:.1f} cores of its own on average")
+            parts.append(f"all programs together had {whole:.1f} of {cores}")
         said.append(f"Build: {', '.join(parts)}.")
     return said
 
@@ -285,12 +332,14 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
     for demand, need in zip(members["demands"], found.demands, strict=True):
         demand["total_tokens_per_second"] = need.total
     for each, way in zip(members["ways"], found.ways, strict=True):
-        each["tokens_per_second"] = way.tokens_per_second
+        for name in ("tokens_per_second", "documents_per_second", "interval", "changes_ids"):
+            each[name] = getattr(way, name)
     for verdict in members["verdicts"]:
         # A way that feeds nothing is infinitely too slow, which JSON has no number for.
         if verdict["times_too_slow"] == float("inf"):
             verdict["times_too_slow"] = None
-    tried = ("key", "workers", "batch", "tokens_per_second", "cpu_cores", "peak_memory_bytes")
+    setting, rates = ("key", "workers", "batch"), ("tokens_per_second", "documents_per_second")
+    tried = (*setting, *rates, "cpu_cores", "peak_memory_bytes")
     members["sweep"] = [_members(point, *tried) for point in found.sweep]
     stalls, run, timeline = (getattr(found.evidence, name) for name in members["evidence"])
     waits = ("steps", "wait_share", "p50_ms", "p99_ms", "max_ms", "first_wait_ms")

@@ -1,77 +1,67 @@
-"""The ways people get tokens into a training loop.
+"""The ways people get tokens into a training loop, each a program of its own that is timed.
 
     one-by-one   the tokenizer is called for each sample, in the loop
     batched      the same with many samples in a call, which lets the package use every core
-    joined       many samples joined into one long string, encoded, and split again
+    joined       many samples joined by a delimiter token, encoded, and split at its id
     pool         a multiprocessing.Pool whose workers tokenize, fed by `imap`
     dataloader   a torch DataLoader whose workers tokenize
     build        `tokenmill build`: the cost, paid once
     loader       `tokenmill.Loader` on the store that it made
 
-A way runs in a process of its own (`run_job`) that knows nothing but its job. All but
-the last two run the reference engine of the tokenizer, the package that people would call
-themselves.
+A way is the text of a program (`WayJob.source`): what people write with the package of their
+tokenizer, and a clock. It is run as it is, by a Python of its own, and the report shows the same
+text. Nothing of tokenmill is in the process, but where tokenmill is what is timed. CPU and memory
+are looked at from outside.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
-import multiprocessing
 import os
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import psutil
 
-from tokenmill.builder.run import build
 from tokenmill.diagnosis.values import SampleFacts, WayResult
 from tokenmill.engines import REFERENCES
-from tokenmill.engines.load import load_engine
-from tokenmill.errors import SourceError, TokenmillError, UsageError
+from tokenmill.engines.base import TokenizerKind
+from tokenmill.engines.references import PieceType
+from tokenmill.errors import SourceError, UsageError
 from tokenmill.files import shown
-from tokenmill.loader.loader import Loader
-from tokenmill.monitor import tree, tree_bytes, tree_cpu_seconds
-from tokenmill.records import RowBatch, TextBatch
-from tokenmill.runners.local import end_with_parent
+from tokenmill.monitor import cpu_seconds, rss_bytes, tree
+from tokenmill.runners.local import usable_cores
 from tokenmill.sources.base import SourceFile, SourceOptions, open_source, plan_units, text_size
 from tokenmill.sources.discovery import discover
-from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.synchronize import Barrier
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from tokenmill.engines.base import Engine
-    from tokenmill.engines.parity import CheckedEngine
-    from tokenmill.loader.batch import Batch
-
-    Ids = NDArray[np.uint32]
-    Encode = Callable[[list[str]], int]
+    from tokenmill.engines.base import TokenizerInfo
+    from tokenmill.engines.load import TokenizerFiles
+    from tokenmill.records import RowBatch
+    from tokenmill.supervised.shaper import Shaper
 
 
 # -------------------------------------------------------------------------------------------------
 # A bounded part of the user's own text, read as a build reads it, kept for the ways to share.
 #
-# Some documents of some files, spread over the input. They are written to a working folder twice:
-# as flat arrays, which a way maps at once, and as JSON Lines, which the build reads.
+# Some documents of some files, spread over the input, as JSON Lines: their texts, which the ways
+# encode, and their rows, which the build reads, where these are more than a text.
 
 SAMPLED_FILES = 8
 BATCH_BYTES = 1 << 20
-_DATA, _OFFSETS, LINES = "sample.bin", "offsets.npy", "sample.jsonl"
+LINES, ROWS = "sample.jsonl", "rows.jsonl"
 
 
 def take_sample(
@@ -79,25 +69,28 @@ def take_sample(
     *,
     folder: Path,
     most_bytes: int,
-    text_field: str = "text",
-    separator: str | None = None,
+    options: SourceOptions | None = None,
+    shaper: Shaper | None = None,
 ) -> SampleFacts:
-    """Read the sample and keep it in the folder."""
+    """Read the sample and keep it in the folder; the shaper makes texts of rows of fields."""
     if most_bytes < 1:
         raise UsageError("a sample of no bytes measures nothing", hint="use --sample-mb 32")
-    options = SourceOptions(text_field=text_field, separator=separator, batch_bytes=BATCH_BYTES)
+    options = dataclasses.replace(options or SourceOptions(), batch_bytes=BATCH_BYTES)
     files = discover(inputs, options).files
     chosen = files[:: max(1, len(files) // SAMPLED_FILES)][:SAMPLED_FILES]
-    documents: list[bytes] = []
+    documents: list[str] = []
+    rows: list[bytes] = []
     rejected = 0
     for file in chosen:
         room = max(1, most_bytes // len(chosen))
         for batch in _batches(file, options):
-            rejected += len(batch.rejects)
-            for index in range(len(batch.texts)):
-                if room > 0 and (document := batch.texts.bytes_at(index)):
-                    documents.append(document)
-                    room -= len(document)
+            found, refused = _documents(batch, shaper)
+            rejected += len(batch.rejects) + refused
+            for row, text in found:
+                if room > 0 and text:
+                    documents.append(text)
+                    rows.append(row + b"\n")
+                    room -= len(text.encode())
             if room <= 0:
                 break
     if not documents:
@@ -105,21 +98,21 @@ def take_sample(
         more = " ..." if len(inputs) > 3 else ""
         why = f"{rejected:,} rows cannot be used, and no other" if rejected else "no row"
         problem = f"there is no text to measure in {names}{more}: {why} has text in it"
-        hint = f"check the file; the text is looked for under --text-field {text_field}"
+        hint = f"check the file; the text is looked for under --text-field {options.text_field}"
         raise SourceError(problem, hint=hint)
-    kept = TextBatch.from_texts(documents)
-    kept.data.tofile(folder / _DATA)
-    np.save(folder / _OFFSETS, kept.offsets)
     with (folder / LINES).open("w", encoding="utf-8", newline="\n") as lines:
         for document in documents:
-            lines.write(json.dumps({"text": document.decode()}, ensure_ascii=False) + "\n")
+            lines.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+    if shaper is not None:
+        (folder / ROWS).write_bytes(b"".join(rows))
+    sizes = [len(document.encode()) for document in documents]
     return SampleFacts(
         files=sum(len(file.members) or 1 for file in files),
         input_bytes=sum(file.size for file in files),
         documents=len(documents),
-        text_bytes=sum(map(len, documents)),
+        text_bytes=sum(sizes),
         rejected=rejected,
-        largest_document_bytes=max(map(len, documents)),
+        largest_document_bytes=max(sizes),
         estimated_text_bytes=sum(text_size(file) for file in files),
     )
 
@@ -132,519 +125,623 @@ def _batches(file: SourceFile, options: SourceOptions) -> Iterator[RowBatch]:
             yield from source.read(unit)
 
 
-def load_sample(folder: Path) -> list[str]:
-    """The documents of a sample that was kept."""
-    offsets = np.load(folder / _OFFSETS)
-    return TextBatch(np.fromfile(folder / _DATA, np.uint8), offsets).texts()
+def _documents(batch: RowBatch, shaper: Shaper | None) -> tuple[list[tuple[bytes, str]], int]:
+    """The row and the text of each document, and how many rows are none."""
+    if shaper is None:
+        return [(b"", text) for text in batch.texts.texts()], 0
+    shaped = shaper.shape(batch.texts, batch.rows)
+    places = {row: place for place, row in enumerate(batch.rows.tolist())}
+    rows = (batch.texts.bytes_at(places[row]) for row in shaped.rows.tolist())
+    return [*zip(rows, shaped.texts, strict=True)], len(shaped.rejects)
 
 
 # -------------------------------------------------------------------------------------------------
-# What a way is told, and the clocks that all of them share.
+# How a tokenizer is loaded and called, in the words of its package.
 
-CHUNK = 8  # samples asked for at once, beside single ones
-_FEWEST_CALLS = 3
+
+class Delimiter(NamedTuple):
+    """A token that the package finds in a text."""
+
+    token: str
+    id: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WayJob:
-    """What a way is told."""
+class Calls:
+    """The lines of a program that are the package's own."""
 
-    way: str
-    folder: str  # where the sample is, and where a store may be written
-    tokenizer: str
-    kind: str  # of the tokenizer: decides the reference engine
-    workers: int
-    batch: int
-    seconds: float
-    seq_len: int
-
-    def texts(self) -> list[str]:
-        return load_sample(Path(self.folder))
-
-    def load(self, *, threads: int = 1) -> CheckedEngine:
-        # A way has a process of its own, with as many threads as it is to be measured with.
-        os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
-        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-        return load_engine(self.tokenizer, choice=REFERENCES[self.kind], threads=threads)
-
-    def result(self, **found: Any) -> WayResult:
-        """What the way tells, beside what was known of it before."""
-        way = WAYS[self.way]
-        known = {"title": way.title, "in_loop": way.in_loop, "feeds": way.feeds, "workers": 1}
-        known["engine"] = REFERENCES[self.kind]
-        return WayResult(key=self.way, batch=self.batch, **{**known, **found})
-
-    def failed(self, problem: str) -> WayResult:
-        return self.result(engine="", workers=self.workers, problem=problem)
+    load: str  # with the imports
+    one: str  # ids of `text`
+    many: str  # ids of each of `batch`
+    joined: str  # ids of `joined`
+    delimiter: Delimiter | None
+    no_delimiter: str = ""  # why there is none
 
 
-class Rounds:
-    """Deals out the sample again and again until the time is up, and counts what it dealt."""
-
-    def __init__(self, texts: Sequence[str], *, batch: int, seconds: float) -> None:
-        self._texts = texts
-        self._batch = batch
-        self._end = time.perf_counter() + seconds
-        self.documents = 0
-        self.text_bytes = 0
-
-    def groups(self) -> Iterator[list[str]]:
-        texts = itertools.cycle(self._texts)
-        while True:
-            group = list(itertools.islice(texts, self._batch))
-            self.documents += len(group)
-            self.text_bytes += sum(len(text.encode()) for text in group)
-            yield group
-            if time.perf_counter() >= self._end:
-                return
+def calls_of(files: TokenizerFiles, info: TokenizerInfo, *, workers: int) -> Calls:
+    """The code that people write for such a tokenizer; batches are encoded by so many threads."""
+    if files.main is None:
+        return BYTES
+    return _CALLS[files.kind](files, info, repr(str(files.path.resolve())), workers)
 
 
-def measure_calls(
-    job: WayJob,
-    encode: Encode,
-    *,
-    started: float,
-    all_of: Callable[[Iterator[list[str]]], int] | None = None,
-    **known: Any,
-) -> WayResult:
-    """Time a way that is one function, which takes texts and says how many tokens they are.
-
-    `all_of` is how the way takes everything, where that is not group by group.
-    """
-    startup = time.perf_counter() - started
-    texts = job.texts()
-    encode(texts[:CHUNK])
-    sample_ms, chunk_ms = latencies(encode, texts, seconds=job.seconds / 4)
-    rounds = Rounds(texts, batch=job.batch, seconds=job.seconds)
-    watch = Stopwatch()
-    tokens = sum(map(encode, rounds.groups())) if all_of is None else all_of(rounds.groups())
-    return job.result(
-        documents=rounds.documents,
-        text_bytes=rounds.text_bytes,
-        tokens=tokens,
-        **watch.stop(),
-        sample_ms=sample_ms,
-        chunk_ms=chunk_ms,
-        startup_seconds=startup,
-        **known,
+def _tokenizers_calls(files: TokenizerFiles, info: TokenizerInfo, path: str, workers: int) -> Calls:
+    content = files.parsed
+    load = f"from tokenizers import Tokenizer\n\ntokenizer = Tokenizer.from_file({path})"
+    if workers != len(usable_cores()):
+        load = f'import os\n\nos.environ["RAYON_NUM_THREADS"] = "{workers}"\n{load}'
+    for name in ("padding", "truncation"):
+        load += f"\ntokenizer.no_{name}()" if content.get(name) else ""
+    # Tokens around each document are left out: all ways count those of the text itself.
+    processor = (content.get("post_processor") or {"type": "ByteLevel"})["type"]
+    alone = "" if processor == "ByteLevel" else ", add_special_tokens=False"
+    found = {str(token["content"]): int(token["id"]) for token in info.added_tokens}
+    special = [token for token in info.special_tokens if token in found]
+    delimiter = info.eos_token if info.eos_token in found else next(iter(special), None)
+    return Calls(
+        load=load,
+        one=f"tokenizer.encode(text{alone}).ids",
+        many=f"[each.ids for each in tokenizer.encode_batch(batch{alone})]",
+        joined=f"tokenizer.encode(joined{alone}).ids",
+        delimiter=None if delimiter is None else Delimiter(delimiter, found[delimiter]),
+        no_delimiter="this tokenizer has no special token to join documents by",
     )
 
 
-def latencies(encode: Encode, texts: Sequence[str], *, seconds: float) -> list[float]:
-    """Median milliseconds of a call with one text, and of a call with a chunk of them."""
-    medians = []
-    for size in (1, CHUNK):
-        taken: list[float] = []
-        dealt, end = itertools.cycle(texts), time.perf_counter() + seconds / 2
-        while len(taken) < _FEWEST_CALLS or time.perf_counter() < end:
-            group = list(itertools.islice(dealt, size))
-            started = time.perf_counter()
-            encode(group)
-            taken.append(time.perf_counter() - started)
-        medians.append(statistics.median(taken) * 1000)
-    return medians
+def _sentencepiece_calls(
+    files: TokenizerFiles, info: TokenizerInfo, path: str, workers: int
+) -> Calls:
+    found = (
+        Delimiter(text, index)
+        for index, (text, kind) in enumerate(files.parsed.pieces)
+        if kind is PieceType.USER_DEFINED and text.startswith(("<", "["))
+    )
+    return Calls(
+        load="from sentencepiece import SentencePieceProcessor\n\n"
+        f"sp = SentencePieceProcessor(model_file={path})",
+        one="sp.encode(text)",
+        many=f"sp.encode(batch, num_threads={workers})",
+        joined="sp.encode(joined)",
+        delimiter=next(found, None),
+        no_delimiter=f"SentencePiece takes {info.eos_token or 'a control symbol'} in a text for"
+        " text, and this model has no user-defined symbol, the only kind that it finds there (train"
+        " one with --user_defined_symbols)",
+    )
 
 
-class Stopwatch:
-    """Clocks of the wall, of this process tree, and of the machine; runs from the beginning."""
+def _tiktoken_calls(files: TokenizerFiles, info: TokenizerInfo, path: str, workers: int) -> Calls:
+    definition = files.parsed.definition
+    special = info.special_tokens
+    name = info.eos_token if info.eos_token in special else next(iter(special), None)
+    kept = {} if name is None else {name: special[name]}
+    load = (
+        "import base64\n\nimport tiktoken\n\n"
+        f"lines = [line.split() for line in open({path}, 'rb') if line.strip()]\n"
+        "encoding = tiktoken.Encoding(\n"
+        f"    {files.path.stem!r},\n"
+        f"    pat_str={definition.pattern!r},\n"
+        "    mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},\n"
+        f"    special_tokens={kept!r},\n)"
+    )
+    form = {"text": "text", "batch": "batch", "joined": "joined"}
+    if definition.normalization:
+        load = f"import unicodedata\n\n{load}"
+        normal = f"unicodedata.normalize({definition.normalization!r}, "
+        form = {"text": f"{normal}text)", "joined": f"{normal}joined)"}
+        form["batch"] = f"[{form['text']} for text in batch]"
+    return Calls(
+        load=load,
+        one=f"encoding.encode_ordinary({form['text']})",
+        many=f"encoding.encode_ordinary_batch({form['batch']}, num_threads={workers})",
+        joined=f"encoding.encode({form['joined']}, allowed_special={{DELIMITER}})",
+        delimiter=None if name is None else Delimiter(name, special[name]),
+        no_delimiter="this encoding has no special token to join documents by",
+    )
 
-    def __init__(self) -> None:
-        self._busy, self._cpu = _busy_seconds(), tree_cpu_seconds()
-        self._started = time.perf_counter()
 
-    def stop(self) -> dict[str, float]:
-        """Seconds and cores, as `WayResult` has them."""
-        seconds = time.perf_counter() - self._started
-        cpu = tree_cpu_seconds() - self._cpu
-        others = max(0.0, _busy_seconds() - self._busy - cpu)
-        long = max(seconds, 1e-9)
-        return {"seconds": seconds, "cpu_cores": cpu / long, "other_cores": others / long}
-
-
-def _busy_seconds() -> float:
-    """CPU seconds of everything on this machine; what a host took from a virtual one counts."""
-    times: dict[str, float] = psutil.cpu_times()._asdict()
-    # Time of guests is counted in user time already.
-    return sum(v for k, v in times.items() if k not in ("idle", "iowait", "guest", "guest_nice"))
-
-
-def encode_one(engine: Engine, text: str) -> Ids:
-    """Ids of one text."""
-    return engine.encode(TextBatch.from_texts([text])).ids
+BYTES = Calls(
+    load="",
+    one="list(text.encode())",
+    many="[list(text.encode()) for text in batch]",
+    joined="",
+    delimiter=None,
+    no_delimiter="bytes have no string that stands for their end of text",
+)
+_CALLS: dict[TokenizerKind, Callable[[TokenizerFiles, TokenizerInfo, str, int], Calls]] = {
+    TokenizerKind.HUGGINGFACE: _tokenizers_calls,
+    TokenizerKind.SENTENCEPIECE: _sentencepiece_calls,
+    TokenizerKind.TIKTOKEN: _tiktoken_calls,
+}
 
 
 # -------------------------------------------------------------------------------------------------
-# In the loop: one by one, in batches, joined.
-
-
-def measure_plain(job: WayJob, *, at_once: bool) -> WayResult:
-    """A call for each sample, or one for all that are asked for."""
-    started = time.perf_counter()
-    threads = job.workers if at_once else 1
-    engine = job.load(threads=threads).reference
-
-    def encode(texts: list[str]) -> int:
-        calls = [texts] if at_once else [[text] for text in texts]
-        return sum(len(engine.encode(TextBatch.from_texts(call)).ids) for call in calls)
-
-    return measure_calls(job, encode, started=started, workers=threads)
-
-
-# Joining saves calls, and it changes tokens: a merge does not stop at the boundary of two
-# documents, and what a tokenizer does only at the beginning of a text happens once. So the ids are
-# compared with those of each document by itself, and the difference is counted.
+# The programs. `work` is what is timed; all else is the clock, which is the same for all of them.
 #
-# The ids are split by the bytes that each stands for. Where a tokenizer changes the text (lower
-# case, normal forms), these do not add up to it, and the boundaries are lost.
+# Rounds have as many documents as take about a fifth of the time. Between documents no clock is
+# looked at: what is timed is a bare loop.
 
-SEPARATOR = "\n\n"
-COMPARED_DOCUMENTS = 512
-COMPARED_BYTES = 1_000_000
-LOST = "where documents begin is lost: this tokenizer changes the text, so ids cannot be split"
+CHUNK = 8  # samples asked for at once, beside single ones
+ROUNDS = 5
+
+_HEAD = '''"""$about
+
+    python $name.py $file
+"""
+
+import itertools
+import json
+import statistics
+import sys
+import time
+'''
+_CLOCK = """
+
+# The clock. Rounds that are too short only warm up; the five after them are printed.
 
 
-def measure_joined(job: WayJob) -> WayResult:
-    started = time.perf_counter()
-    checked = job.load()
-    engine = checked.reference
-    sizes = token_sizes(engine, checked.info.vocab_size)
+def timed(work, documents):
+    start, cpu = time.monotonic(), time.process_time()
+    tokens = work(documents)
+    taken = {"seconds": time.monotonic() - start, "cpu_seconds": time.process_time() - cpu}
+    num_bytes = sum(len(text.encode()) for text in documents)
+    told = {"documents": len(documents), "text_bytes": num_bytes, "tokens": tokens}
+    return {**told, **taken, "start": start}
 
-    def encode(texts: list[str]) -> int:
-        ids = encode_one(engine, SEPARATOR.join(texts))
-        parts = split_ids(ids, texts, sizes)
-        return len(ids) if parts is None else sum(map(len, parts))
 
-    measured = measure_calls(job, encode, started=started)
-    compared, differing = compare(engine, job.texts(), sizes=sizes, batch=job.batch)
-    return dataclasses.replace(
-        measured,
-        compared_documents=compared,
-        differing_documents=differing,
-        note=None if compared else LOST,
+def clock(work, texts, seconds, samples=(1, 8)):
+    print(json.dumps({"ready": time.monotonic()}))
+    deal, size = itertools.cycle(texts), 8
+
+    def take(number):
+        return timed(work, list(itertools.islice(deal, number)))
+
+    while take(size)["seconds"] < seconds / $rounds / 2:
+        size *= 2
+    for _ in range($rounds):
+        print(json.dumps(take(size)))
+    for number in samples:
+        end, found = time.monotonic() + seconds / 8, []
+        while len(found) < 3 or time.monotonic() < end:
+            found.append(1000 * take(number)["seconds"])
+        print(json.dumps({"samples": number, "milliseconds": statistics.median(found)}))
+"""
+_MAIN = """
+
+if __name__ == "__main__":
+    texts = [json.loads(line)["text"] for line in open(sys.argv[1], encoding="utf-8")]
+    seconds = float(sys.argv[2]) if sys.argv[2:] else 1.0
+"""
+_RUN = f"{_MAIN}    clock(work, texts, seconds)\n"
+
+_ONE_BY_ONE = """
+
+def work(documents):
+    tokens = 0
+    for text in documents:
+        ids = $one
+        tokens += len(ids)
+    return tokens
+"""
+_BATCHED = """
+
+def work(documents):
+    tokens = 0
+    for first in range(0, len(documents), $batch):
+        batch = documents[first : first + $batch]
+        for ids in $many:
+            tokens += len(ids)
+    return tokens
+"""
+_JOINED = '''
+DELIMITER, DELIMITER_ID = $delimiter
+
+
+def encode_joined(batch):
+    joined = "".join(text + DELIMITER for text in batch)
+    ids = $joined
+    parts, start = [], 0
+    for _ in batch:
+        end = ids.index(DELIMITER_ID, start)
+        parts.append(ids[start:end])
+        start = end + 1
+    return parts
+
+
+def work(documents):
+    tokens = 0
+    for first in range(0, len(documents), $batch):
+        for ids in encode_joined(documents[first : first + $batch]):
+            tokens += len(ids)
+    return tokens
+
+
+def compare(texts):
+    """How many documents have other ids than by themselves, and how many hold the delimiter."""
+    clean = [text for text in texts[:512] if DELIMITER not in text]
+    differing = 0
+    for first in range(0, len(clean), $batch):
+        batch = clean[first : first + $batch]
+        for text, ids in zip(batch, encode_joined(batch)):
+            differing += ids != $one
+    held = sum(DELIMITER in text for text in texts)
+    told = {"compared_documents": len(clean), "differing_documents": differing}
+    print(json.dumps({**told, "delimited_documents": held}))
+'''
+_POOL = """
+
+def encode(text):
+    return $one
+
+
+def work(documents):
+    chunk = min($batch, -(-len(documents) // $workers))
+    return sum(map(len, pool.imap(encode, documents, chunksize=chunk)))
+"""
+_RUN_POOL = f"""{_MAIN}    with multiprocessing.Pool($workers) as pool:
+        clock(work, texts, seconds)
+"""
+_DATALOADER = """
+
+class Tokenized(Dataset):
+    def __init__(self, texts):
+        self.texts = texts
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        text = self.texts[index]
+        return torch.tensor($one)
+
+
+def epochs(texts):
+    how = {"num_workers": $workers, "persistent_workers": True, "drop_last": True}
+    loader = DataLoader(Tokenized(texts), batch_size=8, collate_fn=list, **how)
+    while True:
+        yield from loader
+
+
+def work(documents):
+    tokens = 0
+    for batch in itertools.islice(batches, len(documents) // 8):
+        for ids in batch:
+            tokens += len(ids)
+    return tokens
+"""
+_RUN_DATALOADER = f"""{_MAIN}    texts *= -(-8 // len(texts))
+    batches = epochs(texts)
+    clock(work, texts, seconds, samples=())
+"""
+_BUILD = """
+
+if __name__ == "__main__":
+    result = tokenmill.build(
+        sys.argv[1],
+        $options,
     )
+    built, seconds = result.built, result.working_seconds
+    told = {"documents": built.documents, "text_bytes": built.text_bytes, "tokens": built.tokens}
+    taken = {"seconds": seconds, "whole_seconds": result.seconds}
+    known = {"engine": result.engine, "workers": result.workers}
+    print(json.dumps({**told, **taken, **known, "start": time.monotonic() - seconds}))
+"""
+_LOADER = """
 
+def work(rows):
+    tokens = 0
+    for _ in range(-(-len(rows) // 8)):
+        batch = next(singles if len(rows) == 1 else batches)
+        inputs, labels = batch.input_ids, batch.labels
+        tokens += inputs.size
+    return tokens
+"""
+_RUN_LOADER = """
 
-def token_sizes(engine: Engine, vocab_size: int) -> NDArray[np.int64]:
-    """Bytes that each id stands for."""
-    return np.array([len(engine.token_bytes(token)) for token in range(vocab_size)], np.int64)
-
-
-def split_ids(ids: Ids, texts: Sequence[str], sizes: NDArray[np.int64]) -> list[Ids] | None:
-    """The ids of each text out of those of all, or None where their bytes do not add up.
-
-    A token belongs to the text in which it begins; one that begins in a separator to none.
-    """
-    lengths = np.array([len(text.encode()) for text in texts], np.int64)
-    starts = np.concatenate(([0], np.cumsum(lengths + len(SEPARATOR))[:-1]))
-    ends = np.cumsum(sizes[ids])
-    # Some tokenizers put one space in front of the whole string.
-    extra = int(ends[-1] if len(ends) else 0) - int(starts[-1] + lengths[-1])
-    if extra not in (0, 1):
-        return None
-    begins = np.maximum(ends - sizes[ids] - extra, 0)
-    first = np.searchsorted(begins, starts, side="left")
-    last = np.searchsorted(begins, starts + lengths, side="left")
-    return [ids[a:b] for a, b in zip(first, last, strict=True)]
-
-
-def compare(
-    engine: Engine, texts: Sequence[str], *, sizes: NDArray[np.int64], batch: int
-) -> tuple[int, int]:
-    """How many documents were compared, and how many got other ids than by themselves."""
-    compared = differing = num_bytes = 0
-    for first in range(0, min(len(texts), COMPARED_DOCUMENTS), batch):
-        group = list(texts[first : first + batch])
-        parts = split_ids(encode_one(engine, SEPARATOR.join(group)), group, sizes)
-        if parts is None:
-            return 0, 0
-        for text, part in zip(group, parts, strict=True):
-            differing += not np.array_equal(encode_one(engine, text), part)
-            num_bytes += len(text.encode())
-        compared += len(group)
-        if num_bytes > COMPARED_BYTES:
-            break
-    return compared, differing
-
-
-# -------------------------------------------------------------------------------------------------
-# Beside the loop: workers that tokenize.
-#
-# Workers of the pool are spawned, not forked: a tokenizer that has started threads must not be
-# forked. The clock starts when all of them have their tokenizer.
-
-READY_SECONDS = 120.0
-ENDLESS = 1 << 40
-
-_engine: Engine | None = None
-
-
-def measure_pool(job: WayJob) -> WayResult:
-    started = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    ready = context.Barrier(job.workers + 1)
-    with context.Pool(job.workers, initializer=_prepare, initargs=(job, ready)) as pool:
-        ready.wait(READY_SECONDS)
-
-        def encode(group: list[str]) -> int:
-            return sum(map(len, pool.map(_encode, group, chunksize=1)))
-
-        def encode_all(groups: Iterator[list[str]]) -> int:
-            singles = itertools.chain.from_iterable(groups)
-            return sum(map(len, pool.imap(_encode, singles, chunksize=job.batch)))
-
-        return measure_calls(job, encode, all_of=encode_all, started=started, workers=job.workers)
-
-
-def _prepare(job: WayJob, ready: Barrier) -> None:
-    global _engine
-    end_with_parent()
-    _engine = job.load().reference
-    ready.wait(READY_SECONDS)
-
-
-def _encode(text: str) -> Ids:
-    assert _engine is not None
-    return encode_one(_engine, text)
-
-
-@dataclass(slots=True)
-class Tokenizing:
-    """The sample's documents again and again, tokenized where a DataLoader asks for them."""
-
-    job: WayJob
-    texts: list[str]
-    engine: Engine | None = None
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, index: int) -> Any:
-        import torch
-
-        if self.engine is None:
-            self.engine = self.job.load().reference
-        ids = encode_one(self.engine, self.texts[index % len(self.texts)])
-        return torch.from_numpy(ids.astype("int64"))
-
-
-def measure_dataloader(job: WayJob) -> WayResult:
-    """What a sample of one costs is not asked: the workers make batches."""
-    from torch.utils.data import DataLoader
-
-    texts = job.texts()
-    sizes = [len(text.encode()) for text in texts]
-    started = time.perf_counter()
-    dataset: Any = Tokenizing(job, texts)
-    how: Any = {"num_workers": job.workers, "sampler": range(ENDLESS), "collate_fn": list}
-    how["worker_init_fn"] = end_with_parent
-    batches = iter(DataLoader(dataset, batch_size=CHUNK, **how))
-    # The first batch of each worker waits for its tokenizer; by default two more follow it.
-    early = job.workers * 3
-    for _ in range(early):
-        next(batches)
-    begun = time.perf_counter()
-    watch, tokens, taken = Stopwatch(), 0, 0
-    while time.perf_counter() - begun < job.seconds:
-        tokens += sum(map(len, next(batches)))
-        taken += 1
-    span = watch.stop()
-    timed = itertools.islice(itertools.cycle(sizes), early * CHUNK, (early + taken) * CHUNK)
-    return job.result(
-        documents=taken * CHUNK,
-        text_bytes=sum(timed),
-        tokens=tokens,
-        **span,
-        workers=job.workers,
-        startup_seconds=begun - started,
-        chunk_ms=span["seconds"] * 1000 / taken,
-        note="batches of 8 samples, made ahead by the workers",
-    )
-
-
-# -------------------------------------------------------------------------------------------------
-# Once, before training: `tokenmill build` on the sample, and `tokenmill.Loader` on its store.
-#
-# No end tokens are added, so that all ways make the same tokens of the same text. The store is
-# small and was just written, so it is in the system's cache; a large one on a slow disk is read at
-# the speed of the disk.
-
-UNITS_PER_WORKER = 4
-SMALLEST_UNIT = 1 << 20
-SHORT_SECONDS = 0.2
-
-
-def store_path(folder: str | Path, *, workers: int) -> Path:
-    """Where the store of a build with so many workers is."""
-    return Path(folder) / f"store-{workers}"
-
-
-def measure_build(job: WayJob) -> WayResult:
-    """Build, and take the time at work; where the text is too short for that, the whole time."""
-    lines = Path(job.folder) / LINES
-    unit_bytes = max(SMALLEST_UNIT, lines.stat().st_size // (UNITS_PER_WORKER * job.workers))
-    watch = Stopwatch()
-    result = build(
-        lines,
-        tokenizer=job.tokenizer,
-        out=store_path(job.folder, workers=job.workers),
-        eos=False,
-        workers=job.workers,
-        unit_bytes=unit_bytes,
-    )
-    # Cores are taken over the whole build, for the part of it that is measured.
-    span = watch.stop()
-    startup, note = result.startup_seconds, None
-    if result.working_seconds < SHORT_SECONDS:
-        startup = 0.0
-        note = "the sample is so small that most of the time is start-up: a larger input is faster"
-    return job.result(
-        engine=result.engine,
-        documents=result.built.documents,
-        text_bytes=result.built.text_bytes,
-        tokens=result.built.tokens,
-        **{**span, "seconds": result.seconds if note else result.working_seconds},
-        workers=result.workers,
-        startup_seconds=startup,
-        note=note,
-    )
-
-
-def measure_loader(job: WayJob) -> WayResult:
-    """Batches of 8 rows, inputs and labels; a sample is a row of tokens here, not a document."""
-    started = time.perf_counter()
-    store = Store(store_path(job.folder, workers=job.workers))
+if __name__ == "__main__":
+    seconds = float(sys.argv[2]) if sys.argv[2:] else 1.0
+    store = tokenmill.Store(sys.argv[1])
     # Shorter rows for a small sample: padding is read faster than tokens.
-    seq_len = min(job.seq_len, max(store.num_tokens // CHUNK, 1))
-    many, one = (iter(Loader(store, seq_len=seq_len, batch_size=size)) for size in (CHUNK, 1))
-    tokens, _ = _take(many), _take(one)
-    startup = time.perf_counter() - started
-
-    def take(texts: list[str]) -> int:
-        return _take(one if len(texts) == 1 else many)
-
-    sample_ms, chunk_ms = latencies(take, [""] * CHUNK, seconds=job.seconds / 4)
-    watch, begun, steps = Stopwatch(), time.perf_counter(), 0
-    while time.perf_counter() - begun < job.seconds:
-        _take(many)
-        steps += 1
-    return job.result(
-        engine="none: ids are read",
-        tokens=steps * tokens,
-        **watch.stop(),
-        startup_seconds=startup,
-        sample_ms=sample_ms,
-        chunk_ms=chunk_ms,
-        note=f"a sample is a row of {seq_len:,} tokens; the store is in the system's cache",
-    )
-
-
-def _take(batches: Iterator[Batch]) -> int:
-    batch = next(batches)
-    _ = batch.labels
-    return int(batch.input_ids.size)
-
-
-# -------------------------------------------------------------------------------------------------
-# All of them, and the process in which one runs: told its job by a file, tells its result in
-# another. A fresh interpreter each time, so that caches, threads and memory are the way's own. An
-# error is a result too: the other ways can still be measured.
+    seq_len = min($seq_len, max(store.num_tokens // 8, 1))
+    batches = iter(tokenmill.Loader(store, seq_len=seq_len, batch_size=8))
+    singles = iter(tokenmill.Loader(store, seq_len=seq_len, batch_size=1))
+    clock(work, [""] * 8, seconds)
+"""
 
 
 class Way(NamedTuple):
     """What is known of a way before it runs."""
 
     title: str
-    measure: Callable[[WayJob], WayResult]
+    about: str
+    call: str  # the line that people will look for
+    program: str
+    imports: str = ""
+    run: str = _RUN
     in_loop: bool = False
     feeds: bool = True
 
 
 WAYS = {
-    "one-by-one": Way("one sample at a time", partial(measure_plain, at_once=False), in_loop=True),
-    "batched": Way("in batches", partial(measure_plain, at_once=True), in_loop=True),
-    "joined": Way("joined and split again", measure_joined, in_loop=True),
-    "pool": Way("process pool", measure_pool),
-    "dataloader": Way("DataLoader workers", measure_dataloader),
-    "build": Way("tokenmill build, once", measure_build, feeds=False),
-    "loader": Way("tokenmill Loader", measure_loader),
+    "one-by-one": Way(
+        "one at a time",
+        "One sample at a time: the tokenizer is called for each, in the loop.",
+        "$one",
+        _ONE_BY_ONE,
+        in_loop=True,
+    ),
+    "batched": Way(
+        "in batches",
+        "$batch samples in a call, in the loop.",
+        "$many",
+        _BATCHED,
+        in_loop=True,
+    ),
+    "joined": Way(
+        "joined",
+        "$batch samples joined by a delimiter token, encoded, and split at its id, in the loop.",
+        "$joined  # of $batch texts, a delimiter after each",
+        _JOINED,
+        run=f"{_RUN}    compare(texts)\n",
+        in_loop=True,
+    ),
+    "pool": Way(
+        "process pool",
+        "A pool of $workers processes that tokenize.",
+        "pool.imap(encode, texts, chunksize=$batch)",
+        _POOL,
+        imports="import multiprocessing",
+        run=_RUN_POOL,
+    ),
+    "dataloader": Way(
+        "DataLoader",
+        "A DataLoader with $workers workers that tokenize.",
+        "DataLoader(texts, batch_size=8, num_workers=$workers)",
+        _DATALOADER,
+        imports="import torch\nfrom torch.utils.data import DataLoader, Dataset",
+        run=_RUN_DATALOADER,
+    ),
+    "build": Way(
+        "tokenmill build",
+        "tokenmill build, once, before training.",
+        "tokenmill.build(file, tokenizer=..., workers=$workers)",
+        "",
+        imports="import tokenmill",
+        run=_BUILD,
+        feeds=False,
+    ),
+    "loader": Way(
+        "tokenmill Loader",
+        "tokenmill.Loader on the store that build.py wrote.",
+        'tokenmill.Loader("store", seq_len=$seq_len, batch_size=8)',
+        _LOADER,
+        imports="import tokenmill",
+        run=_RUN_LOADER,
+    ),
 }
+OWN = ("build", "loader")  # ways that are tokenmill itself
+UNITS_PER_WORKER = 4
+SMALLEST_UNIT = 1 << 20
 
 
-def run_job() -> None:
-    """Carry out the job in the file that is named last on the command line."""
-    end_with_parent()
-    told, answer = (Path(name) for name in sys.argv[-2:])
-    job = WayJob(**json.loads(told.read_text()))
-    try:
-        result = WAYS[job.way].measure(job)
-    except TokenmillError as error:
-        result = job.failed(str(error))
-    except Exception as error:  # a process boundary: the caller gets words, stderr the traceback
-        traceback.print_exc()
-        result = job.failed(f"{type(error).__name__}: {error}")
-    answer.write_text(json.dumps(dataclasses.asdict(result)))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WayJob:
+    """A way with its setting."""
 
+    way: str
+    folder: str  # where the sample is, and where programs and stores are written
+    tokenizer: str
+    kind: str
+    calls: Calls
+    workers: int
+    batch: int
+    seconds: float
+    seq_len: int
+    shape: Mapping[str, object] = field(default_factory=dict)  # options of a build, for its rows
+
+    @property
+    def file(self) -> str:
+        """What the program is told to read, in its folder."""
+        if self.way == "loader":
+            return self.store
+        has_rows = self.way == "build" and (Path(self.folder) / ROWS).exists()
+        return ROWS if has_rows else LINES
+
+    @property
+    def store(self) -> str:
+        """The store of a build with so many workers, in the folder."""
+        return f"store-{self.workers}"
+
+    @property
+    def source(self) -> str:
+        """The program."""
+        way = WAYS[self.way]
+        imports = f"\n{way.imports}\n" if way.imports else ""
+        load = "\n$load\n" if self.calls.load and self.way not in OWN else ""
+        clock = "" if self.way == "build" else _CLOCK
+        head = _HEAD.replace("$about", way.about)
+        return self.fill("".join((head, imports, load, way.program, clock, way.run)))
+
+    def fill(self, template: str) -> str:
+        calls = self.calls
+        return Template(template).substitute(
+            {each.name: getattr(calls, each.name) for each in dataclasses.fields(calls)},
+            name=self.way,
+            file=self.file,
+            delimiter=repr(tuple(calls.delimiter or ())),
+            batch=self.batch,
+            workers=self.workers,
+            rounds=ROUNDS,
+            seq_len=self.seq_len,
+            options=self._options() if self.way == "build" else "",
+        )
+
+    def _options(self) -> str:
+        size = (Path(self.folder) / self.file).stat().st_size
+        options = {
+            "tokenizer": self.tokenizer,
+            "out": self.store,
+            "eos": False,  # so that all ways make the same tokens of the same text
+            "workers": self.workers,
+            "unit_bytes": max(SMALLEST_UNIT, size // (UNITS_PER_WORKER * self.workers)),
+            **self.shape,
+        }
+        return ",\n        ".join(f"{name}={value!r}" for name, value in options.items())
+
+    def result(self, **found: Any) -> WayResult:
+        """What the way reached, beside what was known of it before."""
+        way = WAYS[self.way]
+        known = {"title": way.title, "in_loop": way.in_loop, "feeds": way.feeds}
+        known["engine"] = REFERENCES[self.kind]
+        known["workers"] = 1 if self.way in ALONE else self.workers
+        return WayResult(key=self.way, batch=self.batch, **{**known, **found})
+
+
+# Ways that are one thread, whatever the number of workers.
+ALONE = ("one-by-one", "joined", "loader")
 
 # -------------------------------------------------------------------------------------------------
-# The other side: starts that process and watches the memory of it and its children from outside.
+# Runs a program, and looks at its process and their children from outside.
 #
 # Memory is the sum of resident sets: a page that two processes share counts twice, as it does in
 # the budget of a build. Looking takes time as well, on machines with thousands of processes most of
-# all, so the pause between two looks is long beside the look.
+# all, so the pause between two looks is long beside the look. CPU in the time that counts is found
+# between the looks around it: clocks that are monotonic are the same in all processes.
 
 LOOK_SECONDS = 0.05
-LOOK_SHARE = 0.03  # most of the time that looking may take
+LOOK_SHARE = 0.03  # most of a core that looking may take
 LATEST_SECONDS = 300.0
-KEPT_POINTS = 240
-# As the build starts its workers: the child sees the modules that this process sees.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tokenmill.diagnosis.ways import run_job; run_job()"
-)
+SHORT_SECONDS = 0.2
+SMALL = "the sample is so small that most of the time is start-up: a larger input is faster"
+
+
+class Look(NamedTuple):
+    """The way and the machine at one moment."""
+
+    at: float
+    memory_bytes: int
+    cpu_seconds: float  # of the way's processes
+    busy_seconds: float  # of all programs but this one, on the cores that it may use
 
 
 def run_way(job: WayJob) -> WayResult:
-    """Carry out the job; what goes wrong in it is told by the result."""
-    with tempfile.TemporaryDirectory(dir=job.folder) as folder, tempfile.TemporaryFile() as err:
-        told, answer = Path(folder) / "job.json", Path(folder) / "result.json"
-        told.write_text(json.dumps(dataclasses.asdict(job)))
-        command = [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), str(told), str(answer)]
-        nothing = subprocess.DEVNULL
-        process = psutil.Popen(command, stdin=nothing, stdout=nothing, stderr=err)
-        try:
-            memory = _watch(process)
-        finally:
-            if process.poll() is None:
-                for member in reversed(tree(process)):
-                    with contextlib.suppress(psutil.Error):
-                        member.kill()
-            process.wait()
-        if answer.exists():
-            result = WayResult(**json.loads(answer.read_text()))
-        else:
-            err.seek(0)
-            lines = err.read().decode("utf-8", errors="replace").strip().splitlines()
-            said = f": {lines[-1]}" if lines else ""
-            result = job.failed(f"its process ended with exit code {process.returncode}{said}")
-    peak = max((num_bytes for _, num_bytes in memory), default=0)
-    return dataclasses.replace(result, peak_memory_bytes=peak, memory=thin(memory))
+    """Run the program; what goes wrong in it is told by the result."""
+    if job.way == "joined" and job.calls.delimiter is None:
+        return job.result(engine="", problem=job.calls.no_delimiter)
+    program = Path(job.folder) / f"{job.way}.py"
+    program.write_text(job.source, encoding="utf-8")
+    # The modules that this process sees.
+    paths = os.pathsep.join(filter(None, sys.path))
+    how: dict[str, Any] = {"cwd": job.folder, "env": {**os.environ, "PYTHONPATH": paths}}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        how |= {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+        command = [sys.executable, "-P", program.name, job.file, str(job.seconds)]
+        began = time.monotonic()
+        # A group of its own, so that workers end with it whatever becomes of it.
+        process = psutil.Popen(command, start_new_session=True, **how)
+        with _ended(process):
+            looks = _watch(process)
+        out.seek(0)
+        err.seek(0)
+        told = [json.loads(line) for line in out.read().splitlines() if line.startswith(b"{")]
+        said = err.read().decode("utf-8", errors="replace").strip().splitlines()
+    found = _found(job, told, looks, began) if process.returncode == 0 else {}
+    if process.returncode:
+        why = f": {said[-1]}" if said else ""
+        found = {"problem": f"its process ended with exit code {process.returncode}{why}"}
+    peak = max((look.memory_bytes for look in looks), default=0)
+    source, call = job.source, job.fill(WAYS[job.way].call)
+    return job.result(**found, peak_memory_bytes=peak, source=source, call=call)
 
 
-def _watch(process: psutil.Popen) -> list[tuple[float, int]]:
-    """Memory over time until the process ends."""
-    started = time.monotonic()
-    memory: list[tuple[float, int]] = []
-    while process.poll() is None and time.monotonic() - started < LATEST_SECONDS:
-        look = time.monotonic()
-        memory.append((look - started, tree_bytes(process)))
-        time.sleep(max(LOOK_SECONDS, (time.monotonic() - look) / LOOK_SHARE))
-    return memory
-
-
-def thin(points: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """At most so many points, the largest of each range, so that no peak is lost."""
-    step = -(-len(points) // KEPT_POINTS) or 1
-    return tuple(
-        max(points[first : first + step], key=lambda point: point[1])
-        for first in range(0, len(points), step)
+def _found(
+    job: WayJob, told: Sequence[dict[str, Any]], looks: Sequence[Look], began: float
+) -> dict[str, Any]:
+    """What a program printed, by the names that a result has."""
+    rounds = [each for each in told if "tokens" in each]
+    found: dict[str, Any] = {}
+    if job.way == "build":
+        (built,) = rounds
+        found = {name: built.pop(name) for name in ("engine", "workers")}
+        whole = built.pop("whole_seconds")
+        if built["seconds"] < SHORT_SECONDS:
+            built.update(start=built["start"] + built["seconds"] - whole, seconds=whole)
+            found["note"] = SMALL
+        found["startup_seconds"] = whole - built["seconds"]
+    if job.way == "loader":
+        rows = f"a sample is a row of up to {job.seq_len:,} tokens"
+        found = {"engine": "none: ids are read"}
+        found["note"] = f"{rows}; the store is in the system's cache"
+    for name in ("documents", "text_bytes", "tokens", "seconds"):
+        found[name] = sum(each[name] for each in rounds)
+    if job.way == "loader":
+        found["documents"] = 0
+    found["rates"] = tuple(each["tokens"] / each["seconds"] for each in rounds)
+    found["cpu_rates"] = tuple(
+        each["tokens"] / max(each["cpu_seconds"], 1e-9) for each in rounds if "cpu_seconds" in each
     )
+    start, end = rounds[0]["start"], rounds[-1]["start"] + rounds[-1]["seconds"]
+    for each in told:
+        if "ready" in each:
+            found["startup_seconds"] = each["ready"] - began
+        elif "milliseconds" in each:
+            found["sample_ms" if each["samples"] == 1 else "chunk_ms"] = each["milliseconds"]
+        elif "compared_documents" in each:
+            found |= each
+    if job.way == "dataloader":
+        found["chunk_ms"] = 1000 * CHUNK * found["seconds"] / found["documents"]
+        found["note"] = "batches of 8 samples, made ahead by the workers"
+    used = None
+    if job.way in (*ALONE, "batched"):  # all in one process, which has counted it
+        used = sum(each["cpu_seconds"] for each in rounds) / found["seconds"]
+    return found | cores_between(looks, start, end, used)
+
+
+def cores_between(
+    looks: Sequence[Look], start: float, end: float, used: float | None = None
+) -> dict[str, float]:
+    """Cores that the way and all others had from one moment to another; `used` is the way's."""
+    times = [look.at for look in looks] or [start]
+    counted = [look.cpu_seconds for look in looks], [look.busy_seconds for look in looks]
+    cpu, busy = (
+        float(np.ptp(np.interp([start, end], times, values or [0.0]))) for values in counted
+    )
+    long = max(end - start, 1e-9)
+    used = cpu / long if used is None else used
+    return {"cpu_cores": used, "other_cores": max(0.0, busy / long - used)}
+
+
+def _watch(process: psutil.Popen) -> list[Look]:
+    """Looks until the process ends."""
+    started = time.monotonic()
+    looks: list[Look] = []
+    while process.poll() is None and time.monotonic() - started < LATEST_SECONDS:
+        at, cost = time.monotonic(), time.thread_time()
+        busy, members = _busy_seconds() - time.process_time(), tree(process)
+        looks.append(Look(at, sum(map(rss_bytes, members)), cpu_seconds(members), busy))
+        time.sleep(max(LOOK_SECONDS, (time.thread_time() - cost) / LOOK_SHARE))
+    return looks
+
+
+def _busy_seconds() -> float:
+    """CPU seconds of everything on these cores; what a host took from a virtual one counts."""
+    usable, total = usable_cores(), 0.0
+    for core, times in enumerate(psutil.cpu_times(percpu=True)):
+        if core in usable:
+            # Time of guests is counted in user time already.
+            idle = ("idle", "iowait", "guest", "guest_nice")
+            total += sum(v for k, v in times._asdict().items() if k not in idle)
+    return total
+
+
+@contextlib.contextmanager
+def _ended(process: psutil.Popen) -> Iterator[None]:
+    """Ends the process with all of its group, also where this process is killed."""
+    group = f"cat; kill -KILL -{process.pid}"
+    with subprocess.Popen(["/bin/sh", "-c", group], stdin=subprocess.PIPE) as guard:
+        try:
+            yield
+        finally:
+            guard.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
