@@ -75,7 +75,7 @@ class Press:
         return Shaping(
             ids=[tokens[i].tolist() for i in range(len(tokens))],
             masks=[mask[a:b].tolist() for a, b in itertools.pairwise(bounds)],
-            texts=[shaped.texts[place] for place in fitted.kept.tolist()],
+            texts=[shaped.texts.text_at(place) for place in fitted.kept.tolist()],
             rejects=sorted([*shaped.rejects, *rejects], key=lambda reject: reject.row),
         )
 

@@ -41,31 +41,23 @@ def rows(draw: st.DrawFn) -> RowText:
     text = "".join(strings)
     marks = sorted(draw(st.sets(st.integers(0, len(text)), max_size=6)))
     ranges = list(zip(marks[::2], marks[1::2], strict=False))
-    ends = st.none() | st.just(7)
-    return RowText(text, ranges, PieceCut(strings, kinds), before=draw(ends), after=draw(ends))
+    return RowText(text, ranges, PieceCut(strings, kinds))
 
 
 def expected(row: RowText) -> tuple[list[int], list[int]]:
     ids, mask, place = [], [], 0
     counts = [any(low <= n < high for low, high in row.ranges) for n in range(len(row.text))]
-    if row.before is not None:
-        ids.append(row.before)
-        mask.append(0)
-    assert row.cut is not None
     for text, kind in zip(*row.cut, strict=True):
         inside = counts[place : place + len(text)]
         ids += [ord(character) for character in text] if kind == PLAIN else [kind]
         mask += [int(each) for each in inside] if kind == PLAIN else [int(any(inside))]
         place += len(text)
-    if row.after is not None:
-        ids.append(row.after)
-        mask.append(int(any(counts)))
     return ids, mask
 
 
 @given(st.lists(rows(), max_size=6))
 def test_rows_in_a_batch_are_what_each_is_alone(batch: list[RowText]) -> None:
-    pieces = RowPieces(touching_counts=True)
+    pieces = RowPieces()
     for row in batch:
         pieces.add(row)
     texts = pieces.plain_texts().texts()

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +17,11 @@ from tests.supervised.shaping import Press
 from tokenmill.engines.load import load_engine
 from tokenmill.engines.references import R50K_PATTERN, RankDefinition
 from tokenmill.errors import UsageError
-from tokenmill.options import BuildOptions
-from tokenmill.records import TextBatch
+from tokenmill.options import BuildOptions, RowShape
+from tokenmill.records import RejectReason, TextBatch
 from tokenmill.sources.base import SourceOptions
-from tokenmill.supervised.shaper import TextBoundaries, parse_template
+from tokenmill.supervised.rows import RowError, encoded, parse_row, text_of
+from tokenmill.supervised.shaper import FieldMaker, TextBoundaries, parse_template
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,15 +103,15 @@ def test_boundaries_of_a_batch_are_those_of_each_row_alone(
     @settings(max_examples=100, deadline=None)
     @given(st.lists(st.tuples(_TEXT.filter(bool), _TEXT.filter(bool)), min_size=1, max_size=12))
     def check(rows: list[tuple[str, str]]) -> None:
-        texts, places = [a + b for a, b in rows], [len(a) for a, _ in rows]
-        tokens = engine.encode(TextBatch.from_texts(texts))
-        bounds = tokens.offsets[:-1], tokens.offsets[1:]
-        found = together.beginnings(texts, places, tokens.ids, *bounds)
-        for index, (text, place) in enumerate(zip(texts, places, strict=True)):
+        texts = TextBatch.from_texts([a + b for a, b in rows])
+        tokens = engine.encode(texts)
+        places = np.array([len(a.encode()) for a, _ in rows])
+        found = together.beginnings(texts, places, tokens)
+        for index, (a, b) in enumerate(rows):
             alone = TextBoundaries(engine, engine.reference)
             ids = tokens[index]
-            expected = alone.tokens_in(text, ids, place, len(text), touching=False)
-            assert (found[index], len(ids)) == expected, (text, place)
+            expected = alone.tokens_in(a + b, ids, len(a), len(a + b), touching=False)
+            assert (found[index], len(ids)) == expected, (a, b)
 
     check()
 
@@ -119,9 +121,13 @@ def test_unknown_characters_and_line_breaks_need_no_offsets(
 ) -> None:
     engine = load_engine(sentencepiece_unigram_model)
     boundaries = TextBoundaries(engine, engine.reference)
-    texts = ["the \u00d7 of \u2295\u2295 it\nis \u00d7 said", "the first\u00d7 and\u2295"] * 2
-    tokens = engine.encode(TextBatch.from_texts(texts))
-    boundaries.beginnings(texts, [12, 9] * 2, tokens.ids, tokens.offsets[:-1], tokens.offsets[1:])
+    rows = [
+        ("the \u00d7 of \u2295\u2295 ", "it\nis \u00d7 said"),
+        ("the first", "\u00d7 and\u2295"),
+    ]
+    texts = TextBatch.from_texts([a + b for a, b in rows * 2])
+    places = np.array([len(a.encode()) for a, _ in rows * 2])
+    boundaries.beginnings(texts, places, engine.encode(texts))
     assert boundaries._offsets == [], "the reference was asked"
 
 
@@ -185,6 +191,99 @@ def test_a_row_that_is_too_long_is_whole_until_it_is_cut_up_or_is_cut_off_or_rej
         (1, "too-long"),
         (2, "too-long"),
     ]
+
+
+_VALUES = (
+    *(
+        '"a"',
+        '""',
+        '"b \u2192"',
+        r'"\u00e9\n"',
+        r'"\ud83d\ude00"',
+        r'"\ud800"',
+        '"Inf, -NaN]"',
+        '"}\t{"',
+    ),
+    *("1", "-0", "1.50", "1e3", "1E400", "NaN", "-NaN", "Inf", "-Inf", "Infinity", "true", "null"),
+    *(
+        "[]",
+        '{"q": "x"}',
+        "[" * 99 + "]" * 99,
+        "[" * 100 + "]" * 100,
+        "9" * 4300,
+        "9" * 4301,
+        "'a'",
+    ),
+)
+_GOOD = '{"q": "why?", "a": "so"}\n'
+_ODD = (
+    *(_GOOD.replace("}", f', "x": {value}}}') for value in _VALUES),
+    *(_GOOD.replace('"so"', value) for value in _VALUES),
+    *(_GOOD.replace('"why?"', value) for value in _VALUES),
+    *(_GOOD.replace("\n", end) for end in ("", "\r\n", "\n\n", " \n", " {}\n", _GOOD)),
+    *("", "\n", "[]\n", "{}", "{}{}", '{"q": "1", "q": "2", "a": "3", "a": ""}\n', '{"q": "x"}\n'),
+    *('{"q": "x}', '{q", "a": "b"}', '{"q": "x", "a": "b"', '"q": "x"}\n', "{\n", "}\n"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([_GOOD, *_ODD]), max_size=3),
+    st.sampled_from(["{q}{a}", "{q}: {a}.", "{q}"]),
+    st.booleans(),
+)
+def test_rows_read_together_are_what_python_reads_of_each(
+    lines: list[str], template: str, has_completion: bool
+) -> None:
+    shape = RowShape(format="text", template=template)
+    if has_completion and "{a}" in template:
+        shape = RowShape(format="prompt-completion", template=template, completion_field="a")
+    _check_rows(shape, lines)
+    if lines:
+        return
+    for line in _ODD:
+        _check_rows(shape, [_GOOD, line, _GOOD])
+    # As many values as lines, but not one on each.
+    two = _GOOD.strip() * 2 + "\n"
+    _check_rows(shape, ['{"q": "x}', '{q", "a": "b"}', two])
+    _check_rows(shape, [_GOOD.replace("}", ', "x":'), _GOOD.replace("}", "}}"), two])
+
+
+def _check_rows(shape: RowShape, lines: list[str]) -> None:
+    assert shape.template is not None
+    before, _, after = shape.template.partition("{a}")
+    expected: dict[int, tuple[str, str | None]] = {}
+    for number, line in enumerate(lines):
+        try:
+            row = parse_row(line.encode())
+            prompt = before.replace("{q}", text_of(row, "q"))
+            text = prompt + (text_of(row, "a") + after if "{a}" in shape.template else "")
+            if shape.has_mask and text and prompt == text:
+                raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
+            expected[number] = encoded(text).decode(), prompt if shape.has_mask else None
+        except RowError as error:
+            expected[number] = str(error.reason), error.detail
+    maker = FieldMaker(shape, bos=None, eos=0, refused=())
+    pieces, texts, kept, refused = maker.make(TextBatch.from_texts(lines))
+    found: dict[int, tuple[str, str | None]] = {
+        number: (str(why.reason), why.detail) for number, why in refused.items()
+    }
+    for place, number in enumerate(kept.tolist()):
+        data, places = texts.bytes_at(place), pieces.places
+        found[number] = data.decode(), None if places is None else data[: places[place]].decode()
+    assert found == expected, lines
+
+
+def test_rows_of_strings_are_read_by_columns() -> None:
+    shape = RowShape(format="prompt-completion")
+    maker = FieldMaker(shape, bos=None, eos=0, refused=())
+    rows = [json.dumps({"prompt": f"{n} + 1 =", "completion": f" {n + 1}"}) for n in range(500)]
+    rows[77] = json.dumps({"prompt": "?", "completion": 5})
+    for ends in ("", "\n", "\r\n"):
+        numbers, texts, places = maker._by_arrow(TextBatch.from_texts([row + ends for row in rows]))
+        assert 500 - 64 <= len(numbers) < 500
+        assert texts[0].as_py() == b"0 + 1 = 1"
+        assert places[0] == len("0 + 1 =")
 
 
 def test_fields_make_one_text() -> None:

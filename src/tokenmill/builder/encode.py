@@ -316,9 +316,8 @@ class RowEncoder:
         shaped = timed("render", self.shaper.shape, texts, rows)
         tokens = self.shaper.encode(shaped, lambda pieces: self._ids(pieces, encoding))
         joined = timed("render", self.shaper.assemble, shaped, tokens)
-        identities = shaped.texts if encoding.keeps_texts else ()
-        sizes = np.array([len(text.encode()) for text in shaped.texts], np.int64)
-        return Made(joined, shaped.rows, TextBatch.from_texts(identities), sizes, shaped.rejects)
+        kept = shaped.texts if encoding.keeps_texts else TextBatch.from_texts([])
+        return Made(joined, shaped.rows, kept, shaped.texts.lengths, shaped.rejects)
 
     def _ids(self, texts: TextBatch, encoding: Encoding) -> TokenBatch:
         timed = encoding.clock.timed

@@ -132,7 +132,7 @@ def _documents(batch: RowBatch, shaper: Shaper | None) -> tuple[list[tuple[bytes
     shaped = shaper.shape(batch.texts, batch.rows)
     places = {row: place for place, row in enumerate(batch.rows.tolist())}
     rows = (batch.texts.bytes_at(places[row]) for row in shaped.rows.tolist())
-    return [*zip(rows, shaped.texts, strict=True)], len(shaped.rejects)
+    return [*zip(rows, shaped.texts.texts(), strict=True)], len(shaped.rejects)
 
 
 # -------------------------------------------------------------------------------------------------

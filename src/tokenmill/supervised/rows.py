@@ -205,10 +205,8 @@ Range = tuple[int, int]
 
 
 class RowText(NamedTuple):
-    """What a row became: its text, in pieces, and what of it is in the loss mask."""
+    """What a chat became: its text, in pieces, and what of it is in the loss mask."""
 
     text: str
-    ranges: Sequence[Range] = ()  # characters that count for the loss, ascending
-    cut: PieceCut | None = None  # None where there is no special token in it
-    before: int | None = None  # a token in front of the text; it does not count
-    after: int | None = None  # a token after the text; in the loss mask if anything is
+    ranges: Sequence[Range]  # characters that count for the loss, ascending
+    cut: PieceCut

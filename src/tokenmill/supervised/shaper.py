@@ -3,29 +3,45 @@
 shaped = shaper.shape(texts, rows)            rows as JSON -> plain texts, rejects
 tokens = shaper.encode(shaped, encode)        by the engine, all plain texts in one call
 documents = shaper.assemble(shaped, tokens)   ids and masks, row by row
+
+Rows of fields are columns all the way: no row of them is a Python object. Chats are rendered one by
+one.
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
+import functools
 import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
 
 from tokenmill.engines.base import Engine, SpecialTokens, TokenizerInfo, nested_steps
+from tokenmill.engines.parity import SpecialText
 from tokenmill.engines.references import HuggingFaceEngine
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch, lazy
 from tokenmill.sources.base import FORMATS, SourceFile
+from tokenmill.sources.columns import is_utf8, text_batch
 from tokenmill.supervised.chat import PLAIN, ChatMaker
-from tokenmill.supervised.rows import Range, RowError, RowText, encoded, parse_row, text_of
+from tokenmill.supervised.rows import (
+    MOST_NESTED,
+    Range,
+    RowError,
+    RowText,
+    encoded,
+    parse_row,
+    text_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -87,27 +103,174 @@ def field_template(shape: RowShape) -> FieldTemplate:
     return template
 
 
-def field_maker(
-    shape: RowShape, *, bos: int | None, eos: int | None
-) -> Callable[[dict[str, Any]], RowText]:
-    """Makes the text of a row: a template filled with its fields, and the completion's range."""
-    template = field_template(shape)
-    # Everything from the completion on is what the model is to say.
-    has_completion = shape.format == "prompt-completion"
-    first = template.index((True, shape.completion_field)) if has_completion else 0
+# Arrow reads the fields of a batch of rows at once, as it reads the texts of JSON Lines (see
+# `sources.lines`): each row begins and ends with a brace, line breaks are between rows, and there
+# are as many values as rows. Where Arrow refuses them they are halved until few are left, which
+# Python reads one by one. It also reads those on which the two might not agree: fields that are no
+# strings, numbers of too many digits, deep nesting, and infinities that only Arrow knows.
 
-    def make(row: dict[str, Any]) -> RowText:
-        parts = [text_of(row, text) if is_field else text for is_field, text in template]
-        text = "".join(parts)
-        if not text or not has_completion:
-            return RowText(text)
-        boundary = sum(map(len, parts[:first]))
-        if boundary == len(text):
-            # The end token alone could be learned; an answer that is missing is far more likely.
-            raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
-        return RowText(text, [(boundary, len(text))], before=bos, after=eos)
+_FEW_ROWS = 64
+_LONG_ROW = 4096  # bytes: Python has no numbers of more than 4,300 digits
+_ODD_NUMBERS, _AFTER_NUMBERS = (b"Inf", b"-NaN"), b" \t\r\n,]}"
+_OPEN, _CLOSE, _LIST, _NEWLINE, _RETURN = b"{}[\n\r"
+_NO_TEXTS = pa.array([], pa.large_binary())
 
-    return make
+
+class FieldMaker:
+    """Makes texts of rows: a template filled with their fields, and where completions begin."""
+
+    def __init__(
+        self, shape: RowShape, *, bos: int | None, eos: int | None, refused: Collection[str]
+    ) -> None:
+        """A text with one of the strings that are `refused` is rejected."""
+        self._template = field_template(shape)
+        self._bos, self._eos = bos, eos
+        self._refused = SpecialText(refused)
+        self._is_refused = re.compile(
+            "|".join(map(re.escape, filter(None, refused))) or "(?!)"
+        ).search
+        # Everything from the completion on is what the model is to say.
+        self._first: int | None = None
+        if shape.format == "prompt-completion":
+            self._first = self._template.index((True, shape.completion_field))
+        fields = dict.fromkeys(text for is_field, text in self._template if is_field)
+        # Names with dots have rules of their own.
+        self._schema: Any = None
+        if not any("." in field for field in fields):
+            self._schema = pa.schema([(field, pa.large_string()) for field in fields])
+
+    def make(
+        self, rows: TextBatch
+    ) -> tuple[FieldTexts, TextBatch, NDArray[np.int64], dict[int, RowError]]:
+        """Rows that can be used, their texts, which ones these are, and why others cannot."""
+        numbers, texts, places = self._by_arrow(rows)
+        batch, wrong = text_batch(texts), dict[int, RowError]()
+        for place in np.flatnonzero(self._refused.find(batch)).tolist():
+            wrong[place] = _holds_special()
+        if self._first is not None:
+            for place in np.flatnonzero((places == batch.lengths) & (places > 0)).tolist():
+                wrong[place] = _no_completion()
+        refused = {int(numbers[place]): why for place, why in wrong.items()}
+        if len(numbers) < len(rows) or refused:
+            kept = np.setdiff1d(np.arange(len(numbers)), list(wrong))
+            alone, found = list[int](), list[tuple[bytes, int]]()
+            for number in np.setdiff1d(np.arange(len(rows)), numbers).tolist():
+                try:
+                    found.append(self._by_python(rows.bytes_at(number)))
+                    alone.append(number)
+                except RowError as error:
+                    refused[number] = error
+            others = pa.array([text for text, _ in found], pa.large_binary())
+            numbers = np.append(numbers[kept], np.array(alone, np.int64))
+            places = np.append(places[kept], np.array([place for _, place in found], np.int64))
+            order = np.argsort(numbers)
+            texts = pa.concat_arrays([texts.take(pa.array(kept)), others]).take(pa.array(order))
+            batch, numbers, places = text_batch(texts), numbers[order], places[order]
+        if self._first is None:
+            return FieldTexts(batch), batch, numbers, refused
+        return FieldTexts(batch, places, self._bos, self._eos), batch, numbers, refused
+
+    def _by_python(self, line: bytes) -> tuple[bytes, int]:
+        """The text of a row, and how many bytes are before its completion."""
+        row = parse_row(line)
+        parts = [text_of(row, text) if is_field else text for is_field, text in self._template]
+        text, before = "".join(parts), "".join(parts[: self._first])
+        if self._first is not None and text and len(before) == len(text):
+            raise _no_completion()
+        if self._is_refused(text):
+            raise _holds_special()
+        return encoded(text), len(before.encode())
+
+    def _by_arrow(self, rows: TextBatch) -> tuple[NDArray[np.int64], Any, NDArray[np.int64]]:
+        """Numbers, texts and bytes before the completion of rows that Arrow reads."""
+        numbers, lines = _plain_rows(rows) if self._schema else (np.empty(0, np.int64), rows)
+        read, table = self._table(lines) if len(numbers) else (numbers, None)
+        if table is None:
+            return np.empty(0, np.int64), _NO_TEXTS, np.empty(0, np.int64)
+        numbers = numbers[read]
+        if any(column.null_count for column in table.columns):
+            is_whole = functools.reduce(pc.and_, map(pc.is_valid, table.columns))
+            numbers, table = numbers[is_whole.to_numpy()], table.filter(is_whole)
+        parts = [
+            _single(table.column(text)) if is_field else pa.scalar(text, pa.large_string())
+            for is_field, text in self._template
+        ]
+        places = np.zeros(len(numbers), np.int64)
+        for (is_field, text), part in zip(self._template[: self._first], parts, strict=False):
+            places += text_batch(part).lengths if is_field else len(text.encode())
+        nothing = pa.scalar("", pa.large_string())
+        texts = pc.binary_join_element_wise(*parts, nothing)
+        return numbers, texts.view(pa.large_binary()), places
+
+    def _table(self, lines: TextBatch) -> tuple[NDArray[np.int64], Any]:
+        """The fields of rows as columns, and which rows those are."""
+        low, high = int(lines.offsets[0]), int(lines.offsets[-1])
+        try:
+            table = pj.read_json(
+                pa.BufferReader(pa.py_buffer(lines.data[low:high])),
+                read_options=pj.ReadOptions(use_threads=False, block_size=high - low + 1),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=self._schema, unexpected_field_behavior="ignore"
+                ),
+            )
+        except MemoryError:
+            raise
+        except pa.ArrowException:
+            table = None
+        if table is not None and table.num_rows == len(lines):
+            return np.arange(len(lines)), table
+        if len(lines) <= _FEW_ROWS:
+            return np.empty(0, np.int64), self._schema.empty_table()
+        middle = len(lines) // 2
+        first, one = self._table(TextBatch(lines.data, lines.offsets[: middle + 1]))
+        second, other = self._table(TextBatch(lines.data, lines.offsets[middle:]))
+        return np.append(first, second + middle), pa.concat_tables([one, other])
+
+
+def _single(column: Any) -> Any:
+    # combine_chunks() would copy even a single chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _no_completion() -> RowError:
+    # The end token alone could be learned; an answer that is missing is far more likely.
+    return RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
+
+
+def _holds_special() -> RowError:
+    why = "the text contains the string of a special token"
+    return RowError(RejectReason.SPECIAL_TOKEN, why)
+
+
+def _plain_rows(rows: TextBatch) -> tuple[NDArray[np.int64], TextBatch]:
+    """Rows that Arrow may read, and each of them with a line break at its end."""
+    data = rows.data[rows.offsets[0] : rows.offsets[-1]]
+    offsets = rows.offsets - rows.offsets[0]
+    raw = data.tobytes()
+    if len(raw) <= 2 or not is_utf8(raw):
+        return np.empty(0, np.int64), rows
+    lengths = rows.lengths
+    is_plain = (lengths > 2) & (lengths <= _LONG_ROW)
+    firsts, lasts = np.minimum(offsets[:-1], len(data) - 1), np.maximum(offsets[1:] - 1, 2)
+    ends_line = data[lasts] == _NEWLINE
+    for space in (_NEWLINE, _RETURN):
+        lasts = lasts - (data[lasts] == space)
+    is_plain &= (data[firsts] == _OPEN) & (data[lasts] == _CLOSE)
+    is_bracket = (data == _OPEN) | (data == _LIST)
+    if np.count_nonzero(is_bracket) >= np.count_nonzero(is_plain) + MOST_NESTED:
+        counts = np.diff(np.searchsorted(np.flatnonzero(is_bracket), offsets))
+        is_plain &= counts <= MOST_NESTED
+    for number in _ODD_NUMBERS:
+        at = raw.find(number)
+        while at >= 0:
+            if raw[at + len(number) : at + len(number) + 1] in _AFTER_NUMBERS:
+                is_plain[np.searchsorted(offsets, at, side="right") - 1] = False
+            at = raw.find(number, at + 1)
+    numbers = np.flatnonzero(is_plain)
+    if len(numbers) == len(rows) and ends_line[:-1].all():
+        return numbers, rows
+    lines = [raw[a:b] + b"\n" for a, b in zip(offsets[numbers], offsets[numbers + 1], strict=True)]
+    return numbers, TextBatch.from_texts(lines)
 
 
 def load_inner(info: TokenizerInfo) -> Engine | None:
@@ -152,12 +315,10 @@ class _Layout(NamedTuple):
 class RowPieces:
     """The rows of a batch, taken apart.
 
-    With `touching_counts` a token is in the loss mask that only touches a range of it, else one
-    that begins in it.
+    A token is in the loss mask that only touches a range of it.
     """
 
-    def __init__(self, *, touching_counts: bool) -> None:
-        self._touching = touching_counts
+    def __init__(self) -> None:
         self._strings: list[str] = []
         self._kinds: list[int] = []
         # Of each row: pieces so far, and characters before it.
@@ -174,28 +335,12 @@ class RowPieces:
         strings, kinds = self._strings, self._kinds
         base = self._length
         self._row_starts.append(base)
-        length = len(row.text)
         for low, high in row.ranges:
             self._lows.append(base + low)
             self._highs.append(base + high)
-        if row.before is not None:
-            strings.append("")
-            kinds.append(row.before)
-        if row.cut is None:
-            strings.append(row.text)
-            kinds.append(PLAIN)
-        else:
-            strings += row.cut.strings
-            kinds += row.cut.kinds
-        if row.after is not None:
-            # One character more, in the loss mask if the text has one that is.
-            strings.append(" ")
-            kinds.append(row.after)
-            if row.ranges:
-                self._lows.append(base + length)
-                self._highs.append(base + length + 1)
-            length += 1
-        self._length = base + length
+        strings += row.cut.strings
+        kinds += row.cut.kinds
+        self._length = base + len(row.text)
         self._row_ends.append(len(kinds))
 
     def plain_texts(self) -> TextBatch:
@@ -232,18 +377,6 @@ class RowPieces:
         mask = np.repeat(layout.counts.astype(np.uint8), lengths)
         partial = layout.partial
         firsts = np.searchsorted(self._highs, layout.starts[partial], side="right")
-        if len(partial) and boundaries is not None and not self._touching:
-            # Completions reach to the end of their text: all of them are looked for together.
-            starts = layout.starts[partial]
-            sizes = np.fromiter((len(layout.strings[piece]) for piece in partial), np.int64)
-            alike = layout.opens[partial] & (np.array(self._highs)[firsts] >= starts + sizes)
-            places = (np.array(self._lows)[firsts] - starts)[alike]
-            texts = [layout.strings[piece] for piece in partial[alike].tolist()]
-            lows, highs = ends[partial[alike]], ends[partial[alike] + 1]
-            found = boundaries.beginnings(texts, places.tolist(), ids, lows, highs)
-            for low, first, high in zip(lows.tolist(), found, highs.tolist(), strict=True):
-                mask[low + first : high] = 1
-            partial, firsts = partial[~alike], firsts[~alike]
         for piece, number in zip(partial.tolist(), firsts.tolist(), strict=True):
             text, start = layout.strings[piece], int(layout.starts[piece])
             low, own = int(ends[piece]), ids[ends[piece] : ends[piece + 1]]
@@ -252,7 +385,7 @@ class RowPieces:
             while number < len(self._lows) and self._lows[number] < start + len(text):
                 begin, end = self._lows[number] - start, self._highs[number] - start
                 first, last = finder.tokens_in(
-                    text, own, max(begin, 0), min(end, len(text)), touching=self._touching
+                    text, own, max(begin, 0), min(end, len(text)), touching=True
                 )
                 mask[low + first : low + last] = 1
                 number += 1
@@ -288,13 +421,62 @@ class RowPieces:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FieldTexts:
+    """Rows that are one text each."""
+
+    texts: TextBatch
+    # Bytes in front of each completion; None where there is none.
+    places: NDArray[np.int64] | None = None
+    # Around texts that are not empty; the first does not count, the last does.
+    before: int | None = None
+    after: int | None = None
+
+    def plain_texts(self) -> TextBatch:
+        """What is to be encoded, in order."""
+        is_empty = self.texts.lengths == 0
+        return self.texts.take(np.flatnonzero(~is_empty)) if is_empty.any() else self.texts
+
+    def opening(self) -> NDArray[np.bool_]:
+        """Of each plain text: whether its row begins with it."""
+        return np.ones(int(np.count_nonzero(self.texts.lengths)), bool)
+
+    def put_together(
+        self,
+        tokens: TokenBatch,
+        boundaries: TextBoundaries | None,
+        inner_boundaries: TextBoundaries | None,  # noqa: ARG002
+    ) -> tuple[TokenBatch, NDArray[np.uint8]]:
+        """Ids of the rows, framed, and their loss mask."""
+        filled = self.texts.lengths > 0
+        has_before, has_after = self.before is not None, self.after is not None
+        lengths = tokens.lengths + has_before + has_after
+        ends = np.cumsum(lengths)
+        ids = np.empty(int(ends[-1]) if len(ends) else 0, np.uint32)
+        from_text = np.ones(len(ids), bool)
+        if self.before is not None:
+            from_text[ends - lengths] = False
+            ids[ends - lengths] = self.before
+        if self.after is not None:
+            from_text[ends - 1] = False
+            ids[ends - 1] = self.after
+        ids[from_text] = tokens.ids
+        of_rows = np.zeros(len(filled), np.int64)
+        of_rows[filled] = lengths
+        joined = TokenBatch(ids, np.append(0, np.cumsum(of_rows)))
+        if self.places is None or boundaries is None:
+            return joined, np.zeros(len(ids), np.uint8)
+        first = boundaries.beginnings(self.plain_texts(), self.places[filled], tokens) + has_before
+        counts = np.stack([first, lengths - first], axis=1).ravel()
+        return joined, np.repeat(np.tile(np.array([0, 1], np.uint8), len(lengths)), counts)
+
+
 # Which tokens of a text are for a range of its characters.
 #
 # Fast engines give ids and no offsets. But tokens are bytes back to back: as long as the bytes of
 # the first tokens are the first bytes of the text, the sum of their lengths is a place in it, and
 # only the tokens in front of a boundary need a look. Where they are not (the tokenizer normalizes,
 # or has a token for the unknown) the reference engine is asked for its offsets.
-
 #
 # `beginnings` does the same for a batch of prompts with their completions: all bytes of all tokens
 # are compared with all texts at once. There the unknown has a place too: SentencePiece has one
@@ -302,11 +484,25 @@ class RowPieces:
 # may make a space of a line break, which is as long. What still differs is looked at alone.
 
 _LONG_TOKEN = 64
-# Stand for unknown characters in a row and between texts: bytes that UTF-8 does not have.
-_UNKNOWN, _UNKNOWN_BYTE = "\udcff", b"\xff"
-_BETWEEN, _BETWEEN_BYTE = "\udcfe", b"\xfe"
+# Stand for unknown characters in a row, and for no text: bytes that UTF-8 does not have.
+_UNKNOWN, _NEVER = b"\xff", b"\xfe"
+_SPACE = ord(" ")
 _IS_BREAK = np.isin(np.arange(256), list(b"\t\n\r"))
 _MOST_HEADERS = 1024
+# UTF-8 of white space, as little-endian numbers, by its length.
+_SPACES: dict[int, list[int]] = {}
+for _each in filter(str.isspace, map(chr, range(0x3001))):
+    _SPACES.setdefault(len(_each.encode()), []).append(int.from_bytes(_each.encode(), "little"))
+
+
+def _begins_with_space(data: NDArray[np.uint8], begins: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of each text, whether it begins with white space; of short ones, whether it may."""
+    found, code = np.zeros(len(begins), bool), np.zeros(len(begins), np.int64)
+    for number, spaces in sorted(_SPACES.items()):
+        at = np.minimum(begins + number - 1, len(data) - 1)
+        code |= data[at].astype(np.int64) << 8 * (number - 1)
+        found |= np.isin(code, spaces)
+    return found
 
 
 class _Located(NamedTuple):
@@ -325,13 +521,6 @@ class _Located(NamedTuple):
         return bisect.bisect_left(self.spans, self.place, key=lambda span: span[0])
 
 
-def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers start, start + 1, ... of each, `count` of them, back to back."""
-    ends = np.cumsum(counts)
-    numbers: NDArray[np.int64] = np.repeat(starts - ends + counts, counts)
-    return numbers + np.arange(len(numbers))
-
-
 class TextBoundaries:
     """Finds tokens by characters."""
 
@@ -342,17 +531,17 @@ class TextBoundaries:
         # Ids of texts in front of a boundary: headers of answers are always the same.
         self._headers: dict[str, list[int]] = {}
         self._prefixed = self._added_before("a"), self._added_before(" a")
-        self._front = tuple(" " * number for number in self._prefixed)
         # The text that was asked about last, its bytes, and the tokens of it that are known.
         self._text, self._data, self._spans = "", b"", list[Range]()
         self._offsets: list[Range] = []
-        # Bytes of tokens back to back, and of each id where they begin and how many they are.
-        self._pieces = bytearray()
-        self._at, self._sizes = np.empty(0, np.int64), np.empty(0, np.int64)
+        # Bytes of the tokens that were met, as an array of Arrow's too, and the place of each id.
+        self._pieces: list[bytes] = []
+        self._table = pa.array([], pa.large_binary())
+        self._places = np.empty(0, np.int64)
         self._has_unknown = hasattr(reference, "is_unknown")
-        # Which characters are unknown, of those that were asked about.
+        # Which characters are unknown, of those that were asked about, and UTF-8 of those that are.
         self._characters: dict[str, bool] = {}
-        self._unknown: re.Pattern[str] | None = None
+        self._unknown: list[bytes] = []
 
     def tokens_in(
         self, text: str, ids: NDArray[np.uint32], start: int, end: int, *, touching: bool
@@ -417,105 +606,127 @@ class TextBoundaries:
         return self._data.startswith(b"".join(pieces)[max(-begin, 0) :], max(begin, 0))
 
     def beginnings(
-        self,
-        texts: list[str],
-        places: list[int],
-        ids: NDArray[np.uint32],
-        lows: NDArray[np.int64],
-        highs: NDArray[np.int64],
-    ) -> list[int]:
-        """The first token of each text[place:], as `tokens_in` finds it without `touching`.
+        self, texts: TextBatch, places: NDArray[np.int64], tokens: TokenBatch
+    ) -> NDArray[np.int64]:
+        """The first token of each text from a place on, as `tokens_in` finds it without `touching`.
 
-        The tokens of a text are ids[low:high].
+        Places are in bytes, and no text is empty.
         """
-        if not texts:
-            return []
-        found = self._match(texts, places, ids, lows, highs)
+        found = self._match(texts, places, tokens)
         missing = np.flatnonzero(found < 0)
-        if len(missing) and self._learn("".join(texts[index] for index in missing)):
-            some = [texts[index] for index in missing], [places[index] for index in missing]
-            found[missing] = self._match(*some, ids, lows[missing], highs[missing])
+        if len(missing) and self._learn(texts.take(missing)):
+            some = TokenBatch.from_lists([tokens[index] for index in missing])
+            found[missing] = self._match(texts.take(missing), places[missing], some)
         for index in np.flatnonzero(found < 0).tolist():
-            own = ids[lows[index] : highs[index]]
-            found[index] = self._first(texts[index], own, places[index], touching=False)
-        firsts: list[int] = found.tolist()
-        return firsts
+            data = texts.bytes_at(index)
+            place = len(data[: places[index]].decode())
+            found[index] = self._first(data.decode(), tokens[index], place, touching=False)
+        return found
 
-    def _learn(self, text: str) -> bool:
+    def _learn(self, texts: TextBatch) -> bool:
         """Find out which characters are unknown; whether any is that was not known to be."""
         if not self._has_unknown:
             return False
-        new = set(text) - self._characters.keys()
+        new = set().union(*texts.texts()) - self._characters.keys()
         self._characters |= {each: self._reference.is_unknown(each) for each in new}
-        unknown = "".join(each for each, is_so in self._characters.items() if is_so)
-        self._unknown = re.compile(f"[{re.escape(unknown)}]+") if unknown else None
+        self._unknown = [each.encode() for each, is_so in self._characters.items() if is_so]
         return any(self._characters[each] for each in new)
 
     def _match(
-        self,
-        texts: list[str],
-        places: list[int],
-        ids: NDArray[np.uint32],
-        lows: NDArray[np.int64],
-        highs: NDArray[np.int64],
+        self, texts: TextBatch, places: NDArray[np.int64], tokens: TokenBatch
     ) -> NDArray[np.int64]:
         """The same where the tokens are the text's bytes, else -1."""
-        halves = list[str]()
-        for text, place in zip(texts, places, strict=True):
-            if self._has_unknown and text[0].isspace():
-                halves += "", ""  # left out by the package, or not: to be looked at alone
-            else:
-                halves += self._front[text.startswith(" ")] + text[:place], text[place:]
-        joined = _BETWEEN.join(halves)
-        if self._unknown is not None:
-            joined = self._unknown.sub(_UNKNOWN, joined)
-        parts = joined.encode(errors="surrogateescape").split(_BETWEEN_BYTE)
-        found = np.full(len(texts), -1, np.int64)
-        before, after = np.fromiter(map(len, parts), np.int64, count=len(parts)).reshape(-1, 2).T
-        sizes = before + after
-        # Of texts that have as many bytes as their tokens, all tokens.
-        counts = highs - lows
-        chosen = ids[_ranges(lows, counts)]
-        lengths = self._lengths_of(chosen)
-        ends = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(counts))]
-        fits = (np.diff(ends) == sizes) & (sizes > 0)
-        if not fits.any():
-            return found
-        chosen, lengths = (each[np.repeat(fits, counts)] for each in (chosen, lengths))
-        data = np.frombuffer(b"".join(itertools.compress(parts, np.repeat(fits, 2))), np.uint8)
-        own = np.frombuffer(self._pieces, np.uint8)[_ranges(self._at[chosen], lengths)]
-        differs = own != data
+        found = np.where(places == 0, 0, -1)
+        low, high = texts.offsets[0], texts.offsets[-1]
+        data, begins = texts.data[low:high], texts.offsets - low
+        usable = found < 0
         if self._has_unknown:
-            differs &= (own != ord(" ")) | ~_IS_BREAK[data]
-        begins = np.append(0, np.cumsum(sizes[fits]))
+            usable &= ~_begins_with_space(data, begins[:-1])  # which may be left out, or not
+        # The tokenizer puts a space in front of these texts, which is left out here.
+        has_front = np.array(self._prefixed, bool)[(data[begins[:-1]] == _SPACE).astype(np.int64)]
+        data, begins, marks = self._without_unknown(data, begins, begins[:-1] + places)
+        sizes, before = np.diff(begins), marks - begins[:-1]
+        # Of texts that have as many bytes as their tokens, all tokens.
+        own = self._bytes_of(tokens, has_front)
+        own_sizes = np.diff(own.offsets[tokens.offsets])
+        usable &= own_sizes == sizes
+        if not usable.any():
+            return found
+        own_data, bounds = own.data[: own.offsets[-1]], own.offsets
+        if not usable.all():
+            data, own_data = data[np.repeat(usable, sizes)], own_data[np.repeat(usable, own_sizes)]
+            bounds = np.append(0, np.cumsum(own.lengths[np.repeat(usable, tokens.lengths)]))
+        begins = np.append(0, np.cumsum(sizes[usable]))
+        differs = np.flatnonzero(own_data != data)
+        if self._has_unknown:
+            differs = differs[(own_data[differs] != _SPACE) | ~_IS_BREAK[data[differs]]]
         is_same = np.ones(len(begins) - 1, bool)
-        is_same[np.searchsorted(begins, np.flatnonzero(differs), side="right") - 1] = False
+        is_same[np.searchsorted(begins, differs, side="right") - 1] = False
         # The first token that begins at the place or after it, or crosses it with spaces alone.
-        marks = begins[:-1] + before[fits]
-        token_ends = np.cumsum(lengths)
-        token_starts = token_ends - lengths
-        first = np.searchsorted(token_starts, marks)
-        others = np.append(0, np.cumsum(data != ord(" ")))
-        last = np.maximum(first - 1, 0)
-        from_spaces = others[marks] == others[token_starts[last]]
-        first -= (first > 0) & (token_ends[last] > marks) & from_spaces
-        first -= np.append(0, np.cumsum(counts[fits]))[:-1]
-        found[fits] = np.where(is_same, first, -1)
+        marks = begins[:-1] + before[usable]
+        first = np.searchsorted(bounds[:-1], marks)
+        crossing = np.flatnonzero(bounds[first] > marks)
+        at = bounds[first[crossing] - 1]
+        while len(crossing):
+            is_space = data[at] == _SPACE
+            crossing, at = crossing[is_space], at[is_space] + 1
+            is_there = at == marks[crossing]
+            first[crossing[is_there]] -= 1
+            crossing, at = crossing[~is_there], at[~is_there]
+        first -= np.append(0, np.cumsum(tokens.lengths[usable]))[:-1]
+        found[usable] = np.where(is_same, first, -1)
         return found
 
-    def _lengths_of(self, ids: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Bytes of each token, which are in `_pieces` from then on."""
-        short = int(ids.max(initial=0)) + 1 - len(self._at)
+    def _without_unknown(
+        self, data: NDArray[np.uint8], begins: NDArray[np.int64], marks: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """The bytes with one in place of unknown characters in a row, and where texts begin then.
+
+        The marks are such places too.
+        """
+        raw = data.tobytes() if self._unknown else b""
+        codes = [code for code in self._unknown if code in raw]
+        if not codes:
+            return data, begins, marks
+        # A table of bytes is several times as fast as one of numpy's.
+        leads = bytes(byte in {code[0] for code in codes} for byte in range(256))
+        may_be = np.flatnonzero(np.frombuffer(raw.translate(leads), bool))
+        starts, ends = np.empty(0, np.int64), np.empty(0, np.int64)
+        for code in codes:
+            at = may_be
+            for number, byte in enumerate(code):
+                at = at[data[at + number] == byte]
+            starts, ends = np.append(starts, at), np.append(ends, at + len(code))
+        order = np.argsort(starts)
+        starts, ends = starts[order], ends[order]
+        goes_on = np.append(False, starts[1:] == ends[:-1])
+        fixed = np.append(np.stack([begins[:-1], marks], axis=1), begins[-1])
+        goes_on[goes_on] = fixed[np.searchsorted(fixed, starts[goes_on])] != starts[goes_on]
+        starts, ends = starts[~goes_on], ends[np.append(~goes_on[1:], True)]
+        others = zip([0, *ends.tolist()], [*starts.tolist(), len(raw)], strict=True)
+        joined = _UNKNOWN.join([raw[a:b] for a, b in others])
+        fewer = np.append(0, np.cumsum(ends - starts - 1))
+        begins, marks = (each - fewer[np.searchsorted(starts, each)] for each in (begins, marks))
+        return np.frombuffer(joined, np.uint8), begins, marks
+
+    def _bytes_of(self, tokens: TokenBatch, has_front: NDArray[np.bool_]) -> TextBatch:
+        """The bytes of each token, those of texts with a space in front without it."""
+        ids = tokens.ids
+        short = int(ids.max(initial=0)) + 1 - len(self._places)
         if short > 0:
-            self._at = np.append(self._at, np.full(short, -1, np.int64))
-            self._sizes = np.append(self._sizes, np.zeros(short, np.int64))
-        unknown_id = self._reference.unknown_id if self._has_unknown else None
-        for token in set(ids[self._at[ids] < 0].tolist()):
-            piece = _UNKNOWN_BYTE if token == unknown_id else self._engine.token_bytes(token)
-            self._at[token], self._sizes[token] = len(self._pieces), len(piece)
-            self._pieces += piece
-        lengths: NDArray[np.int64] = self._sizes[ids]
-        return lengths
+            self._places = np.append(self._places, np.full(short, -1, np.int64))
+        new = np.unique(ids[self._places[ids] < 0])
+        if len(new):
+            unknown = self._reference.unknown_id if self._has_unknown else None
+            self._places[new] = len(self._pieces) + 2 * np.arange(len(new))
+            for token in new.tolist():
+                piece = _UNKNOWN if token == unknown else self._engine.token_bytes(token)
+                # As it is, and without a space that must be in front.
+                self._pieces += piece, piece[1:] if piece.startswith(b" ") else _NEVER
+            self._table = pa.array(self._pieces, pa.large_binary())
+        places = self._places[ids]
+        places[tokens.offsets[:-1][has_front & (tokens.lengths > 0)]] += 1
+        return text_batch(self._table.take(pa.array(places)))
 
     def _added_before(self, text: str) -> int:
         """Bytes that the tokenizer puts in front of a text: one for SentencePiece's first space."""
@@ -528,9 +739,9 @@ class TextBoundaries:
 class Shaped:
     """Rows of a batch, ready to be encoded."""
 
-    pieces: RowPieces
+    pieces: RowPieces | FieldTexts
     rows: NDArray[np.int64]
-    texts: list[str]  # what each row became, from which its split follows
+    texts: TextBatch  # what each row became, from which its split follows
     rejects: tuple[Reject, ...]
 
 
@@ -548,15 +759,16 @@ class Shaper:
     ) -> None:
         """`bos` and `eos` frame a prompt and its completion; a chat has what its template says."""
         self._shape = shape
-        specials = "|".join(map(re.escape, engine.info.special_tokens)) or "(?!)"
-        self._refused = re.compile(specials) if reject_special else None
+        refused = list(engine.info.special_tokens) if reject_special else []
         self._inner: Engine | None = None
-        self._make: Callable[[dict[str, Any]], RowText]
+        self._fields: FieldMaker | None = None
+        self._chats: ChatMaker | None = None
         if shape.format != "chat":
-            self._make = field_maker(shape, bos=bos, eos=eos)
+            self._fields = FieldMaker(shape, bos=bos, eos=eos, refused=refused)
         else:
-            self._make = ChatMaker(engine.info, shape)
+            self._chats = ChatMaker(engine.info, shape)
             self._inner = load_inner(engine.info)
+        self._refused = re.compile("|".join(map(re.escape, refused))) if refused else None
         # Texts without a mask have no boundaries to find.
         self._boundaries = TextBoundaries(engine, engine.reference) if shape.has_mask else None
         self._inner_boundaries = self._boundaries
@@ -573,26 +785,32 @@ class Shaper:
 
     def shape(self, texts: TextBatch, rows: NDArray[np.int64]) -> Shaped:
         """Read and render the rows; those that cannot be used come back as rejects."""
-        pieces = RowPieces(touching_counts=self._shape.format == "chat")
-        kept: list[int] = []
-        made: list[str] = []
-        rejects: list[Reject] = []
-        data = texts.data[texts.offsets[0] : texts.offsets[-1]].tobytes()
-        bounds = (texts.offsets - texts.offsets[0]).tolist()
-        for row, (start, end) in zip(rows.tolist(), itertools.pairwise(bounds), strict=True):
+        make = self._render if self._fields is None else self._fields.make
+        pieces, made, kept, refused = make(texts)
+        rejects = tuple(
+            Reject(int(rows[number]), why.reason, why.detail) for number, why in refused.items()
+        )
+        return Shaped(pieces, rows[kept], made, rejects)
+
+    def _render(
+        self, texts: TextBatch
+    ) -> tuple[RowPieces, TextBatch, NDArray[np.int64], dict[int, RowError]]:
+        """Chats taken apart, their texts, which ones these are, and why others cannot be used."""
+        assert self._chats is not None
+        pieces, kept, made = RowPieces(), list[int](), list[str]()
+        refused: dict[int, RowError] = {}
+        for number in range(len(texts)):
             try:
-                text = self._make(parse_row(data[start:end]))
+                text = self._chats(parse_row(texts.bytes_at(number)))
                 if self._refused is not None and self._refused.search(text.text):
-                    why = "the text contains the string of a special token"
-                    raise RowError(RejectReason.SPECIAL_TOKEN, why)
+                    raise _holds_special()
                 pieces.add(text)
             except RowError as error:
-                rejects.append(Reject(row, error.reason, error.detail))
+                refused[number] = error
             else:
-                kept.append(row)
+                kept.append(number)
                 made.append(text.text)
-        rows = np.array(kept, np.int64)
-        return Shaped(pieces, rows, made, tuple(rejects))
+        return pieces, TextBatch.from_texts(made), np.array(kept, np.int64), refused
 
     def encode(self, shaped: Shaped, encode: Callable[[TextBatch], TokenBatch]) -> TokenBatch:
         """Ids of all plain texts of the rows."""
