@@ -319,7 +319,7 @@ def cut_json(content: dict[str, Any]) -> Cutting:
         delicate.append(f"[{_PREPENDED}]")
         delicate += [re.escape(key) for table in tables for key in table.vanishing_keys()]
     if any(step["type"] == "Strip" for step in normalizers):
-        delicate.append(r"^\s|\s$")
+        delicate.append(r"\s")
     delicate.append(_SPACE)
     return Cutting(
         spaces=spaces,
@@ -580,26 +580,27 @@ class WordEngine:
             texts = [word.lstrip(spaces) for word in words]
         else:
             texts = [word[left_out:] if word[:1] in spaces else word for word in words]
-        held = np.array([self._cutting.is_delicate(word.decode()) for word in words], bool)
         data = np.frombuffer(_BEGIN.join([b"", *texts]), np.uint8)
         sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
         starts = np.cumsum(sizes) - sizes
-        cuts = self._cut_parts(data, starts)
+        is_ascii = np.add.reduceat(data >= 0x80, starts, dtype=np.int64) == 1  # the mark alone
+        in_ascii = np.repeat(is_ascii, sizes)
+        held = np.zeros(len(words), bool)
+        # One search tells that all words of ASCII are harmless, as nearly always.
+        asks_all = self._cutting.delicate.search(data[in_ascii].tobytes().decode("latin-1"))
+        asked = range(len(words)) if asks_all else np.flatnonzero(~is_ascii).tolist()
+        held[asked] = [self._cutting.is_delicate(words[number].decode()) for number in asked]
+        begins = np.zeros(len(data), bool)
+        begins[1:] = self._cutting.seams[data[:-1], data[1:]]
+        begins &= in_ascii
+        begins[starts] = True
+        cuts = np.flatnonzero(begins)
         firsts = np.append(np.searchsorted(cuts, starts), len(cuts))
         places = self._parts.look_up(data, cuts)
         ids, ends = self._parts.ids_of(places)
         offsets = np.append(0, ends)[firsts]
         held |= np.logical_or.reduceat(self._parts.is_delicate[places], firsts[:-1])
         return ids, offsets[:-1], offsets[1:] - offsets[:-1], held
-
-    def _cut_parts(self, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where parts begin: words, and seams in those that are ASCII."""
-        begins = np.zeros(len(data), bool)
-        begins[1:] = self._cutting.seams[data[:-1], data[1:]]
-        is_foreign = np.add.reduceat(data >= 0x80, starts, dtype=np.int64) > 1
-        begins &= ~np.repeat(is_foreign, np.diff(np.append(starts, len(data))))
-        begins[starts] = True
-        return np.flatnonzero(begins)
 
     def _encode_parts(self, parts: list[bytes]) -> Learned:
         """Have the reference encode parts of words, each as a text of its own."""
