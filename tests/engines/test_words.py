@@ -25,6 +25,7 @@ from tokenmill.engines.references import read_sentencepiece_model
 from tokenmill.records import TextBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tokenmill.engines.parity import CheckedEngine
@@ -82,13 +83,22 @@ punctuated = st.lists(
 texts = st.lists((spaced | punctuated).map("".join) | documents, min_size=1, max_size=8)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def short_texts() -> Iterator[None]:
+    """Texts that are short are looked up too, not given to the reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "FEW_CHARACTERS", 0)
+        yield
+
+
 def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
     found = TextBatch.from_texts(batch)
-    assert engine.fast is not None
+    assert isinstance(engine.fast, words.WordEngine)
     for text, ids, expected in zip(
         batch, engine.fast.encode(found), engine.reference.encode(found), strict=True
     ):
         assert ids.tolist() == expected.tolist(), text
+        assert engine.fast.encode_one(text).tolist() == expected.tolist(), text
 
 
 @cache

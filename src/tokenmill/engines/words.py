@@ -473,6 +473,7 @@ SLICE_BYTES = 4 << 20  # of text at a time: little memory, and few words that ar
 MOST_WORDS = 1 << 19  # in the cache: some 150 bytes each
 MOST_PARTS = 1 << 18
 COMMON_WORDS = 1 << 15
+FEW_CHARACTERS = 64  # of a text that the reference encodes in less time
 # Documents with longer words on average, in bytes, are given to the reference: they are in a script
 # without spaces, or data.
 LONG_WORDS = 24
@@ -483,12 +484,17 @@ class WordEngine:
 
     name = ENGINE
     version = __version__
+    few_bytes = 1 << 14
 
     def __init__(self, reference: Engine, cutting: Cutting) -> None:
         self._reference = reference
         self._cutting = cutting
+        # The words of one text, as `_cut` finds them.
+        spaces = re.escape(cutting.spaces)
+        self._find_words = re.compile(b"[%b]*[^%b]+|[%b]+" % (spaces, spaces, spaces)).findall
         self._is_space = np.zeros(256, bool)
         self._is_space[list(cutting.spaces)] = True
+        self._encode_few: Any = getattr(reference, "encode_one", None)
         self.decode = reference.decode
         self.token_bytes = reference.token_bytes
         # A part is encoded after a character that it may be cut from; how many ids that one has.
@@ -509,6 +515,21 @@ class WordEngine:
     def _forget(self) -> None:
         self._words = Cache(self._encode_words, MOST_WORDS)
         self._parts = Cache(self._encode_parts, MOST_PARTS)
+
+    def encode_one(self, text: str) -> NDArray[np.uint32]:
+        """Ids of a short text, in less than what the arrays of a batch cost."""
+        if len(text) < FEW_CHARACTERS and self._encode_few is not None:
+            ids: NDArray[np.uint32] = self._encode_few(text)
+            return ids
+        data = text.encode()
+        found = self._find_words(data)
+        places = self._words.places_of(found)
+        is_whole = self._cutting.left_out and (data[:1].isspace() or data[-1:].isspace())
+        if places is None or is_whole or len(data) > LONG_WORDS * len(found):
+            return self.encode(TextBatch.from_texts([text]))[0]
+        if self._words.is_delicate[places].any():
+            return self._by_reference(TextBatch.from_texts([text]), np.zeros(1, np.int64))[0]
+        return self._words.ids_of(places)[0]
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         parts = []
@@ -645,6 +666,11 @@ class Cache:
         self._common_places = np.empty(0, np.int64)
         self._seen = self._sorted_at = 0
 
+    def places_of(self, words: list[bytes]) -> NDArray[np.int64] | None:
+        """The place of each word in the cache; None where one is new."""
+        places = list(map(self._known.get, words))
+        return None if None in places else np.array(places, np.int64)
+
     def ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """The ids of words back to back, and where those of each end."""
         lengths = self._lengths[places]
@@ -664,7 +690,8 @@ class Cache:
         words = pyarrow.BinaryArray.from_buffers(pyarrow.binary(), len(cuts), buffers)
         places = np.full(len(cuts), -1, np.int64)
         rest = None
-        if self._common is not None:
+        # For a few words arrow would take longer to learn the common ones than to find any.
+        if self._common is not None and len(cuts) > COMMON_WORDS:
             found = pyarrow.compute.index_in(words, value_set=self._common)
             numbers = found.fill_null(len(self._common_places)).to_numpy()
             places = np.append(self._common_places, -1)[numbers]
