@@ -29,6 +29,7 @@ the package.
     optimizers_gpu_table.py  its table
     stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter
     stall_meter_table.py   its table
+    stalls_gpu.py     is an account of a step right?           python -m benchmarks.stalls_gpu
     interop.py        other projects' formats, out and in      python -m benchmarks.interop
     interop_tables.py their tables
     scaling.py        a build of 10 PB, simulated              python -m benchmarks.scaling

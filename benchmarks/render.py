@@ -20,6 +20,7 @@ from benchmarks import (
     optimizers_gpu_table,
     scaling_table,
     stall_meter_table,
+    stalls_gpu,
     supervised_table,
     training_gpu_table,
 )
@@ -131,6 +132,12 @@ def stall_meter_section(results: Mapping[str, Any]) -> str:
     """Everything between the `stall_meter` markers, and those of `stall_meter_gpu`."""
     packages = _named(results["versions"], ("tokenmill", "numpy", "torch"))
     return f"{_origin(results, packages)}\n\n{stall_meter_table.stall_meter_body(results)}"
+
+
+def stalls_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `stalls_gpu` markers."""
+    packages = _named(results["versions"], ("torch", "tokenizers", "numpy"))
+    return f"{_origin(results, packages)}\n\n{stalls_gpu.stalls_body(results)}"
 
 
 def training_section(results: Mapping[str, Any]) -> str:
@@ -356,6 +363,7 @@ SECTIONS = {
         stall_meter_section,
         "python -m benchmarks.stall_meter --cuda, on a machine with a GPU",
     ),
+    "stalls_gpu": (stalls_section, "python -m benchmarks.stalls_gpu, on a machine with a GPU"),
 }
 
 

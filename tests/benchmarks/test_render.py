@@ -25,6 +25,7 @@ between
 <!-- optimizers_gpu:begin --><!-- optimizers_gpu:end -->
 <!-- stall_meter:begin --><!-- stall_meter:end -->
 <!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
+<!-- stalls_gpu:begin --><!-- stalls_gpu:end -->
 after
 """
 MACHINE = {
@@ -125,6 +126,9 @@ Not measured yet; run: python -m benchmarks.stall_meter
 <!-- stall_meter_gpu:begin -->
 Not measured yet; run: python -m benchmarks.stall_meter --cuda, on a machine with a GPU
 <!-- stall_meter_gpu:end -->
+<!-- stalls_gpu:begin -->
+Not measured yet; run: python -m benchmarks.stalls_gpu, on a machine with a GPU
+<!-- stalls_gpu:end -->
 after
 """
     )

@@ -11,7 +11,7 @@ import pytest
 from tests.stalls.clocks import Clock, Device
 
 from tokenmill import StallMeter
-from tokenmill.stalls import DeviceClock
+from tokenmill.stalls.meter import DeviceClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.stalls import Slowest, WaitSeries, WaitTally
+from tokenmill.stalls.meter import Slowest, WaitSeries, WaitTally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
