@@ -15,7 +15,8 @@ from tests.sources.hub import Hub, serve_hub
 from tests.sources.reading import compress
 
 import tokenmill
-from tokenmill.sources.discovery import CORPORA
+from tokenmill.errors import SourceError
+from tokenmill.sources.discovery import CORPORA, corpus_files
 
 if TYPE_CHECKING:
     import subprocess
@@ -158,3 +159,30 @@ def test_the_names_can_be_listed() -> None:
     done = tokenmill_command("build", "--list-corpora", folder=Path.cwd())
     for name, corpus in CORPORA.items():
         assert f"{name}\n  {corpus.files}\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("finewebedu", "fineweb-edu"),
+        ("FineWeb_Edu", "fineweb-edu"),
+        ("wikitext103", "wikitext-103"),
+        ("SlimPajama-627B", "slimpajama"),
+        ("cerebras/SlimPajama-627B", "slimpajama"),
+    ],
+)
+def test_a_corpus_is_found_by_the_names_people_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert corpus_files(given) == CORPORA[name].files
+    Path(given).mkdir(parents=True)
+    assert corpus_files(given) == given, "what is in this folder wins"
+
+
+def test_a_corpus_with_nearly_that_name_is_offered() -> None:
+    with pytest.raises(SourceError, match="'open-webtexts' matches no file") as caught:
+        corpus_files("open-webtexts")
+    assert f"if the corpus 'openwebtext' is meant: '{CORPORA['openwebtext'].files}'" in str(
+        caught.value.hint
+    )

@@ -192,6 +192,54 @@ def refuse_secret_arguments() -> None:
             refuse_secrets(re.sub(r"^(--[\w-]+=|-\w)", "", argument))
 
 
+# What other people's scripts call things, without dashes, and what they are here; a flag is offered
+# by the commands that have it.
+FOREIGN_FLAGS = {
+    "num_workers num_proc nproc n_proc num_processes processes jobs": ["--workers"],
+    "output_dir output output_path output_prefix save_dir out_dir": ["--out"],
+    "input_dir input input_path data_dir data_path dataset dataset_name": [
+        "files, folders and names of corpora are given without a flag: tokenmill build FOLDER"
+    ],
+    "batch_size per_device_train_batch_size micro_batch_size": [
+        "--micro-batch",
+        "there is none to choose: --memory bounds what is worked on at a time",
+    ],
+    "chunk_size shard_size max_shard_size": [
+        "--file-tokens",
+        "a store is cut by its input; tokenmill export --file-tokens N writes files of a size",
+    ],
+    "config subset dataset_config config_name": [
+        "name the files of the subset: 'hf://datasets/OWNER/NAME/SUBSET/*.parquet'"
+    ],
+    "pretokenized pre_tokenized tokenized": ["give the store itself: tokenmill train STORE"],
+    "use_8bit_optim use_8bit_adam adam8bit optim_8bit": ["--optimizer adamw8bit"],
+    "max_seq_length max_length seq_length block_size context_length": ["--seq-len", "--max-length"],
+    "tokenizer_name tokenizer_path tokenizer_model tokenizer_name_or_path vocab_file": [
+        "--tokenizer"
+    ],
+    "text_column text_key column_name json_keys text_column_name": ["--text-field"],
+    "append_eod append_eos": ["every document ends in the end token, unless --no-eos is given"],
+    "learning_rate": ["--lr"],
+    "max_steps num_steps": ["--steps"],
+    "gradient_accumulation_steps grad_accum": ["--accumulate"],
+    "resume_from_checkpoint": ["--resume"],
+}
+
+
+def flag_hint(flag: str, context: Any) -> str | None:
+    """What to write instead of a flag that somebody else's script has."""
+    name = flag.lstrip("-").replace("-", "_").lower()
+    own = {opt for param in context.command.params for opt in param.opts} if context else set()
+    for names, answers in FOREIGN_FLAGS.items():
+        if name in names.split():
+            for answer in answers:
+                if not answer.startswith("--"):
+                    return answer
+                if answer.split()[0] in own:
+                    return f"here it is {answer}"
+    return None
+
+
 def report(error: Exception) -> int:
     """Say on stderr what went wrong and what to do; return the exit code."""
     code = 1
@@ -205,6 +253,8 @@ def report(error: Exception) -> int:
         message = message[:1].lower() + message[1:].replace(": Value error, ", ": ", 1)
         context: Any = getattr(error, "ctx", None)
         hint = f"see: {context.command_path if context else 'tokenmill'} --help"
+        if flag := getattr(error, "option_name", None):
+            hint = flag_hint(flag, context) or hint
     elif isinstance(error, OSError):
         message = str(error)
     else:

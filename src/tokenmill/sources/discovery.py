@@ -7,8 +7,10 @@ left out if it is not text, and reported as skipped. No file counts twice, whate
 from __future__ import annotations
 
 import codecs
+import difflib
 import json
 import operator
+import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -65,9 +67,27 @@ CORPORA = {
 
 
 def corpus_files(name: PathInput) -> PathInput:
-    """The files that an input means if it is the name of a corpus; else the input."""
-    corpus = CORPORA.get(name) if isinstance(name, str) else None
-    return name if corpus is None or Path(str(name)).exists() else corpus.files
+    """The files that an input means if it is the name of a corpus; else the input.
+
+    Names differ by hyphens and capitals, and people know the hub's own ones too.
+    """
+    if not isinstance(name, str) or Path(name).exists():
+        return name
+    for short, corpus in CORPORA.items():
+        owner, repository = corpus.files.split("/")[3:5]
+        if _plain(name) in map(_plain, (short, repository, f"{owner}/{repository}")):
+            return corpus.files
+    if close := difflib.get_close_matches(_plain(name), map(_plain, CORPORA), 1):
+        short = next(each for each in CORPORA if _plain(each) == close[0])
+        raise SourceError(
+            f"input {shown(name)!r} matches no file",
+            hint=f"if the corpus {short!r} is meant: {CORPORA[short].files!r}",
+        )
+    return name
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_ ]", "", name.casefold())
 
 
 # -------------------------------------------------------------------------------------------------
