@@ -338,13 +338,13 @@ def test_copies_of_units_hold_their_records_unless_one_is_far_too_large(
     tmp_path: Path, kind: str
 ) -> None:
     lines = [b'{"text": "%d"}\n' % i for i in range(100)]
-    lines[40] = b'{"text": "%s"}\n' % (b"x" * 250)  # over the limit, and ends in the next unit
+    lines[30] = b'{"text": "%s"}\n' % (b"x" * 250)  # over the limit, and ends in the next unit
     lines[60] = b'{"text": "%s"}\n' % (b"x" * 1000)  # over two units
     path = tmp_path / f"a.jsonl.{kind}"
     path.write_bytes(compress(b"\xef\xbb\xbf" + b"".join(lines), kind))
     options = SourceOptions(unit_bytes=300, batch_bytes=50, max_document_bytes=200)
     got = read(path, options)
-    assert got.rejects == [(40, "too-large"), (60, "too-large")]
+    assert got.rejects == [(30, "too-large"), (60, "too-large")]
     assert read_copies(source_file(str(path)), options, got) == len(got.ends) - 1
 
 
