@@ -18,11 +18,11 @@ a line gets the same answer whatever block it is in, and bad lines cost little m
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,7 @@ class RecordSource(Source):
         self._limit = record_limit(options) + len(self._separator)
         self._most_records = min(base.LARGEST_BATCH_ROWS, max(1 << 12, self._target // 128))
         self._buffer = bytearray(self._target)
+        self._spare: bytearray | None = None  # takes turns with the buffer, where there is one
         self._raw: Any = None
         # What is in the buffer, and where its first byte is in the file.
         self._base, self._low, self._high, self._at_end = 0, 0, 0, False
@@ -106,18 +107,22 @@ class RecordSource(Source):
     def copy(self, unit: Unit, path: str) -> UnitCopy | None:
         """Write the records of a stream's unit into a file; None where they do not fit.
 
-        That is on the disk, or because one of them is far too large.
+        That is on the disk, or because one of them is far too large. A thread writes what was read
+        while the next is read into another buffer.
         """
         assert unit.end is not None, "only a file that is no stream has a unit without an end"
         self._seek(unit.start)
-        offset, most, written = self._position, unit.end - unit.start + self._limit, 0
-        with open(path, "wb", buffering=0) as file:
+        self._spare = self._spare or bytearray(self._target)
+        offset, room = self._position, unit.end - unit.start + self._limit
+        writes: list[Future[int]] = []
+        with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
 
             def write(data: memoryview) -> None:
-                nonlocal written
-                if written + len(data) <= most:
-                    with contextlib.suppress(OSError):
-                        written += file.write(data)
+                nonlocal room
+                room -= len(data)
+                wait(writes[-1:])
+                if room >= 0:
+                    writes.append(pool.submit(file.write, data))
 
             if self._unbordered:
                 self._take_until(unit.end, write)
@@ -126,8 +131,9 @@ class RecordSource(Source):
                 for block in self._blocks(unit.end, xxhash.xxh3_64()):
                     write(block.data)
         size = self._position - offset
-        is_whole, is_last = written == size, not self._has_more()
-        return UnitCopy(path, offset, size, is_last) if is_whole else None
+        written = sum(each.result() for each in writes if each.exception() is None)
+        is_last = not self._has_more()
+        return UnitCopy(path, offset, size, is_last) if written == size else None
 
     def close(self) -> None:
         if self._raw is not None:
@@ -242,6 +248,8 @@ class RecordSource(Source):
         if self._high - self._low >= want or self._at_end:
             return
         kept = self._buffer[self._low : self._high]
+        if self._spare is not None:
+            self._buffer, self._spare = self._spare, self._buffer
         if len(self._buffer) != max(want, self._target):
             self._buffer = bytearray(max(want, self._target))
         self._buffer[: len(kept)] = kept
