@@ -1,7 +1,7 @@
 """The text that is measured on: lines of a base file, repeated to a given size, in several files
 and formats.
 
-Several files, because a compressed file is one stream that one worker reads, and because datatrove
+Several files, because a compressed file can only be read from its front, and because datatrove
 hands out whole files. Repeated text warms every engine's caches the same way: the ceiling and
 tokenmill are given the same documents in the same order, so their ratio stays fair while the run
 gets long enough to time.
@@ -9,6 +9,7 @@ gets long enough to time.
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import shutil
@@ -119,6 +120,9 @@ def _convert(path: Path, formats: Sequence[str]) -> tuple[int, int]:
     if "jsonl.zst" in formats:
         with pa.CompressedOutputStream(f"{path}.zst", "zstd") as stream:
             stream.write(path.read_bytes())
+    if "jsonl.gz" in formats:
+        with path.open("rb") as lines, gzip.open(f"{path}.gz", "wb", compresslevel=6) as stream:
+            shutil.copyfileobj(lines, stream, MEGABYTE)
     return table.num_rows, pc.sum(pc.binary_length(table["text"])).as_py()
 
 

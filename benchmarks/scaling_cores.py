@@ -5,10 +5,14 @@
 
 The corpus is larger than the start-up of sixteen workers can hide, and is cut into far more units
 than there are workers, so that the last ones do not wait for one unit; the compressed one has as
-many files as it takes, since a stream is for one worker. The store is removed after each build;
+many files as it takes for each worker to decompress its own. The store is removed after each build;
 files that were read before are in the system's cache, as they are for every number of workers.
 Rounds go through all numbers of workers in turn, so that a slow minute of the machine hits all of
 them.
+
+Half as much text in one and in three compressed files, with one worker and with all, cut into units
+as a user's would be: workers share these, and no build is faster than its files are decompressed,
+each by one thread. That rate is measured too, alone in this process.
 
 At the end one build with all workers stands beside as many parts, each a program of its own with
 one worker: those are timed from the first start to the last exit, as a user would.
@@ -17,22 +21,27 @@ one worker: those are timed from the first start to the last exit, as a user wou
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import time
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
 import tokenmill
 from benchmarks import RESULTS, ROOT, WORK, corpora, machine, render, vocabularies
 from tokenmill.runners.local import physical_cores
+from tokenmill.sources.base import open_decompressed
+from tokenmill.sources.discovery import source_file
 
 CORPUS_MEGABYTES = 1600
 QUICK_MEGABYTES = 60
 NUM_FILES = 64
 FORMATS = ("jsonl", "jsonl.zst")
+SHARED = (("jsonl.zst", 1), ("jsonl.zst", 3), ("jsonl.gz", 1))  # few files, for all workers
 ROUNDS = 3
 UNIT_BYTES = "8MB"
 MEMORY_PER_WORKER = 2_000_000_000
@@ -50,7 +59,14 @@ def worker_counts(most: int) -> list[int]:
     return sorted({*(count for count in counts if count <= most), most})
 
 
-def build(files: list[Path], tokenizer: Path, out: Path, *, workers: int) -> dict[str, Any]:
+def build(
+    files: list[Path],
+    tokenizer: Path,
+    out: Path,
+    *,
+    workers: int,
+    unit_bytes: str | None = UNIT_BYTES,
+) -> dict[str, Any]:
     """One build into a fresh folder."""
     shutil.rmtree(out, ignore_errors=True)
     result = tokenmill.build(
@@ -59,10 +75,10 @@ def build(files: list[Path], tokenizer: Path, out: Path, *, workers: int) -> dic
         out=out,
         workers=workers,
         memory=MEMORY_PER_WORKER * workers,
-        unit_bytes=UNIT_BYTES,
+        unit_bytes=unit_bytes,
     )
     shutil.rmtree(out)
-    _tell(f"{files[0].name}, {workers} workers: {result.working_seconds:.2f} s")
+    _tell(f"{len(files)} {files[0].name}, {workers} workers: {result.working_seconds:.2f} s")
     return {
         "text_bytes": result.totals.text_bytes,
         "tokens": result.totals.tokens,
@@ -70,6 +86,35 @@ def build(files: list[Path], tokenizer: Path, out: Path, *, workers: int) -> dic
         "working_seconds": round(result.working_seconds, 3),
         "startup_seconds": round(result.startup_seconds, 3),
     }
+
+
+def decompress(file: Path, package: str) -> float:
+    """Bytes of text that a second gives, by the package that a build would use."""
+    stream, size = open_decompressed(source_file(str(file))), 0
+    buffer, begin = memoryview(bytearray(8 << 20)), time.perf_counter()
+    while count := stream.readinto(buffer):
+        size += count
+    rate = size / (time.perf_counter() - begin)
+    stream.close()
+    _tell(f"{file.name} by {package}: {rate / 1e6:,.0f} MB/s")
+    return rate
+
+
+def compare_packages(files: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
+    """How fast one file of each compression is decompressed; gz by Python's own package too."""
+    cases = [("jsonl.zst", "pyarrow"), ("jsonl.gz", "zlib")]
+    if importlib.util.find_spec("zlib_ng") is not None:
+        cases.insert(1, ("jsonl.gz", "zlib-ng"))
+    rates: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for kind, package in cases:
+            hidden = {"zlib_ng": None} if package == "zlib" else {}
+            with unittest.mock.patch.dict(sys.modules, hidden):
+                rates[kind, package].append(round(decompress(files[kind], package)))
+    return [
+        {"format": kind, "package": package, "bytes_per_second": found}
+        for (kind, package), found in rates.items()
+    ]
 
 
 def compare_parts(files: list[Path], tokenizer: Path, out: Path, count: int) -> dict[str, float]:
@@ -115,21 +160,21 @@ def measure(options: argparse.Namespace, *, megabytes: int, rounds: int) -> dict
     cases = [(kind, count) for kind in FORMATS for count in counts]
     builds: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
     parts = []
+    shared = {
+        (kind, number, count): _few_files(options, name, megabytes // 2, number).files(kind)
+        for kind, number in SHARED
+        for count in (1, counts[-1])
+    }
+    of_few: dict[tuple[str, int, int], list[dict[str, Any]]] = {case: [] for case in shared}
     for _ in range(rounds):
         for kind, count in cases:
             builds[kind, count].append(build(corpus.files(kind), tokenizer, out, workers=count))
+        for case, files in shared.items():
+            made = build(files, tokenizer, out, workers=case[-1], unit_bytes=None)
+            of_few[case].append(made)
         parts.append(compare_parts(corpus.files("jsonl"), tokenizer, out, counts[-1]))
-    rows = [
-        {
-            "format": kind,
-            "workers": count,
-            "text_bytes": found[0]["text_bytes"],
-            "tokens": found[0]["tokens"],
-            "working_seconds": [each["working_seconds"] for each in found],
-            "startup_seconds": [each["startup_seconds"] for each in found],
-        }
-        for (kind, count), found in builds.items()
-    ]
+    rows = [_row(found, kind, workers) for (kind, workers), found in builds.items()]
+    one = {kind: files[0] for (kind, number, _), files in shared.items() if number == 1}
     return {
         "corpus": name,
         "tokenizer": tokenizer.name,
@@ -138,8 +183,34 @@ def measure(options: argparse.Namespace, *, megabytes: int, rounds: int) -> dict
         "input_bytes": corpus.input_bytes,
         "rounds": rounds,
         "measurements": rows,
+        "shared": [
+            _row(found, kind, workers) | {"files": number}
+            for (kind, number, workers), found in of_few.items()
+        ],
+        "decompressing": compare_packages(one, rounds),
         "parts": {"count": counts[-1], "seconds": parts},
     }
+
+
+def _row(builds: list[dict[str, Any]], kind: str, workers: int) -> dict[str, Any]:
+    return {
+        "format": kind,
+        "workers": workers,
+        "text_bytes": builds[0]["text_bytes"],
+        "tokens": builds[0]["tokens"],
+        "working_seconds": [each["working_seconds"] for each in builds],
+        "startup_seconds": [each["startup_seconds"] for each in builds],
+    }
+
+
+def _few_files(
+    options: argparse.Namespace, name: str, megabytes: int, number: int
+) -> corpora.Corpus:
+    kinds = tuple(kind for kind, files in SHARED if files == number)
+    size = megabytes * corpora.MEGABYTE
+    return corpora.prepare(
+        name, num_bytes=size, num_files=number, formats=kinds, source=options.corpus
+    )
 
 
 def _prepare(options: argparse.Namespace, megabytes: int) -> tuple[str, Path, corpora.Corpus]:

@@ -68,7 +68,37 @@ def cores_body(results: Mapping[str, Any]) -> str:
         own = [row for row in rows if row["format"] == kind]
         lines += [_cores_row(row, _rate(own[0])) for row in own]
     plain = [row for row in rows if row["format"] == kinds[0]]
-    return "\n".join([*lines, "", *_parts(results["parts"]), "", *_cost_of_a_corpus(plain)])
+    shared = (
+        [*_shared(results["shared"], results["decompressing"]), ""] if "shared" in results else []
+    )
+    parts = _parts(results["parts"])
+    return "\n".join([*lines, "", *shared, *parts, "", *_cost_of_a_corpus(plain)])
+
+
+def _shared(rows: Sequence[Mapping[str, Any]], packages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Few compressed files with one worker and with all, and how fast one is decompressed."""
+    rates = ", ".join(
+        f".{each['format']} by {each['package']} "
+        f"{statistics.median(each['bytes_per_second']) / 1e6:,.0f} MB/s"
+        for each in packages
+    )
+    lines = [
+        "Few compressed files, which the workers share:",
+        "",
+        "| input | workers | MB of text/s | million tokens/s | times one worker |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        alike = (
+            each
+            for each in rows
+            if (each["format"], each["files"]) == (row["format"], row["files"])
+        )
+        first = _rate(next(alike))
+        name = f"{row['files']} {'file' if row['files'] == 1 else 'files'}, .{row['format']}"
+        cells = f"{_rate(row) / 1e6:,.0f} | {_token_rate(row) / 1e6:,.1f}"
+        lines.append(f"| {name} | {row['workers']} | {cells} | {_rate(row) / first:.2f} |")
+    return [*lines, "", f"Decompressing alone, one thread, whole lines of JSON counted: {rates}."]
 
 
 def _cores_row(row: Mapping[str, Any], first: float) -> str:

@@ -335,7 +335,17 @@ def test_more_workers_are_held_against_one_and_a_corpus_is_costed_at_their_rate(
     facts = {"corpus": "c", "files": 16, "tokenizer": "t", "engine": "e", "rounds": 1}
     facts |= {"input_bytes": {"jsonl": 5e9, "jsonl.zst": 1e9}, "measurements": rows}
     facts |= {"parts": {"count": 16, "seconds": [{"build": 9.0, "parts": 11.0, "finish": 0.5}]}}
+    few = {"format": "jsonl.gz", "files": 3, "text_bytes": 4e9, "tokens": 10**9}
+    facts["shared"] = [
+        few | {"workers": 1, "working_seconds": [40.0]},
+        few | {"workers": 16, "working_seconds": [5.0]},
+    ]
+    facts["decompressing"] = [
+        {"format": "jsonl.gz", "package": "zlib-ng", "bytes_per_second": [5e8, 6e8, 7e8]}
+    ]
     text = render.cores_section(ORIGIN | facts)
+    assert "| 3 files, .jsonl.gz | 16 | 800 | 200.0 | 8.00 |" in text
+    assert "counted: .jsonl.gz by zlib-ng 600 MB/s." in text
 
     speed, cost = text.split("computed, not measured")
     assert "| .jsonl | 16 | 400 | 100.0 | 10.00 | 62% |" in speed
