@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
 import tempfile
+import zlib
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sources.reading import Reading, compress, read, read_copies
 
 from tokenmill.errors import SourceError
+from tokenmill.sources import base
 from tokenmill.sources.base import SourceOptions, open_source, plan_units
 from tokenmill.sources.discovery import source_file
 from tokenmill.sources.lines import decide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KINDS = ["gz", "zst", "bz2", "xz"]
 
@@ -309,6 +319,58 @@ def test_an_empty_file_is_no_complete_compressed_file(tmp_path: Path, kind: str)
     path.write_bytes(b"")
     with pytest.raises(SourceError, match="empty"):
         read(path, SourceOptions())
+
+
+@pytest.mark.parametrize("package", ["zlib_ng", "zlib"])
+def test_gzip_files_are_read_and_refused_as_arrow_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    if package == "zlib":
+        monkeypatch.setitem(sys.modules, "zlib_ng", None)
+    else:
+        pytest.importorskip("zlib_ng")
+    dice, path, outcomes = random.Random(0), tmp_path / "a.jsonl.gz", Counter[str]()
+    for number in range(150):
+        data = bytearray(b"".join(_gzip_members(dice)))
+        match number % 5:
+            case 0:
+                del data[dice.randrange(1, len(data)) :]
+            case 1:
+                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+            case 2:
+                data += bytes(dice.randrange(1, 600)) + dice.randbytes(dice.randrange(9))
+            case 3:
+                data += dice.randbytes(dice.randrange(1, 40))
+        path.write_bytes(data)
+        opened = base.open_decompressed(source_file(str(path)))
+        expected = _all_or_error(pa.CompressedInputStream(pa.OSFile(str(path)), "gzip"))
+        assert _all_or_error(opened) == expected
+        outcomes[expected if isinstance(expected, str) else "whole"] += 1
+    assert outcomes["whole"] >= 30
+    assert outcomes["Truncated compressed stream"] > 10
+    assert len(outcomes) > 5
+
+
+def _gzip_members(dice: random.Random) -> Iterator[bytes]:
+    """Members of many sizes; some end blocks early, and some are zlib's, which Arrow takes too."""
+    for _ in range(dice.randrange(1, 5)):
+        text = dice.randbytes(dice.choice([0, 1, 100, 5000])) * dice.choice([1, 2, 30])
+        level, bits = dice.randrange(10), dice.choice([15, 31, 31])
+        coder = zlib.compressobj(level, zlib.DEFLATED, bits)
+        flush = dice.choice([zlib.Z_NO_FLUSH, zlib.Z_FULL_FLUSH])
+        yield coder.compress(text) + coder.flush(flush) + coder.compress(text) + coder.flush()
+
+
+def _all_or_error(stream: Any) -> bytes | str:
+    found, buffer = bytearray(), bytearray(10_000)
+    try:
+        while count := stream.readinto(memoryview(buffer)):
+            found += buffer[:count]
+    except OSError as error:
+        return str(error)
+    finally:
+        stream.close()
+    return bytes(found)
 
 
 def test_zero_padding_between_xz_streams_is_allowed(tmp_path: Path) -> None:

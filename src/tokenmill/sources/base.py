@@ -351,9 +351,11 @@ def check_room(needs: int, what: str, *, path: str, room: int) -> None:
 # own `bz2` and `lzma` file objects take a damaged second stream for trailing garbage and drop it,
 # so they are not used.
 
-_ARROW_CODECS = {"gz": "gzip", "zst": "zstd", "bz2": "bz2"}
+_ARROW_CODECS = {"zst": "zstd", "bz2": "bz2"}
 _CHUNK_BYTES = 1 << 18
+_FIRST_BYTES = 1 << 12
 _LZMA2 = 0x21
+_GZIP_OR_ZLIB = 32 + 15  # bits of the window, and that the header tells which
 _XZ_BYTES = 1 << 20  # what a decoder of xz holds beside its dictionary
 _ZSTD_HEAD_BYTES = 18
 
@@ -368,6 +370,8 @@ def open_decompressed(file: SourceFile, *, room: int | None = None) -> io.Buffer
         )
     if file.compression == "xz":
         raw = _XzReader(raw, path=file.path, room=room)
+    elif file.compression == "gz":
+        raw = _GzReader(raw)
     elif file.compression is not None:
         if file.compression == "zst" and room is not None:
             window = _zstd_window(raw.read(_ZSTD_HEAD_BYTES))
@@ -381,6 +385,63 @@ def open_decompressed(file: SourceFile, *, room: int | None = None) -> io.Buffer
         raw = pa.BufferedInputStream(pa.PythonFile(raw, mode="r"), size)
         raw = pa.CompressedInputStream(raw, codec)
     return cast("io.BufferedIOBase", raw)
+
+
+class _GzReader(io.RawIOBase):
+    """Concatenated gzip members, inflated by zlib-ng, or by Python's zlib where that is missing."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        try:
+            from zlib_ng import zlib_ng as zlib
+        except ImportError:
+            import zlib
+        self._raw, self._zlib = raw, zlib
+        self._decoder: Any = None
+        self._input, self._next_bytes = memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            if not self._input:
+                self._input = memoryview(self._raw.read(_CHUNK_BYTES))
+            is_end = not self._input
+            if self._decoder is None:
+                if is_end:
+                    return 0
+                self._decoder, self._next_bytes = (
+                    self._zlib.decompressobj(_GZIP_OR_ZLIB),
+                    _FIRST_BYTES,
+                )
+            data = self._inflate(len(view))
+            if data:
+                view[: len(data)] = data
+                return len(data)
+            if is_end and self._decoder is not None:
+                raise OSError("Truncated compressed stream")
+        return 0
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def _inflate(self, size: int) -> bytes:
+        # What a call leaves is copied, so a member that may be small gets little at first.
+        given = self._input[: self._next_bytes]
+        self._next_bytes = min(2 * self._next_bytes, _CHUNK_BYTES)
+        decoder = self._decoder
+        try:
+            data: bytes = decoder.decompress(given, size)
+        except self._zlib.error as error:
+            reason = str(error).rpartition(": ")[2]  # after its number
+            raise OSError(f"zlib inflate failed: {reason}") from error
+        left = len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+        self._input = self._input[len(given) - left :]
+        if decoder.eof:
+            self._decoder = None
+        return data
 
 
 class _XzReader(io.RawIOBase):
