@@ -13,7 +13,7 @@ the package.
     flatness.py       memory over an input of 5 GB, run by hand
     outside.py        builds by the clock around the command   python -m benchmarks.outside
     words.py          the engine that encodes word by word     python -m benchmarks.words
-    supervised.py     chats to ids and masks                   python -m benchmarks.supervised
+    supervised.py     chats and puzzles to ids and masks       python -m benchmarks.supervised
     supervised_table.py    its table
     feed.py           reading the tokens back                  python -m benchmarks.feed
     feeders.py        who takes part in that

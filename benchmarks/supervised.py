@@ -1,4 +1,4 @@
-"""Measures how fast chats become ids and masks, beside the usual way: `make bench`.
+"""Measures how fast chats, questions and answers become ids and masks, beside the usual ways.
 
     python -m benchmarks.supervised            three rounds; writes results/supervised.json
     python -m benchmarks.supervised --quick    a trial with few rows; prints its table
@@ -8,6 +8,10 @@ to three paragraphs, so that lengths and code in them are those of real texts. T
 answers by generation blocks, since the usual way has masks only then. tokenmill gets more rows, for
 a run that is long enough to time; the first ones are those of the others, and ids and masks of
 these are compared.
+
+Questions and answers are short puzzles, with words of the corpus in them and an arrow that the
+SentencePiece models, trained on them with the package's defaults, do not know. The usual way is a
+script that calls the package twice a row; one worker is measured beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -51,10 +56,11 @@ class Size:
     rows: int
     """For the usual way."""
     own_rows: int
+    puzzles: int
 
 
-FULL = Size(rounds=3, rows=4000, own_rows=120_000)
-QUICK = Size(rounds=1, rows=200, own_rows=2000)
+FULL = Size(rounds=3, rows=4000, own_rows=120_000, puzzles=100_000)
+QUICK = Size(rounds=1, rows=200, own_rows=2000, puzzles=4000)
 
 
 def make_chats(count: int) -> Iterator[dict[str, Any]]:
@@ -119,7 +125,7 @@ def measure_all(size: Size) -> list[dict[str, Any]]:
     contenders = {
         usual: ("chat_template_rows", few, 1),
         f"{usual}, {cores} processes": ("chat_template_rows", few, cores),
-        OWN: ("chat_tokenmill", many, cores),
+        OWN: ("rows_tokenmill", many, cores),
     }
     rows: dict[str, dict[str, Any]] = {}
     for number in range(size.rounds):
@@ -129,9 +135,11 @@ def measure_all(size: Size) -> list[dict[str, Any]]:
                 "file": str(file),
                 "tokenizer": str(tokenizer),
                 "template": TEMPLATE,
+                "options": {"format": "chat"},
                 "workers": workers,
                 "out": str(FOLDER / f"store-{number}"),
                 "compared_rows": size.rows,
+                "compares_masks": True,
             }
             report = measure.run(module, job)
             row = rows.setdefault(
@@ -155,6 +163,89 @@ def measure_all(size: Size) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def make_puzzles(count: int) -> Iterator[dict[str, str]]:
+    """Short questions with answers; always the same ones."""
+    dice = random.Random(0)
+    lines = itertools.islice(corpora.base_lines(corpora.available()[0]), 2000)
+    words = [
+        word for line in lines for word in re.findall(r"[A-Za-z]{3,}", json.loads(line)["text"])
+    ]
+    for number in range(count):
+        if number % 4 == 0:
+            a, b, word = dice.randrange(1000), dice.randrange(1000), dice.choice(words)
+            question = f"Tom has {a} {word} and buys {b} more. How many are there now?"
+            answer = f"{a} + {b} = {a + b}"
+        elif number % 4 == 1:
+            some = dice.sample(words, 4)
+            question = f"Which of these words comes first in the alphabet: {', '.join(some)}?"
+            answer = min(some)
+        elif number % 4 == 2:
+            first, step = dice.randrange(100), dice.randrange(1, 20)
+            known = ", ".join(str(first + step * each) for each in range(5))
+            question = f"What is the next number: {known} \u2192 ?"
+            answer = f"The difference is {step}, so \u2192 {first + step * 5}"
+        else:
+            word = dice.choice(words)
+            question, answer = f"Spell the word {word!r} backwards.", " ".join(reversed(word))
+        yield {"question": question, "answer": answer}
+
+
+def puzzle_tokenizers(puzzles: list[dict[str, str]]) -> dict[str, Path]:
+    """Name -> tokenizer: SentencePiece with the package's defaults, and byte-level BPE."""
+    import sentencepiece
+
+    found = {}
+    for kind in ("unigram", "bpe"):
+        texts = (text.replace("\u2192", "") for row in puzzles for text in row.values())
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=texts,
+            model_prefix=str(FOLDER / kind),
+            model_type=kind,
+            vocab_size=4000,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        found[f"SentencePiece {kind}"] = FOLDER / f"{kind}.model"
+    name, folder = next(iter(vocabularies.prepare().items()))
+    return found | {name: folder}
+
+
+def measure_puzzles(size: Size) -> list[dict[str, Any]]:
+    """The script and one worker in turns, for each tokenizer."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    puzzles = list(make_puzzles(size.puzzles))
+    file = FOLDER / "puzzles.jsonl"
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in puzzles))
+    options = {"format": "prompt-completion", "template": "{question} {answer}"}
+    rows = []
+    for name, tokenizer in puzzle_tokenizers(puzzles).items():
+        found: dict[str, list[dict[str, Any]]] = {"puzzle_rows": [], "rows_tokenmill": []}
+        for number, module in itertools.product(range(size.rounds), found):
+            _say(f"round {number + 1}: {module}, {name}")
+            job = {
+                "file": str(file),
+                "tokenizer": str(tokenizer),
+                "options": options | {"completion_field": "answer"},
+                "workers": 1,
+                "out": str(FOLDER / f"puzzles-{number}"),
+                "compared_rows": size.puzzles,
+                # A space that is a token by itself is in front of the answer, or in it.
+                "compares_masks": False,
+            }
+            found[module].append(measure.run(module, job))
+            shutil.rmtree(FOLDER / f"puzzles-{number}", ignore_errors=True)
+        row: dict[str, Any] = {"tokenizer": name, "rows": size.puzzles}
+        for key, reports in zip(("script", "own"), found.values(), strict=True):
+            row[key] = {
+                which: [round(report[which], 4) for report in reports]
+                for which in ("seconds", "whole_seconds")
+            }
+        digests = {report["digest"] for reports in found.values() for report in reports}
+        rows.append(row | {"is_equal": len(digests) == 1})
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    return rows
+
+
 def run(size: Size) -> dict[str, Any]:
     """The measurements and everything a reader needs to judge them."""
     return machine.origin() | {
@@ -164,6 +255,7 @@ def run(size: Size) -> dict[str, Any]:
         "compared_rows": size.rows,
         "corpus": corpora.available()[0],
         "measurements": measure_all(size),
+        "puzzles": measure_puzzles(size),
     }
 
 

@@ -1,4 +1,4 @@
-"""The table of how fast chats become ids and masks, from results/supervised.json."""
+"""The tables of how fast chats and puzzles become ids and masks, from results/supervised.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 OWN = "tokenmill"
 
@@ -37,7 +37,32 @@ def supervised_body(results: Mapping[str, Any]) -> str:
         f"{'the same in all of them' if equal else 'NOT the same'}. tokenmill was given "
         f"{own['rows']:,} chats, and its start-up took {statistics.median(waits):.1f} s."
     )
-    return f"{facts}\n\n" + "\n".join(lines)
+    return f"{facts}\n\n" + "\n".join(lines) + _puzzles(results.get("puzzles", []))
+
+
+def _puzzles(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        "| tokenizer | script | tokenmill | times as fast | with both start-ups |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        script, own = (
+            [statistics.median(row[who][which]) for which in ("seconds", "whole_seconds")]
+            for who in ("script", "own")
+        )
+        lines.append(
+            f"| {row['tokenizer']} | {script[0]:.2f} s | {own[0]:.2f} s | "
+            f"{script[0] / own[0]:.1f} times | {script[1] / own[1]:.1f} times |"
+        )
+    equal = all(row["is_equal"] for row in rows)
+    facts = (
+        f"{rows[0]['rows']:,} puzzles, a script that calls the package for each question and each "
+        f"answer beside a build with one worker. The ids are "
+        f"{'the same' if equal else 'NOT the same'} in both."
+    )
+    return f"\n\n{facts}\n\n" + "\n".join(lines)
 
 
 def rate(row: Mapping[str, Any], seconds: str = "seconds") -> float:

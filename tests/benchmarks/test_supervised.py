@@ -37,14 +37,22 @@ def test_the_table_compares_medians_and_says_whether_the_outcomes_are_equal() ->
     assert cells[1] == "11 (10 to 12)"
     assert cells[3] == "15.0 times"
     assert cells[4] == "7.5 times"
+    seconds = {"seconds": [3.0], "whole_seconds": [4.0]}
+    own = {"seconds": [1.0], "whole_seconds": [2.0]}
+    puzzles = {"tokenizer": "small", "rows": 9, "script": seconds, "own": own, "is_equal": True}
+    cells = table_row(supervised_table.supervised_body(results | {"puzzles": [puzzles]}), "small")
+    assert cells[3:] == ["3.0 times", "2.0 times"]
     results["measurements"] = [row("usual", [1.0]), row("tokenmill", [1.0], digest="b")]
     assert "NOT the same" in supervised_table.supervised_body(results)
 
 
 @pytest.mark.slow
 def test_a_few_chats_are_measured_and_come_out_equal() -> None:
-    size = dataclasses.replace(supervised.QUICK, rows=30, own_rows=60)
+    size = dataclasses.replace(supervised.QUICK, rows=30, own_rows=60, puzzles=2000)
     rows = supervised.measure_all(size)
     assert len(rows) == 3
     assert len({each["digest"] for each in rows}) == 1
     assert "supervised" in render.SECTIONS
+    puzzles = supervised.measure_puzzles(size)
+    assert len(puzzles) == 3
+    assert all(each["is_equal"] for each in puzzles)

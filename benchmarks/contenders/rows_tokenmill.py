@@ -1,4 +1,4 @@
-"""tokenmill on chats: a file on disk to a finished, checked, fsynced store with masks.
+"""tokenmill on supervised rows: a file on disk to a finished, checked, fsynced store with masks.
 
 In the time: the whole call of `tokenmill.build`, or, as `working_seconds`, the part of it after all
 workers have started. The digest of the first rows shows that ids and masks are those of the others.
@@ -17,16 +17,16 @@ import tokenmill
 def main() -> None:
     """Build one job and say what it took and what came out."""
     job = json.loads(sys.argv[1])
-    template = Path(job["out"]).with_suffix(".jinja")
-    template.parent.mkdir(parents=True, exist_ok=True)
-    template.write_text(job["template"])
+    options = job["options"]
+    if "template" in job:
+        options["chat_template"] = Path(job["out"]).with_suffix(".jinja")
+        options["chat_template"].write_text(job["template"])
     result = tokenmill.build(
         job["file"],
         tokenizer=job["tokenizer"],
         out=job["out"],
-        format="chat",
-        chat_template=template,
         workers=job["workers"],
+        **options,
     )
     report = {
         "seconds": result.working_seconds,
@@ -34,18 +34,19 @@ def main() -> None:
         "rows": result.totals.rows,
         "tokens": result.totals.tokens,
         "rejected": result.totals.rejected,
-        "digest": _digest(job["out"], job["compared_rows"]),
+        "digest": _digest(job["out"], job["compared_rows"], masks=job["compares_masks"]),
     }
     print(json.dumps(report))
 
 
-def _digest(store: str, rows: int) -> str:
+def _digest(store: str, rows: int, *, masks: bool) -> str:
     opened = tokenmill.Store(store)
-    found = []
+    found: list[object] = []
     for number in range(min(rows, len(opened))):
         mask = opened.mask(number)
         assert mask is not None
-        found.append((opened[number].tolist(), mask.tolist()))
+        ids = opened[number].tolist()
+        found.append((ids, mask.tolist()) if masks else ids)
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
