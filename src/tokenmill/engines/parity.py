@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 # One byte in so many is encoded again by the reference: 2% of the time if 80 times slower.
 SAMPLE_SHARE = 4096
 # So much of any text; a quarter of it again each time that it has grown to twice its size.
-SAMPLE_BYTES = 2048
-# A longer document is checked by pieces of at most this, encoded by both engines.
-PIECE_BYTES = 1024
-TAIL_BYTES = 256
+SAMPLE_BYTES = 1024
+# A longer document is checked by pieces of at most this, encoded by both engines. Short ones: a
+# unit's sample costs milliseconds, and more places find more than more bytes at each.
+PIECE_BYTES = 512
+TAIL_BYTES = 128
 
 
 def _sign(byte: int) -> int:
