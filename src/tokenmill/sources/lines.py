@@ -502,6 +502,8 @@ class _Rejects(dict[int, Reject]):
 
     def add(self, indices: NDArray[np.int64]) -> None:
         """Note why these lines, which have no text, are rejected."""
+        if not len(indices):
+            return
         lines, limit, data = self._lines, self._lines.limit, bytes(self._lines.data)
         is_large = lines.sizes[indices] > limit
         for index in indices[is_large].tolist():
