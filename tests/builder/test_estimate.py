@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,50 @@ def test_a_plan_rejects_what_the_build_would_reject(bpe_tokenizer_dir: Path) -> 
     assert plan.sample_rejected == result.totals.rejected == 10
     assert plan.sample_documents == result.totals.documents
     assert plan.estimated_tokens == result.totals.tokens
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("limit", [1, 70, 150, 10_000])
+def test_a_plan_counts_the_rows_before_the_limit(name: str, limit: int) -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(200))
+    if name.endswith(".gz"):
+        Path(name).write_bytes(gzip.compress(Path("a.jsonl").read_bytes()))
+    options = {"tokenizer": "bytes", "out": "store", "limit": limit, "unit_bytes": 4_000}
+    plan = tokenmill.plan(name, **options)  # type: ignore[arg-type]
+    result = tokenmill.build(name, serial=True, **options)  # type: ignore[arg-type]
+    assert plan.estimated_documents == pytest.approx(result.totals.documents, rel=0.1)
+    assert plan.estimated_tokens == pytest.approx(result.totals.tokens, rel=0.2)
+    # What is there already is taken off.
+    again = tokenmill.plan(name, **options)  # type: ignore[arg-type]
+    assert again.estimated_tokens == 0
+    options["limit"] = limit + 20
+    more = tokenmill.plan(name, **options)  # type: ignore[arg-type]
+    added = tokenmill.build(name, serial=True, **options).built  # type: ignore[arg-type]
+    assert more.estimated_documents == pytest.approx(added.documents, rel=0.1)
+
+
+def test_a_plan_has_a_line_for_each_number_of_workers() -> None:
+    write_jsonl(Path("a.jsonl"), make_texts(2000))
+    options = {"tokenizer": "bytes", "unit_bytes": 200_000, "workers": 6}
+    plan = tokenmill.plan("a.jsonl", memory="4GB", **options)  # type: ignore[arg-type]
+    assert [each.workers for each in plan.by_workers] == [1, 2, 4, 6]
+    memory = [each.estimated_memory_bytes for each in plan.by_workers]
+    assert memory == sorted(set(memory))
+    assert memory[-1] < plan.memory_budget_bytes / 2
+    # Workers that have no unit do not make it faster.
+    assert plan.units_to_build is not None
+    assert plan.units_to_build < 6
+    first = plan.by_workers[0].estimated_seconds
+    for each in plan.by_workers:
+        least = min(each.workers, plan.units_to_build)
+        assert each.estimated_seconds == pytest.approx(first / least)
+
+
+def test_a_plan_of_prompts_is_that_of_their_build(bpe_tokenizer_dir: Path) -> None:
+    rows = [{"prompt": text[:50] or "why", "completion": text} for text in make_texts(60) if text]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"tokenizer": bpe_tokenizer_dir, "format": "prompt-completion", "out": "store"}
+    plan = tokenmill.plan("a.jsonl", **options)  # type: ignore[arg-type]
+    result = tokenmill.build("a.jsonl", serial=True, **options)  # type: ignore[arg-type]
+    assert plan.estimated_tokens == result.totals.tokens
+    assert plan.estimated_documents == result.totals.documents == len(rows)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tokenmill.store.reader import Store
@@ -52,6 +53,19 @@ def test_json_has_every_number_of_every_packing(cli: Cli) -> None:
         assert found["steps"][account["packing"]] == -(-account["rows"] // 7)
     assert (found["split"], found["seq_len"], found["batch_size"]) == ("val", 16, 7)
     assert found["accounts"][2]["dropped"] > 0
+
+
+@pytest.mark.parametrize("packing", ["concat", "best-fit", "pad"])
+def test_what_arrays_will_take_is_what_they_take(cli: Cli, packing: str) -> None:
+    asked = ("store", "--split", "val", "--seq-len", "16", "--packing", packing)
+    found = cli("layout", *asked, "--json").json
+    cli("export", *asked, "--to", "npz", "--out", packing, "--quiet")
+    [file] = (cli.folder / packing).glob("*.npz")
+    with np.load(file) as arrays:
+        size = sum(arrays[name].nbytes for name in ("input", "target", "mask"))
+    assert found["array_bytes"] == {packing: size}
+    shown = cli("layout", *asked).out
+    assert f"{packing}: {found['accounts'][0]['rows']:,} x 16 x 9 bytes" in shown
 
 
 def test_a_store_with_a_plan_is_still_whole_and_complete(cli: Cli) -> None:

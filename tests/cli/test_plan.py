@@ -18,7 +18,8 @@ def test_a_plan_tells_what_a_build_would_take(cli: Cli, corpus: Path, bpe: Path)
         r"tokens +about [\d,]+ as uint16",
         r"disk +about [\d.]+ kB",
         r"time +about [\d.]+ s",
-        r"memory +1\.0 GB for 2 workers",
+        r"memory +at most 1\.0 GB for 2 workers",
+        r"workers +time, about +memory needed, about\n +1 +[\d.]+ s +\d+ MB\n +2 +[\d.]+ s +\d+ MB",
         r"boundaries +<\|endoftext\|> after each document",
     ):
         assert re.search(fact, shown), f"{fact}\n{shown}"

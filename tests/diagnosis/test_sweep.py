@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from tokenmill.builder.plan import divide_budget, max_document_bytes
+from tokenmill.builder.plan import divide_budget, max_document_bytes, worker_counts
 from tokenmill.diagnosis.diagnose import (
     memory_for,
     points,
     recommend,
     smallest_near_best,
-    worker_counts,
 )
 from tokenmill.diagnosis.values import SampleFacts, WayResult
 

@@ -270,6 +270,25 @@ def divide_budget(
     )
 
 
+def worker_counts(most: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and the most themselves."""
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
+
+
+# What a driver was seen to take; its share of a budget is larger, to be on the safe side.
+_DRIVER_USED_BYTES = 60 * MEGABYTE
+
+
+def memory_needed(workers: int, *, tokenizer_bytes: int, has_cache: bool) -> int:
+    """About what a build takes with so many workers, large documents left out.
+
+    The cache of a fast engine is counted as small as it may be; it grows up to the budget.
+    """
+    cache = _CACHE_BYTES if has_cache else 0
+    worker = _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + cache
+    return _DRIVER_USED_BYTES + workers * worker
+
+
 def budget_with(plan: MemoryPlan, more_bytes: int) -> str:
     """A budget, as one writes it, whose readers have so many bytes more room."""
     # Batches may grow first; of what is left half is room; a quarter of all is a large document's.
@@ -385,6 +404,7 @@ class WorkPlan:
     other_config: int = 0  # units of the store that were built with another configuration
     bytes_to_do: int = 0  # input of the tasks; an estimate where it is compressed
     units_to_do: int | None = 0  # None where a compressed file hides it
+    rows_to_do: int | None = None  # known where there is a limit
 
     def workers(self, most: int) -> int:
         """How many of the workers start."""
@@ -421,6 +441,7 @@ class _Planner:
     existing: set[str] = field(init=False)  # units that have a receipt
     # Prefix of a file's units -> the highest number that the store has.
     last_units: dict[str, int] = field(default_factory=dict)
+    _taken: int = 0  # rows of the last unit that are before the limit
     _source: Source | None = None  # the open file: only a limit or a touched file needs it
 
     def __post_init__(self) -> None:
@@ -485,6 +506,7 @@ class _Planner:
             row_limit = self._take_rows(unit)
             if not self._is_mine(_name(unit)) or self._keep_if_complete(unit, row_limit):
                 continue
+            self._count_rows()
             limits = {} if row_limit is None else {unit.index: row_limit}
             self.plan.tasks.append(Task(file=file, first=unit.index, row_limits=limits))
             self.plan.bytes_to_do += size * (place + 1) // len(units) - size * place // len(units)
@@ -514,6 +536,8 @@ class _Planner:
                 limits[unit.index] = row_limit
             if is_mine and self._keep_if_complete(unit, row_limit):
                 complete.add(unit.index)
+            elif is_mine:
+                self._count_rows()
             claim = self.plan.done.get(_name(unit))
             if self.rows_left == 0 or (claim is not None and claim.is_last):
                 last = unit.index
@@ -536,7 +560,13 @@ class _Planner:
             rows = self._open(unit.file).count_rows(unit)
         taken = min(rows, self.rows_left)
         self.rows_left -= taken
+        self._taken = taken
         return taken if taken < rows else None
+
+    def _count_rows(self) -> None:
+        """The rows that were just taken are to be done."""
+        if self.rows_left is not None:
+            self.plan.rows_to_do = (self.plan.rows_to_do or 0) + self._taken
 
     def _keep_if_complete(self, unit: Unit, row_limit: int | None) -> bool:
         name = _name(unit)

@@ -15,16 +15,19 @@ import json
 import secrets
 import shlex
 import shutil
+import sys
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tokenmill.builder import plan as planning
 from tokenmill.builder import progress
 from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_encoder
-from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, WorkPlan
+from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, Task, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import BuildWorker, UnitReport, enough_rejects
 from tokenmill.engines import PACKAGES
@@ -48,7 +51,6 @@ from tokenmill.options import (
 from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
-    SourceFile,
     SourceOptions,
     open_source,
     plan_units,
@@ -659,8 +661,17 @@ def _nothing_to_finish(layout: StoreLayout, *, prune: bool) -> BuildResult:
 # with the engine that the build would use, in this process.
 
 _SAMPLE_BYTES = 4 << 20
-_SAMPLE_FILES = 4
+_SAMPLE_UNITS = 8
 _NO_STORE = "store"
+
+
+class PlannedWorkers(NamedTuple):
+    """What a build would take with so many workers."""
+
+    workers: int
+    estimated_seconds: float
+    estimated_memory_bytes: int
+    """Without large documents; a fast engine's cache may grow beyond it, up to the budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -695,6 +706,7 @@ class BuildPlan:
     estimated_seconds: float
     bytes_per_token: float
     skipped_files: tuple[tuple[str, str], ...]
+    by_workers: tuple[PlannedWorkers, ...] = ()
 
 
 @with_options(PlanOptions)
@@ -713,22 +725,38 @@ def _estimate(run: BuildRun) -> BuildPlan:
     encoder = load_encoder(work.request.describe(), identity, choice=run.options.engine)
     # A file that the build would have no room for can still be looked into here.
     options = dataclasses.replace(
-        work.settings.source, batch_bytes=_SAMPLE_BYTES // 4, room_bytes=SourceOptions().room_bytes
+        work.settings.source,
+        batch_bytes=_SAMPLE_BYTES // _SAMPLE_UNITS,
+        room_bytes=SourceOptions().room_bytes,
     )
     files = work.discovery.files
-    start = time.perf_counter()
-    sample = _encode_sample(files, options, encoder)
-    seconds = time.perf_counter() - start
+    tasks = plan.tasks or [Task(file=file, first=0) for file in files]
+    sample, rate = _encode_sample(tasks, options, encoder)
     share = plan.bytes_to_do / max(sample["input_bytes"], 1)
+    if plan.rows_to_do is not None:
+        share = plan.rows_to_do / max(sample["rows"], 1)
+    bytes_to_do = share * sample["input_bytes"]
+    seconds = bytes_to_do / rate
     documents, tokens = (round(sample[name] * share) for name in ("documents", "tokens"))
     dtype = token_dtype(identity.tokenizer.vocab_size)
+    size = sum(file.bytes for file in identity.tokenizer.files.values())
+    has_cache = encoder.engine.name != encoder.engine.reference.name
+    most = max(memory.workers, run.options.workers or physical_cores())
+    by_workers = tuple(
+        PlannedWorkers(
+            workers,
+            seconds / min(workers, plan.units_to_do or workers),
+            planning.memory_needed(workers, tokenizer_bytes=size, has_cache=has_cache),
+        )
+        for workers in planning.worker_counts(most)
+    )
     return BuildPlan(
         store=run.layout.name,
         files=sum(len(file.members) or 1 for file in files),
         input_bytes=sum(file.size for file in files),
         units_to_build=plan.units_to_do,
         units_complete=len(plan.done),
-        bytes_to_build=plan.bytes_to_do,
+        bytes_to_build=round(bytes_to_do),
         workers=memory.workers,
         memory_budget_bytes=memory.budget,
         memory_per_worker_bytes=memory.worker_bytes,
@@ -745,34 +773,48 @@ def _estimate(run: BuildRun) -> BuildPlan:
         estimated_documents=documents,
         estimated_tokens=tokens,
         estimated_disk_bytes=tokens * (dtype.itemsize + identity.mask) + index_bytes(documents),
-        estimated_seconds=seconds * share / memory.workers,
+        estimated_seconds=seconds / min(memory.workers, plan.units_to_do or memory.workers),
         bytes_per_token=sample["text_bytes"] / max(sample["tokens"], 1),
         skipped_files=work.discovery.skipped,
+        by_workers=by_workers,
     )
 
 
 def _encode_sample(
-    files: Sequence[SourceFile], options: SourceOptions, encoder: RowEncoder
-) -> Counter[str]:
-    """What a build would make of the first megabytes of a few files, spread over the input."""
+    tasks: Sequence[Task], options: SourceOptions, encoder: RowEncoder
+) -> tuple[Counter[str], float]:
+    """What a build would make of a few megabytes, spread over what is to be done; bytes a second.
+
+    The rate is that of the later half: an engine that keeps what it has seen begins slowly.
+    """
     sample: Counter[str] = Counter()
-    chosen = files[:: max(1, len(files) // _SAMPLE_FILES)][:_SAMPLE_FILES]
-    for file in chosen:
-        most_bytes = sample["input_bytes"] + _SAMPLE_BYTES // len(chosen)
-        unit = next(plan_units(file, options), None)
-        if unit is None:
-            continue
-        with closing(open_source(file, options)) as source:
-            for batch in source.read(unit):
-                made = encoder.encode(batch.texts, batch.rows, Encoding(keeps_texts=False))
+    spent: list[tuple[int, float]] = []
+    number = min(_SAMPLE_UNITS, len(tasks))
+    for task in (tasks[place * len(tasks) // number] for place in range(number)):
+        most_bytes = sample["input_bytes"] + _SAMPLE_BYTES // number
+        with closing(open_source(task.file, options)) as source:
+            unit = next(task.units(source, plan_units(task.file, options)), None)
+            last = sys.maxsize if unit is None else task.row_limits.get(unit.index, sys.maxsize)
+            start = time.perf_counter()
+            for batch in source.read(unit) if unit is not None else ():
+                used = np.flatnonzero(batch.rows < last)
+                rejected = sum(reject.row < last for reject in batch.rejects)
+                texts = batch.texts if len(used) == len(batch.rows) else batch.texts.take(used)
+                made = encoder.encode(texts, batch.rows[used], Encoding(keeps_texts=False))
                 lengths = encoder.framed(made).lengths
                 lengths, limit = lengths[lengths > 0], encoder.shape.piece_tokens
                 pieces = lengths if limit is None else cut_lengths(lengths, limit)[0]
-                sample["input_bytes"] += batch.num_bytes
+                rows = len(used) + rejected
+                num_bytes = round(batch.num_bytes * rows / max(batch.num_rows, 1))
+                sample["rows"] += rows
+                sample["input_bytes"] += num_bytes
                 sample["text_bytes"] += int(made.sizes.sum())
                 sample["documents"] += len(pieces)
-                sample["rejected"] += len(batch.rejects) + len(made.rejects)
+                sample["rejected"] += rejected + len(made.rejects)
                 sample["tokens"] += int(lengths.sum())
-                if sample["input_bytes"] >= most_bytes:
+                begun, start = start, time.perf_counter()
+                spent.append((num_bytes, start - begun))
+                if sample["input_bytes"] >= most_bytes or rows < batch.num_rows:
                     break
-    return sample
+    num_bytes, seconds = map(sum, zip(*spent[len(spent) // 2 :], strict=True)) if spent else (1, 1)
+    return sample, max(num_bytes, 1) / max(seconds, 1e-9)

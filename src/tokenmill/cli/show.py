@@ -526,11 +526,17 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
         ("tokens", f"about {count(planned.estimated_tokens)} as {planned.dtype}"),
         ("disk", f"about {format_size(planned.estimated_disk_bytes)}"),
         ("time", f"about {duration(planned.estimated_seconds)} beside the start-up"),
-        ("memory", f"{budget}; rows of more than {largest} are rejected"),
+        ("memory", f"at most {budget}; rows of more than {largest} are rejected"),
         ("engine", f"{planned.engine}{note}"),
         ("boundaries", f"{start}{end} each document"),
         ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
     )
+    rows = [
+        (str(each.workers), duration(each.estimated_seconds), format_size(needed))
+        for each in planned.by_workers
+        if (needed := each.estimated_memory_bytes)
+    ]
+    _apart(make_console(), grid("rrr", rows, "workers", "time, about", "memory needed, about"))
 
 
 def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
@@ -562,9 +568,12 @@ def verify_rows(report: VerifyReport) -> Iterator[Row]:
 
 def layout_result(report: LayoutReport, *, as_json: bool) -> None:
     """Print a line of numbers and a sentence for each packing."""
+    from tokenmill.loader.packing import ROW_BYTES
+
     steps = {account.packing: report.steps(account) for account in report.accounts}
     if as_json:
-        print_json(report, steps=steps)
+        sizes = {account.packing: account.array_bytes for account in report.accounts}
+        print_json(report, steps=steps, array_bytes=sizes)
         return
     split = "all splits" if report.split is None else f"split {visible(report.split)}"
     text = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
@@ -596,7 +605,17 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
             partial = f", the last one of {count(last, 'row')}" if last else ""
             batch = count(report.batch_size, "row")
             epochs.append(f"{account.packing}: {count(number, 'step')} of {batch}{partial}")
-    facts(("best", layout_advice(report)), ("epoch", "\n".join(epochs)))
+    arrays = [
+        f"{account.packing}: {count(account.rows)} x {count(account.seq_len)} x {ROW_BYTES} bytes,"
+        f" {format_size(account.array_bytes)}"
+        for account in report.accounts
+    ]
+    as_arrays = "as input and target (int32) and mask of fixed length (export --to npz)"
+    facts(
+        ("best", layout_advice(report)),
+        ("epoch", "\n".join(epochs)),
+        ("arrays", "\n".join((*arrays, as_arrays))),
+    )
 
 
 def layout_advice(report: LayoutReport) -> str:

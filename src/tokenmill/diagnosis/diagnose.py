@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill._version import __version__
-from tokenmill.builder.plan import default_budget, divide_budget, max_document_bytes, usable_memory
+from tokenmill.builder.plan import (
+    default_budget,
+    divide_budget,
+    max_document_bytes,
+    usable_memory,
+    worker_counts,
+)
 from tokenmill.builder.run import source_options
 from tokenmill.diagnosis import values
 from tokenmill.diagnosis.values import Demand, Diagnosis, Recommendation, Verdict
@@ -309,11 +315,6 @@ BATCHES = (1, 8, 64, 512)
 NEAR_BEST = 0.95
 SPARE = 1.25
 ROUND_TO = 250 * 10**6
-
-
-def worker_counts(cores: int) -> tuple[int, ...]:
-    """1, 2, 4 ... and the cores themselves."""
-    return (*(1 << power for power in range((cores - 1).bit_length())), cores)
 
 
 def sweep_jobs(job: WayJob, *, cores: int) -> list[WayJob]:

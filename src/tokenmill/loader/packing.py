@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 # machine.
 
 PADDING = -1  # position of a piece that no document fills
+# Of a place in a row, as the arrays of an export to npz have it: input, target and mask.
+ROW_BYTES = 4 + 4 + 1
 
 
 # Ranges of a stream in the order in which they are in rows: the positions of their first tokens, or
@@ -78,6 +80,11 @@ class Account:
     @property
     def places(self) -> int:
         return self.rows * (self.seq_len + 1)
+
+    @property
+    def array_bytes(self) -> int:
+        """What inputs, targets and masks take as arrays of fixed length."""
+        return self.rows * self.seq_len * ROW_BYTES
 
     def documents_of(self, number: int) -> str:
         return f"{count(number, 'document')} ({share(number, self.documents)})"
