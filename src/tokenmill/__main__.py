@@ -1,6 +1,6 @@
 """`python -m tokenmill` is the `tokenmill` command."""
 
-from tokenmill.cli.main import run
+from tokenmill.cli.main import main
 
 if __name__ == "__main__":
-    run()
+    main()

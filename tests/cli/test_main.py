@@ -123,3 +123,22 @@ def test_a_reader_that_leaves_early_sees_no_traceback(cli: Cli, corpus: Path) ->
     assert run.stdout == "{"
     assert "Traceback" not in run.stderr
     assert "Exception ignored" not in run.stderr
+
+
+def test_a_command_ends_with_its_code_after_whatever_waits_for_the_end_of_the_process() -> None:
+    program = (
+        "import atexit, sys, threading, time, tokenmill.cli.main as cli\n"
+        "class Heavy:\n"
+        "    def __del__(self): print('taken apart', flush=True)\n"
+        "kept = Heavy()\n"
+        "thread = threading.Thread(target=lambda: (time.sleep(0.2), print('thread', end=' ')))\n"
+        "def run():\n"
+        "    atexit.register(print, 'handler', end=' ')\n"
+        "    thread.start()\n"
+        "    sys.exit(3)\n"
+        "cli.run = run\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (3, "thread handler ")
