@@ -186,6 +186,40 @@ def test_a_copy_that_waits_is_told_from_the_wait_before_it() -> None:
     assert "non_blocking=True" in copy.advice
 
 
+def test_a_wait_for_an_event_is_for_what_was_before_it_alone() -> None:
+    # 5 ms of Python, a kernel of 20, and a wait for the kernel of the step before.
+    calls, work, samples, boundaries = [], [], [], [0.0]
+    at = before = 0.0
+    for number in range(30):
+        samples += [(at + (index + 0.5) * MS, MODEL) for index in range(5)]
+        at += 5 * MS
+        calls.append(Call(at, at + 5e-6, "cudaLaunchKernel", 2 * number))
+        start = max(at, before)
+        work.append(Work(start, start + 20 * MS, "gemm", 7, 2 * number))
+        at += 1e-5
+        end = max(before, at + 5e-6)
+        calls.append(Call(at, end, "cudaEventSynchronize", 2 * number + 1))
+        samples.append(((at + end) / 2, ITEM))
+        at, before = end, start + 20 * MS
+        boundaries.append(at)
+    trace = DeviceTrace(calls, work)
+    spans = lay_out(0.0, before, samples=samples, trace=trace)
+    account = make_account(spans, boundaries=[*boundaries[:-1], before], trace=trace)
+
+    assert account.replay_error < 0.02
+    assert account.advice == []
+
+
+@pytest.mark.parametrize(("name", "length"), [("DtoD", 5e-6), ("DtoD", MS), ("DtoH", 5e-6)])
+def test_copies_that_do_not_wait_are_launches(name: str, length: float) -> None:
+    calls = [Call(MS, MS + length, "cudaMemcpyAsync", 1)]
+    trace = DeviceTrace(calls, [Work(8 * MS, 9 * MS, f"Memcpy {name} (x -> y)", 7, 1)])
+    spans = lay_out(0.0, 4 * MS, samples=[(3 * MS, MODEL)], trace=trace)
+
+    assert {span.part for span in spans} <= {LAUNCH, PYTHON}
+    assert LAUNCH in {span.part for span in spans}
+
+
 def test_a_short_wait_is_where_the_call_says_that_it_came_from() -> None:
     calls = [Call(5 * MS, 5.05 * MS, "cudaStreamSynchronize", 1)]
     trace = DeviceTrace(calls, [Work(5 * MS, 5.05 * MS, "gemm", 7, 9)])
@@ -277,8 +311,8 @@ def test_a_trace_is_read_by_the_clock_of_the_loop() -> None:
     assert trace.calls[0].start == pytest.approx(20.0, abs=1e-6)
     assert trace.work[0].start == pytest.approx(20.00091, abs=1e-6)
     launches = trace.launches()
-    assert [round(1e6 * (at - 20)) for at, _, _ in launches] == [900, 1000]
-    assert [stream for _, stream, _ in launches] == [7, 7]
+    assert [round(1e6 * (launch.at - 20)) for launch in launches] == [900, 1000]
+    assert [launch.stream for launch in launches] == [7, 7]
 
 
 def test_a_trace_without_work_says_what_may_be_missing() -> None:

@@ -5,16 +5,20 @@ Run by hand, on a machine that has one: python -m pytest -m gpu tests/stalls
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.stalls.test_examples import EXAMPLES
+from tests.stalls.test_script import WATCHED, run
 
 from tokenmill import StallMeter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,6 +96,22 @@ def test_a_host_that_waits_while_the_device_works_costs_nothing() -> None:
     assert report.wait_share > 0.5
     assert report.device_gap is not None
     assert report.device_gap.share < 0.05
+
+
+def test_the_account_of_a_script_names_the_line_that_waits_for_the_device(tmp_path: Path) -> None:
+    script, path = EXAMPLES / "slow_loop.py", tmp_path / "account.json"
+    arguments = ("--steps", "5-25", "--json", path, script, "--steps", "30")
+    done = run(*WATCHED, *arguments, cwd=EXAMPLES.parent)
+
+    assert done.returncode == 0, done.stderr
+    account = json.loads(path.read_text())
+    parts = {part["letter"]: part for part in account["parts"]}
+    waits = {line["text"]: line for line in parts["W"]["lines"]}
+    assert waits["total += loss.item()"]["calls"] == account["steps"], done.stderr
+    assert account["replay_error"] < 0.1
+    idle = sum(account["device_idle"].values())
+    assert account["device_busy_seconds"] + idle == pytest.approx(account["seconds"])
+    assert any("loss.item()" in each["text"] for each in account["advice"])
 
 
 def test_another_current_device_or_stream_does_not_make_the_loop_fail() -> None:

@@ -128,7 +128,8 @@ def test_waits_for_workers_are_waits_for_data_and_said_to_be_all_that_is_seen(
     done = run(*WATCHED, "--steps", "1-9", "--json", "a.json", "train.py", "1", cwd=tmp_path)
 
     account = json.loads((tmp_path / "a.json").read_text())
-    assert "the loader's workers" in lines_of(account, "D"), done.stderr
+    (data,) = [part for part in account["parts"] if part["letter"] == "D"]
+    assert "the loader's workers" in [line["where"] for line in data["lines"]], done.stderr
     assert "what workers do in their own processes" in done.stderr
     assert "more workers" in done.stderr
 

@@ -53,7 +53,7 @@ class Span(NamedTuple):
     part: str
     place: Place | None = None
     waits_for: str = ""
-    """'all' that the device has to do, or 'room' in its queue: the device is never idle then."""
+    """'work' that the device had done when it ended, or 'room' in its queue."""
 
     @property
     def seconds(self) -> float:
@@ -83,6 +83,17 @@ class Work(NamedTuple):
         return "HtoD" in self.name
 
 
+class Launch(NamedTuple):
+    """Work as a replay needs it."""
+
+    at: float
+    """When the host launched it."""
+    end: float
+    stream: int
+    seconds: float
+    """Of the device."""
+
+
 class DeviceTrace(NamedTuple):
     """A window as the profiler saw it: by the loop's clock, in the order of time."""
 
@@ -90,8 +101,8 @@ class DeviceTrace(NamedTuple):
     """Of the threads that launch: the loop's own, and autograd's while the loop waits for it."""
     work: list[Work]
 
-    def launches(self) -> list[tuple[float, int, float]]:
-        """(when the host launched it, stream, seconds of the device)."""
+    def launches(self) -> list[Launch]:
+        """What the device was given, in the order in which the host gave it."""
         launched = {call.correlation: call.start for call in self.calls}
         ends: dict[int, float] = {}
         found = []
@@ -101,8 +112,12 @@ class DeviceTrace(NamedTuple):
             ends[work.stream] = work.end
             # Work of another thread, as of one that copies ahead, is ready when it is.
             at = launched.get(work.correlation, work.start)
-            found.append((at, work.stream, work.end - start))
+            found.append(Launch(at, work.end, work.stream, work.end - start))
         return sorted(found)
+
+    def launch_times(self) -> list[float]:
+        given = {work.correlation for work in self.work}
+        return [call.start for call in self.calls if call.correlation in given]
 
     def busy(self) -> list[Interval]:
         return merged((work.start, work.end) for work in self.work)
@@ -122,6 +137,7 @@ PARTS = {
     DEVICE: "waiting for the device",
 }
 WORKERS = "the loader's workers"
+DRAIN = "the work that was left when the last of these steps had been launched"
 
 _SLOW_CALL = 100e-6  # a launch takes some microseconds: one that takes so long waited
 _SHORT_GAP = 5e-6  # between kernels that were in the queue: the device's own, and not idle time
@@ -166,7 +182,7 @@ def lay_out(
         measured += _call_spans(trace)
     measured.sort(key=lambda span: (span.start, span.part != DATA))
     times = [at for at, _ in samples]
-    launched = [] if trace is None else [call.start for call in trace.calls]
+    launched = [] if trace is None else trace.launch_times()
     sync_times = [at for at, _ in syncs]
     sync_lines = {place[:2] for _, place in syncs}
     spans: list[Span] = []
@@ -217,24 +233,28 @@ def _call_spans(trace: DeviceTrace) -> list[Span]:
     uploads = merged((work.start, work.end) for work in trace.work if work.is_upload)
     others = merged((work.start, work.end) for work in trace.work if not work.is_upload)
     uploading = {work.correlation for work in trace.work if work.is_upload}
+    downloading = {work.correlation for work in trace.work if "DtoH" in work.name}
     found: list[Span] = []
     for call in trace.calls:
-        is_sync, is_copy = "Synchronize" in call.name, "emcpy" in call.name
-        if not (is_sync or is_copy) and call.end - call.start < _SLOW_CALL:
+        is_upload = call.correlation in uploading
+        is_sync = "Synchronize" in call.name
+        # What is copied from the device to memory that is not pinned is waited for in the call.
+        is_slow = call.end - call.start >= _SLOW_CALL
+        is_wait = is_sync or (is_slow and call.correlation in downloading)
+        if not (is_wait or is_upload or is_slow):
             continue
-        is_upload = is_copy and call.correlation in uploading
         edges = {call.start, call.end}
         edges.update(*within(uploads, *call[:2]), *within(others, *call[:2]))
         for start, end in pairwise(sorted(edges)):
             middle = (start + end) / 2
             if within(uploads, middle, end):
                 part = COPY
-            elif is_sync or (is_copy and not is_upload) or within(others, middle, end):
+            elif is_wait or within(others, middle, end):
                 part = DEVICE
             else:
                 part = COPY if is_upload else LAUNCH
-            # In a copy's own call the host is at work on it.
-            waits = "all" if is_sync or (is_copy and part == DEVICE) else ""
+            # In the call of a copy to the device the host is at work on it, or waits to be.
+            waits = "work" if is_wait or (is_upload and part == DEVICE) else ""
             waits = "room" if part == DEVICE and not waits else waits
             found.append(Span(start, end, part, None, waits))
     return found
@@ -242,25 +262,32 @@ def _call_spans(trace: DeviceTrace) -> list[Span]:
 
 def replay(
     spans: Sequence[Span],
-    launches: Sequence[tuple[float, int, float]],
+    launches: Sequence[Launch],
     *,
     without: Callable[[Span], bool] = lambda _: False,
 ) -> float:
     """Seconds that the window would take without some of its spans."""
     clock = 0.0
     free: dict[int, float] = {}  # when each stream has done what it was given
-    index = 0
+    done = [0.0] * len(launches)
+    by_end = sorted(range(len(launches)), key=lambda index: launches[index].end)
+    given = ended = 0
+    ready = 0.0  # when all is done that the device had done by now
     for span in spans:
         is_out = without(span)
-        is_wait = span.waits_for == "all"
-        while index < len(launches) and launches[index][0] < span.end:
-            at, stream, seconds = launches[index]
-            given = clock + (0.0 if is_out or is_wait else max(at - span.start, 0.0))
-            free[stream] = max(free.get(stream, 0.0), given) + seconds
-            index += 1
+        is_wait = span.waits_for == "work"
+        while given < len(launches) and launches[given].at < span.end:
+            launch = launches[given]
+            at = clock + (0.0 if is_out or is_wait else max(launch.at - span.start, 0.0))
+            free[launch.stream] = max(free.get(launch.stream, 0.0), at) + launch.seconds
+            done[given] = free[launch.stream]
+            given += 1
+        while ended < len(by_end) and launches[by_end[ended]].end <= span.end + _SHORT_GAP:
+            ready = max(ready, done[by_end[ended]])
+            ended += 1
         if is_out or span.waits_for == "room":
             continue
-        clock = max([clock, *free.values()]) if is_wait else clock + span.seconds
+        clock = max(clock, ready) if is_wait else clock + span.seconds
     return max([clock, *free.values()])
 
 
@@ -530,7 +557,9 @@ def _line(group: Sequence[Span], calls: dict[tuple[str, int], int]) -> LineShare
         return LineShare(where="(too short to be seen)", what="", text="", seconds=seconds)
     is_wait = group[0].part == DEVICE
     what = "tokenizing" if place.is_tokenizing else "" if is_wait else place.function
-    if is_wait and all(span.waits_for == "room" for span in group):
+    if not place.line:
+        what = ""
+    elif is_wait and all(span.waits_for == "room" for span in group):
         what = "the queue of launches was full"
     return LineShare(
         where=where(place),
@@ -551,7 +580,7 @@ def where(place: Place) -> str:
 
 
 def _advice(
-    spans: Sequence[Span], launches: Sequence[tuple[float, int, float]], seconds: float
+    spans: Sequence[Span], launches: Sequence[Launch], seconds: float
 ) -> tuple[list[Advice], float, float]:
     """What to take out, the gain of all of it together, and how far the replay is off."""
     if not spans or seconds <= 0:

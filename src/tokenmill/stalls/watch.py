@@ -33,10 +33,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.stalls.account import (
+    DEVICE,
+    DRAIN,
     WORKERS,
     Call,
     DeviceTrace,
     Place,
+    Span,
     StepAccount,
     Work,
     lay_out,
@@ -316,7 +319,7 @@ class StepWatch:
         self._waits: list[tuple[float, float]] = []
         self._boundaries: list[float] = []
         self._begin = time.perf_counter()
-        self._end = 0.0
+        self._end = self._drained_at = 0.0
         self._count = 0
         self._source: object = None  # the optimizer that ends steps; None while batches do
         self._depth = 0
@@ -328,6 +331,7 @@ class StepWatch:
         self._switch_seconds = sys.getswitchinterval()
         self._sampler = threading.Thread(target=self._sample, name="tokenmill-stalls", daemon=True)
         sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
+        self._switch_set = sys.getswitchinterval()  # it is rounded
         self._sampler.start()
 
     def _sample(self) -> None:
@@ -403,12 +407,13 @@ class StepWatch:
         """The window is over. What the device still has to do belongs to its steps."""
         self._end = self._boundaries[-1]
         if self._device is not None:
+            self._drained_at = self._end
             self._end = self._boundaries[-1] = self._device.stop()
         self._leave()
 
     def _leave(self) -> None:
         self._is_over = True
-        if sys.getswitchinterval() == min(SWITCH_SECONDS, self._switch_seconds):
+        if sys.getswitchinterval() == self._switch_set:
             sys.setswitchinterval(self._switch_seconds)
 
     def finish(self) -> StepAccount:
@@ -425,12 +430,14 @@ class StepWatch:
         seen = [sample for sample in self._samples if self._begin <= sample[0] <= self._end]
         spans = lay_out(
             self._begin,
-            self._end,
+            self._drained_at or self._end,
             waits=self._waits,
             samples=seen,
             trace=trace,
             syncs=syncs,
         )
+        if self._drained_at:
+            spans.append(Span(self._drained_at, self._end, DEVICE, Place(DRAIN, 0, DRAIN), "room"))
         spent = self._spent - self._spent_before
         return make_account(
             spans,
