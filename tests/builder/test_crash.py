@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -25,6 +27,8 @@ import sys, tokenmill
 workers, out = int(sys.argv[1]), sys.argv[2]
 if out.startswith("masked"):
     options = {"inputs": "answers.jsonl", "format": "prompt-completion", "max_length": 200}
+elif out.startswith("shared"):
+    options = {"inputs": "more.jsonl.gz"}
 else:
     options = {"inputs": ["in", "more.jsonl.gz"]}
 tokenmill.build(tokenizer="bytes", out=out, workers=workers, memory="4GB", unit_bytes=4000, val=0.2,
@@ -63,14 +67,21 @@ def finish(root: Path, *, workers: int, out: str) -> None:
     assert process.wait(120) == 0
 
 
+def begun(store: Path) -> set[str]:
+    """What is in the folder of unfinished work."""
+    with contextlib.suppress(FileNotFoundError):
+        return set(os.listdir(store / "tmp"))  # noqa: PTH208
+    return set()
+
+
 def kill_at_random(root: Path, dice: random.Random, *, workers: int, out: str) -> str:
     """Start the build, kill one of its processes at a random moment, and say which."""
-    left = set((root / out).glob("tmp/*"))
+    left = begun(root / out)
     driver = start(root, workers=workers, out=out)
     began = time.monotonic()
     # Most of the time is start-up; often wait for the first sign of work.
     if dice.random() < 0.7:
-        while time.monotonic() - began < 20 and left.issuperset((root / out).glob("tmp/*")):
+        while time.monotonic() - began < 20 and left >= begun(root / out):
             if driver.poll() is not None:
                 return "nobody"
             time.sleep(0.002)
@@ -131,6 +142,13 @@ def test_killed_at_random_moments_a_store_with_masks_is_the_same_byte_for_byte(
     assert sum(name.endswith(".mask") for name in whole) > 20
     assert json.loads(whole["tokenmill.json"])["totals"]["pieces"] > 500
     kill_often(folder, workers=2, kills=3, seed=3, out="masked", whole="masked-whole")
+
+
+@pytest.mark.slow
+def test_killed_while_workers_share_a_compressed_file_the_store_is_the_same(folder: Path) -> None:
+    finish(folder, workers=1, out="shared-whole")
+    assert len(tree(folder / "shared-whole")) > 100
+    kill_often(folder, workers=3, kills=12, seed=6, out="shared", whole="shared-whole")
 
 
 @pytest.mark.slow

@@ -342,7 +342,7 @@ def release_free_memory() -> None:
 # never taken from an earlier run.
 
 
-_COPIES_READY = 2  # beside one for each worker
+_COPIES = 2  # of units of a stream, for each worker: one that it commits, and one in work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -487,7 +487,7 @@ class _Planner:
         is_long = size > base.unit_bytes_for(size, self.settings.source)
         if options.serial or not is_long or size * workers <= text_bytes:
             return [stream]
-        return [dataclasses.replace(stream, ahead=workers + _COPIES_READY)]
+        return [dataclasses.replace(stream, ahead=_COPIES * (workers + 1))]
 
     def _is_mine(self, name: str) -> bool:
         """Whether the unit, or the stream, of this name is to be planned."""

@@ -193,7 +193,10 @@ class LocalRunner:
             """Give tasks to the idle, who are let go where none can come any more."""
             while (idle or vacant) and (entry := next_task()) is not None:
                 if idle:
-                    idle.pop().assign(entry)
+                    # Last to those that are finding, for whom the others may be waiting.
+                    process = min(idle, key=lambda each: each.finds_tasks)
+                    idle.remove(process)
+                    process.assign(entry)
                 else:
                     self._start(start, vacant.pop(), entry)
             if not any(process.finds_tasks for process in self._processes):

@@ -380,8 +380,8 @@ def open_decompressed(file: SourceFile, *, room: int | None = None) -> io.Buffer
         import pyarrow as pa
 
         codec = _ARROW_CODECS[file.compression]
-        # Arrow takes 64 KB at a time, and would ask for the interpreter's lock for each.
-        size = min(file.size, _CHUNK_BYTES)
+        # Arrow takes 64 KB at a time, and would wait for the interpreter's lock for each.
+        size = min(file.size, MEGABYTE)
         raw = pa.BufferedInputStream(pa.PythonFile(raw, mode="r"), size)
         raw = pa.CompressedInputStream(raw, codec)
     return cast("io.BufferedIOBase", raw)
