@@ -33,6 +33,7 @@ from tokenmill.engines.base import (
 )
 from tokenmill.engines.parity import in_contexts, replace_documents
 from tokenmill.engines.references import ModelType, PieceType, RankFile, SentencePieceModel
+from tokenmill.engines.unigram import Learner, json_learner
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges
 
@@ -66,17 +67,32 @@ class Cutting:
     delicate: re.Pattern[str]
     # Between which two bytes words are cut into parts, [before, after], if they are ASCII.
     seams: NDArray[np.bool_]
+    # What normalization makes of visible characters of ASCII; 0 of others and where that depends.
+    images: NDArray[np.uint8]
     # Whether a mark at the beginning of a word belongs to the space before it.
     has_marks: bool = False
 
-    def is_delicate(self, word: str) -> bool:
-        """Whether documents with this word are the reference's."""
-        word = word.lstrip(self.spaces.decode())
-        first = word[:1] if self.has_marks and not word.isascii() else ""
+    def find_delicate(self, words: Sequence[bytes]) -> NDArray[np.bool_]:
+        """For each word, whether documents with it are the reference's."""
+        texts = [word.lstrip(self.spaces) for word in words]
+        found = np.zeros(len(words), bool)
+        for place, text in enumerate(texts):
+            if not text.isascii():
+                found[place], texts[place] = self._is_delicate(text.decode()), b""
+        # One search for all words of ASCII: nothing is found over the mark between two.
+        joined = _BEGIN.join(texts).decode("latin-1")
+        matches = [match.start() for match in self.delicate.finditer(joined)]
+        if matches:
+            starts = np.cumsum([0, *map(len, texts)][:-1]) + np.arange(len(texts))
+            found[np.searchsorted(starts, matches, side="right") - 1] = True
+        return found
+
+    def _is_delicate(self, text: str) -> bool:
+        first = text[:1] if self.has_marks and not text.isascii() else ""
         # What Python does not know yet may be a mark too.
         if first and (unicodedata.category(first)[0] in "CM" or first in _JOINING):
             return True
-        return self.delicate.search(word) is not None
+        return self.delicate.search(text) is not None
 
 
 def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
@@ -114,15 +130,13 @@ def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
         if refused:
             raise TokenizerError(f"{reason}, so that its words cannot be encoded apart")
     found = (PieceType.NORMAL, PieceType.USER_DEFINED)
+    images = _images([{"type": "Precompiled"}], [table])
     return Cutting(
         spaces=spaces,
         left_out=None if trims else int(model.adds_dummy_prefix),
         delicate=re.compile(_SPACE),
-        seams=_seams(
-            _joined([text for text, kind in model.pieces if kind in found]),
-            [{"type": "Precompiled"}],
-            [table],
-        ),
+        seams=_seams(_joined([text for text, kind in model.pieces if kind in found]), images),
+        images=images,
     )
 
 
@@ -142,10 +156,8 @@ def _side_by_side(texts: Iterable[str]) -> NDArray[np.bool_]:
     return found
 
 
-def _seams(
-    joined: NDArray[np.bool_], normalizers: Sequence[dict[str, Any]], tables: Sequence[Charsmap]
-) -> NDArray[np.bool_]:
-    """Seams between visible characters that normalization makes into others that are not joined."""
+def _images(normalizers: Sequence[dict[str, Any]], tables: Sequence[Charsmap]) -> NDArray[np.uint8]:
+    """What visible characters become, as `Cutting` has it."""
     images = np.zeros(256, np.uint8)
     images[_VISIBLE] = _VISIBLE
     remaining = iter(tables)
@@ -156,7 +168,13 @@ def _seams(
             images = np.where((images >= ord("A")) & (images <= ord("Z")), images + 32, images)
         for replaced in (step.get("pattern") or {}).get("String", "").encode():
             images[images == replaced] = 0
-    is_visible = np.isin(images, _VISIBLE)
+    images[~np.isin(images, _VISIBLE)] = 0
+    return images
+
+
+def _seams(joined: NDArray[np.bool_], images: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Seams between visible characters that normalization makes into others that are not joined."""
+    is_visible = images > 0
     return ~joined[images[:, None], images] & is_visible & is_visible[:, None]
 
 
@@ -321,11 +339,13 @@ def cut_json(content: dict[str, Any]) -> Cutting:
     if any(step["type"] == "Strip" for step in normalizers):
         delicate.append(r"\s")
     delicate.append(_SPACE)
+    images = _images(normalizers, tables)
     return Cutting(
         spaces=spaces,
         left_out=None if leaves_out else 0,
         delicate=re.compile("|".join(delicate)),
-        seams=_seams(joined, normalizers, tables),
+        seams=_seams(joined, images),
+        images=images,
         has_marks=bool(tables) or any("Regex" in (s.get("pattern") or {}) for s in normalizers),
     )
 
@@ -461,7 +481,11 @@ def build(
     threads: int,  # noqa: ARG001
 ) -> WordEngine:
     """The engine for what `covers` accepts."""
-    return WordEngine(reference, cutting_of(tokenizer))
+    cutting, content = cutting_of(tokenizer), tokenizer.parsed
+    learner = None
+    if isinstance(content, dict):
+        learner = json_learner(content, images=cutting.images, spaces=cutting.spaces)
+    return WordEngine(reference, cutting, learner)
 
 
 # The engine.
@@ -486,9 +510,11 @@ class WordEngine:
     version = __version__
     few_bytes = 1 << 14
 
-    def __init__(self, reference: Engine, cutting: Cutting) -> None:
+    def __init__(self, reference: Engine, cutting: Cutting, learner: Learner | None = None) -> None:
+        """`learner` encodes new words without the reference."""
         self._reference = reference
         self._cutting = cutting
+        self._learner = learner
         # The words of one text, as `_cut` finds them.
         spaces = re.escape(cutting.spaces)
         self._find_words = re.compile(b"[%b]*[^%b]+|[%b]+" % (spaces, spaces, spaces)).findall
@@ -595,6 +621,19 @@ class WordEngine:
         return np.flatnonzero(begins)
 
     def _encode_words(self, words: list[bytes]) -> Learned:
+        """Encode new words."""
+        if self._learner is None:
+            return self._encode_by_parts(words)
+        tokens, left = self._learner.learn(words)
+        ids, starts, lengths = tokens.ids, tokens.offsets[:-1], tokens.lengths
+        held = self._cutting.find_delicate(words)
+        if len(left):
+            other = self._encode_by_parts([words[place] for place in left.tolist()])
+            starts[left], lengths[left] = len(ids) + other[1], other[2]
+            ids, held[left] = np.append(ids, other[0]), other[3]
+        return ids, starts, lengths, held
+
+    def _encode_by_parts(self, words: list[bytes]) -> Learned:
         """Encode words by their parts."""
         spaces, left_out = self._cutting.spaces, self._cutting.left_out
         if left_out is None:
@@ -606,11 +645,7 @@ class WordEngine:
         starts = np.cumsum(sizes) - sizes
         is_ascii = np.add.reduceat(data >= 0x80, starts, dtype=np.int64) == 1  # the mark alone
         in_ascii = np.repeat(is_ascii, sizes)
-        held = np.zeros(len(words), bool)
-        # One search tells that all words of ASCII are harmless, as nearly always.
-        asks_all = self._cutting.delicate.search(data[in_ascii].tobytes().decode("latin-1"))
-        asked = range(len(words)) if asks_all else np.flatnonzero(~is_ascii).tolist()
-        held[asked] = [self._cutting.is_delicate(words[number].decode()) for number in asked]
+        held = self._cutting.find_delicate(words)
         begins = np.zeros(len(data), bool)
         begins[1:] = self._cutting.seams[data[:-1], data[1:]]
         begins &= in_ascii
