@@ -8,12 +8,17 @@ import time
 import types
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tokenmill.stalls.account import DEVICE, StepAccount
+from tokenmill import StallMeter
+from tokenmill.errors import UsageError
+from tokenmill.stalls.account import DATA, DEVICE, StepAccount
 from tokenmill.stalls.watch import StepWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ITEM = compile(
     """
@@ -149,3 +154,30 @@ def test_a_profiler_that_is_in_use_is_said_and_lines_are_found_all_the_same(
     assert "could not be started: it is in use" in unseen
     waits = {part.letter: part for part in account.parts}[DEVICE].lines
     assert any(each.text.startswith("exec(ITEM, ") for each in waits)
+
+
+def test_a_meter_gives_the_account_of_its_own_loop() -> None:
+    def batches() -> Iterator[int]:
+        for number in range(12):
+            end = time.perf_counter() + 0.005
+            while time.perf_counter() < end:
+                pass
+            yield number
+
+    with StallMeter(account=(3, 8)) as meter:
+        for _ in meter.watch(batches()):
+            time.sleep(0.001)
+    account = meter.account()
+
+    assert (account.steps, account.first_step) == (5, 3)
+    (data,) = [part for part in account.parts if part.letter == DATA]
+    assert any("batches" in line.what for line in data.lines)
+    assert meter.account() is account
+    assert meter.report().steps == 12
+
+
+def test_a_meter_that_was_not_asked_has_no_account() -> None:
+    with pytest.raises(UsageError, match="not asked for an account"):
+        StallMeter().account()
+    with pytest.raises(UsageError, match="no range of steps"):
+        StallMeter(account=(5, 5))

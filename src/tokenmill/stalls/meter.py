@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.stalls.account import StepAccount
+    from tokenmill.stalls.watch import StepWatch
+
     Event = Any
     Floats = NDArray[np.float64]
     Steps = NDArray[np.int64]
@@ -490,9 +493,24 @@ class StallMeter:
     `with` only says when the last step ended, and may be left out. Watching again, as in a second
     epoch, goes on counting. `report()` may be called at any time, in the loop too. A meter belongs
     to one thread.
+
+    With `account=(10, 30)` these steps are looked at as a whole: `account()` says where their time
+    went. Until then, and in them, a step costs more than it does with a meter alone.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        account: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if account is not None and not 1 <= account[0] < account[1]:
+            raise UsageError(
+                f"account={account!r} is no range of steps", hint="such as account=(10, 30)"
+            )
+        self._window = account
+        self._watch: StepWatch | None = None
+        self._account: StepAccount | None = None
         self._clock = clock
         self._steps = 0
         self._first_wait: float | None = None
@@ -510,6 +528,10 @@ class StallMeter:
 
         Making the iterator is part of the first wait: there a DataLoader starts its workers.
         """
+        if self._window is not None and self._watch is None:
+            from tokenmill.stalls.watch import StepWatch
+
+            self._watch = StepWatch(first=self._window[0], last=self._window[1])
         is_inner = self._handed_at is not None
         asked_at = self._ask()
         iterator = iter(batches)
@@ -538,6 +560,8 @@ class StallMeter:
 
     def _ask(self) -> float:
         """The loop wants a batch: its step is over."""
+        if self._watch is not None:
+            self._watch.asked()
         if self._device is None and self._steps < _LOOK_STEPS:
             self._device = DeviceClock.find(self._clock)
         if self._device is not None:
@@ -559,12 +583,16 @@ class StallMeter:
         else:
             self._recent.append(now - asked_at)
         self._steps += 1
+        if self._watch is not None:
+            self._watch.handed()
         if self._device is not None:
             self._device.handed(is_counted=not is_first)
         self._handed_at = now
 
     def _stop(self) -> None:
         """No step is being worked on any more."""
+        if self._watch is not None:
+            self._watch.handed()  # where it asked and there was no batch
         if self._handed_at is not None:
             self._working_seconds += self._clock() - self._handed_at
             self._handed_at = None
@@ -601,6 +629,17 @@ class StallMeter:
             device_gap=None if self._device is None else self._device.gap(),
             waits_ms=[(step, 1000 * seconds) for step, seconds in self._series.points()],
         )
+
+    def account(self) -> StepAccount:
+        """Where the time of the steps that were asked for went; looking at them ends with it."""
+        if self._account is None:
+            if self._watch is None:
+                raise UsageError(
+                    "this meter was not asked for an account, or has not watched a loop yet",
+                    hint="make it with: StallMeter(account=(10, 30))",
+                )
+            self._account = self._watch.finish()
+        return self._account
 
     def __enter__(self) -> Self:
         return self
