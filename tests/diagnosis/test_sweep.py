@@ -59,6 +59,9 @@ def test_the_smallest_setting_that_is_nearly_the_best_wins() -> None:
     assert best is not None
     assert best.workers == 2
     assert smallest_near_best([]) is None
+    # One that differs from the best by no more than its own rounds do is as good.
+    noisy = dataclasses.replace(tried[0], rates=(40, 45, 50, 98, 99))
+    assert smallest_near_best([noisy, *tried[1:]]) == noisy
 
 
 def test_memory_is_what_was_seen_and_some_more_in_round_numbers() -> None:

@@ -67,6 +67,8 @@ STARVED, BORDERLINE, FED = "starved", "borderline", "fed"
 LITTLE_TEXT = 1_000_000
 # Share of the cores in use, and cores of other programs, from which on they get in the way.
 FULL, DISTURBED = 0.9, 0.25
+# How much slower a second of CPU may be where others use the same core or its cache.
+SHARED = 2.0
 # A way is called fast enough where the slower of its rounds feed this many times the need: other
 # work on the machine, or a run of long documents, would make the GPU wait.
 MARGIN = 1.25
@@ -96,11 +98,11 @@ def judge(way: WayResult, demand: Demand, *, cores: int) -> Verdict:
 
 
 def gain_if_quiet(way: WayResult, *, cores: int) -> float:
-    """How many times faster it would be with the cores that others took; 1 where some were free."""
+    """How many times faster it could be without the others; 1 where some cores were free."""
     taken = way.cpu_cores + way.other_cores
     if way.other_cores < DISTURBED or taken < FULL * cores or way.cpu_cores <= 0:
         return 1.0
-    return max(1.0, min(max(way.workers, way.cpu_cores), taken) / way.cpu_cores)
+    return SHARED * max(1.0, min(max(way.workers, way.cpu_cores), taken) / way.cpu_cores)
 
 
 def judge_all(
@@ -216,8 +218,8 @@ def disturbance(ways: Sequence[WayResult], *, cores: int) -> list[str]:
     gain = max(gain_if_quiet(way, cores=cores) for way in slowed)
     said = (
         f"Measured on a busy machine: other programs took up to {worst:.1f} of the {cores} cores"
-        f" meanwhile. On a quiet one the rates are higher, by the CPU time that they took up to"
-        f" {times(gain)}."
+        f" meanwhile. On a quiet one the rates are higher, perhaps {times(gain)} (by the CPU that"
+        " they took, and what it costs to share cores)."
     )
     return [said]
 
@@ -377,7 +379,7 @@ def recommend(
 def smallest_near_best(tried: Sequence[WayResult]) -> WayResult | None:
     """The setting with the fewest workers and the smallest batch that is nearly the best."""
     enough = NEAR_BEST * max((point.tokens_per_second for point in tried), default=0.0)
-    near = [point for point in tried if point.tokens_per_second >= enough]
+    near = [point for point in tried if point.interval[1] >= enough]
     return min(near, key=lambda point: (point.workers, point.batch), default=None)
 
 
@@ -669,7 +671,7 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
         said = conclusion(needs[0], ways, verdicts)
     else:
         said = [line_for(need, ways, verdicts) for need in needs]
-    said += disturbance(ways, cores=cores) + little_text(sample)
+    said += disturbance([*ways, *measured["sweep"]], cores=cores) + little_text(sample)
     said += cost_of_building(by_key.get("build"), sample) + seams(by_key.get("joined"))
     said += (
         failures(ways) + rendered(options) + (eos_note(info) if options.format != "chat" else [])
