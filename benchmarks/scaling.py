@@ -32,7 +32,6 @@ from tokenmill.builder.worker import EngineReport, UnitReport
 from tokenmill.options import BuildOptions
 from tokenmill.runners.local import LocalRunner, TaskReport, WorkerReady
 from tokenmill.sources.base import plan_units
-from tokenmill.sources.discovery import discover
 from tokenmill.store.facts import (
     Bounds,
     Counts,
@@ -104,14 +103,14 @@ def the_run() -> BuildRun:
 def plan() -> dict[str, Any]:
     """Discover the files and cut them into units, as the first run of a build does."""
     run = the_run()
-    work = run.prepare(discover(run.inputs, run.source_options()))
+    work = run.prepare(run.discover())
     return {"units": len(work.plan.tasks), "input_bytes": work.plan.bytes_to_do}
 
 
 def receipts() -> dict[str, Any]:
     """Write a receipt and two holes for every unit; nothing is synced."""
     run, layout = the_run(), StoreLayout(Path("store"))
-    work = run.prepare(discover(run.inputs, run.source_options()))
+    work = run.prepare(run.discover())
     config = work.request.identity.fingerprint
     layout.create()
     count, size = 0, 0

@@ -303,6 +303,9 @@ class RowShape:
 # What a store keeps for `unit_bytes` where none are given: small inputs are cut smaller. Stores of
 # before, which have None there, are cut by each file alone.
 UNITS_BY_INPUT = "by input"
+# What a store keeps for `groups`: they are of small files of all formats, in the order of paths.
+# Stores of before have nothing there, groups of text files alone, and those in another order.
+GROUPS_IN_ORDER = "in order"
 
 _OPTION_FORMATS = {
     "template": ("text", "prompt-completion"),
@@ -473,10 +476,11 @@ class BuildOptions(RowShape):
 
         The limit is left out: it cuts one unit short and leaves the others as they are, and that
         unit's receipt tells how many rows it used. The threshold only decides whether a build
-        fails. Where no size of units is given, stores of before have none, and other units.
+        fails.
         """
-        settings = self._plain_identity() | {"unit_bytes": self.unit_size or UNITS_BY_INPUT}
-        return settings | ({} if self.shape is None else self.shape.shape_identity())
+        cut = {"unit_bytes": self.unit_size or UNITS_BY_INPUT, "groups": GROUPS_IN_ORDER}
+        shape = {} if self.shape is None else self.shape.shape_identity()
+        return self._plain_identity() | cut | shape
 
     def _plain_identity(self) -> dict[str, str | int | float | bool | None]:
         return {

@@ -7,9 +7,11 @@ document.
 
 from __future__ import annotations
 
+import bisect
 import enum
 import itertools
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -180,7 +182,9 @@ class Reject(NamedTuple):
     detail: str
     offset: int | None = None  # byte position in the (decompressed) file, where the format has one
     size: int | None = None  # bytes of a row that is too large, and only of such a row
-    path: str | None = None  # the file, where a unit holds many; None means the unit's own
+    # The file, and the row's number in it, where a unit holds many; None means the unit's own.
+    path: str | None = None
+    row_in_file: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +200,19 @@ class RowBatch:
     # Size of the largest row that was within the limit, in what the limit counts: bytes of a JSON
     # line, of a record or of a text. A smaller limit would have rejected it.
     largest_row_bytes: int
-    # Byte position of each usable row in the (decompressed) file, where the format has one.
+    # Byte position of each usable row in the (decompressed) file, where the format has one; -1
+    # where the format of one file among several has none.
     places: NDArray[np.int64] | None = None
     blank_lines: int = 0  # among the lines of the rows
+    # Of a unit that holds many files: the first row of each that has rows here, and its path.
+    files: tuple[tuple[int, str], ...] = ()
+
+    def file_of(self, row: int) -> tuple[str | None, int | None]:
+        """The file of a row, and the row's number in it, where a unit holds many."""
+        if not self.files:
+            return None, None
+        first, path = self.files[bisect.bisect_right(self.files, row, key=itemgetter(0)) - 1]
+        return path, row - first
 
 
 # -------------------------------------------------------------------------------------------------

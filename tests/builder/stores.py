@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import tokenmill
+from tokenmill.store import facts
+from tokenmill.store.layout import StoreLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,3 +69,16 @@ def documents(root: Path, *, split: str | None = "train") -> list[list[int]]:
 def byte_ids(texts: Sequence[str], *, eos: bool = True) -> list[list[int]]:
     """What the tokenizer `bytes` makes of texts."""
     return [[*text.encode(), *([256] if eos else [])] for text in texts]
+
+
+def begin_older_store(root: Path, *, like: Path, **config: object) -> None:
+    """A store without units, begun when `groups` was no part of a configuration."""
+    identity = facts.read_manifest(like).identity
+    before = {name: value for name, value in identity.config.items() if name != "groups"} | config
+    eos = None if identity.eos is None else (identity.eos.token, identity.eos.id)
+    fingerprint = facts.config_fingerprint(
+        tokenizer=identity.tokenizer.fingerprint, eos=eos, bos=None, config=before
+    )
+    layout, known = StoreLayout(root), identity.but(config=before, fingerprint=fingerprint)
+    layout.create()
+    facts.write_manifest(layout, facts.assemble_manifest(layout, known, units=[]))

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.builder.stores import byte_ids, documents, make_texts, tree, write_jsonl
+from tests.builder.stores import (
+    begin_older_store,
+    byte_ids,
+    documents,
+    make_texts,
+    tree,
+    write_jsonl,
+)
 from tests.sources.reading import compress
 
 import tokenmill
@@ -25,8 +32,6 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.runners.local import TaskReport, WorkerReady
-from tokenmill.store import facts
-from tokenmill.store.layout import StoreLayout
 from tokenmill.words import parse_size
 
 if TYPE_CHECKING:
@@ -303,21 +308,9 @@ def test_too_many_bad_rows_stop_the_build_and_the_rest_is_resumed() -> None:
 
 def write_old_store(inputs: object, **options: object) -> dict[str, bytes]:
     """A store as it was written when units were cut by each file alone."""
-    build(inputs, "old", unit_bytes=8 << 20, **options)
-    layout = StoreLayout(Path("old"))
-    manifest = facts.read_manifest(layout.root)
-    identity = manifest.identity
-    config = identity.config | {"unit_bytes": None}
-    eos = None if identity.eos is None else (identity.eos.token, identity.eos.id)
-    fingerprint = facts.config_fingerprint(
-        tokenizer=identity.tokenizer.fingerprint, eos=eos, bos=None, config=config
-    )
-    names = [unit.name for unit in manifest.units]
-    for name in names:
-        receipt = facts.read_receipt(layout, name)
-        facts.rewrite_receipt(layout, receipt.but(config=fingerprint))
-    known = identity.but(config=config, fingerprint=fingerprint)
-    facts.write_manifest(layout, facts.assemble_manifest(layout, known, units=names))
+    build(inputs, "new", **options)
+    begin_older_store(Path("old"), like=Path("new"), unit_bytes=None)
+    build(inputs, "old", **options)
     return tree(Path("old"))
 
 

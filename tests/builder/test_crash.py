@@ -30,7 +30,7 @@ if out.startswith("masked"):
 elif out.startswith("shared"):
     options = {"inputs": "more.jsonl.gz"}
 else:
-    options = {"inputs": ["in", "more.jsonl.gz"]}
+    options = {"inputs": ["in", "more.jsonl.gz", "small"]}
 tokenmill.build(tokenizer="bytes", out=out, workers=workers, memory="4GB", unit_bytes=4000, val=0.2,
                 max_rejects=1.0, **options)
 """
@@ -43,6 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("crash")
     (root / "in").mkdir()
+    (root / "small").mkdir()
+    for number in range(200):
+        small = [f"{number} small {row}" for row in range(5)]
+        write_jsonl(root / "small" / f"{number}.jsonl", [*small, b"{bad"])
     for number in range(6):
         texts = [*make_texts(300, seed=number), b"{bad", ""]
         write_jsonl(root / "in" / f"{number}.jsonl", texts)

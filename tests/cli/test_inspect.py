@@ -103,14 +103,14 @@ def test_a_folder_that_is_no_store_is_refused(cli: Cli) -> None:
     assert cli("inspect", "nowhere", code=1).err.startswith("error: ")
 
 
-def test_text_files_are_told_by_number_and_a_document_by_its_own_file(
+def test_small_files_are_told_by_their_groups_and_a_document_by_its_own_file(
     cli: Cli, tmp_path: Path
 ) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(f"this is {name}")
     here = Cli(tmp_path)
     here("build", ".", "-t", "bytes", "-o", "../texts")
-    assert "sources     3 text files (27 B)" in here("inspect", "../texts").out
+    assert "sources     1 group of small files (27 B, 3 rows)" in here("inspect", "../texts").out
     assert "from b.txt, row 0" in here("inspect", "../texts", "--doc", "1").out
 
 

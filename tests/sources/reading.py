@@ -66,7 +66,9 @@ def read(file: SourceFile | Path, options: SourceOptions) -> Reading:
                     result.places += batch.places.tolist()
                 result.texts += list(zip(numbers, batch.texts.texts(), strict=True))
                 result.rejects += [(each.row + first, str(each.reason)) for each in batch.rejects]
-                result.details += batch.rejects
+                for each in batch.rejects:
+                    path, row = batch.file_of(each.row)
+                    result.details.append(each._replace(path=path, row_in_file=row))
                 result.num_rows += batch.num_rows
                 result.num_bytes += batch.num_bytes
                 result.num_batches += 1

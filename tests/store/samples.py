@@ -57,6 +57,7 @@ class SampleUnit:
     rows: Sequence[tuple[str, str]] = ()
     blank_lines: int = 0
     members: tuple[str, ...] = ()
+    member_rows: tuple[int, ...] = ()
     is_last: bool = True
     size: int = 1000
 
@@ -200,6 +201,7 @@ def commit_facts(
             digest="d" * 32,
             is_last=unit.is_last,
             num_lines=len(unit.rows) + unit.blank_lines,
+            member_rows=unit.member_rows,
         ),
         "config": CONFIG,
         "counts": Counts.of(
@@ -256,3 +258,16 @@ GOLDEN_PIECES = replace(GOLDEN_MASKED, piece_tokens=10)
 """The store in tests/golden/v3: the same with rows of over 10 tokens in pieces."""
 GOLDEN_UNLISTED = replace(GOLDEN_PIECES, listed_rejects=1)
 """The store in tests/golden/v4: the same with one rejected row of a unit listed, one counted."""
+GOLDEN_GROUPS = replace(
+    GOLDEN_UNLISTED,
+    units=[
+        *GOLDEN.units[:2],
+        SampleUnit(
+            path="group//after/corpus/first part.jsonl",
+            members=("corpus/empty.jsonl", "s3://bucket/data.jsonl.zst", "s3://bucket/no.parquet"),
+            member_rows=(0, 1, 0),
+            rows=[("train", "x")],
+        ),
+    ],
+)
+"""The store in tests/golden/v5: the same with the other files in one group, and one more."""

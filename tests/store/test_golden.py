@@ -1,9 +1,9 @@
 """The stores in tests/golden were written by versions of the format, and open for ever.
 
 v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces, v4 one
-with rejected rows that are not listed too. If this fails because the writer's bytes changed, the
-format changed: give it a new version, keep reading these, and add a golden store beside them.
-`write_golden` made them.
+with rejected rows that are not listed too, v5 one with a group of files too. If this fails
+because the writer's bytes changed, the format changed: give it a new version, keep reading these,
+and add a golden store beside them. `write_golden` made them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,24 @@ from tokenmill.store.facts import append_runs
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 
-from .samples import GOLDEN, GOLDEN_MASKED, GOLDEN_PIECES, GOLDEN_UNLISTED, SampleStore, tree
+from .samples import (
+    GOLDEN,
+    GOLDEN_GROUPS,
+    GOLDEN_MASKED,
+    GOLDEN_PIECES,
+    GOLDEN_UNLISTED,
+    SampleStore,
+    tree,
+)
 
 GOLDEN_ROOTS = Path(__file__).parents[1] / "golden"
-STORES = {"v1": GOLDEN, "v2": GOLDEN_MASKED, "v3": GOLDEN_PIECES, "v4": GOLDEN_UNLISTED}
+STORES = {
+    "v1": GOLDEN,
+    "v2": GOLDEN_MASKED,
+    "v3": GOLDEN_PIECES,
+    "v4": GOLDEN_UNLISTED,
+    "v5": GOLDEN_GROUPS,
+}
 versions = pytest.mark.parametrize("version", STORES)
 
 
@@ -36,7 +50,7 @@ def test_a_golden_store_opens_and_is_sound(version: str) -> None:
     root = GOLDEN_ROOTS / version
     report = check_store(root)
     assert (report.findings, report.notes) == ((), ())
-    assert report.files == {"v1": 15, "v2": 19, "v3": 19, "v4": 19}[version]
+    assert report.files == {"v1": 15, "v2": 19, "v3": 19, "v4": 19, "v5": 18}[version]
     assert StoreLayout(root).runs.read_bytes().count(b"\n") == 1
 
 
@@ -74,16 +88,28 @@ def test_the_golden_pieces_still_say_the_same() -> None:
 @versions
 def test_the_golden_rejects_still_say_the_same(version: str) -> None:
     store = Store(GOLDEN_ROOTS / version)
-    assert [row.row for row in store.rejects()] == ([1, 1] if version == "v4" else [1, 1, 2])
+    is_cut = version in ("v4", "v5")
+    assert [row.row for row in store.rejects()] == ([1, 1] if is_cut else [1, 1, 2])
     assert store.reject_counts() == {"invalid-json": 3}
-    assert store.manifest.version == int(version[1:])
+    # A manifest does not speak of groups: only receipts have version 5.
+    assert store.manifest.version == min(int(version[1:]), 4)
     totals = store.manifest.totals
-    assert (totals.rejected, totals.unlisted) == (3, 1 if version == "v4" else 0)
+    assert (totals.rejected, totals.unlisted) == (3, 1 if is_cut else 0)
+
+
+def test_the_golden_group_still_says_the_same() -> None:
+    store = Store(GOLDEN_ROOTS / "v5")
+    source = store.source(len(store) - 1)
+    place = source.path, source.unit, source.row_in_unit, source.row, source.line
+    assert place == ("s3://bucket/data.jsonl.zst", 0, 0, 0, 1)
+    receipts = [store.receipt(unit.name) for unit in store.manifest.units]
+    assert [receipt.version for receipt in receipts] == [3, 4, 5]
+    assert receipts[2].source.member_rows == (0, 1, 0)
 
 
 def test_the_golden_masks_still_say_the_same() -> None:
     assert not Store(GOLDEN_ROOTS / "v1").has_mask
-    for version in ("v2", "v3", "v4"):
+    for version in ("v2", "v3", "v4", "v5"):
         _check_masks(Store(GOLDEN_ROOTS / version))
 
 

@@ -77,21 +77,24 @@ def request_identity(
     files = find_tokenizer(options.tokenizer)
     settings = options.identity()
     shape = options.shape
+    # Stores of before have another cut, and keep it.
+    of_text = {name: value for name, value in settings.items() if name != "groups"}
+    ways = [settings, of_text, of_text | {"unit_bytes": options.unit_size}]
     is_chat = shape is not None and shape.format == "chat"
     if is_chat:
         from tokenmill.supervised.chat import digest, read_sources, with_template
 
         files = with_template(files, options.chat_template)
-        settings["chat_template"] = digest(read_sources(files.files))
+        for way in ways:
+            way["chat_template"] = digest(read_sources(files.files))
     contents = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
     manifest = facts.known_manifest(layout)
     known = None if manifest is None else manifest.identity
-    before = settings | {"unit_bytes": options.unit_size}  # as an older store has it
     if (
         known is not None
         and known.tokenizer.files == contents
         and known.tokenizer.kind == str(files.kind)
-        and dict(known.config) in (settings, before)
+        and dict(known.config) in ways
     ):
         return Request(files, known, None)
     if before_describing is not None:
@@ -105,8 +108,8 @@ def request_identity(
     fingerprint_of = functools.partial(
         facts.config_fingerprint, tokenizer=info.fingerprint, eos=eos, bos=bos
     )
-    if fingerprint_of(config=before) in _begun_with(layout):
-        settings = before
+    begun = _begun_with(layout)
+    settings = next((way for way in ways if fingerprint_of(config=way) in begun), settings)
     fingerprint = fingerprint_of(config=settings)
     kind, vocab_size = str(info.kind), info.vocab_size
     tokenizer = TokenizerFacts(
@@ -152,7 +155,7 @@ def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
     # That an older store is cut otherwise is nobody's wish, and would be kept.
     before = known.config | {"unit_bytes": known.config.get("unit_bytes") or UNITS_BY_INPUT}
     for name, value in asked.config.items():
-        if name not in {"eos", "bos"} and before.get(name) != value:
+        if name not in {"eos", "bos", "groups"} and before.get(name) != value:
             changes.append(f"{name} {before.get(name)!r} -> {value!r}")
     return ", ".join(changes) or "its units carry another fingerprint"
 
@@ -369,7 +372,7 @@ class Task:
 
     def __str__(self) -> str:
         unit = f"unit {self.first}" if self.step is None else "its units"
-        return f"{unit} of {self.file.path}"
+        return f"{unit} of {self.file.title if self.file.members else self.file.path}"
 
     def units(self, source: Source, units: Iterator[Unit]) -> Iterator[Unit]:
         """Those of the units of its file that the task names."""
@@ -427,7 +430,7 @@ def plan_work(
     planner = _Planner(layout=layout, settings=settings, part=part, plan=plan)
     planner.run()
     if part is None:
-        _find_leftovers(plan, layout, planner.existing)
+        _find_leftovers(plan, layout, planner.existing, settings.identity.fingerprint)
     return plan
 
 
@@ -621,22 +624,24 @@ def _is_same_slice(found: facts.Receipt, unit: Unit) -> bool:
     return (found.unit.start, found.unit.end) == (unit.start, unit.end)
 
 
-def _find_leftovers(plan: WorkPlan, layout: StoreLayout, existing: set[str]) -> None:
-    """Units of the store that the plan does not have: of input files, and of other files."""
+def _find_leftovers(
+    plan: WorkPlan, layout: StoreLayout, existing: set[str], fingerprint: str
+) -> None:
+    """Units of the store that are not kept: those that the plan lacks, and those of other files."""
     inputs = {member.path for file in plan.files for member in (file, *file.members)}
     foreign = set()
-    for name in sorted(existing - plan.planned):
-        try:
-            unit = facts.read_receipt(layout, name).unit
-        except StoreError:
+    for name in sorted(existing - plan.done.keys()):
+        receipt = None
+        with contextlib.suppress(StoreError):
+            receipt = facts.read_receipt(layout, name)
+        if name not in plan.planned:
             plan.stale.append(name)
-            continue
-        strangers = [path for path in unit.members or (unit.path,) if path not in inputs]
-        if strangers and len(strangers) == len(unit.members or (unit.path,)):
+            plan.other_config += receipt is not None and receipt.config != fingerprint
+        # A group may be planned that lost files.
+        paths = () if receipt is None else receipt.unit.members or (receipt.unit.path,)
+        if strangers := [path for path in paths if path not in inputs]:
             plan.foreign_units.append(name)
             foreign.update(strangers)
-        else:
-            plan.stale.append(name)
     plan.foreign.extend(sorted(foreign))
 
 

@@ -102,6 +102,7 @@ def source_options(
         needs_all_fields=needs_all,
         separator=None if separator is None else str(separator),
         unit_bytes=unit_bytes if isinstance(unit_bytes, int) else None,
+        in_order="groups" in config,
         max_document_bytes=max_document_bytes,
     )
 
@@ -164,9 +165,12 @@ class BuildRun:
         """What is to be done; nothing is written yet."""
         self.layout.upstream.begin()
         request = planning.request_identity(self.options, self.layout, before_describing)
-        files, source = request.identity.tokenizer.files, self.source_options()
+        files, config = request.identity.tokenizer.files, request.identity.config
         memory = self.memory_plan(sum(file.bytes for file in files.values()))
-        if request.identity.config.get("unit_bytes") is None:
+        source = self.source_options(config)
+        if config.get("unit_bytes") is not None:
+            source = dataclasses.replace(source, least_unit_bytes=discovery.least_unit_bytes)
+        if config != self.options.identity():
             discovery = discovery.grouped(source)  # an older store
         settings = BuildSettings(
             options=dataclasses.replace(self.options, inputs=(), on_progress=None),
@@ -175,7 +179,6 @@ class BuildRun:
                 source,
                 batch_bytes=memory.batch_bytes,
                 room_bytes=memory.room_bytes,
-                least_unit_bytes=discovery.least_unit_bytes,
             ),
             memory=memory,
         )
@@ -184,19 +187,18 @@ class BuildRun:
 
     def discover(self) -> Discovery:
         """The input files, all of a kind that the rows can come from."""
-        discovery = discover(self.inputs, self.source_options())
+        discovery = discover(self.inputs, self.source_options(self.options.identity()))
         if self.options.shape is not None:
             from tokenmill.supervised.shaper import refuse_plain_text
 
             refuse_plain_text(discovery.files, self.options.shape)
         return discovery
 
-    def source_options(self) -> SourceOptions:
-        """How the input is read; document sizes follow from the budget alone."""
+    def source_options(self, config: Mapping[str, object]) -> SourceOptions:
+        """How a store of this configuration reads; document sizes follow from the budget alone."""
         budget = self.options.memory_bytes or planning.default_budget()
         largest = self.document_bytes or planning.max_document_bytes(budget)
-        options = self.options
-        return source_options(options.identity(), options.shape, max_document_bytes=largest)
+        return source_options(config, self.options.shape, max_document_bytes=largest)
 
     def memory_plan(self, tokenizer_bytes: int) -> MemoryPlan:
         """Divide the budget among the workers that were asked for, or as many as fit.

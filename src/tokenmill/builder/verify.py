@@ -196,7 +196,7 @@ def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, by
     """Text of the documents, read from their source."""
     file = source_file(receipt.unit.path, members=receipt.unit.members)
     if (file.size, file.version) != (receipt.source.size, receipt.source.version):
-        raise SourceError(f"{file.path!r} is not the file that was built from: it has changed")
+        raise SourceError(f"{file.title}: not what was built from, but changed since")
     config = store.manifest.identity.config
     largest = max(max_document_bytes(default_budget()), receipt.bounds.largest_row_bytes)
     options = source_options(config, RowShape.of_identity(config), max_document_bytes=largest)

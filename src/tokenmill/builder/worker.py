@@ -236,7 +236,7 @@ class UnitPass:
         """Read, encode and write all rows of the unit; the writer is left uncommitted."""
         clock = self.encoding.clock
         batches = self._timed_batches(source)
-        if is_remote(self.unit.file.path):
+        if any(is_remote(each.path) for each in self.unit.file.members or (self.unit.file,)):
             batches = read_ahead(batches, clock=clock)
         portions: Iterator[RowBatch] = batches
         batch_bytes = self.worker.settings.source.batch_bytes
@@ -301,15 +301,19 @@ class UnitPass:
         counts["skipped"] += batch.num_rows - len(rows) - len(rejects)
         self.largest_row_bytes = max(self.largest_row_bytes, batch.largest_row_bytes)
         made = self.worker.encoder.encode(texts, rows, self.encoding)
-        places, members = batch.places, self.unit.file.members
+        places = [-1] * len(batch.rows) if batch.places is None else batch.places
         at = np.searchsorted(batch.rows, [reject.row for reject in made.rejects])
         rejects += tuple(
-            reject._replace(
-                offset=None if places is None else int(places[place]),
-                path=members[reject.row].path if members else None,
-            )
+            reject._replace(offset=None if places[place] < 0 else int(places[place]))
             for place, reject in zip(at, made.rejects, strict=True)
         )
+        if rejects and batch.files:
+            counts_in_file = self.worker.settings.source.in_order
+            origins = [batch.file_of(reject.row) for reject in rejects]
+            rejects = tuple(
+                reject._replace(path=path, row_in_file=row if counts_in_file else None)
+                for reject, (path, row) in zip(rejects, origins, strict=True)
+            )
         if rejects:
             # By row, or the file of rejects would tell how the unit was cut into batches.
             rejects = tuple(sorted(rejects, key=lambda reject: reject.row))
@@ -421,7 +425,7 @@ class UnitPass:
             at_fault = shaper.naming_options if is_missing else "the options of --format"
         raise TooManyRejectsError(
             f"{rejected:,} of {'' if end else 'the first '}{used:,} rows of "
-            f"{unit.file.path!r} (unit {unit.index}) were rejected, more than the threshold of "
+            f"{unit.file.title} (unit {unit.index}) were rejected, more than the threshold of "
             f"{max_rejects:.2%}; so many bad rows usually mean a wrong "
             f"option or a damaged file; the first: {examples}",
             hint=f"look at those rows in the input, then correct {at_fault} or the "
@@ -454,7 +458,8 @@ def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
 
 
 def _describe(reject: Reject, unit: Unit, tells_lines: bool) -> str:
-    place = f"row {reject.row}" if reject.offset is None else f"byte {reject.offset:,}"
+    row = reject.row if reject.row_in_file is None else reject.row_in_file
+    place = f"row {row}" if reject.offset is None else f"byte {reject.offset:,}"
     if tells_lines:
         place = f"line {reject.row + 1:,}"
     file = reject.path or unit.file.path
@@ -562,14 +567,14 @@ class BuildWorker:
             # The driver ends everything when it hears of this; wait for the unit before.
             if self._pending is not None:
                 wait([self._pending])
-            self._explain(error, task.file.path)
+            self._explain(error, task.file)
             raise
         return self._pending
 
-    def _explain(self, error: BaseException, path: str) -> None:
+    def _explain(self, error: BaseException, file: SourceFile) -> None:
         """Raise what is to be told instead of an error that is about memory."""
         if isinstance(error, MemoryError):
-            raise self._out_of_memory(path) from None
+            raise self._out_of_memory(file) from None
         if isinstance(error, MemoryBudgetError) and error.short_bytes is not None:
             enough = plan.budget_with(self.settings.memory, error.short_bytes)
             error.hint = f"allow more with --memory {enough}{self._or_fewer()}"
@@ -591,11 +596,11 @@ class BuildWorker:
             self.engine.recycle()
             plan.release_free_memory()
 
-    def _out_of_memory(self, path: str) -> MemoryBudgetError:
+    def _out_of_memory(self, file: SourceFile) -> MemoryBudgetError:
         budget = self.settings.memory.budget
         return MemoryBudgetError(
             f"a worker came to the end of its share of the memory, {format_size(budget)} in all, "
-            f"while it worked on {path!r}: something in that file takes far more than its size",
+            f"while it worked on {file.title}: something in that file takes far more than its size",
             hint=f"allow more with --memory {-(-2 * budget // 10**8) * 100}MB{self._or_fewer()}, "
             "or leave the file out",
         )
@@ -634,7 +639,7 @@ class BuildWorker:
                     report(FoundTask(unit_name(task.file.path, index=unit.index), found))
         except BaseException as error:
             _needed(copies, most=0)  # the units before the one that cannot be read are built
-            self._explain(error, task.file.path)
+            self._explain(error, task.file)
             raise
         finally:
             self._is_copying = False
@@ -715,7 +720,7 @@ class BuildWorker:
         except BaseException as error:
             made.writer.abort()
             if isinstance(error, MemoryError):
-                raise self._out_of_memory(file.path) from None
+                raise self._out_of_memory(file) from None
             raise
         if copy is not None:
             # Nobody needs it any more; that there was one is still seen.

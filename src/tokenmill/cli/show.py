@@ -251,8 +251,8 @@ def stage_shares(stage_seconds: Mapping[str, float]) -> str:
 
 BAR_COLUMNS = 40
 SHOWN_SOURCES = 8
-# How the names of groups of small text files begin: a row of them is a file.
-GROUP_OF_TEXTS = "text//"
+# How the names of groups of small files begin; those of older stores, whose files are one row each.
+GROUP, GROUP_OF_TEXTS = "group//", "text//"
 SHOWN_TOKENS = 2000  # of one document; --json gives all of them
 EVEN, ODD = "black on light_sky_blue1", "black on light_goldenrod1"
 # Of tokens that do not count for the loss.
@@ -383,8 +383,10 @@ def shape_text(config: Mapping[str, object]) -> str:
 
 
 def sources_text(inspection: Inspection) -> str:
-    groups = [one for one in inspection.sources if one.path.startswith(GROUP_OF_TEXTS)]
-    sources = [one for one in inspection.sources if not one.path.startswith(GROUP_OF_TEXTS)]
+    texts = [one for one in inspection.sources if one.path.startswith(GROUP_OF_TEXTS)]
+    groups = [one for one in inspection.sources if one.path.startswith(GROUP)]
+    kinds = GROUP, GROUP_OF_TEXTS
+    sources = [one for one in inspection.sources if not one.path.startswith(kinds)]
     lines = [
         f"{visible(source.path)} ({format_size(source.size)}, {count(source.rows, 'row')})"
         for source in sources[:SHOWN_SOURCES]
@@ -392,8 +394,11 @@ def sources_text(inspection: Inspection) -> str:
     if len(sources) > SHOWN_SOURCES:
         lines.append(f"... and {count(len(sources) - SHOWN_SOURCES, 'more file')}")
     if groups:
-        size = format_size(sum(group.size for group in groups))
-        lines.append(f"{count(sum(group.rows for group in groups), 'text file')} ({size})")
+        size, rows = format_size(sum(one.size for one in groups)), sum(one.rows for one in groups)
+        lines.append(f"{count(len(groups), 'group')} of small files ({size}, {count(rows, 'row')})")
+    if texts:
+        size, rows = format_size(sum(one.size for one in texts)), sum(one.rows for one in texts)
+        lines.append(f"{count(rows, 'text file')} ({size})")
     return "\n".join(lines)
 
 

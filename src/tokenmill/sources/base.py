@@ -89,7 +89,7 @@ FORMATS = {
         has_records=True,
         in_bytes=True,
     ),
-    "text-group": InputFormat("lines:TextGroupSource", "text", has_fields=False),
+    "group": InputFormat("lines:GroupSource", "group", has_fields=False),
 }
 
 
@@ -105,6 +105,7 @@ class SourceOptions:
     separator: str | None = None  # between documents; None makes each text file one document
     unit_bytes: int | None = None  # of text; None chooses by the file's size
     least_unit_bytes: int = SMALLEST_UNIT_BYTES  # of that choice; less where the input is small
+    in_order: bool = True  # groups are of any format; older stores have some of text, read apart
     batch_bytes: int = 8 * MEGABYTE  # read in one go; bounds memory, never changes the result
     # What a reader may hold at once of what a file cannot be read without: a page of Parquet, a
     # batch of Arrow, the window of a decompressor. A file that needs more is an error.
@@ -115,14 +116,14 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One input file (or one group of small text files) as it was found."""
+    """One input file (or one group of small files) as it was found."""
 
     path: str  # as the user named it, normalised, with / between folders: the file's identity
     format: str  # a name in FORMATS
     compression: str | None  # gz, zst, bz2, xz or None
     size: int
     version: str  # changes with the file: modification time, or what a remote system gives (ETag)
-    # Files of a text-group, in order; path, size and version of the group follow from them.
+    # Files of a group, in order; path, size and version of the group follow from them.
     members: tuple[SourceFile, ...] = ()
     # Where it is read from, if that holds more than its path does: a password, a signature. The
     # path is written into the store and shown; this never is.
@@ -139,6 +140,14 @@ class SourceFile:
     def location(self) -> str:
         """What opens the file."""
         return self.address or self.path
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        if len(self.members) < 2:
+            return repr(self.members[0].path if self.members else self.path)
+        first, last = self.members[0].path, self.members[-1].path
+        return f"the {len(self.members):,} files from {first!r} to {last!r}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +167,7 @@ class UnitEnd:
     digest: str  # xxh3-128 of what it covers, so that a touched but equal file is recognised
     num_lines: int  # passed, blank ones too, so that later units know their numbers; or rows
     is_last: bool  # nothing of the file is after this unit
+    member_rows: tuple[int, ...] = ()  # of each file of a group; none where all have one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +256,21 @@ class Source(ABC):
         """Close the file, where one is open between readings."""
 
 
-def _reader(file: SourceFile) -> type[Source]:
-    module, _, name = file.traits.reader.partition(":")
-    reader: type[Source] = getattr(import_module(f"tokenmill.sources.{module}"), name)
-    return reader
+def is_document(file: SourceFile, options: SourceOptions) -> bool:
+    """Whether the whole file is one document."""
+    return file.format == "text" and options.separator is None
+
+
+def _reader(file: SourceFile, options: SourceOptions) -> type[Source]:
+    reader = "lines:TextFileSource" if is_document(file, options) else file.traits.reader
+    module, _, name = reader.partition(":")
+    found: type[Source] = getattr(import_module(f"tokenmill.sources.{module}"), name)
+    return found
 
 
 def open_source(file: SourceFile, options: SourceOptions) -> Source:
     """The file, ready to be read."""
-    return _reader(file)(file, options)
+    return _reader(file, options)(file, options)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -286,12 +302,14 @@ def unit_bytes_for(size: int, options: SourceOptions) -> int:
 
 def text_size(file: SourceFile) -> int:
     """Bytes of text in the file, estimated from its size where it is compressed."""
+    if file.members:
+        return sum(map(text_size, file.members))
     return file.size * (1 if file.compression is None else TEXT_PER_COMPRESSED_BYTE)
 
 
 def separator_of(file: SourceFile, options: SourceOptions) -> bytes:
     """What ends the records of a file that has them."""
-    assert file.format == "jsonl" or options.separator, "text without one comes in text-group files"
+    assert file.format == "jsonl" or options.separator, "text without one comes in groups"
     return b"\n" if file.format == "jsonl" else (options.separator or "").encode()
 
 
@@ -309,8 +327,15 @@ def is_stream(file: SourceFile, options: SourceOptions) -> bool:
 
 def plan_units(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
     """The units of the file; of a stream without end, for `Source.exists` to end it."""
+    if file.members:
+        # One file of each kind is looked into: enough to know that an option names no column.
+        for first in {member.format: member for member in reversed(file.members)}.values():
+            if not first.traits.has_records:
+                next(plan_units(first, options), None)
+        yield Unit(file=file)
+        return
     if not file.traits.has_records:
-        yield from [Unit(file=file)] if file.members else _reader(file).plan(file, options)
+        yield from _reader(file, options).plan(file, options)
         return
     step = unit_bytes_for(text_size(file), options)
     count = max(1, -(-file.size // step))

@@ -91,35 +91,51 @@ def _plain(name: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# Text files that are one document each, put into groups that become one unit.
+# Small files, put into groups that become one unit: text files that are one document each, and
+# files of any format where there are many.
 #
-# Where a group ends depends on the name of its last file (and on its size), so a new file changes
-# the group it falls into and no other. A group is called after the file that ended the group
-# before it: that name stays when files join the group, first or last.
+# Groups are of neighbours in the order of paths. Where a group ends depends on the name of its last
+# file, and on its size, so a new file changes the group it falls into and few after it. A group is
+# called after the file before it: that name stays when files join the group, first or last.
 
 # No path that was normalised contains "//" after a name without a scheme.
-FIRST_GROUP = "text//first"
-_AFTER = "text//after/"
+GROUP = "group//"
+# Older stores have groups of text files alone, whose names, and not their files, say their order.
+GROUP_OF_TEXTS = "text//"
 _FILES_PER_GROUP = 256
+_FILES_PER_END = 16  # once a group is large enough
+# So many files that are smaller than this part of a unit, and no fewer, are put into groups.
+MANY_FILES = 64
+SMALL_FILES_PER_UNIT = 4
 
 
-def group_texts(files: Sequence[SourceFile], options: SourceOptions) -> Iterator[SourceFile]:
-    """Groups of the files, which are sorted by path."""
+def group_files(files: Sequence[SourceFile], options: SourceOptions) -> Iterator[SourceFile]:
+    """The files, which are sorted by path, with groups in the place of small ones."""
     limit = options.unit_bytes or options.least_unit_bytes
-    name = FIRST_GROUP
+    most = limit // SMALL_FILES_PER_UNIT
+    others = (file for file in files if not base.is_document(file, options))
+    has_many = sum(base.text_size(file) < most for file in others) >= MANY_FILES
+    kind = GROUP if options.in_order else GROUP_OF_TEXTS
+    name = f"{kind}first"
     held: list[SourceFile] = []
-    size = 0
+    held_bytes = 0
     for file in files:
-        is_large = base.text_size(file) >= limit
-        if is_large and held:
+        size, is_text = base.text_size(file), base.is_document(file, options)
+        is_alone = size >= limit if is_text else not has_many or size >= most
+        if is_alone and held:
             yield make_group(name, held)
-            name, held, size = _AFTER + held[-1].path, [], 0
+            name, held, held_bytes = f"{kind}after/{held[-1].path}", [], 0
+        if is_alone and not is_text:
+            yield file
+            name = f"{kind}after/{file.path}"
+            continue
         held.append(file)
-        size += base.text_size(file)
-        key = file.path.encode(errors="surrogateescape")
-        if size >= limit or xxhash.xxh3_64_intdigest(key) % _FILES_PER_GROUP == 0:
+        held_bytes += size
+        key = xxhash.xxh3_64_intdigest(file.path.encode(errors="surrogateescape"))
+        may_end = options.in_order and 2 * held_bytes >= limit and key % _FILES_PER_END == 0
+        if held_bytes >= limit or may_end or key % _FILES_PER_GROUP == 0:
             yield make_group(name, held)
-            name, held, size = _AFTER + file.path, [], 0
+            name, held, held_bytes = f"{kind}after/{file.path}", [], 0
     if held:
         yield make_group(name, held)
 
@@ -129,7 +145,7 @@ def make_group(path: str, members: Sequence[SourceFile]) -> SourceFile:
     facts = "".join(f"{member.path}\0{member.size}\0{member.version}\0" for member in members)
     return SourceFile(
         path=path,
-        format="text-group",
+        format="group",
         compression=None,
         size=sum(member.size for member in members),
         version=xxhash.xxh3_128_hexdigest(facts.encode(errors="surrogateescape")),
@@ -165,19 +181,21 @@ class Skipped(NamedTuple):
 class Discovery:
     """What the inputs stand for."""
 
-    files: tuple[SourceFile, ...]  # sorted by path; groups of text files stand for their members
+    files: tuple[SourceFile, ...]  # sorted by path; groups stand for their members
     skipped: tuple[Skipped, ...]
     least_unit_bytes: int  # follows from the size of all files
 
     def grouped(self, options: SourceOptions) -> Discovery:
         """The same files, in groups as these options make them."""
-        found = [each for file in self.files for each in file.members or (file,)]
-        if options.separator is None:
-            texts = sorted((file for file in found if file.format == "text"), key=_path)
-            others = [file for file in found if file.format != "text"]
-            found = [*others, *group_texts(texts, options)]
-        files, least = tuple(sorted(found, key=_path)), options.least_unit_bytes
-        return Discovery(files=files, skipped=self.skipped, least_unit_bytes=least)
+        found = sorted((each for file in self.files for each in file.members or (file,)), key=_path)
+        if options.in_order:
+            found = [*group_files(found, options)]
+        else:  # an older store
+            texts = [file for file in found if base.is_document(file, options)]
+            others = [file for file in found if not base.is_document(file, options)]
+            found = sorted([*others, *group_files(texts, options)], key=_path)
+        least = options.least_unit_bytes
+        return Discovery(files=tuple(found), skipped=self.skipped, least_unit_bytes=least)
 
 
 def discover(inputs: Sequence[PathInput], options: SourceOptions) -> Discovery:

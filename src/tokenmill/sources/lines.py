@@ -18,11 +18,13 @@ a line gets the same answer whatever block it is in, and bad lines cost little m
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +89,9 @@ class RecordSource(Source):
         self._separator = base.separator_of(file, options)
         self._unbordered = base.is_unbordered(self._separator)
         self._is_stream = base.is_stream(file, options)
-        self._target = max(1, options.batch_bytes)
+        # A small file needs no more, and a group is many of them.
+        most = options.batch_bytes if self._is_stream else min(options.batch_bytes, file.size + 1)
+        self._target = max(1, most)
         self._limit = record_limit(options) + len(self._separator)
         self._most_records = min(base.LARGEST_BATCH_ROWS, max(1 << 12, self._target // 128))
         self._buffer = bytearray(self._target)
@@ -658,62 +662,141 @@ class TextParser:
         return pieces if pieces[-1] else pieces[:-1]
 
 
-class TextGroupSource(Source):
-    """A group of text files; the only unit is all of them."""
+class TextFileSource(Source):
+    """A text file that is one document."""
 
     def count_rows(self, unit: Unit) -> int:  # noqa: ARG002
-        return len(self._file.members)
+        return 1
 
-    def _pieces(self, unit: Unit, digest: Any) -> Iterator[list[tuple[int, bytes | None]]]:  # noqa: ARG002
-        """Size and text of files, a batch of them at a time; no text above the limit."""
-        piece: list[tuple[int, bytes | None]] = []
-        for member in self._file.members:
-            # The path counts too: it is written into rejects and tells where a document came from.
-            digest.update(member.path.encode(errors="surrogateescape") + b"\0")
-            piece.append(self._read_file(member, digest))
-            if sum(size for size, _ in piece) >= self._options.batch_bytes:
-                yield piece
-                piece = []
-        if piece:
-            yield piece
-
-    def _rows(self, piece: list[tuple[int, bytes | None]], first_row: int) -> RowBatch:
-        texts: dict[int, bytes] = {}
-        rejects: list[Reject] = []
-        limit = self._options.max_document_bytes
-        for row, (size, content) in enumerate(piece, first_row):
-            path = self._file.members[row].path
-            if content is None:
-                detail = too_large(size, limit)
-                rejects.append(Reject(row, RejectReason.TOO_LARGE, detail, size=size, path=path))
-            elif why := utf8_error(content):
-                rejects.append(Reject(row, RejectReason.INVALID_UTF8, why, path=path))
-            else:
-                texts[row] = content.removeprefix(BOM)
-        return RowBatch(
-            TextBatch.from_texts(texts.values()),
-            np.array([*texts], np.int64),
-            tuple(rejects),
-            num_rows=len(piece),
-            num_bytes=sum(size for size, _ in piece),
-            largest_row_bytes=max((size for size, text in piece if text is not None), default=0),
-        )
-
-    def _read_file(self, member: SourceFile, digest: Any) -> tuple[int, bytes | None]:
-        own, chunks, size = xxhash.xxh3_128(), list[bytes](), 0
-        step = min(member.size + 1, MEGABYTE) if member.compression is None else MEGABYTE
-        reader = base.open_decompressed(member, room=self._options.room_bytes)
+    def _pieces(self, unit: Unit, digest: Any) -> Iterator[tuple[int, bytes | None]]:  # noqa: ARG002
+        """Size and text of the file; no text above the limit."""
+        file, limit, chunks, size = self._file, self._options.max_document_bytes, list[bytes](), 0
+        step = min(file.size + 1, MEGABYTE) if file.compression is None else MEGABYTE
+        reader = base.open_decompressed(file, room=self._options.room_bytes)
         try:
             while chunk := reader.read(step):
                 size += len(chunk)
-                own.update(chunk)
+                digest.update(chunk)
                 chunks.append(chunk)
-                if size > self._options.max_document_bytes:
+                if size > limit:
                     chunks.clear()
         except (OSError, EOFError) as error:
-            raise files.unreadable(member.path, error) from error
+            raise files.unreadable(file.path, error) from error
         finally:
             reader.close()
-        base.check_unchanged(member)
-        digest.update(own.digest())
-        return size, b"".join(chunks) if size <= self._options.max_document_bytes else None
+        yield size, b"".join(chunks) if size <= limit else None
+
+    def _rows(self, piece: tuple[int, bytes | None], first_row: int) -> RowBatch:
+        size, content = piece
+        texts, rejects = list[bytes](), list[Reject]()
+        if content is None:
+            detail = too_large(size, self._options.max_document_bytes)
+            rejects.append(Reject(first_row, RejectReason.TOO_LARGE, detail, size=size))
+        elif why := utf8_error(content):
+            rejects.append(Reject(first_row, RejectReason.INVALID_UTF8, why))
+        else:
+            texts.append(content.removeprefix(BOM))
+        return RowBatch(
+            TextBatch.from_texts(texts),
+            np.full(len(texts), first_row, np.int64),
+            tuple(rejects),
+            num_rows=1,
+            num_bytes=size,
+            largest_row_bytes=0 if content is None else size,
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# Groups of small files (see `discovery`): a unit for each of them would cost more than its text.
+
+
+class GroupSource(Source):
+    """A group of files, each read as its format is; the only unit is all of them, in their order.
+
+    Rows of many files are joined into one batch: a call of the engine costs as much as their text.
+    """
+
+    def read(self, unit: Unit) -> Iterator[RowBatch]:
+        self._member_rows: list[int] = []
+        yield from super().read(unit)
+        rows = self._member_rows
+        self._end = replace(self.end(), member_rows=() if set(rows) == {1} else tuple(rows))
+
+    def count_rows(self, unit: Unit) -> int:  # noqa: ARG002
+        return sum(source.count_rows(whole) for source, whole in self._members())
+
+    def digest(self, unit: Unit) -> str:  # noqa: ARG002
+        digest = self.new_digest()
+        for source, whole in self._members():
+            _digest_member(digest, whole.file.path, source.digest(whole))
+        return str(digest.hexdigest())
+
+    def _members(self) -> Iterator[tuple[Source, Unit]]:
+        for member in self._file.members:
+            with closing(base.open_source(member, self._options)) as source:
+                yield source, Unit(file=member)
+
+    def _pieces(self, unit: Unit, digest: Any) -> Iterator[list[RowBatch]]:  # noqa: ARG002
+        held: list[RowBatch] = []
+        before = rows = size = 0
+        for source, whole in self._members():
+            read_before, rows_of_file = self.read_seconds, 0
+            for batch in source.read(whole):
+                self.read_seconds = read_before + source.read_seconds
+                held.append(_moved(batch, before, whole.file.path))
+                rows_of_file, size = rows_of_file + batch.num_rows, size + batch.num_bytes
+                rows += batch.num_rows
+                if 2 * size >= self._options.batch_bytes or 2 * rows >= base.LARGEST_BATCH_ROWS:
+                    yield held
+                    held, rows, size = [], 0, 0
+            _digest_member(digest, whole.file.path, source.end().digest)
+            self._member_rows.append(rows_of_file)
+            before += rows_of_file
+        if held:
+            yield held
+
+    def _rows(self, piece: list[RowBatch], first_row: int) -> RowBatch:  # noqa: ARG002
+        return piece[0] if len(piece) == 1 else _joined(piece)
+
+
+def _digest_member(digest: Any, path: str, content: str) -> None:
+    # The path counts too: it is written into rejects and tells where a document came from.
+    digest.update(path.encode(errors="surrogateescape") + b"\0" + bytes.fromhex(content))
+
+
+def _moved(batch: RowBatch, before: int, path: str) -> RowBatch:
+    """Rows of a file as those of a unit that has so many rows before them.
+
+    The texts are copied: a file that is mapped may change once it was read and found unchanged.
+    """
+    offsets = batch.texts.offsets
+    data = batch.texts.data[offsets[0] : offsets[-1]].copy()
+    return replace(
+        batch,
+        texts=TextBatch(data, offsets - offsets[0]),
+        rows=batch.rows + before,
+        rejects=tuple(each._replace(row=each.row + before) for each in batch.rejects),
+        files=((before, path),),
+    )
+
+
+def _joined(batches: list[RowBatch]) -> RowBatch:
+    """Consecutive rows as one batch."""
+    lengths = np.concatenate([each.texts.lengths for each in batches])
+    data = np.concatenate([each.texts.data for each in batches])
+    places = None
+    if any(each.places is not None for each in batches):
+        places = np.concatenate(
+            [each.rows * 0 - 1 if each.places is None else each.places for each in batches]
+        )
+    return RowBatch(
+        TextBatch(data, np.append(0, np.cumsum(lengths))),
+        np.concatenate([each.rows for each in batches]),
+        tuple(itertools.chain.from_iterable(each.rejects for each in batches)),
+        num_rows=sum(each.num_rows for each in batches),
+        num_bytes=sum(each.num_bytes for each in batches),
+        largest_row_bytes=max(each.largest_row_bytes for each in batches),
+        places=places,
+        blank_lines=sum(each.blank_lines for each in batches),
+        files=tuple(dict(each.files[0] for each in batches).items()),
+    )

@@ -13,6 +13,7 @@ what a later format version added has a default, and is left out of the JSON whe
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import hashlib
@@ -55,6 +56,7 @@ FORMAT_VERSION = 1
 MASK_VERSION = 2
 PIECES_VERSION = 3  # rows in several pieces
 UNLISTED_VERSION = 4  # rejected rows that are counted and not listed
+GROUPS_VERSION = 5  # units of several files, of any number of rows each
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -129,7 +131,7 @@ def brief(value: object) -> str:
     return text if len(text) <= _BRIEF_CHARACTERS else f"{text[:_BRIEF_CHARACTERS]}..."
 
 
-_HEAD = re.compile(rb'\{\n"format_version":([%d-%d]),\n' % (FORMAT_VERSION, UNLISTED_VERSION))
+_HEAD = re.compile(rb'\{\n"format_version":([%d-%d]),\n' % (FORMAT_VERSION, GROUPS_VERSION))
 
 
 class FormatVersionError(StoreError):
@@ -194,13 +196,13 @@ def version_of(counts: Counts, *, masks: bool) -> int:
 def check_version(members: dict[str, Json], *, path: Path | str) -> int:
     """Take the version out of the members; FormatVersionError where we do not read it."""
     version, writer = members.pop("format_version", None), members.get("created_by")
-    if type(version) is int and FORMAT_VERSION <= version <= UNLISTED_VERSION:
+    if type(version) is int and FORMAT_VERSION <= version <= GROUPS_VERSION:
         return version
-    newer = type(version) is int and version > UNLISTED_VERSION
+    newer = type(version) is int and version > GROUPS_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {brief(version)}"
         + (f", written by {brief(writer)}" if isinstance(writer, str) else "")
-        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {UNLISTED_VERSION}",
+        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {GROUPS_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
         else "build the store again with this tokenmill",
@@ -231,7 +233,7 @@ class UnitFacts(Fact, frozen=True, kw_only=True):
     index: Count
     start: Count
     end: Count | None  # None means to the end of the file
-    members: tuple[str, ...]  # of a unit that is a group of files of one row each: their paths
+    members: tuple[str, ...]  # of a unit that is a group of files: their paths
 
     @classmethod
     def of(
@@ -246,7 +248,7 @@ class UnitFacts(Fact, frozen=True, kw_only=True):
             raise ValueError(f"unit {self.name!r} is not named after {self.path!r}, {self.index}")
 
 
-class SourceFacts(Fact, frozen=True, kw_only=True):
+class SourceFacts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """The input file as it was when the unit was read."""
 
     size: Count
@@ -254,6 +256,11 @@ class SourceFacts(Fact, frozen=True, kw_only=True):
     digest: str  # xxh3-128 of the input bytes of the unit
     is_last: bool
     num_lines: Count
+    member_rows: tuple[Count, ...] = ()  # of each file of a group; none where all have one row
+
+    def __post_init__(self) -> None:
+        if self.member_rows and set(self.member_rows) == {1}:
+            raise ValueError("files of one row each have their rows listed")
 
 
 class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
@@ -429,8 +436,14 @@ class Receipt(SealedFact, frozen=True, kw_only=True):
                 raise ValueError(f"shard {shard.name!r} is not named after its unit and split")
             rows, pieces = self.counts.rows, shard.pieces
             check_runs(shard.rows, documents=shard.documents, rows=rows, pieces=pieces)
-        if self.unit.members and len(self.unit.members) < self.counts.rows:
-            raise ValueError(f"{self.counts.rows} rows of {len(self.unit.members)} grouped files")
+        files, file_rows = len(self.unit.members), self.source.member_rows
+        if file_rows and (len(file_rows), sum(file_rows)) != (files, self.counts.rows):
+            raise ValueError(
+                f"{sum(file_rows)} rows of {len(file_rows)} grouped files are not"
+                f" {self.counts.rows} rows of {files}"
+            )
+        if files and not file_rows and files < self.counts.rows:
+            raise ValueError(f"{self.counts.rows} rows of {files} grouped files")
         if len({shard.split for shard in self.shards}) != len(self.shards):
             raise ValueError("two shards of one unit have the same split")
         if len({shard.mask is None for shard in self.shards}) > 1:
@@ -454,7 +467,16 @@ class Receipt(SealedFact, frozen=True, kw_only=True):
 
     @property
     def version(self) -> int:
+        if self.source.member_rows:
+            return GROUPS_VERSION
         return version_of(self.counts, masks=self.has_mask)
+
+    def file_of(self, row: int) -> tuple[str, int]:
+        """The file of a row of a unit that is a group, and the row's number in that file."""
+        members = self.unit.members
+        ends = [*itertools.accumulate(self.source.member_rows or [1] * len(members))]
+        place = bisect.bisect_right(ends, row)
+        return members[place], row - (ends[place - 1] if place else 0)
 
     @property
     def files(self) -> dict[str, FileFacts]:

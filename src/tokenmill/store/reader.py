@@ -577,20 +577,18 @@ class Store:
         shard = self.shards[position]
         receipt, facts = self.receipt(shard.unit), self._facts(shard)
         row, piece, pieces = place_of(facts.rows, facts.pieces, document=local)
-        path, line = receipt.unit.path, None
+        path, (rows_before, lines_before) = receipt.unit.path, self._before[shard.unit]
+        in_file, in_lines = rows_before + row, lines_before + row
         if receipt.unit.members:
-            path, in_file, line = receipt.unit.members[row], 0, 1
-        else:
-            rows_before, lines_before = self._before[shard.unit]
-            in_file = rows_before + row
-            if receipt.source.num_lines == receipt.counts.rows:  # else blank lines hide it
-                line = lines_before + row + 1
+            path, in_file = receipt.file_of(row)
+            in_lines = in_file
+        has_blank_lines = receipt.source.num_lines != receipt.counts.rows
         return SourceRow(
             path=path,
             unit=receipt.unit.index,
             row_in_unit=row,
             row=in_file,
-            line=line,
+            line=None if has_blank_lines else in_lines + 1,
             piece=piece,
             pieces=pieces,
         )

@@ -535,7 +535,8 @@ class _Rejects(_Collected):
             self._parts = file, json.dumps(about, separators=(",", ":"))[1:]
         offset = "null" if reject.offset is None else reject.offset
         file, about_it = self._parts
-        line = f'{{"file":{file},"row":{reject.row},"offset":{offset},{about_it}\n'
+        row = reject.row if reject.row_in_file is None else reject.row_in_file
+        line = f'{{"file":{file},"row":{row},"offset":{offset},{about_it}\n'
         self.write(line.encode("ascii"))
 
     def facts(self) -> RejectsFacts:

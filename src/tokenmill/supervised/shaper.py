@@ -844,11 +844,10 @@ def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> No
     if shape is None or not shape.has_fields:
         return
     titles = [form.title for form in FORMATS.values() if form.has_fields]
-    for file in files:
+    for file in (one for each in files for one in each.members or (each,)):
         if not file.traits.has_fields:
-            path = file.members[0].path if file.members else file.path
             raise SourceError(
-                f"{path!r} is a {file.traits.title} file, and rows of the format "
+                f"{file.path!r} is a {file.traits.title} file, and rows of the format "
                 f"{shape.format!r} have fields",
                 hint=f"name {', '.join(titles[:-1])} or {titles[-1]} files, such as: data/*.jsonl",
             )
