@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -262,7 +263,7 @@ SOON = ("one-by-one", "joined", "pool")  # the others are much the same, and tak
     [
         pytest.param(way, marks=[] if way in SOON else pytest.mark.slow)
         for way in WAYS
-        if way != "dataloader" or find_spec("torch")
+        if find_spec({"dataloader": "torch", "with-transformers": "transformers"}.get(way, "json"))
     ],
 )
 def test_what_is_shown_is_what_ran_and_runs_again(
@@ -271,7 +272,11 @@ def test_what_is_shown_is_what_ran_and_runs_again(
     keep(tmp_path, ["def one():\n    return 1\n"] * 40)
     if way == "loader":
         assert run_way(job_of(tmp_path, bpe_tokenizer_dir, way="build")).problem is None
-    told = job_of(tmp_path, bpe_tokenizer_dir, way=way)
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(bpe_tokenizer_dir, tokenizer)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(config))
+    told = job_of(tmp_path, tokenizer, way=way)
     result = run_way(told)
     assert result.problem is None
     assert (tmp_path / f"{way}.py").read_text() == result.source

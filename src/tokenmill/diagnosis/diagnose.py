@@ -402,6 +402,7 @@ def memory_for(build: WayResult, *, sample: SampleFacts, tokenizer_bytes: int) -
 # Takes the sample, runs every way on it, then the sweep: all that is measured, in order.
 
 BATCH = 64
+NEEDS = {"dataloader": "torch", "with-transformers": "transformers"}  # packages that may be missing
 
 
 def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]:
@@ -426,12 +427,13 @@ def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]
             shape=_with_template(request.changed("chat_template")),
         )
         build_workers = request.workers or physical_cores()
+        has_folder = bool(base.calls.folder)
         # The build comes before the loader, which reads what it wrote.
         fewer = {"build": build_workers, "loader": build_workers}
         jobs = [
             dataclasses.replace(base, way=way, workers=fewer.get(way, workers))
             for way in WAYS
-            if way != "dataloader" or find_spec("torch") is not None
+            if way not in NEEDS or (find_spec(NEEDS[way]) and (way == "dataloader" or has_folder))
         ]
         swept = sweep_jobs(base, cores=workers) if request.sweep else []
         more = [job for job in swept if job not in jobs]

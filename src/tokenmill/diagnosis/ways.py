@@ -1,12 +1,13 @@
 """The ways people get tokens into a training loop, each a program of its own that is timed.
 
-    one-by-one   the tokenizer is called for each sample, in the loop
-    batched      the same with many samples in a call, which lets the package use every core
-    joined       many samples joined by a delimiter token, encoded, and split at its id
-    pool         a multiprocessing.Pool whose workers tokenize, fed by `imap`
-    dataloader   a torch DataLoader whose workers tokenize
-    build        `tokenmill build`: the cost, paid once
-    loader       `tokenmill.Loader` on the store that it made
+    one-by-one         the tokenizer is called for each sample, in the loop
+    with-transformers  the same by transformers, where it is installed
+    batched            many samples in a call, which lets the package use every core
+    joined             many samples joined by a delimiter token, encoded, and split at its id
+    pool               a multiprocessing.Pool whose workers tokenize, fed by `imap`
+    dataloader         a torch DataLoader whose workers tokenize
+    build              `tokenmill build`: the cost, paid once
+    loader             `tokenmill.Loader` on the store that it made
 
 A way is the text of a program (`WayJob.source`): what people write with the package of their
 tokenizer, and a clock. It is run as it is, by a Python of its own, and the report shows the same
@@ -156,6 +157,9 @@ class Calls:
     joined: str  # ids of `joined`
     delimiter: Delimiter | None
     no_delimiter: str = ""  # why there is none
+    # Ids of `text` by transformers, and the folder that it loads; empty where it could not.
+    transformers: str = ""
+    folder: str = ""
 
 
 def calls_of(files: TokenizerFiles, info: TokenizerInfo, *, workers: int) -> Calls:
@@ -185,7 +189,15 @@ def _tokenizers_calls(files: TokenizerFiles, info: TokenizerInfo, path: str, wor
         joined=f"tokenizer.encode(joined{alone}).ids",
         delimiter=None if delimiter is None else Delimiter(delimiter, found[delimiter]),
         no_delimiter="this tokenizer has no special token to join documents by",
+        transformers=f'tokenizer(text{alone})["input_ids"]',
+        folder=repr(str(files.path.resolve().parent)) if _names_a_class(files) else "",
     )
+
+
+def _names_a_class(files: TokenizerFiles) -> bool:
+    """Whether the folder is one that transformers knows how to load."""
+    found = [path for path in files.metadata if path.name == "tokenizer_config.json"]
+    return any("tokenizer_class" in json.loads(path.read_text()) for path in found)
 
 
 def _sentencepiece_calls(
@@ -324,6 +336,7 @@ def work(documents):
         tokens += len(ids)
     return tokens
 """
+_TRANSFORMERS = _ONE_BY_ONE.replace("$one", "$transformers")
 _BATCHED = """
 
 def work(documents):
@@ -458,7 +471,9 @@ class Way(NamedTuple):
     call: str  # the line that people will look for
     program: str
     imports: str = ""
+    load: str = "$load"
     run: str = _RUN
+    engine: str = ""  # where it is not the reference
     in_loop: bool = False
     feeds: bool = True
 
@@ -469,6 +484,16 @@ WAYS = {
         "One sample at a time: the tokenizer is called for each, in the loop.",
         "$one",
         _ONE_BY_ONE,
+        in_loop=True,
+    ),
+    "with-transformers": Way(
+        "transformers",
+        "One sample at a time by transformers, in the loop.",
+        "$transformers",
+        _TRANSFORMERS,
+        load="from transformers import AutoTokenizer\n\n"
+        "tokenizer = AutoTokenizer.from_pretrained($folder)",
+        engine="transformers",
         in_loop=True,
     ),
     "batched": Way(
@@ -507,7 +532,7 @@ WAYS = {
         "tokenmill build, once, before training.",
         "tokenmill.build(file, tokenizer=..., workers=$workers)",
         "",
-        imports="import tokenmill",
+        load="import tokenmill",
         run=_BUILD,
         feeds=False,
     ),
@@ -516,11 +541,10 @@ WAYS = {
         "tokenmill.Loader on the store that build.py wrote.",
         'tokenmill.Loader("store", seq_len=$seq_len, batch_size=8)',
         _LOADER,
-        imports="import tokenmill",
+        load="import tokenmill",
         run=_RUN_LOADER,
     ),
 }
-OWN = ("build", "loader")  # ways that are tokenmill itself
 UNITS_PER_WORKER = 4
 SMALLEST_UNIT = 1 << 20
 
@@ -558,7 +582,7 @@ class WayJob:
         """The program."""
         way = WAYS[self.way]
         imports = f"\n{way.imports}\n" if way.imports else ""
-        load = "\n$load\n" if self.calls.load and self.way not in OWN else ""
+        load = f"\n{way.load}\n" if way.load != "$load" or self.calls.load else ""
         clock = "" if self.way == "build" else _CLOCK
         head = _HEAD.replace("$about", way.about)
         return self.fill("".join((head, imports, load, way.program, clock, way.run)))
@@ -593,13 +617,13 @@ class WayJob:
         """What the way reached, beside what was known of it before."""
         way = WAYS[self.way]
         known = {"title": way.title, "in_loop": way.in_loop, "feeds": way.feeds}
-        known["engine"] = REFERENCES[self.kind]
+        known["engine"] = way.engine or REFERENCES[self.kind]
         known["workers"] = 1 if self.way in ALONE else self.workers
         return WayResult(key=self.way, batch=self.batch, **{**known, **found})
 
 
 # Ways that are one thread, whatever the number of workers.
-ALONE = ("one-by-one", "joined", "loader")
+ALONE = ("one-by-one", "with-transformers", "joined", "loader")
 
 # -------------------------------------------------------------------------------------------------
 # Runs a program, and looks at its process and their children from outside.
