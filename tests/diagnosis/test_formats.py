@@ -50,6 +50,8 @@ def test_the_text_of_rows_is_timed_and_the_rows_are_built(
         assert f"What is {number} plus 1?" in text
         assert f"It is {number + 1}, of course." in text
         assert ("<|im_start|>user" in text) == (kind == "chat")
+    [joined] = [way for way in found.ways if way.key == "joined"]
+    assert (joined.compared_documents, joined.changes_ids) == (40, False)
     [build] = [way for way in found.ways if way.key == "build"]
     assert build.documents == 40
     assert any("Rows became texts before the clock started" in line for line in found.advice)

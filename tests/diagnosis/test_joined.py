@@ -55,6 +55,10 @@ def test_a_text_that_holds_the_delimiter_is_told_of(
     assert (result.differing_documents, result.delimited_documents) == (0, 1)
     assert result.changes_ids
     assert "would be cut in two" in diagnose.seams(result)[0]
+    # Also where there is no other to compare.
+    alone = run_way(job_of(keep(tmp_path, texts[-1:]), bpe_tokenizer_dir, way="joined"))
+    assert (alone.compared_documents, alone.delimited_documents) == (0, 1)
+    assert "would be cut in two" in diagnose.seams(alone)[0]
 
 
 def test_a_space_that_belongs_to_the_beginning_of_a_text_is_missing_after_a_symbol(

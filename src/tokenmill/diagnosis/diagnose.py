@@ -23,7 +23,7 @@ from tokenmill.builder.plan import (
 )
 from tokenmill.builder.run import source_options
 from tokenmill.diagnosis import values
-from tokenmill.diagnosis.values import Demand, Diagnosis, Recommendation, Verdict
+from tokenmill.diagnosis.values import STATES, Demand, Diagnosis, Recommendation, Verdict
 from tokenmill.diagnosis.ways import (
     ALONE,
     LINES,
@@ -69,6 +69,7 @@ LITTLE_TEXT = 1_000_000
 FULL, DISTURBED = 0.9, 0.25
 # How much slower a second of CPU may be where others use the same core or its cache.
 SHARED = 2.0
+MUCH = 5.0  # beyond that, how much faster it would be is a guess
 # A way is called fast enough where the slower of its rounds feed this many times the need: other
 # work on the machine, or a run of long documents, would make the GPU wait.
 MARGIN = 1.25
@@ -149,8 +150,14 @@ def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Ver
         # The least work that is enough.
         best = min(enough, key=lambda verdict: by_key[verdict.way].cpu_cores)
         way = by_key[best.way]
-        slow = listed([by_key[key].title for key, each in mine.items() if each.state == STARVED])
-        but = f" (too slow: {slow})" if slow else ""
+        others = {
+            STATES[state]: listed(
+                [by_key[each.way].title for each in mine.values() if each.state == state]
+            )
+            for state in (BORDERLINE, STARVED)
+        }
+        named = "; ".join(f"{word}: {titles}" for word, titles in others.items() if titles)
+        but = f" ({named})" if named else ""
         fine = (
             f"{takes}, and tokenizing while you train is fast enough for that: {way.title} feeds"
             f" {times(1 / best.times_too_slow)} as much{but}. The GPU's speed is no reason to"
@@ -216,9 +223,10 @@ def disturbance(ways: Sequence[WayResult], *, cores: int) -> list[str]:
         return []
     worst = max(way.other_cores for way in slowed)
     gain = max(gain_if_quiet(way, cores=cores) for way in slowed)
+    higher = times(gain) if gain < MUCH else "many times"
     said = (
         f"Measured on a busy machine: other programs took up to {worst:.1f} of the {cores} cores"
-        f" meanwhile. On a quiet one the rates are higher, perhaps {times(gain)} (by the CPU that"
+        f" meanwhile. On a quiet one the rates are higher, perhaps {higher} (by the CPU that"
         " they took, and what it costs to share cores)."
     )
     return [said]
@@ -262,7 +270,7 @@ def little_text(sample: SampleFacts) -> list[str]:
 
 def seams(joined: WayResult | None) -> list[str]:
     """Whether joining documents changes their tokens, and what it rests on."""
-    if joined is None or not joined.compared_documents:
+    if joined is None or not (joined.compared_documents or joined.delimited_documents):
         return []
     said = []
     compared = f"{joined.compared_documents:,}"
@@ -419,7 +427,13 @@ def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]
             # Programs run in another folder.
             tokenizer=str(path.resolve() if path.exists() else path),
             kind=info.kind.value,
-            calls=calls_of(find_tokenizer(build.tokenizer), info, workers=workers),
+            calls=calls_of(
+                find_tokenizer(build.tokenizer),
+                info,
+                workers=workers,
+                # A conversation has the token at its end inside it, too.
+                avoid=info.eos_token if request.format == "chat" else None,
+            ),
             workers=workers,
             batch=BATCH,
             seconds=request.seconds,

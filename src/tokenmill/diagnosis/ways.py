@@ -162,10 +162,18 @@ class Calls:
     folder: str = ""
 
 
-def calls_of(files: TokenizerFiles, info: TokenizerInfo, *, workers: int) -> Calls:
-    """The code that people write for such a tokenizer; batches are encoded by so many threads."""
+def calls_of(
+    files: TokenizerFiles, info: TokenizerInfo, *, workers: int, avoid: str | None = None
+) -> Calls:
+    """The code that people write for such a tokenizer; batches are encoded by so many threads.
+
+    `avoid` is a token that texts hold, by which they cannot be joined.
+    """
     if files.main is None:
         return BYTES
+    if avoid is not None:
+        special = {token: index for token, index in info.special_tokens.items() if token != avoid}
+        info = dataclasses.replace(info, special_tokens=special, eos_token=None)
     return _CALLS[files.kind](files, info, repr(str(files.path.resolve())), workers)
 
 
