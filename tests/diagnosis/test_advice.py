@@ -141,6 +141,9 @@ def test_on_a_busy_machine_too_slow_is_said_only_where_a_quiet_one_would_be_too(
         " machine"
     )
     assert diagnose.judge(slowed, need(340_000), cores=2).state == "starved"
+    [words] = diagnose.conclusion(need(150_000), [slowed], [verdict])
+    assert "feeds 100k tokens/s (90.0k to 333k on a quiet one)" in words
+    assert "cannot be said here" in words
     # With cores to spare nobody was in the way.
     assert diagnose.judge(slowed, need(150_000), cores=8).state == "starved"
     assert diagnose.judge(ONE, need(150_000), cores=1).state == "starved"
@@ -198,7 +201,7 @@ def test_the_cost_of_building_is_brought_to_the_whole_input() -> None:
     )
     build = dataclasses.replace(BUILD, text_bytes=40_000_000, seconds=1.0, workers=2)
     [words] = diagnose.cost_of_building(build, sample)
-    assert "about 17 minutes here: tokenmill build did 40 MB of text a second" in words
+    assert "about 17 minutes here: tokenmill build did 40.0 MB of text a second" in words
     little = dataclasses.replace(sample, text_bytes=999)
     assert diagnose.cost_of_building(build, little) == []
     assert "10 documents, 999 B" in diagnose.little_text(little)[0]

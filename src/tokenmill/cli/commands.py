@@ -206,15 +206,16 @@ def diagnose(
 ) -> None:
     """Time your text and tokenizer the ways people do it; say which would starve a GPU.
 
-    Each way runs in a process of its own for a second or so: one sample at a time, in batches,
-    joined, in a process pool, in DataLoader workers, and pretokenized through tokenmill. What it
-    feeds is held against what the GPU takes.
+    Each way is a program with the calls of your tokenizer's package and runs by itself for a second
+    or so: one sample at a time, in batches, joined, in a process pool, in DataLoader workers, and
+    pretokenized through tokenmill. What it feeds is held against what the GPU takes.
 
     \b
     Examples:
       tokenmill diagnose data.jsonl -t tokenizer.json --model small
       tokenmill diagnose data/ -t llama/ --tokens-per-second 450000 --gpus 8 --report report.html
       tokenmill diagnose data.jsonl -t tokenizer.json --sweep
+      tokenmill diagnose data.jsonl -t tokenizer.json --scripts ways
       tokenmill diagnose --run run/ --report report.html
     """
     view = LineView(lambda number, steps, what: f"[{number}/{steps}] {what}", each=True)

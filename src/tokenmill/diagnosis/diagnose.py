@@ -174,12 +174,19 @@ def conclusion(demand: Demand, ways: Sequence[WayResult], verdicts: Sequence[Ver
     if any(verdict.state == BORDERLINE for verdict in mine.values()):
         best = max(mine.values(), key=lambda verdict: verdict.high_tokens_per_second)
         title = by_key[best.way].title
-        said = (
-            f"{takes}, and the best of the usual ways ({title}) is close to that:"
-            f" {compact(best.feeds_tokens_per_second)} tokens/s ({_range(best)}){_busy(best)}."
-            " Other work on this machine would make the GPU wait. Tokenize once, before you train,"
-            " and it is no longer close."
-        )
+        feeds = f"{compact(best.feeds_tokens_per_second)} tokens/s ({_range(best)}"
+        if best.on_busy_machine:
+            said = (
+                f"{takes}. Measured on a busy machine, the best of the usual ways ({title}) feeds"
+                f" {feeds} on a quiet one): whether that is enough cannot be said here. Measure"
+                " again when the machine is quiet; or tokenize once, before you train."
+            )
+        else:
+            said = (
+                f"{takes}, and the best of the usual ways ({title}) is close to that: {feeds})."
+                " Other work on this machine would make the GPU wait. Tokenize once, before you"
+                " train, and it is no longer close."
+            )
     else:
         said = (
             f"{takes}, and no usual way feeds that from this machine. The best, {title}, is"
@@ -247,7 +254,7 @@ def cost_of_building(build: WayResult | None, sample: SampleFacts) -> list[str]:
     note = f"; {build.note}" if build.note else ""
     said = (
         f"Tokenizing the whole input once would take about {spoken(seconds)} here: tokenmill build"
-        f" did {rate / 1e6:,.0f} MB of text a second with {workers}{note}."
+        f" did {format_size(rate)} of text a second with {workers}{note}."
     )
     return [said]
 
