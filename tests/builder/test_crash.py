@@ -91,7 +91,7 @@ def kill_at_random(root: Path, dice: random.Random, *, workers: int, out: str) -
             time.sleep(0.002)
     time.sleep(dice.random() * 0.6)
     try:
-        children = psutil.Process(driver.pid).children()
+        children = psutil.Process(driver.pid).children(recursive=True)
         victim = dice.choice([psutil.Process(driver.pid), *children])
         is_driver = victim.pid == driver.pid
         victim.kill()

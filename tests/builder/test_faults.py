@@ -173,7 +173,7 @@ def test_a_signal_to_the_driver_leaves_no_process_and_a_store_that_resumes(
     while not any(Path("store").glob("shards/*.json")):
         assert driver.poll() is None
         time.sleep(0.005)
-    workers = psutil.Process(driver.pid).children()
+    workers = psutil.Process(driver.pid).children(recursive=True)
     driver.send_signal(signal_number)
     assert driver.wait(20) != 0
     assert not psutil.wait_procs(workers, timeout=10)[1]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tests.builder.stores import byte_ids, make_texts, write_jsonl
 
+from tokenmill.builder.encode import RowEncoder
 from tokenmill.builder.plan import BuildSettings, Task, divide_budget, request_identity
-from tokenmill.builder.worker import BuildWorker, ProgressReport, UnitReport
+from tokenmill.builder.worker import ProgressReport, UnitReport, WorkerStart
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import describe
 from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
@@ -73,15 +74,17 @@ def run_worker(
     layout = StoreLayout(tmp_path / "store")
     reports: list[Any] = []
     with StoreLock(layout) as lock:
-        worker = BuildWorker(
-            settings_for(layout, options),
+        settings = settings_for(layout, options)
+        start = WorkerStart(
+            settings=settings,
             store=str(layout.root),
             url=None,
             corner="",
             token=lock.token,
             tokenizer=describe("bytes"),
-            engine=engine,
+            encoder=RowEncoder(engine, settings.identity),
         )
+        worker = start()
         try:
             future = worker.work(Task(file=file, first=0), reports.append)
             assert future is not None

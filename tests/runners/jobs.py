@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +26,26 @@ class Finder(NamedTuple):
     @property
     def finds_tasks(self) -> bool:
         return True
+
+
+@dataclass
+class Start:
+    """Starts workers that are ready with the number of the process that `prepare` ran in."""
+
+    how: str
+    prepared_in: int | None = None
+
+    def prepare(self) -> None:
+        if self.how == "fails":
+            raise ValueError("cannot be prepared")
+        if self.how == "with a thread":
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        self.prepared_in = os.getpid()
+
+    def __call__(self) -> Worker:
+        if self.how == "fails":
+            self.prepare()
+        return Worker(self.prepared_in)
 
 
 class Worker:
@@ -55,6 +77,10 @@ class Worker:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "hang once" and not Path(value).exists():
             Path(value).touch()
+            time.sleep(600)
+        if kind == "kill parent once" and not Path(value).exists():
+            Path(value).touch()
+            os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
         if kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from tests.runners.jobs import Finder, Worker
+from tests.runners.jobs import Finder, Start, Worker
 
 from tokenmill.errors import BuildError
 from tokenmill.runners.local import (
     Event,
+    ForkServer,
     LocalRunner,
     SerialRunner,
     TaskDone,
     TaskReport,
     WorkerLost,
     WorkerReady,
+    server_ahead,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 ROOT = str(Path(__file__).parents[2])
 START = functools.partial(Worker, "hello")
+FORKS = [pytest.param(True, marks=pytest.mark.skipif(not ForkServer.is_possible, reason="Linux"))]
+each_way = pytest.mark.parametrize("forks", [False, *FORKS], ids=["fresh", "forked"])
+forked = pytest.mark.parametrize("forks", FORKS, ids=["forked"])
 
 
 def run(runner: LocalRunner | SerialRunner, tasks: Sequence[tuple[str, Any]]) -> list[Event]:
@@ -39,7 +44,7 @@ def results(events: list[Event]) -> dict[Any, Any]:
     return {event.task: event.result for event in events if isinstance(event, TaskDone)}
 
 
-@pytest.mark.parametrize("runner", [SerialRunner(), LocalRunner(1), LocalRunner(3)])
+@pytest.mark.parametrize("runner", [SerialRunner(), LocalRunner(1, forks=False), LocalRunner(3)])
 def test_every_task_is_done_once_and_reports_arrive(runner: LocalRunner | SerialRunner) -> None:
     tasks = [("square", n) for n in range(20)] + [("later", 0.01)]
     events = run(runner, tasks)
@@ -58,22 +63,34 @@ def test_a_worker_gets_its_next_task_while_a_future_settles() -> None:
     assert order == [("square", 2), ("later", 1.0)]
 
 
-def test_processes_that_were_started_ahead_get_the_work_or_end() -> None:
-    before = set(psutil.Process().children())  # other tests may have left some for all to use
-    runner = LocalRunner(3)
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def test_fresh_processes_that_were_started_ahead_get_the_work_or_end() -> None:
+    before = children()  # other tests may have left some for all to use
+    runner = LocalRunner(3, forks=False)
     runner.start_ahead(9, ["no.such.module", "tests.runners.jobs"])
-    ahead = [each for each in psutil.Process().children() if each not in before]
+    ahead = children() - before
     events = run(runner, [("square", 2), ("square", 3)])
     assert results(events) == {("square", 2): 4, ("square", 3): 9}
     used = {event.pid for event in events if isinstance(event, WorkerReady)}
     assert len(used) == 2
     assert used < {each.pid for each in ahead}
     assert not psutil.wait_procs(ahead, timeout=60)[1]
-    runner.start_ahead(1, [])
-    (unused,) = set(psutil.Process().children()) - before
+
+
+@each_way
+def test_what_was_started_ahead_ends_without_work(forks: bool) -> None:
+    before = children()
+    runner = LocalRunner(3, forks=forks)
+    runner.start_ahead(1, ["no.such.module"])
+    runner.start_ahead(0, [])
+    (unused,) = children() - before
     runner.close()
     assert not psutil.wait_procs([unused], timeout=60)[1]
     assert results(run(runner, [("square", 4)])) == {("square", 4): 16}
+    assert children() <= before
 
 
 def test_tasks_that_a_task_finds_are_done_by_all_workers() -> None:
@@ -98,44 +115,111 @@ def test_tasks_found_again_after_a_death_are_done_once_and_those_of_the_dead_aga
     assert len({event.reason for event in events if isinstance(event, WorkerLost)}) == 1
 
 
-def test_a_worker_that_dies_is_replaced_and_its_task_done_again(tmp_path: Path) -> None:
+def ready_values(forks: bool, how: str) -> tuple[list[int | None], set[int]]:
+    events: list[Event] = []
+    tasks = [("sleep", 0.1), ("sleep", 0.2), ("sleep", 0.3)]
+    LocalRunner(3, forks=forks).run(Start(how), tasks, on_event=events.append)
+    ready = [event for event in events if isinstance(event, WorkerReady)]
+    return [event.value for event in ready], {event.pid for event in ready}
+
+
+@forked
+def test_workers_are_forked_from_one_process_that_was_prepared_once(forks: bool) -> None:
+    prepared_in, workers = ready_values(forks, "well")
+    assert len(workers) == 3
+    assert len(set(prepared_in)) == 1
+    assert prepared_in[0] not in {None, *workers}
+
+
+@forked
+def test_no_worker_is_forked_from_a_process_with_threads(forks: bool) -> None:
+    prepared_in, workers = ready_values(forks, "with a thread")
+    assert prepared_in == [None] * 3
+    assert len(workers) == 3
+
+
+@each_way
+def test_what_cannot_be_prepared_is_the_error_of_a_worker(forks: bool) -> None:
+    with pytest.raises(ValueError, match="cannot be prepared") as caught:
+        ready_values(forks, "fails")
+    assert "in worker" in caught.value.__notes__[0]
+
+
+@forked
+def test_the_work_goes_on_where_the_process_that_forks_is_killed(
+    forks: bool, tmp_path: Path
+) -> None:
+    tasks = [("kill parent once", str(tmp_path / "a")), ("sleep", 0.5), ("square", 2)]
+    events: list[Event] = []
+    LocalRunner(2, forks=forks).run(START, tasks, on_event=events.append)
+    assert set(results(events)) == set(tasks)
+    lost = [event.reason for event in events if isinstance(event, WorkerLost)]
+    assert set(lost) == {"killed by signal 9"}
+
+
+@forked
+def test_a_server_that_was_started_before_its_runner_is_used_or_ended(forks: bool) -> None:
+    before = children()
+    with server_ahead(["tests.runners.jobs"], {}):
+        (server,) = children() - before
+        runner = LocalRunner(1, forks=forks)
+        runner.start_ahead(1, [])
+        assert children() - before == {server}
+        assert results(run(runner, [("square", 4)])) == {("square", 4): 16}
+    with server_ahead([], {}):
+        assert len(children() - before) == 1
+    assert children() <= before
+
+
+@each_way
+def test_a_worker_that_dies_is_replaced_and_its_task_done_again(
+    forks: bool, tmp_path: Path
+) -> None:
     tasks = [("square", 1), ("die once", str(tmp_path / "a")), ("die once", str(tmp_path / "b"))]
-    events = run(LocalRunner(2), [*tasks, ("square", 2)])
+    events = run(LocalRunner(2, forks=forks), [*tasks, ("square", 2)])
     assert set(results(events)) == {*tasks, ("square", 2)}
     lost = [event for event in events if isinstance(event, WorkerLost)]
     assert {event.task for event in lost} >= {tasks[1], tasks[2]}
     assert {event.reason for event in lost} == {"killed by signal 9"}
 
 
-def test_a_task_that_kills_every_worker_is_an_error() -> None:
+@each_way
+def test_a_task_that_kills_every_worker_is_an_error(forks: bool) -> None:
     with pytest.raises(BuildError, match="3 workers died one after the other"):
-        run(LocalRunner(2), [("die", None), *[("square", n) for n in range(5)]])
+        run(LocalRunner(2, forks=forks), [("die", None), *[("square", n) for n in range(5)]])
 
 
-def test_a_worker_that_ends_itself_in_native_code_is_an_error_at_once() -> None:
+@each_way
+def test_a_worker_that_ends_itself_in_native_code_is_an_error_at_once(forks: bool) -> None:
     lost: list[Event] = []
+    tasks = [("abort", None), ("square", 1)]
     with pytest.raises(BuildError, match="a worker ended itself") as caught:
-        LocalRunner(1).run(START, [("abort", None), ("square", 1)], on_event=lost.append)
+        LocalRunner(1, forks=forks).run(START, tasks, on_event=lost.append)
     assert "--memory" in (caught.value.hint or "")
     assert not any(isinstance(event, WorkerLost) for event in lost)
 
 
-def test_an_error_in_a_task_is_raised_with_its_type_and_trace() -> None:
+@each_way
+def test_an_error_in_a_task_is_raised_with_its_type_and_trace(forks: bool) -> None:
     with pytest.raises(ValueError, match="no good") as caught:
-        run(LocalRunner(2), [("sleep", 0.01), ("fail", "no good")])
+        run(LocalRunner(2, forks=forks), [("sleep", 0.01), ("fail", "no good")])
     assert "in worker" in caught.value.__notes__[0]
     assert "jobs.py" in caught.value.__notes__[0]
 
 
-def test_no_process_is_left_after_an_error() -> None:
-    before = {child.pid for child in psutil.Process().children()}
+@each_way
+def test_no_process_is_left_after_an_error(forks: bool) -> None:
+    before = children()
     with pytest.raises(ValueError, match="stop"):
-        run(LocalRunner(2), [("sleep", 30), ("fail", "stop")])
-    assert {child.pid for child in psutil.Process().children()} <= before
+        run(LocalRunner(2, forks=forks), [("sleep", 30), ("fail", "stop")])
+    assert children() <= before
 
 
-def test_prints_of_a_worker_do_not_break_the_messages(capfd: pytest.CaptureFixture[str]) -> None:
-    events = run(LocalRunner(1), [("print", "noise"), ("square", 3)])
+@each_way
+def test_prints_of_a_worker_do_not_break_the_messages(
+    forks: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    events = run(LocalRunner(1, forks=forks), [("print", "noise"), ("square", 3)])
     assert results(events)["square", 3] == 9
     assert "noise" in capfd.readouterr().err
 
@@ -163,8 +247,11 @@ def test_a_script_needs_no_main_guard_and_no_importable_main(tmp_path: Path) -> 
     assert (found.stdout.strip(), found.returncode) == ("[16]", 0), found.stderr
 
 
+@each_way
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_workers_end_when_the_driver_is_killed(is_stopped: bool, tmp_path: Path) -> None:
+def test_workers_end_when_the_driver_is_killed(
+    is_stopped: bool, forks: bool, tmp_path: Path
+) -> None:
     if is_stopped and sys.platform != "linux":
         pytest.skip("only Linux ends a process that is stopped with its parent")
     script = tmp_path / "driver.py"
@@ -178,7 +265,7 @@ def test_workers_end_when_the_driver_is_killed(is_stopped: bool, tmp_path: Path)
             def say(event):
                 if isinstance(event, WorkerReady):
                     print(event.pid, flush=True)
-            LocalRunner(2).run(Worker, [("sleep", 60)] * 2, on_event=say)
+            LocalRunner(2, forks={forks}).run(Worker, [("sleep", 60)] * 2, on_event=say)
             """
         )
     )

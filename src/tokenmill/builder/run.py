@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tokenmill.builder import WORKER_ENVIRONMENT, progress
 from tokenmill.builder import plan as planning
-from tokenmill.builder import progress
 from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_encoder
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, Task, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
-from tokenmill.builder.worker import BuildWorker, UnitReport, enough_rejects
+from tokenmill.builder.worker import UnitReport, WorkerStart, enough_rejects
 from tokenmill.engines import PACKAGES
 from tokenmill.engines.load import CHAT_TEMPLATE
 from tokenmill.errors import (
@@ -71,18 +71,6 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 8
-_WORKER_ENVIRONMENT = {
-    # One thread per worker: the workers are the parallelism.
-    "RAYON_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": "1",
-    # glibc gives each thread an arena of its own, and none of them returns what it once held.
-    "MALLOC_ARENA_MAX": "2",
-    # Arrow's allocator would map a gigabyte at once, and a limit could not tell what is used.
-    "MIMALLOC_ARENA_EAGER_COMMIT": "0",
-    # A stack for each of eight threads would be counted too.
-    "ARROW_IO_THREADS": "2",
-}
 
 
 def source_options(
@@ -415,9 +403,8 @@ class BuildRun:
             # What a person should know about the masks that are made.
             if (doubt := doubtful_header(tokenizer, shape)) is not None:
                 monitor.warn(doubt)
-        start = functools.partial(
-            BuildWorker,
-            work.settings,
+        start = WorkerStart(
+            settings=work.settings,
             store=str(self.layout.root),
             url=self.layout.upstream.url,
             corner=self.layout.corner,
@@ -442,14 +429,14 @@ class BuildRun:
                 num_workers=memory.workers,
                 max_workers=self.options.workers,
                 cpus_per_task=memory.worker_cpus,
-                environment=_WORKER_ENVIRONMENT,
+                environment=WORKER_ENVIRONMENT,
             )
         return self._local_runner(memory)
 
     def _local_runner(self, memory: MemoryPlan) -> LocalRunner:
         if self._local is None:
             cores = pinning(memory.workers) if self.options.pin else None
-            self._local = LocalRunner(memory.workers, environment=_WORKER_ENVIRONMENT, cores=cores)
+            self._local = LocalRunner(memory.workers, environment=WORKER_ENVIRONMENT, cores=cores)
         return self._local
 
     def _start_ahead(self, discovery: Discovery, kind: TokenizerKind, tokenizer_bytes: int) -> None:
@@ -457,7 +444,7 @@ class BuildRun:
         if self.finishes is None and self.options.runner != "ray" and not self.options.serial:
             # About as many as there are units, which are planned later.
             most = sum(1 + file.size // discovery.least_unit_bytes for file in discovery.files)
-            modules = [BuildWorker.__module__, *PACKAGES.get(kind, ())]
+            modules = [WorkerStart.__module__, *PACKAGES.get(kind, ())]
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 

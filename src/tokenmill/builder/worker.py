@@ -24,6 +24,7 @@ from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,7 +32,7 @@ import psutil
 import xxhash
 
 from tokenmill.builder import encode, plan
-from tokenmill.engines.parity import CheckedEngine, Sample
+from tokenmill.engines.parity import Sample
 from tokenmill.errors import MemoryBudgetError, TokenizerError, TooManyRejectsError
 from tokenmill.files import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch, cut_ranges
@@ -50,6 +51,7 @@ from tokenmill.sources.base import (
 from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
 from tokenmill.store.layout import (
     TRAIN,
+    StoreLayout,
     TurnLock,
     WorkerLock,
     join_layout,
@@ -61,7 +63,6 @@ from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -503,8 +504,9 @@ def _needed(copies: list[Path], *, most: int) -> list[Path]:
     return copies
 
 
-class BuildWorker:
-    """Builds units until there are no more tasks.
+@dataclass(kw_only=True, slots=True)
+class WorkerStart:
+    """What makes a worker in its process.
 
     `store` is the folder in which the build works, `url` where the store is if that folder only
     mirrors it, `corner` the folder in the store's tmp/ for this run alone, and `token` names the
@@ -512,29 +514,41 @@ class BuildWorker:
     it.
     """
 
-    def __init__(
-        self,
-        settings: plan.BuildSettings,
-        *,
-        store: str,
-        url: str | None,
-        corner: str,
-        token: str,
-        tokenizer: TokenizerInfo,
-        engine: CheckedEngine | None = None,
-    ) -> None:
+    settings: plan.BuildSettings
+    store: str
+    url: str | None
+    corner: str
+    token: str
+    tokenizer: TokenizerInfo
+    # What workers share that are forked from the process in which it was prepared.
+    encoder: encode.RowEncoder | None = None
+
+    def prepare(self) -> None:
+        """Load the engine, of the files that the driver has put in place."""
+        self.encoder = self.load_encoder(StoreLayout(Path(self.store)))
+
+    def load_encoder(self, layout: StoreLayout) -> encode.RowEncoder:
+        files = {name: layout.tokenizer / name for name in self.tokenizer.files}
+        # A worker on another machine downloads them first.
+        layout.upstream.download(list(files.values()))
+        tokenizer = dataclasses.replace(self.tokenizer, files=files)
+        identity, choice = self.settings.identity, self.settings.options.engine
+        return encode.load_encoder(tokenizer, identity, choice=choice)
+
+    def __call__(self) -> BuildWorker:
+        return BuildWorker(self)
+
+
+class BuildWorker:
+    """Builds units until there are no more tasks."""
+
+    def __init__(self, start: WorkerStart) -> None:
+        settings, token = start.settings, start.token
         self.settings = settings
-        self.layout = join_layout(store, url=url, token=token, corner=corner)
+        self.layout = join_layout(start.store, url=start.url, token=token, corner=start.corner)
         self._lock = WorkerLock(self.layout, token=token)
         self._lock.acquire()
-        if engine is None:
-            # A worker on another machine downloads the files first.
-            files = {name: self.layout.tokenizer / name for name in tokenizer.files}
-            self.layout.upstream.download(list(files.values()))
-            tokenizer, choice = dataclasses.replace(tokenizer, files=files), settings.options.engine
-            self.encoder = encode.load_encoder(tokenizer, settings.identity, choice=choice)
-        else:
-            self.encoder = encode.RowEncoder(engine, settings.identity)
+        self.encoder = start.encoder or start.load_encoder(self.layout)
         self.engine = self.encoder.engine
         self.scratch, self.mask_scratch = encode.Scratch(), encode.Scratch()
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")

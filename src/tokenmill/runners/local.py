@@ -6,10 +6,11 @@ results and reports are pickled, so they are small values, never data.
 
     runner.run(start, tasks, on_event)    returns when all tasks are done, raises when one failed
 
-Each worker of the pool is a fresh interpreter with a thread here that reads its messages into one
-queue. A worker that dies (killed for memory, crashed in native code) is replaced and its task is
-given out again; a task that loses `max_attempts` workers is an error, since it would kill every
-worker in turn.
+Each worker of the pool is a process with a thread here that reads its messages into one queue. On
+Linux all of them are forked from one fresh interpreter that has imported and loaded what they need
+and has no threads (`ForkServer`); elsewhere each is a fresh interpreter. A worker that dies (killed
+for memory, crashed in native code) is replaced and its task is given out again; a task that loses
+`max_attempts` workers is an error, since it would kill every worker in turn.
 
 A task may find others: what it reports as a `FoundTask` is given out before the tasks that are
 left. Such a task has `finds_tasks`, and while one runs no worker is let go.
@@ -20,19 +21,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import itertools
 import json
 import os
 import pickle
 import queue
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -111,6 +115,7 @@ class PlaceState(NamedTuple):
     words: str
 
 
+# Where it has a method `prepare`, that is called once in the process that workers are forked from.
 Start = Callable[[], Worker]
 Event = WorkerReady | TaskReport | TaskDone | WorkerLost | WorkerUsage | PlaceState
 OnEvent = Callable[[Event], None]
@@ -119,10 +124,28 @@ OnEvent = Callable[[Event], None]
 # `random.py` would be imported instead. The child sees what this process sees.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tokenmill.runners.local import run_child; run_child(*json.loads(sys.argv[2]))"
+    "from tokenmill.runners import local; getattr(local, sys.argv[2])(*json.loads(sys.argv[3]))"
 )
 # A pipe that ended, even inside a message.
 _ENDED = (EOFError, OSError, pickle.UnpicklingError)
+
+
+def _launch(
+    function: str, modules: Sequence[str], environment: Mapping[str, str], **streams: Any
+) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that runs a function of this module."""
+    arguments = json.dumps(sys.path), function, json.dumps(modules)
+    command = [sys.executable, "-P", "-c", _BOOT, *arguments]
+    return subprocess.Popen(command, env={**os.environ, **environment}, **streams)
+
+
+class _Child(Protocol):
+    """What is asked of a worker's process, however it was started."""
+
+    pid: int
+
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -130,16 +153,18 @@ class _Process:
     """One worker process and what it is doing."""
 
     number: int
-    popen: subprocess.Popen[bytes]
+    child: _Child
+    reader: IO[bytes]
+    writer: IO[bytes]
     # Given to it and not done: the one it works on, and one that it may still be committing.
     tasks: dict[int, Any] = field(default_factory=dict)
+    listener: threading.Thread | None = None
 
     def send(self, message: Any) -> None:
-        assert self.popen.stdin is not None
         # An error here means that it died just now; its reader thread is about to say so.
         with contextlib.suppress(OSError):
-            self.popen.stdin.write(pickle.dumps(message))
-            self.popen.stdin.flush()
+            self.writer.write(pickle.dumps(message))
+            self.writer.flush()
 
     def assign(self, entry: tuple[int, Any]) -> None:
         self.tasks[entry[0]] = entry[1]
@@ -148,6 +173,127 @@ class _Process:
     @property
     def finds_tasks(self) -> bool:
         return any(getattr(task, "finds_tasks", False) for task in self.tasks.values())
+
+    def close(self) -> None:
+        """After its end: once all that it said is read, no thread of it is in the system either."""
+        if self.listener is not None:
+            self.listener.join()
+        for pipe in (self.reader, self.writer):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _send(link: socket.socket, message: Any, *numbers: int) -> None:
+    """Send a message, and files of this process with it."""
+    body = pickle.dumps(message)
+    size = len(body).to_bytes(8, "little")
+    if numbers:
+        socket.send_fds(link, [size], numbers)
+    else:
+        link.sendall(size)
+    link.sendall(body)
+
+
+def _receive(link: socket.socket) -> tuple[Any, list[int]]:
+    size, numbers, *_ = socket.recv_fds(link, 8, 1)
+    left, parts = int.from_bytes(size, "little"), list[bytes]()
+    while left or not size:
+        part = link.recv(left)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        left -= len(part)
+    return pickle.loads(b"".join(parts)), numbers
+
+
+@dataclass(slots=True)
+class _Forked:
+    """A worker that the server forked; it ends with the server."""
+
+    server: ForkServer
+    pid: int
+
+    def kill(self) -> None:
+        self.server.close()
+
+    def wait(self) -> int:
+        return self.server.ended[self.pid].result()
+
+
+class ForkServer:
+    """A process that imports and loads what workers need, and forks them; see `run_server`."""
+
+    is_possible = sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._popen = _launch("run_server", modules, environment, stdin=theirs)
+        self._start: Start | None = None
+        self._forked: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        # Process -> how it ended; `is_gone` once the server has ended itself.
+        self.ended: dict[int, Future[int]] = {}
+        self.is_gone = False
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have it call something ahead of its work; what comes of an error is the work's affair."""
+        with contextlib.suppress(OSError):
+            _send(self._link, ("call", function))
+
+    def fork(self, start: Start) -> tuple[_Forked, socket.socket] | None:
+        """A worker and the line to it; None where there cannot be one."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):
+            if start is not self._start:
+                self._start = start
+                _send(self._link, ("start", pickle.dumps(start)))
+            _send(self._link, ("fork", None), theirs.fileno())
+        if self.is_gone or (pid := self._forked.get()) is None:
+            ours.close()
+            return None
+        return _Forked(self, pid), ours
+
+    def close(self) -> None:
+        """End it, and with it all workers that it forked."""
+        self._popen.kill()
+        self._popen.wait()
+        self._listener.join()
+        self._link.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(*_ENDED):
+            while True:
+                (kind, pid, code), _ = _receive(self._link)
+                if kind == "ended":
+                    self.ended[pid].set_result(code)
+                    continue
+                self.ended[pid] = Future()
+                self._forked.put(pid)
+        code = self._popen.wait()
+        self.is_gone = True
+        self._forked.put(None)
+        for outcome in self.ended.values():
+            if not outcome.done():
+                outcome.set_result(code)
+
+
+_waiting: list[ForkServer] = []
+
+
+@contextlib.contextmanager
+def server_ahead(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+    """Start a server for the next runner before what makes the runner is even imported."""
+    server = ForkServer(modules, environment) if ForkServer.is_possible else None
+    if server is not None:
+        _waiting.append(server)
+    try:
+        yield
+    finally:
+        if server in _waiting:
+            _waiting.remove(server)
+            server.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -158,22 +304,35 @@ class LocalRunner:
     environment: Mapping[str, str] = field(default_factory=dict)
     cores: Sequence[Sequence[int]] | None = None
     max_attempts: int = 3
+    forks: bool = ForkServer.is_possible
     _inbox: queue.SimpleQueue[tuple[_Process, str, Any]] = field(default_factory=queue.SimpleQueue)
     _processes: list[_Process] = field(default_factory=list)
-    _ahead: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _ahead: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _server: ForkServer | None = None
 
     def start_ahead(self, count: int, modules: Sequence[str]) -> None:
         """Start processes that import the modules while their work is still being planned."""
-        for number in range(min(count, self.num_workers)):
-            self._ahead[number] = self._spawn(number, modules)
+        if not self.forks:
+            self._ahead += [self._fresh(modules) for _ in range(min(count, self.num_workers))]
+        elif self._server is None:
+            self._server = _waiting.pop() if _waiting else ForkServer((), self.environment)
+            self._server.call(functools.partial(_import_all, modules))
+
+    def call_ahead(self, function: Callable[[], None]) -> None:
+        """Have the process that workers are forked from, if there is one, load something."""
+        if self._server is not None:
+            self._server.call(function)
 
     def close(self) -> None:
         """End the processes that were started ahead and got no work."""
-        for popen in self._ahead.values():
+        for popen in self._ahead:
             popen.kill()
-        for popen in self._ahead.values():
+        for popen in self._ahead:
             popen.communicate()  # closes the pipes and waits
         self._ahead.clear()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
@@ -204,17 +363,17 @@ class LocalRunner:
                     idle.pop().send(None)
 
         try:
+            self.start_ahead(0, ())
             for number in range(self.num_workers):
                 entry = next_task()
                 if entry is None and not any(each.finds_tasks for each in self._processes):
                     break
                 self._start(start, number, entry)
-            self.close()
             while self._processes:
                 process, kind, value = self._inbox.get()
                 match kind:
                     case "ready":
-                        on_event(WorkerReady(process.number, process.popen.pid, value))
+                        on_event(WorkerReady(process.number, process.child.pid, value))
                         if not process.tasks:
                             idle.append(process)
                             deal()
@@ -240,6 +399,7 @@ class LocalRunner:
                         self._processes.remove(process)
                         idle[:] = (each for each in idle if each is not process)
                         reason = _exit_reason(process)
+                        process.close()
                         for number, task in process.tasks.items():
                             on_event(WorkerLost(process.number, task, reason))
                             attempts[number] += 1
@@ -251,45 +411,49 @@ class LocalRunner:
                         vacant.append(process.number)
                         deal()
         finally:
-            self.close()
             for process in self._processes:
-                process.popen.kill()
+                process.child.kill()
             for process in self._processes:
-                process.popen.wait()
+                process.child.wait()
+                process.close()
             self._processes.clear()
+            self.close()
 
-    def _spawn(self, number: int, modules: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        arguments = map(json.dumps, (sys.path, modules))
-        popen = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **self.environment},
-        )
-        if self.cores is not None:
-            os.sched_setaffinity(popen.pid, self.cores[number % len(self.cores)])
-        return popen
+    def _fresh(self, modules: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return _launch("run_child", modules, self.environment, **pipes)
 
     def _start(self, start: Start, number: int, entry: tuple[int, Any] | None) -> None:
-        popen = self._ahead.pop(number, None)
-        process = _Process(number, popen or self._spawn(number))
+        forked = None if self._server is None else self._server.fork(start)
+        if forked is not None:
+            child, line = forked
+            process = _Process(number, child, line.makefile("rb"), line.makefile("wb"))
+            line.close()  # when both files are
+        else:
+            popen = self._ahead.pop() if self._ahead else self._fresh()
+            assert popen.stdin is not None
+            assert popen.stdout is not None
+            process = _Process(number, popen, popen.stdout, popen.stdin)
+            process.send(start)
+        if self.cores is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(process.child.pid, self.cores[number % len(self.cores)])
         self._processes.append(process)
-        threading.Thread(target=self._listen, args=(process,), daemon=True).start()
-        process.send(start)
+        process.listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        process.listener.start()
         if entry is not None:
             process.assign(entry)
 
     def _listen(self, process: _Process) -> None:
-        assert process.popen.stdout is not None
         with contextlib.suppress(*_ENDED):
             while True:
-                self._inbox.put((process, *pickle.load(process.popen.stdout)))
+                self._inbox.put((process, *pickle.load(process.reader)))
         self._inbox.put((process, "gone", None))
 
 
 def _exit_reason(process: _Process) -> str:
     """How a process ended; BuildError where it would end so again."""
-    code = process.popen.wait()
+    code = process.child.wait()
     reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     if code == -signal.SIGABRT and process.tasks:
         task = next(iter(process.tasks.values()))
@@ -312,15 +476,15 @@ def _lost_too_often(count: int, task: Any, reason: str) -> BuildError:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a worker process runs.
+# What a worker process runs, and the process that workers are forked from.
 #
 # A fresh interpreter started by name, not by `multiprocessing`: a user's script needs no `if
 # __name__ == "__main__"` guard, and nothing of the parent (threads, locks, thread pools) is
-# inherited. Messages come on standard input and go to what was standard output; prints of
-# libraries go to standard error.
+# inherited. Messages come on standard input and go to what was standard output, or both on one
+# socket; prints of libraries go to standard error.
 #
 # A worker never outlives its driver: the system ends it with its parent (on Linux), and the thread
-# that reads standard input ends the process when that closes, however the driver died.
+# that reads its messages ends the process when they end, however the driver died.
 
 _PR_SET_PDEATHSIG = 1
 
@@ -334,26 +498,107 @@ def end_with_parent(_number: int = 0) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _settle_in() -> None:
+    end_with_parent()
+    # Ctrl-C goes to the whole group of processes; the driver alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    for module in modules:
+        with contextlib.suppress(Exception):  # whoever needs it says what is wrong
+            importlib.import_module(module)
+
+
 def run_child(*modules: str) -> None:
     """Serve the driver at the other end of standard input until it is done or gone.
 
     The modules are imported first: it may be a while until there is work.
     """
-    end_with_parent()
-    # Ctrl-C goes to the whole group of processes; the driver alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
-    for module in modules:
-        with contextlib.suppress(Exception):  # whoever needs it says what is wrong
-            importlib.import_module(module)
-    _serve(sys.stdin.buffer, outbox)
+    _settle_in()
+    _import_all(modules)
+    pipe = sys.stdin.buffer
+    _serve(lambda: pickle.load(pipe), pipe, outbox)
     # Not sys.exit: joining would wait for library threads, and the reader still blocks on its pipe.
     os._exit(0)
 
 
-def _serve(pipe: IO[bytes], outbox: IO[bytes]) -> None:
+def run_server(*modules: str) -> None:
+    """Fork workers for the driver at the other end of standard input, and tell how they end.
+
+    A fork copies the thread that asks for it alone: locks that others hold would never be released
+    in the copy. So workers are forked as long as this process has one thread, whatever libraries it
+    has imported; else the driver is told that there is none, and starts fresh interpreters.
+    """
+    link = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _settle_in()
+    _import_all(modules)
+    own, files = os.getpid(), select.poll()
+    files.register(link, select.POLLIN)
+    workers: dict[int, int] = {}  # a file that stands for the process -> its number
+    make: Callable[[], Start] = functools.partial(pickle.loads, b"")
+    while True:
+        for number, _ in files.poll():
+            if number in workers:
+                files.unregister(number)
+                os.close(number)
+                ended, status = os.waitpid(workers.pop(number), 0)
+                _send(link, ("ended", ended, os.waitstatus_to_exitcode(status)))
+                continue
+            try:
+                (kind, value), lines = _receive(link)
+            except _ENDED:
+                os._exit(0)
+            if kind == "call":
+                with contextlib.suppress(BaseException):
+                    value()
+            elif kind == "start":
+                make = _prepared(value)
+            elif (pid := _fork()) != 0:
+                os.close(lines[0])
+                if pid is not None:
+                    workers[file := os.pidfd_open(pid)] = pid
+                    files.register(file, select.POLLIN)
+                _send(link, ("forked", pid, 0))
+            else:
+                try:
+                    end_with_parent()
+                    if os.getppid() == own:
+                        link.close()
+                        for file in workers:
+                            os.close(file)
+                        with socket.socket(fileno=lines[0]) as line:
+                            _serve(make, line.makefile("rb"), line.makefile("wb"))
+                finally:
+                    os._exit(0)
+
+
+def _fork() -> int | None:
+    """Fork this process; None where that is not safe, or not possible."""
+    with contextlib.suppress(OSError):
+        if psutil.Process().num_threads() == 1:
+            return os.fork()
+    return None
+
+
+def _prepared(body: bytes) -> Callable[[], Start]:
+    """Gives the start that was sent, prepared; where that fails the worker tries it and says so."""
+    try:
+        start: Start = pickle.loads(body)
+        getattr(start, "prepare", lambda: None)()
+    except BaseException:
+        return functools.partial(pickle.loads, body)
+    # What is alive now is shared with the workers, as long as nobody writes to it.
+    gc.collect()
+    gc.freeze()
+    return lambda: start
+
+
+def _serve(make: Callable[[], Start], pipe: IO[bytes], outbox: IO[bytes]) -> None:
     lock = threading.Lock()
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -383,7 +628,7 @@ def _serve(pipe: IO[bytes], outbox: IO[bytes]) -> None:
             fail(error)
 
     try:
-        start: Start = pickle.load(pipe)
+        start = make()
         threading.Thread(target=receive, daemon=True).start()
         worker = start()
         send("ready", worker.ready())
