@@ -79,9 +79,14 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
     assert not HEAVY & loaded
 
 
-def test_a_command_given_texts_alone_needs_no_pydantic() -> None:
+@pytest.mark.parametrize("command", ["inspect", "build"])
+def test_a_command_given_texts_alone_needs_no_pydantic(command: str, tmp_path: Path) -> None:
     golden = Path(__file__).parent / "golden" / "v4"
-    loaded = modules_after(run_of("inspect", str(golden), "--split", "train"))
+    arguments = [str(golden), "--split", "train"]
+    if command == "build":
+        (tmp_path / "a.txt").write_text("text")
+        arguments = [str(tmp_path / "a.txt"), "-t", "bytes", "-o", str(tmp_path / "store")]
+    loaded = modules_after(run_of(command, *arguments))
 
     assert "numpy" in loaded
     assert "pydantic" not in loaded

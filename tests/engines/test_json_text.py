@@ -33,7 +33,16 @@ def test_the_list_is_found_and_replaced_as_parsing_would(
         found.append(tokens)
         return [TOKENS[1]]
 
-    text = json.dumps(content, indent=indent)
-    replaced = json.loads(replace_member(text, "added_tokens", change))
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    replaced = json.loads(replace_member(text.encode(), "added_tokens", change))
     assert found == [content.get("added_tokens")]
     assert replaced == content | {"added_tokens": [TOKENS[1]]}
+
+
+def test_a_long_list_is_found_whole() -> None:
+    # Characters of three bytes, so that one is cut wherever a part of the file ends.
+    tokens = [{"id": index, "content": "\u4e2d" * 301} for index in range(700)]
+    content = {"added_tokens": tokens, "model": {"vocab": {"x": 0}}}
+    data = json.dumps(content, ensure_ascii=False).encode()
+    replaced = json.loads(replace_member(data, "added_tokens", lambda found: found[-1:]))
+    assert replaced == content | {"added_tokens": tokens[-1:]}

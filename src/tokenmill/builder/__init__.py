@@ -14,3 +14,5 @@ WORKER_ENVIRONMENT = {
     # A stack for each of eight threads would be counted too.
     "ARROW_IO_THREADS": "2",
 }
+# What every worker imports, and most of them: rows come from JSON Lines more often than not.
+WORKER_MODULES = ("tokenmill.builder.worker", "tokenmill.sources.lines", "tokenizers", "gigatoken")

@@ -69,10 +69,12 @@ def request_identity(
     options: BuildOptions,
     layout: StoreLayout,
     before_describing: Callable[[TokenizerKind, int], None] | None = None,
+    when_harmless: Callable[[TokenizerFiles], None] = lambda _: None,
 ) -> Request:
     """Resolve tokenizer and configuration; cheap if the store was built with the same ones.
 
-    `before_describing` is told the kind of a tokenizer that is to be described, and its bytes.
+    `before_describing` is told the kind of a tokenizer that is to be described, and its bytes, and
+    `when_harmless` which files engines may load while the rest is found out.
     """
     files = find_tokenizer(options.tokenizer)
     settings = options.identity()
@@ -99,7 +101,11 @@ def request_identity(
         return Request(files, known, None)
     if before_describing is not None:
         before_describing(files.kind, sum(file.bytes for file in contents.values()))
-    info = describe(files, policy=SpecialTokens(options.special_tokens))
+    info = describe(
+        files,
+        policy=SpecialTokens(options.special_tokens),
+        when_harmless=functools.partial(when_harmless, files),
+    )
     asked = options.eos, options.bos
     eos_name, bos_name = (each if isinstance(each, str) else None for each in asked)
     # A chat has the tokens that its template writes, and no others.

@@ -30,8 +30,9 @@ from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_enc
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, Task, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import UnitReport, WorkerStart, enough_rejects
-from tokenmill.engines import PACKAGES
-from tokenmill.engines.load import CHAT_TEMPLATE
+from tokenmill.engines import AUTO, PACKAGES
+from tokenmill.engines.base import SpecialTokens, TokenizerKind
+from tokenmill.engines.load import CHAT_TEMPLATE, load_ahead
 from tokenmill.errors import (
     BuildError,
     SourceError,
@@ -48,7 +49,7 @@ from tokenmill.options import (
     as_list,
     with_options,
 )
-from tokenmill.runners.local import LocalRunner, SerialRunner, physical_cores, pinning
+from tokenmill.runners.local import LocalRunner, SerialRunner, fork, physical_cores, pinning
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     SourceOptions,
@@ -65,7 +66,7 @@ from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tokenmill.engines.base import TokenizerKind
+    from tokenmill.engines.load import TokenizerFiles
     from tokenmill.runners.ray import RayCluster, RayRunner
     from tokenmill.store.layout import Json, StoreLayout
 
@@ -138,21 +139,19 @@ class BuildRun:
             budget = budget or planning.default_budget()
             state = Monitor(budget=budget, on_progress=told, phase="planning", started=self.started)
             state.tell()
-            start_ahead = functools.partial(self._start_ahead, discovery)
-            work = self.prepare(discovery, before_describing=start_ahead)
+            work = self.prepare(discovery, starts=True)
             self.refuse(work)
             finished = self._finished(work)
             return self._work(work, lock.token) if finished is None else finished
 
-    def prepare(
-        self,
-        discovery: Discovery,
-        *,
-        before_describing: Callable[[TokenizerKind, int], None] | None = None,
-    ) -> Work:
-        """What is to be done; nothing is written yet."""
+    def prepare(self, discovery: Discovery, *, starts: bool = False) -> Work:
+        """What is to be done; nothing is written yet. What will work may start meanwhile."""
         self.layout.upstream.begin()
-        request = planning.request_identity(self.options, self.layout, before_describing)
+        ahead: dict[str, Any] = {}
+        if starts:
+            start = functools.partial(self._start_ahead, discovery)
+            ahead = {"before_describing": start, "when_harmless": self._load_ahead}
+        request = planning.request_identity(self.options, self.layout, **ahead)
         files, config = request.identity.tokenizer.files, request.identity.config
         memory = self.memory_plan(sum(file.bytes for file in files.values()))
         source = self.source_options(config)
@@ -447,6 +446,17 @@ class BuildRun:
             modules = [WorkerStart.__module__, *PACKAGES.get(kind, ())]
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
+
+    def _load_ahead(self, files: TokenizerFiles) -> None:
+        """Have engines loaded where workers are forked while the tokenizer is described."""
+        if self._local is None or self.options.engine not in (AUTO, "gigatoken"):
+            return
+        if files.kind is TokenizerKind.HUGGINGFACE:
+            policy = SpecialTokens(self.options.special_tokens)
+            load = functools.partial(
+                load_ahead, files.path.absolute(), special_tokens=policy, fork=fork
+            )
+            self._local.call_ahead(load)
 
     def _units_in_order(self, plan: WorkPlan, monitor: Monitor) -> Iterator[str]:
         """All units, file by file in the order of the input, whoever built them and when."""

@@ -70,16 +70,14 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
       tokenmill build data/ -t llama/ -o my-store --runner ray --address auto
       tokenmill build data/ -t llama/ -o my-store --part 3/64
     """
+    note_shadowed(inputs, quiet=quiet)
     if dry_run:
-        note_shadowed(inputs, quiet=quiet)
         with stoppable("nothing was written"):
             planned = tokenmill.plan(inputs, **options)
         show.plan_result(planned, as_json=as_json)
         return
-    with stoppable(KEPT_UNITS, resumes=True), workers_ahead(options):
-        note_shadowed(inputs, quiet=quiet)
-        with watch(BuildView(), quiet=quiet) as tell:
-            result = tokenmill.build(inputs, on_progress=tell, **options)
+    with stoppable(KEPT_UNITS, resumes=True), watch(BuildView(), quiet=quiet) as tell:
+        result = tokenmill.build(inputs, on_progress=tell, **options)
     show.build_result(result, as_json=as_json)
 
 
@@ -326,16 +324,6 @@ def demo(*, options: Asked) -> None:
     with stoppable("the demo can be started again at any time", resumes=True):
         for step in demo_steps(Path(options["out"])):
             show.tell(step)
-
-
-def workers_ahead(options: Asked) -> contextlib.AbstractContextManager[None]:
-    """Have the process that workers are forked from import what they need while this one does."""
-    if options.get("runner", "local") != "local":
-        return contextlib.nullcontext()
-    from tokenmill.builder import WORKER_ENVIRONMENT
-    from tokenmill.runners.local import server_ahead
-
-    return server_ahead(["tokenmill.builder.worker"], WORKER_ENVIRONMENT)
 
 
 def note_shadowed(inputs: list[str], *, quiet: bool) -> None:

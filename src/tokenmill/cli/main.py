@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
@@ -106,7 +107,9 @@ def spare_pydantic(param: Any) -> None:
     optional = not (param.required or param.multiple or param.nargs != 1)
 
     def process(ctx: Any, value: Any) -> Any:
-        is_done = type(value) is kind.annotation or (value is None and optional)
+        are_words = bool(value) and isinstance(value, tuple) and kind.annotation == list[str]
+        value = list(value) if are_words else value
+        is_done = are_words or type(value) is kind.annotation or (value is None and optional)
         return value if is_done and param.callback is None else usual(ctx, value)
 
     param.process_value = usual if kind is None else process
@@ -191,7 +194,9 @@ def run() -> NoReturn:
     raise_on_sigterm()
     try:
         refuse_secret_arguments()
-        code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False) or 0
+        with workers_ahead(sys.argv[1:]):
+            code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False)
+        code = code or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -205,6 +210,20 @@ def run() -> NoReturn:
             raise
         code = report(error)
     sys.exit(code)
+
+
+def workers_ahead(arguments: list[str]) -> AbstractContextManager[None]:
+    """Have what workers are forked from begin its imports before this process does.
+
+    Only where it is most probably a build on this machine; what is then not needed is ended.
+    """
+    without = {"-h", "--help", "--dry-run", "--runner", "--list-corpora"}
+    if arguments[:1] != ["build"] or without & {each.partition("=")[0] for each in arguments}:
+        return nullcontext()
+    from tokenmill.builder import WORKER_ENVIRONMENT, WORKER_MODULES
+    from tokenmill.runners.local import server_ahead
+
+    return server_ahead(WORKER_MODULES, WORKER_ENVIRONMENT)
 
 
 def refuse_secret_arguments() -> None:

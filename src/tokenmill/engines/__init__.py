@@ -22,8 +22,8 @@ REFERENCES = {
 AUTO = "auto"
 # Kind of a tokenizer -> packages that its engines will most probably be loaded from.
 PACKAGES = {
-    "huggingface": ("tokenizers", "gigatoken", "awkward"),
-    "tiktoken": ("tiktoken", "gigatoken", "awkward"),
+    "huggingface": ("tokenizers", "gigatoken"),
+    "tiktoken": ("tiktoken", "gigatoken"),
     "sentencepiece": ("sentencepiece",),
 }
 # Engines that need no package.

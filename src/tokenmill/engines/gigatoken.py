@@ -9,11 +9,14 @@ asks, so under `text` it is given a tokenizer without them; its caches grow with
 
 from __future__ import annotations
 
+import codecs
 import gc
+import hashlib
 import json
 import re
 import unicodedata
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, pairwise
@@ -29,7 +32,8 @@ from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -109,21 +113,43 @@ def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
     return list(filter(overlaps, tokens))
 
 
-def replace_member(text: str, key: str, change: Callable[[Any], Any]) -> str:
-    """The text of a tokenizer.json with another value of one of its members.
+_COLON = re.compile(rb"\s*:\s*")
+
+
+def replace_member(data: bytes, key: str, change: Callable[[Any], Any]) -> bytes:
+    """A tokenizer.json with another value of one of its members.
 
     What is around the member is not parsed where that can be helped: parsing and writing 11 MB of
-    JSON would double the time that a worker takes to start.
+    JSON would double the time that it takes to load.
     """
-    places = [match.end() for match in re.finditer(rf'"{key}"\s*:\s*', text)]
+    name, places, at = f'"{key}"'.encode(), list[int](), -1
+    # Twenty times as fast as looking for the pattern.
+    while (at := data.find(name, at + 1)) >= 0:
+        places += [match.end() for match in [_COLON.match(data, at + len(name))] if match]
     if len(places) == 1:
-        value, end = json.JSONDecoder().raw_decode(text, places[0])
+        value, end = _value_at(data, places[0])
         if isinstance(value, list | dict):
-            return text[: places[0]] + json.dumps(change(value)) + text[end:]
+            return data[: places[0]] + json.dumps(change(value)).encode() + data[end:]
     # No such key, or a vocabulary that holds the word itself: only parsing tells.
-    content = json.loads(text)
+    content = json.loads(data)
     content[key] = change(content.get(key))
-    return json.dumps(content, ensure_ascii=False)
+    return json.dumps(content, ensure_ascii=False).encode()
+
+
+def _value_at(data: bytes, start: int) -> tuple[Any, int]:
+    """The list or object that begins there, and where it ends; else anything."""
+    size = 1 << 16
+    while True:
+        # The characters that are whole; the last one may be cut.
+        text, _ = codecs.utf_8_decode(data[start : start + size])
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except ValueError:
+            if start + size > len(data):
+                raise
+            size *= 8
+        else:
+            return value, start + len(text[:end].encode())
 
 
 # The rules under which the fast engine may run a tokenizer. Whatever they do not name is refused.
@@ -336,8 +362,10 @@ def _refuse_split(pre_tokenizer: dict[str, Any] | None) -> str | None:
     return None if known else "gigatoken does not implement its split pattern"
 
 
-def _respelled(pre_tokenizer: dict[str, Any]) -> dict[str, Any]:
+def _respelled(pre_tokenizer: dict[str, Any] | None) -> dict[str, Any] | None:
     """A covered sequence of splits as gigatoken knows it."""
+    if not pre_tokenizer or "pretokenizers" not in pre_tokenizer:
+        return pre_tokenizer
     steps = []
     for step in pre_tokenizer["pretokenizers"]:
         if step["type"] == "Split":
@@ -521,26 +549,51 @@ def contested(
 
 def build(
     tokenizer: TokenizerFiles,
-    coverage: Coverage,
+    coverage: Coverage,  # noqa: ARG001 (what it says is in the tokenizer)
     *,
     reference: Engine,  # noqa: ARG001 (it encodes all by itself)
     policy: SpecialTokens,
     threads: int,
 ) -> GigatokenEngine:
     """The engine for what `covers` accepts: all of it as a tokenizer.json."""
+    if tokenizer.kind is TokenizerKind.HUGGINGFACE:
+        data = tokenizer.path.read_bytes()
+        ready = _ahead.pop((hashlib.sha256(data).hexdigest(), policy), None)
+        content, loaded = ready or (_as_understood(data, policy), None)
+        return GigatokenEngine(content, threads=threads, loaded=loaded)
     if tokenizer.kind is TokenizerKind.SENTENCEPIECE:
         import gigatoken._load.sentencepiece as loading
 
         text = loading.sentencepiece_to_tokenizer_json(tokenizer.path.read_bytes())
         policy = SpecialTokens.TEXT  # control symbols stay text
-    elif tokenizer.kind is TokenizerKind.TIKTOKEN:
-        text = json.dumps(_ranks_as_json(tokenizer.parsed), ensure_ascii=False)
     else:
-        text = tokenizer.path.read_text(encoding="utf-8-sig")
-        if coverage.patterns:
-            text = replace_member(text, "pre_tokenizer", _respelled)
-    text = replace_member(text, "added_tokens", partial(kept_tokens, policy=policy))
-    return GigatokenEngine(text.encode(), threads=threads)
+        text = json.dumps(_ranks_as_json(tokenizer.parsed), ensure_ascii=False)
+    data = replace_member(text.encode(), "added_tokens", partial(kept_tokens, policy=policy))
+    return GigatokenEngine(data, threads=threads)
+
+
+# What was loaded before it was known that it is covered: file and policy -> what `build` would give
+# to gigatoken, and what that made of it.
+_ahead: dict[tuple[str, SpecialTokens], tuple[bytes, Any]] = {}
+
+
+def load_ahead(path: Path, policy: SpecialTokens) -> str:
+    """Load a tokenizer.json that `build` will be asked for, unless it turns out not to be covered.
+
+    Gives the checksum of the file. It must be known that the file does no harm.
+    """
+    data = path.read_bytes()
+    content, checksum = _as_understood(data, policy), hashlib.sha256(data).hexdigest()
+    _ahead[checksum, policy] = content, _load(content)
+    return checksum
+
+
+def _as_understood(data: bytes, policy: SpecialTokens) -> bytes:
+    """A covered tokenizer.json as gigatoken is to read it."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if b'"pretokenizers"' in data:
+        data = replace_member(data, "pre_tokenizer", _respelled)
+    return replace_member(data, "added_tokens", partial(kept_tokens, policy=policy))
 
 
 def _ranks_as_json(ranks: RankFile) -> dict[str, Any]:
@@ -573,31 +626,48 @@ def _ranks_as_json(ranks: RankFile) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _encoding(texts: TextBatch) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        raise TokenizerError(
+            f"gigatoken cannot encode {texts.num_bytes:,} bytes of text: {failure_of(error)}",
+            hint="use the reference engine: --engine tokenizers, sentencepiece or tiktoken",
+        ) from error
+
+
+def _load(content: bytes) -> Any:
+    import gigatoken
+
+    try:
+        return gigatoken.Tokenizer.from_json(content)
+    except BaseException as error:
+        reason = failure_of(error)
+    raise TokenizerError(
+        f"gigatoken cannot load this tokenizer: {reason}",
+        hint="use the reference engine: --engine auto",
+    )
+
+
 class GigatokenEngine:
     """Encodes with gigatoken a tokenizer.json that `build` made for it."""
 
     name = ENGINE
     few_bytes = 1 << 18
+    # So much is encoded text by text, which holds the interpreter's lock, before awkward is
+    # imported for batches: that takes as long as most of a short build.
+    alone_bytes = 16 << 20
 
-    def __init__(self, content: bytes, *, threads: int = 1) -> None:
+    def __init__(self, content: bytes, *, threads: int = 1, loaded: Any = None) -> None:
+        """`loaded` is what gigatoken has made of the content already."""
         self.version = version(ENGINE)
         self._content = content
         # None lets gigatoken stay on one thread where it finds itself in a child process.
         self._parallel = None if threads > 1 else False
-        self._tokenizer = self._load()
+        self._alone_left = self.alone_bytes if threads == 1 else -1
+        self._tokenizer = loaded or _load(content)
         self._vocab: dict[int, bytes] | None = None
-
-    def _load(self) -> Any:
-        import gigatoken
-
-        try:
-            return gigatoken.Tokenizer.from_json(self._content)
-        except BaseException as error:
-            reason = failure_of(error)
-        raise TokenizerError(
-            f"gigatoken cannot load this tokenizer: {reason}",
-            hint="use the reference engine: --engine auto",
-        )
 
     def encode_one(self, text: str) -> NDArray[np.uint32]:
         """Ids of one text: microseconds, where each call for a batch takes a millisecond."""
@@ -607,6 +677,9 @@ class GigatokenEngine:
     def encode(self, texts: TextBatch) -> TokenBatch:
         if not len(texts):
             return TokenBatch(np.empty(0, np.uint32), np.zeros(1, np.int64))
+        if self._alone_left >= texts.num_bytes:
+            self._alone_left -= texts.num_bytes
+            return self._one_by_one(texts)
         import awkward
 
         first = int(texts.offsets[0])
@@ -617,17 +690,18 @@ class GigatokenEngine:
         strings = awkward.contents.ListOffsetArray(
             awkward.index.Index64(offsets), content, parameters={"__array__": "string"}
         )
-        try:
+        with _encoding(texts):
             encoded = self._tokenizer.encode_batch(awkward.Array(strings), parallel=self._parallel)
-        except BaseException as error:
-            raise TokenizerError(
-                f"gigatoken cannot encode {texts.num_bytes:,} bytes of text: {failure_of(error)}",
-                hint="use the reference engine: --engine tokenizers, sentencepiece or tiktoken",
-            ) from error
         layout = encoded.layout
         return TokenBatch(
             np.asarray(layout.content.data, np.uint32), np.asarray(layout.offsets.data, np.int64)
         )
+
+    def _one_by_one(self, texts: TextBatch) -> TokenBatch:
+        with _encoding(texts):
+            return TokenBatch.from_lists(
+                [self._tokenizer.encode(texts.bytes_at(index)) for index in range(len(texts))]
+            )
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         data: bytes = self._tokenizer.decode(np.asarray(ids, np.uint32))
@@ -643,5 +717,5 @@ class GigatokenEngine:
         self._tokenizer = self._vocab = None
         gc.collect()
         base.trim_heap()
-        self._tokenizer = self._load()
+        self._tokenizer = _load(self._content)
         return True

@@ -223,16 +223,18 @@ def describe(
     files: TokenizerFiles | str | PathLike[str],
     *,
     policy: SpecialTokens | None = SpecialTokens.TEXT,
+    when_harmless: Callable[[], None] = lambda: None,
 ) -> TokenizerInfo:
     """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
 
     Without a policy nothing is found out about engines, which takes longest: for who encodes
-    nothing.
+    nothing. `when_harmless` is called when it is known that the engines may load it.
     """
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
     key = _key_of(files, policy)
     if key is not None and (known := _recall(key, files, policy)) is not None:
+        when_harmless()
         return known
     coverages: tuple[Coverage, ...] = ()
     if files.kind is TokenizerKind.BYTES:
@@ -247,6 +249,9 @@ def describe(
     else:
         with _uncollected():
             with well_formed(files):
+                if files.kind is TokenizerKind.HUGGINGFACE:
+                    _refuse_harmful(files.parsed, files.path)
+                when_harmless()
                 facts = _DESCRIBE[files.kind](files, files.parsed)
             if policy is not None:
                 coverages = coverages_of(files, policy)
@@ -443,7 +448,6 @@ def _describe_json(files: TokenizerFiles, content: dict[str, Any]) -> dict[str, 
     special = {token["content"]: token["id"] for token in added if token.get("special")}
     other = {token["content"]: token["id"] for token in added if not token.get("special")}
     ids = vocabulary(content) | other | special
-    _refuse_harmful(content, ids, files.path)
     named = {name: _named_token(files.metadata, name, ids) for name in ("eos", "bos")}
     other |= {token: ids[token] for token in named.values() if token and token not in special}
     tokenizer = {key: content[key] for key in content if key not in ("padding", "truncation")}
@@ -507,8 +511,10 @@ _DESCRIBE: dict[TokenizerKind, Callable[[TokenizerFiles, Any], dict[str, Any]]] 
 }
 
 
-def _refuse_harmful(content: dict[str, Any], ids: Mapping[str, int], path: Path) -> None:
+def _refuse_harmful(content: dict[str, Any], path: Path) -> None:
     """Raise for what would take all memory, whatever text it is given."""
+    added = content.get("added_tokens") or []
+    ids = vocabulary(content) | {token["content"]: token["id"] for token in added}
     if {*map(type, ids.values())} - {int} or min(ids.values(), default=0) < 0:
         token = next(each for each, i in ids.items() if type(i) is not int or i < 0)
         raise TokenizerError(
@@ -517,11 +523,11 @@ def _refuse_harmful(content: dict[str, Any], ids: Mapping[str, int], path: Path)
             hint="copy the file again from where it came from",
         )
     _refuse_large_ids(ids, path)
-    for added in content.get("added_tokens") or []:
-        if len(added["content"]) > _LONGEST_ADDED:
+    for text in (token["content"] for token in added):
+        if len(text) > _LONGEST_ADDED:
             raise TokenizerError(
-                f"the added token {added['content'][:40]!r}... of {str(path)!r} has "
-                f"{len(added['content']):,} characters, and finding it in text would take more "
+                f"the added token {text[:40]!r}... of {str(path)!r} has "
+                f"{len(text):,} characters, and finding it in text would take more "
                 "memory than the text itself",
                 hint=f"give it at most {_LONGEST_ADDED:,} characters",
             )
@@ -657,7 +663,18 @@ def load_engine(
     path = next(iter(info.files.values()), None)
     sidecar = info.files.get(path.name + SIDECAR_SUFFIX) if path else None
     files = TokenizerFiles(kind=info.kind, main=path, metadata=(sidecar,) if sidecar else ())
-    reference = _load_reference(info, files, special_tokens, threads)
+    known = info.policy is special_tokens
+    coverages: tuple[Coverage, ...] = ()
+    if choice != own and info.kind is not TokenizerKind.BYTES:
+        coverages = info.coverages if known else coverages_of(files, special_tokens)
+    first = next((each.engine for each in coverages if not each.refusal), None)
+    way = "one thread" if threads == 1 else "several threads"
+    ahead = _ahead.pop((special_tokens, way, first), None)
+    if ahead is None or not ahead.is_ready(files.path):
+        reference = _load_reference(info, files, special_tokens, threads)
+    else:
+        reference = ahead
+        _check_added(ahead, info, files)
     # To the bytes engine the string of its end of text means nothing.
     special = () if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens)
     checked = partial(CheckedEngine, reference, info=info, special_text=SpecialText(special))
@@ -667,8 +684,7 @@ def load_engine(
     elif info.kind is TokenizerKind.BYTES:
         refusals[own] = "the bytes engine needs no faster one"
     else:
-        known = info.policy is special_tokens
-        for coverage in info.coverages if known else coverages_of(files, special_tokens):
+        for coverage in coverages:
             if choice not in (AUTO, coverage.engine):
                 continue
             try:
@@ -686,7 +702,6 @@ def load_engine(
                     ),
                     probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
                 )
-                way = "one thread" if threads == 1 else "several threads"
                 if _is_proved(info, coverage, way):
                     return engine
                 mismatches = engine.check_probes().mismatches
@@ -739,7 +754,14 @@ def _load_reference(
     if info.kind is TokenizerKind.TIKTOKEN:
         return references.TiktokenEngine(files.parsed, special_tokens=policy, threads=threads)
     reference = references.HuggingFaceEngine(files.path, special_tokens=policy, threads=threads)
-    # The file's id of a special token, and so of eos, must be the reference's.
+    _check_added(reference, info, files)
+    return reference
+
+
+def _check_added(
+    reference: references.HuggingFaceEngine, info: TokenizerInfo, files: TokenizerFiles
+) -> None:
+    """The file's id of a special token, and so of eos, must be the reference's."""
     for token in info.added_tokens:
         found = reference.added_token_id(token["content"])
         if found is not None and found != token["id"]:
@@ -750,7 +772,29 @@ def _load_reference(
                 hint='write the file anew with: python -c "import sys, tokenizers as t; '
                 f't.Tokenizer.from_file(sys.argv[1]).save(sys.argv[1])" {shlex.quote(path)}',
             )
-    return reference
+
+
+# References that are being loaded: policy, threads and fast engine -> where.
+_ahead: dict[tuple[SpecialTokens, str, str | None], references.HuggingFaceApart] = {}
+
+
+def load_ahead(
+    path: Path, *, special_tokens: SpecialTokens, fork: Callable[[], int | None]
+) -> None:
+    """Load both engines of a tokenizer.json at once, for who will ask for them.
+
+    For a process that workers are forked from: the reference gets a process of its own. The file is
+    harmless. What turns out not to be asked for was loaded in vain.
+    """
+    from tokenmill.engines import gigatoken
+
+    reference = references.HuggingFaceApart(path, special_tokens=special_tokens, fork=fork)
+    try:
+        gigatoken.load_ahead(path, special_tokens)
+    except BaseException:
+        reference.close()
+        raise
+    _ahead[special_tokens, "one thread", gigatoken.ENGINE] = reference
 
 
 class Encoded(TokenBatch, Sequence["NDArray[np.uint32]"]):

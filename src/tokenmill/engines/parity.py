@@ -261,6 +261,9 @@ class CheckedEngine:
             good = [index for index in range(len(texts)) if index not in failed]
             ids = dict(zip(good, self.reference.encode(texts.take(good)), strict=True))
             expected = TokenBatch.from_lists([ids.get(index, ()) for index in range(len(texts))])
+        same = np.array_equal
+        if not failed and same(found.offsets, expected.offsets) and same(found.ids, expected.ids):
+            return []
         differing = []
         for index, (one, other) in enumerate(zip(found, expected, strict=True)):
             if index in failed or not np.array_equal(one, other):

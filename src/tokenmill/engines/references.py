@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import bisect
+import contextlib
 import enum
 import functools
 import hashlib
 import itertools
 import json
 import os
+import pickle
 import re
+import signal
+import socket
 import unicodedata
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -24,9 +28,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tokenmill.engines import base
-from tokenmill.engines.base import SpecialTokens, encode_all, failure_of, taken_from
+from tokenmill.engines.base import (
+    SpecialTokens,
+    UnencodableError,
+    encode_all,
+    failure_of,
+    taken_from,
+)
 from tokenmill.errors import TokenizerError, UsageError, importing
-from tokenmill.records import TextBatch, TokenBatch, lazy
+from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,6 +139,10 @@ def spaced_piece_bytes(piece: str) -> bytes:
 SLICE_BYTES = 1 << 20
 
 
+def _version_of(package: Any) -> str:
+    return str(package.__version__).replace("-rc.", "rc")
+
+
 class HuggingFaceEngine:
     """Encodes with the `tokenizers` package."""
 
@@ -149,7 +163,7 @@ class HuggingFaceEngine:
         # `encode_batch` starts a thread for every core, unless this variable, which a build sets
         # for its workers, says no. A library sets it for nobody else.
         self._one_by_one = threads == 1 and os.environ.get("TOKENIZERS_PARALLELISM") != "false"
-        self.version: str = str(tokenizers.__version__).replace("-rc.", "rc")
+        self.version = _version_of(tokenizers)
         self._path = path
         self._as_text = special_tokens is not SpecialTokens.PARSE
         try:
@@ -200,6 +214,13 @@ class HuggingFaceEngine:
             encodings = encode(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
+    def ids_or_failures(self, texts: list[str]) -> tuple[dict[int, str], Any]:
+        """Texts on which the package fails, and why; the ids of all where it fails on none."""
+        try:
+            return {}, encode_all(self._encode_texts, texts, engine=self.name)
+        except UnencodableError as error:
+            return error.documents, ()
+
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Characters of each token of the text, as [start, end)."""
         (encoding,) = encode_all(self._encodings, [text], engine=self.name)
@@ -236,6 +257,111 @@ class HuggingFaceEngine:
         pieces = {index: text for text, index in vocabulary(content).items()}
         added = {token["id"]: str(token["content"]) for token in content.get("added_tokens") or []}
         return content, pieces, added
+
+
+# So much text is sent to a process that has the reference, a part of it at a time, rather than
+# loading the reference here: each part is small, so that no limit is needed for that process.
+APART_BYTES, _PART_BYTES = 1 << 20, 1 << 15
+
+
+class HuggingFaceApart(HuggingFaceEngine):
+    """The same in a process of its own, which loads it while this one loads another engine.
+
+    It is asked for what a check needs: ids of little text. For anything else, and where that
+    process is gone, the tokenizer is loaded here as well. Forks of this process have lines of their
+    own.
+    """
+
+    def __init__(
+        self, path: Path, *, special_tokens: SpecialTokens, fork: Callable[[], int | None]
+    ) -> None:
+        """`fork` forks this process, or gives None where it cannot: then nobody is asked."""
+        import tokenizers
+
+        self.version = _version_of(tokenizers)
+        self._path, self._policy, self._fork = path, special_tokens, fork
+        self._line: tuple[int, Any] | None = None
+        self._desk, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            if fork() == 0:
+                try:
+                    self._answer_all(theirs)
+                finally:
+                    os._exit(0)
+
+    def is_ready(self, path: Path) -> bool:
+        """Wait until it is loaded; whether from the bytes of this file, which is used from now."""
+        self._path = path
+        return self._desk.recv(64) == hashlib.sha256(path.read_bytes()).hexdigest().encode()
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._desk.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_tokenizer", "_old_api", "_one_by_one"):
+            raise AttributeError(name)
+        super().__init__(self._path, special_tokens=self._policy)
+        return self.__dict__[name]
+
+    def encode(self, texts: TextBatch) -> TokenBatch:
+        if texts.num_bytes > APART_BYTES:
+            return super().encode(texts)
+        failures: dict[int, str] = {}
+        parts: list[Any] = []
+        for first, last in cut_ranges(texts.offsets, _PART_BYTES):
+            part = type(texts)(texts.data, texts.offsets[first : last + 1])
+            failed, found = self._ask("ids_or_failures", part.texts())
+            failures |= {first + place: why for place, why in failed.items()}
+            parts += found
+        if failures:
+            raise UnencodableError(failures, engine=self.name)
+        return TokenBatch.from_lists(parts)
+
+    def added_token_id(self, content: str) -> int | None:
+        found: int | None = self._ask("added_token_id", content)
+        return found
+
+    def _ask(self, method: str, argument: Any) -> Any:
+        try:
+            if self._line is None or self._line[0] != os.getpid():
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    socket.send_fds(self._desk, [b"line"], [theirs.fileno()])
+                    self._line = os.getpid(), ours.makefile("rwb")
+            _, line = self._line
+            pickle.dump((method, argument), line)
+            line.flush()
+            return pickle.load(line)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return getattr(super(), method)(argument)
+
+    def _answer_all(self, desk: socket.socket) -> None:
+        """Load the tokenizer, then answer each line that is handed in by a fork of its own."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        # Whoever waits for the end of a pipe of the process that forked this one must not wait.
+        kept = {0, 1, 2, desk.fileno()}
+        for number in {int(entry.name) for entry in os.scandir("/proc/self/fd")} - kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+        checksum = hashlib.sha256(self._path.read_bytes()).hexdigest()
+        super().__init__(self._path, special_tokens=self._policy)
+        if hashlib.sha256(self._path.read_bytes()).hexdigest() != checksum:
+            return
+        desk.send(checksum.encode())
+        while (message := socket.recv_fds(desk, 8, 1))[0]:
+            with socket.socket(fileno=message[1][0]) as line:
+                if self._fork() == 0:
+                    desk.close()
+                    self._answer(line.makefile("rwb"))
+                    return
+
+    def _answer(self, line: Any) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                method, argument = pickle.load(line)
+                pickle.dump(getattr(HuggingFaceEngine, method)(self, argument), line)
+                line.flush()
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, folder: Path) -> Path:

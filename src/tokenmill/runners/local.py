@@ -529,15 +529,14 @@ def run_child(*modules: str) -> None:
 def run_server(*modules: str) -> None:
     """Fork workers for the driver at the other end of standard input, and tell how they end.
 
-    A fork copies the thread that asks for it alone: locks that others hold would never be released
-    in the copy. So workers are forked as long as this process has one thread, whatever libraries it
-    has imported; else the driver is told that there is none, and starts fresh interpreters.
+    Where this process comes to have more than one thread, whatever library starts it, the driver is
+    told that there is no worker, and starts fresh interpreters.
     """
     link = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _settle_in()
     _import_all(modules)
-    own, files = os.getpid(), select.poll()
+    files = select.poll()
     files.register(link, select.POLLIN)
     workers: dict[int, int] = {}  # a file that stands for the process -> its number
     make: Callable[[], Start] = functools.partial(pickle.loads, b"")
@@ -558,7 +557,7 @@ def run_server(*modules: str) -> None:
                     value()
             elif kind == "start":
                 make = _prepared(value)
-            elif (pid := _fork()) != 0:
+            elif (pid := fork()) != 0:
                 os.close(lines[0])
                 if pid is not None:
                     workers[file := os.pidfd_open(pid)] = pid
@@ -566,22 +565,30 @@ def run_server(*modules: str) -> None:
                 _send(link, ("forked", pid, 0))
             else:
                 try:
-                    end_with_parent()
-                    if os.getppid() == own:
-                        link.close()
-                        for file in workers:
-                            os.close(file)
-                        with socket.socket(fileno=lines[0]) as line:
-                            _serve(make, line.makefile("rb"), line.makefile("wb"))
+                    link.close()
+                    for file in workers:
+                        os.close(file)
+                    with socket.socket(fileno=lines[0]) as line:
+                        _serve(make, line.makefile("rb"), line.makefile("wb"))
                 finally:
                     os._exit(0)
 
 
-def _fork() -> int | None:
-    """Fork this process; None where that is not safe, or not possible."""
+def fork() -> int | None:
+    """Fork this process into one that ends with it; None where that is not safe, or impossible.
+
+    A fork copies the thread that asks for it alone: locks that others hold would never be released
+    in the copy.
+    """
+    own = os.getpid()
     with contextlib.suppress(OSError):
         if psutil.Process().num_threads() == 1:
-            return os.fork()
+            if pid := os.fork():
+                return pid
+            end_with_parent()
+            if os.getppid() != own:
+                os._exit(0)
+            return 0
     return None
 
 
@@ -593,7 +600,6 @@ def _prepared(body: bytes) -> Callable[[], Start]:
     except BaseException:
         return functools.partial(pickle.loads, body)
     # What is alive now is shared with the workers, as long as nobody writes to it.
-    gc.collect()
     gc.freeze()
     return lambda: start
 
