@@ -132,6 +132,20 @@ def test_workers_are_forked_from_one_process_that_was_prepared_once(forks: bool)
 
 
 @forked
+def test_one_worker_alone_is_the_process_that_was_prepared(forks: bool, tmp_path: Path) -> None:
+    events: list[Event] = []
+    tasks = [("square", 2), ("die once", str(tmp_path / "a")), ("square", 3)]
+    LocalRunner(1, forks=forks).run(Start("well"), tasks, on_event=events.append)
+    assert set(results(events)) == set(tasks)
+    first, second = (event for event in events if isinstance(event, WorkerReady))
+    assert first.value == first.pid
+    assert second.value is None
+    assert [event.reason for event in events if isinstance(event, WorkerLost)] == [
+        "killed by signal 9"
+    ]
+
+
+@forked
 def test_no_worker_is_forked_from_a_process_with_threads(forks: bool) -> None:
     prepared_in, workers = ready_values(forks, "with a thread")
     assert prepared_in == [None] * 3

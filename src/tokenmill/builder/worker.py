@@ -526,6 +526,8 @@ class WorkerStart:
     def prepare(self) -> None:
         """Load the engine, of the files that the driver has put in place."""
         self.encoder = self.load_encoder(StoreLayout(Path(self.store)))
+        # What answers here answers each worker anew.
+        getattr(self.encoder.engine.reference, "hang_up", lambda: None)()
 
     def load_encoder(self, layout: StoreLayout) -> encode.RowEncoder:
         files = {name: layout.tokenizer / name for name in self.tokenizer.files}

@@ -242,14 +242,21 @@ class ForkServer:
         with contextlib.suppress(OSError):
             _send(self._link, ("call", function))
 
-    def fork(self, start: Start) -> tuple[_Forked, socket.socket] | None:
-        """A worker and the line to it; None where there cannot be one."""
+    def fork(self, start: Start, *, alone: bool) -> tuple[_Child, socket.socket] | None:
+        """A worker and the line to it; None where there cannot be one.
+
+        One that is `alone` is the server itself, which then forks no others.
+        """
+        if alone and self._start is not None:
+            return None
         ours, theirs = socket.socketpair()
         with theirs, contextlib.suppress(OSError):
             if start is not self._start:
                 self._start = start
                 _send(self._link, ("start", pickle.dumps(start)))
-            _send(self._link, ("fork", None), theirs.fileno())
+            _send(self._link, ("become" if alone else "fork", None), theirs.fileno())
+        if alone:
+            return self._popen, ours
         if self.is_gone or (pid := self._forked.get()) is None:
             ours.close()
             return None
@@ -424,7 +431,9 @@ class LocalRunner:
         return _launch("run_child", modules, self.environment, **pipes)
 
     def _start(self, start: Start, number: int, entry: tuple[int, Any] | None) -> None:
-        forked = None if self._server is None else self._server.fork(start)
+        forked = None
+        if self._server is not None:
+            forked = self._server.fork(start, alone=self.num_workers == 1)
         if forked is not None:
             child, line = forked
             process = _Process(number, child, line.makefile("rb"), line.makefile("wb"))
@@ -557,7 +566,7 @@ def run_server(*modules: str) -> None:
                     value()
             elif kind == "start":
                 make = _prepared(value)
-            elif (pid := fork()) != 0:
+            elif (pid := 0 if kind == "become" else fork()) != 0:
                 os.close(lines[0])
                 if pid is not None:
                     workers[file := os.pidfd_open(pid)] = pid
