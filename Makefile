@@ -65,6 +65,7 @@ lint: .venv-dev/stamp
 
 bench: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.short_builds $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.supervised $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.loop $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.feed $(BENCH_ARGS)
@@ -74,6 +75,7 @@ bench: .venv-dev/stamp .venv-rc/stamp
 
 bench-quick: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build --quick $(BENCH_ARGS)
+	$(DEV)/python -m benchmarks.short_builds --quick $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.supervised --quick $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.loop --quick $(BENCH_ARGS)
 	$(DEV)/python -m benchmarks.feed --quick $(BENCH_ARGS)

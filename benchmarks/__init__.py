@@ -10,6 +10,8 @@ the package.
     measure.py        runs one of them in a fresh process and watches its memory
     machine.py        where and with what it was measured
     render.py         results/*.json -> the tables in docs/benchmarks.md
+    short_builds.py   start-up, and 20 MB beside the peers     python -m benchmarks.short_builds
+    short_builds_table.py  their tables
     flatness.py       memory over an input of 5 GB, run by hand
     outside.py        builds by the clock around the command   python -m benchmarks.outside
     words.py          the engine that encodes word by word     python -m benchmarks.words

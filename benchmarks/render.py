@@ -19,6 +19,7 @@ from benchmarks import (
     interop_tables,
     optimizers_gpu_table,
     scaling_table,
+    short_builds_table,
     stall_meter_table,
     stalls_gpu,
     supervised_table,
@@ -80,6 +81,15 @@ def outside_section(results: Mapping[str, Any]) -> str:
         groups.setdefault((row["corpus"], row["tokenizer"]), []).append(row)
     tables = (_engine_table(rows) for rows in groups.values())
     return "\n\n".join([_origin(results, _build_packages(results)), *tables])
+
+
+def short_builds_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `short_builds` markers."""
+    packages = _named(results["versions"], ("tokenmill", "gigatoken", "tokenizers", "numpy"))
+    for name in ("datasets", "datatrove"):
+        packages += _named(results["peer_versions"].get(name, {}), (name,))
+    body = short_builds_table.short_builds_body(results)
+    return f"{_origin(results, packages)}\n\n{body}"
 
 
 def words_section(results: Mapping[str, Any]) -> str:
@@ -342,6 +352,7 @@ def _gigabytes(num_bytes: int | None) -> str:
 SECTIONS = {
     "build": (build_section, "make bench"),
     "outside": (outside_section, "python -m benchmarks.outside"),
+    "short_builds": (short_builds_section, "make bench"),
     "words": (words_section, "python -m benchmarks.words"),
     "flatness": (flatness_section, "python -m benchmarks.flatness"),
     "supervised": (supervised_section, "make bench"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from benchmarks.short_builds_table import short_builds_body
 
 from benchmarks import interop_tables, render, scaling_table
 
@@ -14,6 +15,7 @@ between
 <!-- flatness:begin -->
 <!-- flatness:end -->
 <!-- outside:begin --><!-- outside:end -->
+<!-- short_builds:begin --><!-- short_builds:end -->
 <!-- words:begin --><!-- words:end -->
 <!-- supervised:begin --><!-- supervised:end -->
 <!-- loop:begin --><!-- loop:end -->
@@ -93,6 +95,9 @@ Not measured yet; run: python -m benchmarks.flatness
 <!-- outside:begin -->
 Not measured yet; run: python -m benchmarks.outside
 <!-- outside:end -->
+<!-- short_builds:begin -->
+Not measured yet; run: make bench
+<!-- short_builds:end -->
 <!-- words:begin -->
 Not measured yet; run: python -m benchmarks.words
 <!-- words:end -->
@@ -353,3 +358,25 @@ def test_more_workers_are_held_against_one_and_a_corpus_is_costed_at_their_rate(
     assert "16 parts of one worker each, all at once, took 11.0 s, and `finish` 0.50 s" in speed
     assert table_row(cost, "16")[1] == "104 minutes"
     assert table_row(text, "1,024")[1] == "98 seconds"
+
+
+def test_short_builds_are_shown_by_their_medians_and_reasons() -> None:
+    start = {"tokenizer": "gpt2", "imports": 0.4, "from_file": 0.6, "engine": 0.7, "again": 1.0}
+    peers: dict[str, Any] = {"tokenizer": "gpt2", "tokenmill, first": 2.0, "tokenmill, again": 1.0}
+    rounds: list[dict[str, Any]] = [
+        {"datasets.map": 12.0, "datatrove": "not installed"},
+        {"datasets.map": 8.0},
+    ]
+    results = {
+        "rounds": 2,
+        "workers": 2,
+        "input_bytes": 20_000_000,
+        "starts": [start | {"first": seconds} for seconds in (0.5, 0.7)],
+        "peers": [peers | rounds[0], peers | rounds[0] | rounds[1]],
+    }
+    lines = short_builds_body(results).splitlines()
+    figures = "0.40 s | 0.20 s | 0.70 s | 0.60 s | 0.30 s | 1.20 s | 1.00 s"
+    assert f"| gpt2 | {figures} |" in lines
+    assert "**gpt2** (20 MB of JSON Lines, 2 workers)" in lines
+    assert "| datasets.map | 10.00 | 5.0 times | 10.0 times |" in lines
+    assert "| datatrove | not installed | | |" in lines
