@@ -467,9 +467,7 @@ class _Planner:
     def run(self) -> None:
         files = self.plan.files
         streams = {file.path for file in files if base.is_stream(file, self.settings.source)}
-        # Streams of other parts do not count.
-        mine = [f for f in files if f.path not in streams or self._is_mine(unit_prefix(f.path))]
-        text_bytes = sum(map(base.text_size, mine))
+        of_streams: list[Task] = []
         for file in files:
             if self.rows_left == 0:
                 break
@@ -477,26 +475,31 @@ class _Planner:
                 if file.path not in streams:
                     self._plan_units(file)
                 elif (task := self._plan_stream(file)) is not None:
-                    self.plan.tasks += self._share(task, len(mine), text_bytes)
+                    of_streams.append(task)
             finally:
                 if self._source is not None:
                     self._source.close()
                     self._source = None
-        # Each to a worker of its own, at once: what they find is for all workers.
-        self.plan.tasks.sort(key=lambda task: not task.finds_tasks)
+        # Long tasks first. Those that find others go each to a worker of its own, being fewer.
+        self.plan.tasks[:0] = self._share(of_streams)
 
-    def _share(self, stream: Task, num_files: int, text_bytes: int) -> list[Task]:
-        """The stream for one worker; for several, where it is more than what one has to do."""
-        options, workers, file = self.settings.options, self.settings.memory.workers, stream.file
-        size = base.text_size(file)
+    def _share(self, streams: list[Task]) -> list[Task]:
+        """Tasks for one worker each; what is more than a worker's share of the work is for all."""
+        options, workers = self.settings.options, self.settings.memory.workers
         if options.runner == "ray":
             # Each decompresses all of it: the next may be on another machine.
-            lanes = max(1, workers // num_files)
-            return [dataclasses.replace(stream, first=lane, step=lanes) for lane in range(lanes)]
-        is_long = size > base.unit_bytes_for(size, self.settings.source)
-        if options.serial or not is_long or size * workers <= text_bytes:
-            return [stream]
-        return [dataclasses.replace(stream, ahead=_COPIES * (workers + 1))]
+            num_files = len({task.file.path for task in (*streams, *self.plan.tasks)})
+            lanes = max(1, workers // max(1, num_files))
+            lane = functools.partial(dataclasses.replace, step=lanes)
+            return [lane(task, first=first) for task in streams for first in range(lanes)]
+        shared, whole = list[Task](), list[Task]()
+        for task in streams:
+            size = base.text_size(task.file)
+            is_long = size > base.unit_bytes_for(size, self.settings.source)
+            is_large = size * workers > self.plan.bytes_to_do
+            (shared if is_long and is_large and not options.serial else whole).append(task)
+        ahead = max(_COPIES, _COPIES * (workers + 1) // max(1, len(shared)))
+        return [*(dataclasses.replace(task, ahead=ahead) for task in shared), *whole]
 
     def _is_mine(self, name: str) -> bool:
         """Whether the unit, or the stream, of this name is to be planned."""
