@@ -8,6 +8,8 @@ import pytest
 from tests.builder.stores import make_texts, write_jsonl
 
 import tokenmill
+from tokenmill.builder.run import make_run
+from tokenmill.options import BuildOptions
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +100,27 @@ def test_a_plan_of_prompts_is_that_of_their_build(bpe_tokenizer_dir: Path) -> No
     result = tokenmill.build("a.jsonl", serial=True, **options)  # type: ignore[arg-type]
     assert plan.estimated_tokens == result.totals.tokens
     assert plan.estimated_documents == result.totals.documents == len(rows)
+
+
+def copies_of(*names: str, **options: object) -> dict[str, int | None]:
+    """Of each file that a build with four workers would read as a stream, how many copies wait."""
+    known = {"tokenizer": "bytes", "out": "store", "memory": "4GB", "unit_bytes": 2000}
+    known |= {"inputs": names, "workers": 4}
+    run = make_run(BuildOptions(**(known | options)))  # type: ignore[arg-type]
+    tasks = run.prepare(run.discover()).plan.tasks
+    finding = [task.finds_tasks for task in tasks]
+    assert finding == sorted(finding, reverse=True)
+    return {task.file.path: task.ahead for task in tasks if task.step is not None}
+
+
+def test_streams_are_shared_where_they_are_more_than_a_share_of_what_is_left_to_do() -> None:
+    for name, count in ("a", 300), ("b", 300), ("c", 60):
+        write_jsonl(Path("raw"), make_texts(count))
+        Path(f"{name}.jsonl.gz").write_bytes(gzip.compress(Path("raw").read_bytes()))
+    names = ["a.jsonl.gz", "b.jsonl.gz", "c.jsonl.gz"]
+    assert copies_of(*names) == {names[0]: 5, names[1]: 5, names[2]: None}
+    assert copies_of(names[2], unit_bytes=10**6) == {names[2]: None}  # one unit
+    assert copies_of(*names, workers=None, serial=True) == dict.fromkeys(names)
+    options = {"tokenizer": "bytes", "out": "store", "memory": "4GB", "unit_bytes": 2000}
+    tokenmill.build(names[:2], serial=True, **options)  # type: ignore[arg-type]
+    assert copies_of(*names) == {names[2]: 10}
