@@ -55,6 +55,7 @@ from tokenmill.sources.base import (
     SourceOptions,
     open_source,
     plan_units,
+    text_size,
 )
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store import facts
@@ -442,7 +443,7 @@ class BuildRun:
         """Start workers on this machine while the tokenizer is described: they have to import."""
         if self.finishes is None and self.options.runner != "ray" and not self.options.serial:
             # About as many as there are units, which are planned later.
-            most = sum(1 + file.size // discovery.least_unit_bytes for file in discovery.files)
+            most = sum(1 + text_size(f) // discovery.least_unit_bytes for f in discovery.files)
             modules = [WorkerStart.__module__, *PACKAGES.get(kind, ())]
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
