@@ -86,12 +86,22 @@ class TensorBatch(dict[str, torch.Tensor]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"this batch has no {name!r}, only {[*self]}") from None
+            raise AttributeError(f"this batch has no {name!r}, only {[*self.keys()]}") from None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TensorBatch:
         """The same batch on another device."""
         moved = {name: t.to(device, non_blocking=non_blocking) for name, t in self.items()}
         return TensorBatch(moved, step=self.step, max_seqlen=self.max_seqlen)
+
+
+class FedBatch(TensorBatch):
+    """A batch of a DeviceFeeder, which is unpacked as a pair too: `input_ids, labels = batch`."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        # The keys would be there otherwise. A DataLoader needs those, and is never given this.
+        return iter((self.input_ids, self.labels))
 
 
 def to_tensors(
@@ -191,7 +201,7 @@ def unstacked(made: Tensors, steps: range, seq_len: int) -> list[TensorBatch]:
     """
     columns = [[part.data for part in tensor.unbind()] for tensor in made.values()]
     return [
-        TensorBatch(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
+        FedBatch(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
         for step, tensors in zip(steps, zip(*columns, strict=True), strict=True)
     ]
 

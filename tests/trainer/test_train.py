@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 from tests.trainer.runs import (
@@ -216,6 +217,69 @@ def test_sigterm_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
     )
 
 
+LONG_STEP = """
+import torch
+from tokenmill.trainer.run import StopRequest
+matrix = torch.ones(20_000, 20_000)
+with StopRequest(lambda: None):
+    print("begun", flush=True)
+    matrix @ matrix  # minutes, in which no handler of Python's runs
+print("the step ended")
+"""
+
+
+def test_a_second_signal_ends_a_run_in_the_middle_of_a_step() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONG_STEP],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(0.2)  # it is in the product by now; if not, the signals act all the sooner
+    process.terminate()
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("stopping after this step")
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (143, "")
+    assert err == "ended in the middle of a step\n"
+
+
+def test_what_cannot_fit_is_refused_before_the_first_step(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()._replace(available=8 << 30, total=25 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    with pytest.raises(DeviceMemoryError, match=r"needs about .* 8.6 GB free") as caught:
+        tokenmill.train(
+            place / "store", model="large", seq_len=32_768, out=tmp_path / "run", device="cpu"
+        )
+    assert "no model fits: use a shorter --seq-len" in str(caught.value.hint)
+    with pytest.raises(DeviceMemoryError) as caught:
+        tokenmill.train(place / "store", model="large", out=tmp_path / "run", device="cpu")
+    assert "use --model small, which fits" in str(caught.value.hint)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_long_step_is_told_before_it_begins(place: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def stop(progress: TrainProgress) -> None:
+        told.append(str(progress.message))
+        if "a step will take about" in told[-1]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenmill.train(
+            place / "store",
+            out=tmp_path / "run",
+            on_progress=stop,
+            **{**TINY, "batch_tokens": 1 << 40, "micro_batch": 8},
+        )
+
+
 @pytest.mark.slow
 def test_two_processes_make_the_steps_of_one(place: Path, tmp_path: Path) -> None:
     common = [str(place / "store"), *flags(6), "--packing", "pad", "--boundaries", "mask"]
@@ -292,8 +356,12 @@ def test_a_missing_package_is_one_sentence(
     assert f"pip install 'tokenmill[{package}]'" in str(caught.value.hint)
 
 
-def test_running_out_of_memory_is_no_bare_traceback(place: Path, tmp_path: Path) -> None:
+def test_running_out_of_memory_is_no_bare_traceback(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of which one step would take petabytes; the feeder's first batch is what fails."""
+    memory = psutil.virtual_memory()._replace(available=1 << 70, total=1 << 70)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     store, _ = open_splits(place / "plain")
     options = TrainOptions(
         place / "plain",

@@ -85,6 +85,10 @@ class Batch:
         """(rows, seq_len + 1): which tokens count by the masks of their stores, padding not; None
         where no store has a mask."""
 
+    def __iter__(self) -> Iterator[NDArray[np.integer]]:
+        """`input_ids, labels = batch`."""
+        return iter((self.input_ids, self.labels))
+
     def keep_views(self, input_ids: TokenArray, labels: TokenArray) -> Self:
         """Views that were made for many batches at once: making them for one costs 2 us."""
         self.__dict__["input_ids"], self.__dict__["labels"] = input_ids, labels

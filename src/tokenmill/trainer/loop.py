@@ -35,7 +35,7 @@ from tokenmill.trainer.model import (
     require_eight_bit,
     scale_and_clip,
 )
-from tokenmill.trainer.options import padded_vocab, peak_of, preset
+from tokenmill.trainer.options import PRESETS, padded_vocab, peak_of, preset
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
@@ -397,6 +397,55 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
 
 
+def require_memory(setup: Setup) -> None:
+    """Refuse before anything is made what cannot fit, by the parts of the estimate that are sure.
+
+    A machine that has run out of its memory ends some process, or hardly answers any more; a GPU
+    says so itself, and there only what is exact counts.
+    """
+    need, (free, total) = setup.need, memory_of(setup.device)
+    is_cpu = setup.device.type == "cpu"
+    if need.fixed_bytes + need.activations <= free if is_cpu else need.fixed_bytes <= total:
+        return
+    name = "this machine" if is_cpu else torch.cuda.get_device_name(setup.device)
+    room = free if is_cpu else SHARE_OF_MEMORY * total
+    fitting = [each for each in PRESETS if _fits(setup, each, room)]
+    ways = advice(setup)
+    if not fitting:
+        ways = ["no model fits: use a shorter --seq-len"]
+    elif setup.options.model not in fitting:
+        ways = [f"use --model {fitting[-1]}, which fits"]
+    raise DeviceMemoryError(
+        f"this run needs {need.describe()}; {name} has {format_size(total)} in all,"
+        f" {format_size(free)} free",
+        hint="; or ".join(ways),
+    )
+
+
+def _fits(setup: Setup, model: str, room: float) -> bool:
+    """Whether a row of this run at a time would fit with another model."""
+    config = preset(model)
+    if config.max_seq_len < setup.seq_len:
+        return False
+    need = replace(setup, config=config, micro_batch=1).need
+    return need.fixed_bytes + need.activations <= room
+
+
+def step_seconds(setup: Setup) -> float | None:
+    """About how long a step will take; None where that is not known."""
+    rate = (peak_flops(setup.device, setup.dtype) or 0) * USUAL_SHARE
+    if setup.device.type == "cpu":
+        # What it multiplies in a tenth of a second, of which a model gets about half.
+        matrix, begun, made = torch.ones(512, 512), time.perf_counter(), 0
+        while time.perf_counter() - begun < 0.1:
+            torch.mm(matrix, matrix)
+            made += 2 * 512**3
+        rate = USUAL_SHARE * made / (time.perf_counter() - begun)
+    flops = setup.config.flops_per_token(setup.seq_len, setup.vocab_size)
+    tokens = setup.batch_tokens // setup.ranks.world_size
+    return tokens * flops / rate if rate else None
+
+
 def memory_error(setup: Setup) -> DeviceMemoryError:
     """What was needed, what there is, and what to do about it."""
     device = setup.device
@@ -445,6 +494,8 @@ LONG_ROW = 8192
 MOST_MICRO_TOKENS = {"cuda": 65_536, "cpu": 8_192}
 # Of the free memory, that a run may fill whose micro-batch nobody chose, by the estimate.
 SHARE_OF_MEMORY = 0.8
+# Of what a device can do at most, that a model gets.
+USUAL_SHARE = 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

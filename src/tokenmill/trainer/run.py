@@ -19,6 +19,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import statistics
 import threading
@@ -33,6 +34,7 @@ import torch
 import xxhash
 from torch import distributed
 
+from tokenmill import words
 from tokenmill.errors import MissingExtraError, StoreError, TrainingError, UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.stalls import StallMeter
@@ -122,8 +124,13 @@ def _cut_after(path: Path, step: int) -> None:
 
 # -------------------------------------------------------------------------------------------------
 # Ctrl-C and SIGTERM end a run after the step, not in it.
+#
+# A step may take minutes in which Python runs none of its handlers. So signals are also counted by
+# a thread, to which the interpreter writes each one as it comes: it speaks where the main thread
+# does not, and ends the run in the middle of the step if it is asked again.
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GRACE_SECONDS = 1.0  # for the main thread to end by itself, if it can
 
 
 class StopRequest:
@@ -133,22 +140,50 @@ class StopRequest:
         self.signal: int | None = None
         self._on_request = on_request
         self._before: dict[int, Any] = {}
+        self._ends: list[socket.socket] = []
+        self._wakeup = -1
 
     def __enter__(self) -> StopRequest:
         """Listen. Only the main thread can; elsewhere nothing changes."""
         if threading.current_thread() is threading.main_thread():
+            self._ends = [*socket.socketpair()]
+            self._ends[1].setblocking(False)
+            self._wakeup = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            threading.Thread(target=self._count, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._restore()
+        if self._ends:
+            signal.set_wakeup_fd(self._wakeup)
+            self._ends[1].close()  # which ends the thread
+            self._ends = []
+
+    def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
-        self.__exit__()
+        self._restore()
         self._on_request()
+
+    def _count(self) -> None:
+        """In a thread: see each signal as it comes."""
+        came = 0
+        with self._ends[0] as end:
+            while number := end.recv(1):
+                came += number[0] in SIGNALS
+                if not came:
+                    continue
+                time.sleep(GRACE_SECONDS)
+                if came > 1 and self._ends:  # still listening: the main thread is in its step
+                    os.write(2, b"ended in the middle of a step\n")
+                    os._exit(128 + number[0])
+                if self.signal is None and self._ends:
+                    os.write(2, b"stopping after this step; the same again ends it now\n")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -433,6 +468,7 @@ def set_random_states(states: object, device: torch.device, *, rank: int = 0) ->
 
 PARTS_OF_A_RUN = 10  # checkpoints, and evaluations, of a run that does not say how often
 LEAST_STEPS = 100  # but not more often than every so many steps
+LONG_STEP = 60.0  # seconds, about which one is told before
 FREEZE_AFTER = 3  # steps until all that lives as long as the run has been made
 NO_SPLIT = (
     "this store has no split val, so nothing is evaluated; to have one, build it with:"
@@ -454,6 +490,7 @@ def run_training(
         )
     ranks = loop.TrainRanks.from_environment()
     setup = loop.settle(options, vocab_size=store.vocab_size, ranks=ranks)
+    loop.require_memory(setup)
     with _process_group(setup), contextlib.ExitStack() as resources:
         try:
             run = TrainingRun(
@@ -509,6 +546,12 @@ class TrainingRun:
         self._stops = False
         self._resources = resources
         self._resume_from = self._find_resume()
+        seconds = loop.step_seconds(setup)
+        if seconds is not None and seconds > LONG_STEP:
+            self.notes.append(
+                f"a step will take about {words.duration(seconds)} on {setup.device};"
+                " --batch-tokens and --model make it shorter"
+            )
         for message in (*self.notes, self._opening()):
             self._tell(replace(self._seen, message=message))
         loader = self._open(store, shuffle=self.options.shuffle, seed=self.options.seed)

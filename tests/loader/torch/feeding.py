@@ -50,7 +50,7 @@ def make_loader(store: Path, **options: Any) -> Loader:
 
 def assert_same(tensors: Mapping[str, torch.Tensor], batch: Batch, fields: Sequence[str]) -> None:
     """Tensors hold what a batch of an int64 loader holds."""
-    assert list(tensors) == list(fields)
+    assert list(tensors.keys()) == list(fields)
     for name in fields:
         expected = getattr(batch, name)
         assert tensors[name].is_contiguous()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.loader.torch.feeding import (
 )
 
 from tokenmill.errors import UsageError
-from tokenmill.torch import TensorBatch, slice_row, to_tensors
+from tokenmill.torch import DeviceFeeder, TensorBatch, slice_row, to_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,19 @@ def test_a_batch_is_a_mapping_with_attributes() -> None:
     assert (batch.step, batch.max_seqlen) == (7, 3)
     with pytest.raises(AttributeError, match=r"no 'labels', only \['input_ids'\]"):
         _ = batch.labels
+
+
+def test_a_batch_is_unpacked_as_a_pair_whatever_else_it_has(tmp_path: Path) -> None:
+    batch = make_loader(make_store(tmp_path)).batch(0)
+    input_ids, labels = batch
+    assert (input_ids is batch.input_ids, labels is batch.labels) == (True, True)
+    loader = make_loader(make_store(tmp_path / "other"))
+    with DeviceFeeder(loader, device="cpu", fields=ALL_FIELDS) as feeder:
+        for fed in feeder:
+            inputs, targets = cast("Any", fed)
+            assert inputs is fed["input_ids"]
+            assert targets is fed["labels"]
+            assert {**fed}.keys() == dict(fed).keys() == set(ALL_FIELDS)
 
 
 @pytest.mark.parametrize("twin", [copy.copy, lambda batch: pickle.loads(pickle.dumps(batch))])
