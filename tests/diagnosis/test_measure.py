@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from tokenmill.diagnosis.ways import (
     BYTES,
@@ -25,6 +28,7 @@ from tokenmill.diagnosis.ways import (
     take_sample,
 )
 from tokenmill.engines.load import describe, find_tokenizer
+from tokenmill.engines.references import R50K_PATTERN
 from tokenmill.monitor import cpu_seconds, tree, tree_bytes
 
 if TYPE_CHECKING:
@@ -292,3 +296,43 @@ def test_what_is_shown_is_what_ran_and_runs_again(
     assert done.returncode == 0, done.stderr
     assert any("tokens" in json.loads(line) for line in done.stdout.splitlines())
     assert ("tokenmill" in result.source) == (way in ("build", "loader"))
+
+
+@pytest.mark.parametrize("form", [None, "NFC"])
+@pytest.mark.parametrize("way", ["one-by-one", "batched", "joined"])
+def test_rank_files_are_called_as_tiktoken_is(way: str, form: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "my 'own' $ranks.tiktoken"
+    lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(256)]
+    path.write_text("\n".join(lines) + "\n")
+    definition = {
+        "pattern": R50K_PATTERN,
+        "special_tokens": {"<|endoftext|>": 256},
+        "eos_token": "<|endoftext|>",
+        "normalization": form,
+    }
+    path.with_name(path.name + ".json").write_text(json.dumps(definition))
+    keep(tmp_path, ["cafe\u0301"] * 8)
+    result = run_way(job_of(tmp_path, path, way=way))
+    assert result.problem is None
+    assert result.tokens == result.documents * (5 if form else 6)
+    assert not result.changes_ids
+
+
+@pytest.mark.parametrize("way", ["one-by-one", "batched", "joined"])
+def test_no_token_is_put_around_a_document_and_none_is_cut_off(
+    way: str, tmp_path: Path, bpe_tokenizer_dir: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(bpe_tokenizer_dir / "tokenizer.json"))
+    text = "def one():\n    return 1\n"
+    alone = len(tokenizer.encode(text).ids)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", end)]
+    )
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    result = run_way(job_of(keep(tmp_path, [text] * 8), tmp_path / "tokenizer.json", way=way))
+    assert result.problem is None
+    assert result.tokens == alone * result.documents
+    assert not result.changes_ids
