@@ -23,7 +23,7 @@ import tokenmill
 from tokenmill.engines import base
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.gigatoken import RANK_PATTERNS
-from tokenmill.engines.load import load_engine
+from tokenmill.engines.load import describe, load_engine
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
@@ -261,6 +261,42 @@ def test_a_harmful_tokenizer_json_is_an_error_that_names_it(name: str, tmp_path:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         load_engine(folder)
     tried("a harmful tokenizer.json")
+
+
+TAKES_MEMORY = {
+    name: content
+    for name, content in HARMFUL.items()
+    if "2^3" in name or "megabyte" in name or name.startswith(("a text that", "a pattern that"))
+}
+
+
+@pytest.mark.parametrize("disguised", [False, True])
+@pytest.mark.parametrize("name", TAKES_MEMORY)
+def test_no_engine_is_begun_for_what_would_take_all_memory(
+    name: str, disguised: bool, tmp_path: Path
+) -> None:
+    content = TAKES_MEMORY[name]
+    folder = write_tokenizer(tmp_path, content)
+    if disguised:
+        # The plain members come first, and those that count have escapes in their names.
+        members = {key: content[key] for key in ("added_tokens", "normalizer", "model")}
+        text = json.dumps(members)
+        for key in members:
+            text = text.replace(f'"{key}":', f'"{key[:-1]}\\u{ord(key[-1]):04x}":', 1)
+        (folder / "tokenizer.json").write_text(f"{json.dumps(BASE)[:-1]}, {text[1:]}")
+    begun: list[str] = []
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        describe(folder, when_harmless=lambda: begun.append(name))
+    assert not begun
+    tried("a harmful tokenizer.json")
+
+
+@pytest.mark.parametrize("word", ["a", "normalizer", "added_tokens"])
+def test_engines_are_begun_once_for_what_does_no_harm(word: str, tmp_path: Path) -> None:
+    begun: list[str] = []
+    folder = write_tokenizer(tmp_path, changed(f"model.vocab.{word}", 300))
+    describe(folder, when_harmless=lambda: begun.append(word))
+    assert begun == [word]
 
 
 _PATHS = st.sampled_from(

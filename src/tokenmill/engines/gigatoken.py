@@ -116,21 +116,31 @@ def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
 _COLON = re.compile(rb"\s*:\s*")
 
 
+def find_member(data: bytes, key: str) -> tuple[Any, int, int] | None:
+    """A member of a tokenizer.json, and where it begins and ends if it is a list or an object.
+
+    None where only parsing all of it tells: there is no such key, or a vocabulary holds the word.
+    """
+    name, places, at = f'"{key}"'.encode(), list[int](), -1
+    # Twenty times as fast as looking for the pattern.
+    while (at := data.find(name, at + 1)) >= 0:
+        places += [match.end() for match in [_COLON.match(data, at + len(name))] if match]
+    if len(places) != 1:
+        return None
+    value, end = _value_at(data, places[0])
+    return value, places[0], end
+
+
 def replace_member(data: bytes, key: str, change: Callable[[Any], Any]) -> bytes:
     """A tokenizer.json with another value of one of its members.
 
     What is around the member is not parsed where that can be helped: parsing and writing 11 MB of
     JSON would double the time that it takes to load.
     """
-    name, places, at = f'"{key}"'.encode(), list[int](), -1
-    # Twenty times as fast as looking for the pattern.
-    while (at := data.find(name, at + 1)) >= 0:
-        places += [match.end() for match in [_COLON.match(data, at + len(name))] if match]
-    if len(places) == 1:
-        value, end = _value_at(data, places[0])
-        if isinstance(value, list | dict):
-            return data[: places[0]] + json.dumps(change(value)).encode() + data[end:]
-    # No such key, or a vocabulary that holds the word itself: only parsing tells.
+    found = find_member(data, key)
+    if found is not None and isinstance(found[0], list | dict):
+        value, start, end = found
+        return data[:start] + json.dumps(change(value)).encode() + data[end:]
     content = json.loads(data)
     content[key] = change(content.get(key))
     return json.dumps(content, ensure_ascii=False).encode()
