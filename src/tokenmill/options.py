@@ -350,7 +350,7 @@ class BuildOptions(RowShape):
     follows from its text, so it never moves."""
     max_rejects: float = option(0.01, TEXT, "SHARE")
     """Fail if more than this share of a unit's rows cannot be used; of all rows, where the input is
-    under 128 MiB. Fewer are listed in rejects/ with file, row and reason."""
+    under 256 MiB. Fewer are listed in rejects/ with file, row and reason."""
     eos: str | bool | None = option(
         None,
         TOKENS,

@@ -32,6 +32,7 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.runners.local import TaskReport, WorkerReady
+from tokenmill.sources import base
 from tokenmill.words import parse_size
 
 if TYPE_CHECKING:
@@ -360,6 +361,17 @@ def test_an_older_store_keeps_its_units(state: str) -> None:
     build(inputs, "old", eos=False, rebuild=True)
     build(inputs, "fresh", eos=False)
     assert tree(Path("old")) == tree(Path("fresh")) != before
+
+
+def test_a_store_of_before_keeps_units_that_are_cut_finer_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "FINER_BYTES", 1 << 20)
+    write_jsonl(Path("a.jsonl"), ["x" * 100_000] * 90)
+    assert build("a.jsonl", "new").units_built == 32
+    begin_older_store(Path("old"), like=Path("new"))
+    assert build("a.jsonl", "old").units_built == 18
+    assert build("a.jsonl", "old").nothing_to_do
 
 
 def test_bad_rows_of_a_small_input_count_against_all_of_it() -> None:

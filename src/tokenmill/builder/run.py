@@ -53,6 +53,7 @@ from tokenmill.runners.local import LocalRunner, SerialRunner, fork, physical_co
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     SourceOptions,
+    least_unit_bytes,
     open_source,
     plan_units,
     text_size,
@@ -157,7 +158,9 @@ class BuildRun:
         memory = self.memory_plan(sum(file.bytes for file in files.values()))
         source = self.source_options(config)
         if config.get("unit_bytes") is not None:
-            source = dataclasses.replace(source, least_unit_bytes=discovery.least_unit_bytes)
+            text_bytes = sum(map(text_size, discovery.files))
+            least = least_unit_bytes(text_bytes, in_order=source.in_order)
+            source = dataclasses.replace(source, least_unit_bytes=least)
         if config != self.options.identity():
             discovery = discovery.grouped(source)  # an older store
         settings = BuildSettings(

@@ -285,12 +285,14 @@ LARGEST_UNIT_BYTES = 256 * MEGABYTE
 LEAST_UNIT_BYTES = MEGABYTE // 4
 UNITS_PER_FILE = 32
 UNITS_PER_INPUT = 16
+FINER_BYTES = 64 * MEGABYTE  # an input of so much has twice as many, in stores that group in order
 TEXT_PER_COMPRESSED_BYTE = 4
 
 
-def least_unit_bytes(size: int) -> int:
+def least_unit_bytes(size: int, *, in_order: bool = True) -> int:
     """Bytes of text that a unit has at least, in an input of about `size` bytes of text."""
-    share = 1 << max(size // UNITS_PER_INPUT, 1).bit_length() - 1
+    units = UNITS_PER_INPUT * (2 if in_order and size >= FINER_BYTES else 1)
+    share = 1 << max(size // units, 1).bit_length() - 1
     return min(max(share, LEAST_UNIT_BYTES), SMALLEST_UNIT_BYTES)
 
 
