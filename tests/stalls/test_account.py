@@ -25,7 +25,7 @@ from tokenmill.stalls.account import (
     Work,
     lay_out,
     make_account,
-    replay,
+    play,
 )
 from tokenmill.stalls.watch import read_trace
 
@@ -281,10 +281,68 @@ def test_a_replay_of_everything_takes_as_long_as_it_took() -> None:
     spans = lay_out(
         0.0, window["boundaries"][-1], **{k: v for k, v in window.items() if k != "boundaries"}
     )
-    whole = replay(spans, window["trace"].launches())
+    whole = play(spans, window["trace"].launches())
 
-    assert whole == pytest.approx(window["boundaries"][-1], rel=0.001)
-    assert replay([Span(0, 1, COMPUTE), Span(1, 3, DATA)], []) == 3
+    assert whole.seconds == pytest.approx(window["boundaries"][-1], rel=0.001)
+    assert play([Span(0, 1, COMPUTE), Span(1, 3, DATA)], []).seconds == 3
+
+
+def test_what_watching_took_is_left_out_and_the_device_is_not_faster_for_it() -> None:
+    def watched(plain: list[list[float]], samples: float) -> StepAccount:
+        window = a_window(8)
+        boundaries = window.pop("boundaries")
+        spans = lay_out(0.0, boundaries[-1], **window)
+        return make_account(
+            spans,
+            boundaries=boundaries,
+            trace=window["trace"],
+            samples=[at for at, _ in window["samples"]],
+            sample_seconds=samples,
+            plain=plain,
+        )
+
+    was = watched([], 0.0)
+    same = watched([[0.071] * 5, [0.070] * 5], 0.0)
+    assert shares(same) == pytest.approx(shares(was), abs=0.001)
+    assert same.plain_steps == 10
+    assert same.plain_step_seconds == 0.070
+
+    # A tenth of each sample's millisecond: 2 of 20, 1 of 9.5 (up to the last that saw it). What
+    # is launched earlier is waited for longer.
+    less = watched([], 0.1 * MS)
+    parts = {part.letter: part.seconds / 8 for part in less.parts}
+    assert parts[DATA] == pytest.approx(18 * MS, rel=0.01)
+    assert parts[TOKENIZING] == pytest.approx(8.5 * MS, rel=0.01)
+    assert parts[LAUNCH] + parts[DEVICE] == pytest.approx(40 * MS, rel=0.02)
+    assert less.watched_seconds / 8 == pytest.approx(70 * MS)
+    assert less.seconds == pytest.approx(sum(part.seconds for part in less.parts))
+    assert "a step took 70.0 ms: 4.4% of that is left out above" in less.describe()
+
+    # What steps take by themselves says how much it was: here as much again, and no more.
+    for plain, expected in ((0.0685, 68.5), (0.0650, 65.0), (0.0500, 64.0)):
+        found = watched([[plain] * 5], 0.1 * MS)
+        assert found.step_seconds == pytest.approx(expected * MS, rel=0.005)
+        assert found.device_busy_seconds == pytest.approx(8 * 40 * MS, rel=0.01)
+
+
+def test_a_loop_that_waits_for_room_in_the_queue_still_does_without_samples() -> None:
+    spans = [
+        Span(0.0, 1.0, LAUNCH, MODEL),
+        Span(1.0, 4.0, DEVICE, MODEL, "room"),
+        Span(4.0, 5.0, LAUNCH, MODEL),
+        Span(5.0, 9.0, DEVICE, MODEL, "room"),
+    ]
+    trace = DeviceTrace(
+        [Call(0.0, 0.1, "cudaLaunchKernel", 1), Call(4.0, 4.1, "cudaLaunchKernel", 2)],
+        [Work(0.0, 4.0, "gemm", 7, 1), Work(4.0, 9.0, "gemm", 7, 2)],
+    )
+    account = make_account(
+        spans, boundaries=[0.0, 4.0, 9.0], trace=trace, samples=[0.5, 4.5], sample_seconds=0.5
+    )
+
+    assert account.seconds == pytest.approx(9.0)
+    assert shares(account) == pytest.approx({LAUNCH: 1 / 9, DEVICE: 8 / 9}, abs=1e-5)
+    assert account.picture_seconds == pytest.approx(5.0)
 
 
 def test_a_trace_is_read_by_the_clock_of_the_loop() -> None:

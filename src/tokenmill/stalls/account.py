@@ -1,6 +1,7 @@
 """The account of a step: what the loop and its device did, as parts that add up to the whole.
 
-    waits, samples, calls of CUDA -> `lay_out` -> spans that cover the window -> `StepAccount`
+    waits, samples, calls of CUDA -> `lay_out` -> spans that cover the window
+        -> `unwatched`: without what watching took -> `StepAccount`
 
 A span is a time of the loop's thread, what it was spent on (a part) and the place in the user's
 code. Waits for a loader and calls of CUDA are measured, so their spans are exact; what is between
@@ -8,8 +9,11 @@ them is divided among the lines that samples saw there.
 
 What taking something out would save is not its share of the time: a loop that waits 50% in
 `.item()` does not become twice as fast without it, since the device still needs its time. So the
-window is replayed without it (`replay`): the host goes through its spans, the device works through
+window is played without it (`play`): the host goes through its spans, the device works through
 what it is given, in order, and a wait lasts until the device has done all of that.
+
+Watching makes a step longer: by samples, and by the profiler in every call of CUDA. Left in, that
+would make launching look long and all else short. So it is taken out, in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import os
+import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
@@ -84,7 +89,7 @@ class Work(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Work as a replay needs it."""
+    """Work as `play` needs it."""
 
     at: float
     """When the host launched it."""
@@ -141,6 +146,10 @@ DRAIN = "the work that was left when the last of these steps had been launched"
 
 _SLOW_CALL = 100e-6  # a launch takes some microseconds: one that takes so long waited
 _SHORT_GAP = 5e-6  # between kernels that were in the queue: the device's own, and not idle time
+_CALL_SECONDS = 5e-6  # that the profiler takes in a launch
+_MOST_TIMES = 2.0  # so much more, or nothing at all, it may be elsewhere
+_LEAST = 0.2  # of a span that is left, whatever watching took
+_TRIES = 8
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
@@ -260,35 +269,99 @@ def _call_spans(trace: DeviceTrace) -> list[Span]:
     return found
 
 
-def replay(
+class Played(NamedTuple):
+    """A window as it would have been; its clock begins at 0."""
+
+    seconds: float
+    spans: list[Span]
+    launches: list[Launch]
+
+
+def play(
     spans: Sequence[Span],
     launches: Sequence[Launch],
     *,
     without: Callable[[Span], bool] = lambda _: False,
-) -> float:
-    """Seconds that the window would take without some of its spans."""
+    lengths: Sequence[float] | None = None,
+    has_room: bool = True,
+) -> Played:
+    """The window without some of its spans, or with others' lengths. Waits last as long as they
+    must; those for room in the queue are none, unless the queue stays as short as it is."""
     clock = 0.0
     free: dict[int, float] = {}  # when each stream has done what it was given
-    done = [0.0] * len(launches)
+    played: list[Span] = []
+    moved: list[Launch] = []
     by_end = sorted(range(len(launches)), key=lambda index: launches[index].end)
-    given = ended = 0
+    ended = 0
     ready = 0.0  # when all is done that the device had done by now
-    for span in spans:
+    for index, span in enumerate(spans):
         is_out = without(span)
-        is_wait = span.waits_for == "work"
-        while given < len(launches) and launches[given].at < span.end:
-            launch = launches[given]
-            at = clock + (0.0 if is_out or is_wait else max(launch.at - span.start, 0.0))
-            free[launch.stream] = max(free.get(launch.stream, 0.0), at) + launch.seconds
-            done[given] = free[launch.stream]
-            given += 1
+        is_wait = span.waits_for == "work" or (not has_room and span.waits_for == "room")
+        length = span.seconds if lengths is None else lengths[index]
+        pace = 0.0 if is_out or is_wait or not span.seconds else length / span.seconds
+        while len(moved) < len(launches) and launches[len(moved)].at < span.end:
+            launch = launches[len(moved)]
+            at = clock + pace * max(launch.at - span.start, 0.0)
+            end = max(free.get(launch.stream, 0.0), at) + launch.seconds
+            free[launch.stream] = end
+            moved.append(launch._replace(at=at, end=end))
         while ended < len(by_end) and launches[by_end[ended]].end <= span.end + _SHORT_GAP:
-            ready = max(ready, done[by_end[ended]])
+            if by_end[ended] < len(moved):
+                ready = max(ready, moved[by_end[ended]].end)
             ended += 1
-        if is_out or span.waits_for == "room":
-            continue
-        clock = max(clock, ready) if is_wait else clock + span.seconds
-    return max([clock, *free.values()])
+        begin = clock
+        if is_wait and not is_out:
+            clock = max(clock, ready)
+        elif not is_out and not span.waits_for:
+            clock += length
+        played.append(span._replace(start=begin, end=clock))
+    return Played(max([clock, *free.values()]), played, moved)
+
+
+def unwatched(
+    spans: Sequence[Span],
+    launches: Sequence[Launch],
+    *,
+    samples: Sequence[float] = (),
+    sample_seconds: float = 0.0,
+    calls: Sequence[float] = (),
+    ratio: float | None = None,
+) -> Played:
+    """The window without what watching took: its time for each sample, and the usual time of the
+    profiler for each call of CUDA. If it is known what `ratio` of itself the window would have
+    taken, the two are made smaller or larger until it takes that, within reason."""
+
+    def counted(times: Sequence[float], find: Callable[[Sequence[float], float], int]) -> list[int]:
+        return [find(times, span.end) - find(times, span.start) for span in spans]
+
+    taken = [
+        sampled * sample_seconds + called * _CALL_SECONDS
+        for sampled, called in zip(  # a span ends with its sample, and begins with its call
+            counted(samples, bisect_right), counted(calls, bisect_left), strict=True
+        )
+    ]
+
+    def played(times: float) -> Played:
+        lengths = [
+            max(span.seconds - times * cost, _LEAST * span.seconds)
+            for span, cost in zip(spans, taken, strict=True)
+        ]
+        return play(spans, launches, lengths=lengths, has_room=False)
+
+    if ratio is None:
+        return played(1.0)
+    found = played(0.0)
+    aim = ratio * found.seconds
+    if found.seconds <= aim:
+        return found
+    # A loop that waits for its device is no faster whatever is taken out: least is best.
+    least, most = 0.0, _MOST_TIMES
+    aim = max(aim, 1.001 * played(most).seconds)
+    for _ in range(_TRIES):
+        middle = (least + most) / 2
+        found = played(middle)
+        least, most = (middle, most) if found.seconds > aim else (least, middle)
+    return found
 
 
 # -------------------------------------------------------------------------------------------------
@@ -299,6 +372,7 @@ _SHOWN_SHARE = 0.005
 _WORTH_SHARE = 0.01
 _WIDTH = 72
 _BAR = 24
+_FEWEST = 3  # steps that have a median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,8 +434,12 @@ class StepAccount:
     picture_seconds: float
     replay_error: float
     """How far the replay of the window as it was is from what it took, as a part of that."""
-    cost_share: float
-    """Part of the time that taking samples took."""
+    watched_seconds: float
+    """Of all these steps as they were: `seconds` is without what watching took."""
+    plain_steps: int
+    """Steps that were timed just before and after, with nothing on that watches them."""
+    plain_step_seconds: float | None
+    """Their median."""
     unseen: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -381,8 +459,21 @@ class StepAccount:
             lines += ["", *self._advise()]
         if self.unseen:
             lines += ["", "not seen here:", *(f"  - {each}" for each in self.unseen)]
-        lines += ["", f"taking samples took {share(self.cost_share, 1)} of these steps"]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *self._cost()])
+
+    def _cost(self) -> list[str]:
+        taken = max(self.watched_seconds - self.seconds, 0.0)
+        percent = share(taken, self.watched_seconds)
+        if not self.steps:
+            return [f"looking at it took {percent} of that, and is left out above"]
+        each = brief(self.watched_seconds / self.steps)
+        lines = [f"while it was looked at, a step took {each}: {percent} of that is left out above"]
+        if self.plain_step_seconds is not None:
+            usual, count = brief(self.plain_step_seconds), self.plain_steps
+            lines.append(f"by itself it took {usual}, the median of {count} steps before and after")
+        elif self.device_busy_seconds is not None:
+            lines.append("(as much as usual: there were no steps before and after to compare with)")
+        return lines
 
     def _title(self) -> str:
         if not self.steps:
@@ -475,13 +566,34 @@ def make_account(
     first_step: int = 0,
     trace: DeviceTrace | None = None,
     syncs: Sequence[Place] = (),
-    cost_share: float = 0.0,
+    samples: Sequence[float] = (),
+    sample_seconds: float = 0.0,
+    plain: Sequence[Sequence[float]] = (),
     unseen: Sequence[str] = (),
 ) -> StepAccount:
-    """The account of a window. `boundaries` are where its steps begin, and the end of the last."""
-    seconds = spans[-1].end - spans[0].start if spans else 0.0
+    """The account of a window. `boundaries` are where its steps begin, and the end of the last;
+    `plain` has the seconds of steps that nothing looked at, before the window and after it."""
+    watched_seconds = spans[-1].end - spans[0].start if spans else 0.0
     launches = [] if trace is None else trace.launches()
     busy = None if trace is None or not spans else trace.busy()
+    # Watching makes no step shorter: if the two differ, the lesser is nearer to the truth.
+    usual = min((statistics.median(each) for each in plain if len(each) >= _FEWEST), default=None)
+    if spans and (sample_seconds or usual is not None):
+        steps = [end - start for start, end in pairwise(boundaries)]
+        ratio = None if usual is None or not steps else usual / statistics.median(steps)
+        played = unwatched(
+            spans,
+            launches,
+            samples=samples,
+            sample_seconds=sample_seconds,
+            calls=[] if trace is None else trace.launch_times(),
+            ratio=ratio,
+        )
+        boundaries = _moved(boundaries, spans, played.spans)
+        spans, launches = played.spans, played.launches
+        if busy is not None:
+            busy = merged((each.end - each.seconds, each.end) for each in launches)
+    seconds = spans[-1].end - spans[0].start if spans else 0.0
     advice, all_gain, error = _advice(spans, launches, seconds)
     idle: dict[str, float] = defaultdict(float)
     busy_seconds = 0.0
@@ -503,9 +615,23 @@ def make_account(
         picture=picture,
         picture_seconds=picture_seconds,
         replay_error=error,
-        cost_share=cost_share,
+        watched_seconds=watched_seconds,
+        plain_steps=sum(len(each) for each in plain if len(each) >= _FEWEST),
+        plain_step_seconds=usual,
         unseen=list(unseen),
     )
+
+
+def _moved(times: Sequence[float], spans: Sequence[Span], played: Sequence[Span]) -> list[float]:
+    """Where times of the window are when its spans are of other lengths."""
+    starts = [span.start for span in spans]
+    found = []
+    for at in times:
+        index = max(bisect_right(starts, at) - 1, 0)
+        span, other = spans[index], played[index]
+        pace = other.seconds / span.seconds if span.seconds else 0.0
+        found.append(other.start + pace * min(max(at - span.start, 0.0), span.seconds))
+    return found
 
 
 def _group(span: Span) -> tuple[str, ...]:
@@ -591,16 +717,16 @@ def _advice(
         is_known = span.part == LAUNCH or span.place is not None
         if is_known and span.part != COMPUTE and span.waits_for != "room":
             groups[_key(span)].append(span)
-    whole = replay(spans, launches)
+    whole = play(spans, launches).seconds
 
     def gain(keys: set[tuple[object, ...]]) -> float:
-        rest = replay(spans, launches, without=lambda span: _key(span) in keys)
+        rest = play(spans, launches, without=lambda span: _key(span) in keys).seconds
         return max(1 - rest / whole, 0.0) if whole else 0.0
 
     found: dict[tuple[object, ...], Advice] = {}
     for key, group in groups.items():
         place = _hottest(group)
-        # A wait may hide another: what takes no time now is no reason to replay.
+        # A wait may hide another: what takes no time now is no reason to play.
         if sum(span.seconds for span in group) < _SHOWN_SHARE * seconds:
             continue
         part = COPY if key in uploads else group[0].part

@@ -1,12 +1,17 @@
 """Watches the steps of a loop from outside: what it waits for, where it is, what its device does.
 
     loaders and optimizers -> `StepWatch.asked`, `handed`, `stepped`: when steps and waits begin
-    a thread, every millisecond -> where the loop's thread is (`Reader`)
+    a thread, some times in a step -> where the loop's thread is (`Reader`)
     torch's profiler and its sync debug mode, on CUDA -> what the device did, which calls waited
 
-All of that is on for a window of steps and gone after it. Before the window the thread takes its
-samples already, for loops that end before it; no other part of the program is touched but the few
-methods of loaders that `follow` replaces.
+All of that is on for a window of steps and gone after it. No other part of the program is touched
+but the few methods of loaders that `follow` replaces.
+
+    steps   1 ... 5       5 ... 10    10 ... 30    30 ... 50
+            samples       nothing     all of it    nothing
+
+Steps with nothing on tell what watching costs. The samples of the first few are for loops that end
+before the window.
 
 A sample needs the interpreter's lock, and would see the loop mostly where it lets go of it, after
 the code that held it. So threads switch far more often in the window than they do otherwise, and a
@@ -21,6 +26,7 @@ import inspect
 import json
 import linecache
 import re
+import statistics
 import sys
 import sysconfig
 import tempfile
@@ -29,6 +35,7 @@ import time
 import types
 import warnings
 from collections import Counter, deque
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +61,11 @@ FIRST_STEP, LAST_STEP = 10, 30
 # A window that is longer ends after the step it is in, if it has a few: enough was seen, and what
 # the profiler keeps grows.
 MOST_SECONDS, FEWEST_STEPS = 10.0, 3
-INTERVAL_SECONDS = 0.001
+# Between samples: so many in a step of the window, but not too near to each other.
+INTERVAL_SECONDS, MOST_INTERVAL_SECONDS, SAMPLES_A_STEP = 0.001, 0.01, 25
 SWITCH_SECONDS = 0.0001
 _MOST_SAMPLES = 200_000
+_SKIPPED = 2  # steps after the window, while the queue of the device fills again
 
 # -------------------------------------------------------------------------------------------------
 # Where a thread is.
@@ -197,7 +206,7 @@ class DeviceWatch:
         """When the device had done all there was: the window begins with nothing in the queue."""
         self._listen()
         profiler = self._torch.profiler
-        with self._kept("torch's profiler could not be started"):
+        with self._kept("torch's profiler could not be started"), _silence():
             found = profiler.profile(activities=[profiler.ProfilerActivity.CUDA])
             found.start()
             self._profiler = found
@@ -208,7 +217,7 @@ class DeviceWatch:
         end = self._drain()
         self._opened.close()
         if self._profiler is not None:
-            with self._kept("torch's profiler could not be stopped"):
+            with self._kept("torch's profiler could not be stopped"), _silence():
                 self._profiler.stop()
         return end
 
@@ -253,7 +262,7 @@ class DeviceWatch:
         if self._profiler is None:
             return None
         try:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as folder, _silence():
                 path = Path(folder) / "trace.json"
                 self._profiler.export_chrome_trace(str(path))
                 events = json.loads(path.read_bytes())["traceEvents"]
@@ -261,6 +270,14 @@ class DeviceWatch:
         except Exception as error:
             self.problem = f"what torch's profiler saw could not be read: {error}"
             return None
+
+
+@contextlib.contextmanager
+def _silence() -> Generator[None, None, None]:
+    """The profiler warns of how it is used, and that is no matter of the program's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def read_trace(events: Sequence[Mapping[str, Any]], marks: Sequence[float]) -> DeviceTrace:
@@ -307,6 +324,10 @@ def read_trace(events: Sequence[Mapping[str, Any]], marks: Sequence[float]) -> D
 # The window of steps.
 
 
+def _lengths(times: Sequence[float]) -> list[float]:
+    return [end - start for start, end in pairwise(times)]
+
+
 class StepWatch:
     """Watches the thread that makes it, for a window of its steps: `asked` and `handed` around what
     is a wait for data, `stepped` where a step ends, `finish` for the account."""
@@ -318,25 +339,44 @@ class StepWatch:
         self._samples: deque[tuple[float, Place]] = deque(maxlen=_MOST_SAMPLES)
         self._waits: list[tuple[float, float]] = []
         self._boundaries: list[float] = []
+        self._before: list[float] = []  # boundaries of steps with nothing on
+        self._after: list[float] = []
         self._begin = time.perf_counter()
         self._end = self._drained_at = 0.0
         self._count = 0
         self._source: object = None  # the optimizer that ends steps; None while batches do
         self._depth = 0
         self._asked_at = 0.0
-        self._is_open = self._is_over = False
+        self._is_open = False
+        self._is_over = False  # the window, and with it all that watches
+        self._is_done = False  # the steps after it that are timed, too
         self._device: DeviceWatch | None = None
         self._unseen: list[str] = []
         self._spent = self._spent_before = 0.0
         self._switch_seconds = sys.getswitchinterval()
+        self._interval = INTERVAL_SECONDS
+        self._sampling = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="tokenmill-stalls", daemon=True)
-        sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
-        self._switch_set = sys.getswitchinterval()  # it is rounded
+        self._turn_on()
         self._sampler.start()
+
+    def _turn_on(self) -> None:
+        if not self._sampling.is_set():
+            sys.setswitchinterval(min(SWITCH_SECONDS, self._switch_seconds))
+            self._switch_set = sys.getswitchinterval()  # it is rounded
+            self._sampling.set()
+
+    def _turn_off(self) -> None:
+        if self._sampling.is_set():
+            self._sampling.clear()
+            if sys.getswitchinterval() == self._switch_set:
+                sys.setswitchinterval(self._switch_seconds)
 
     def _sample(self) -> None:
         while not self._is_over:
-            time.sleep(INTERVAL_SECONDS)
+            if not self._sampling.wait(1.0):
+                continue  # and see whether it is over
+            time.sleep(self._interval)
             frame = sys._current_frames().get(self._thread)
             if frame is not None:
                 self._samples.append((time.perf_counter(), self._reader.place(frame)))
@@ -344,7 +384,7 @@ class StepWatch:
             self._spent = time.thread_time()
 
     def _is_watched(self) -> bool:
-        return not self._is_over and threading.get_ident() == self._thread
+        return not self._is_done and threading.get_ident() == self._thread
 
     def asked(self, *, is_batch: bool = True) -> None:
         """The loop wants a batch."""
@@ -360,21 +400,30 @@ class StepWatch:
         """It has its batch, or hears that there is none."""
         if self._is_watched() and self._depth:
             self._depth -= 1
-            if not self._depth:
+            if not self._depth and not self._is_over:
                 self._waits.append((self._asked_at, time.perf_counter()))
 
     def stepped(self, source: object) -> None:
         """A step has ended, by a call for a batch (None) or of an optimizer."""
         if not self._is_watched():
             return
+        if self._is_over:
+            if source is self._source:
+                self._after.append(time.perf_counter())
+                self._is_done = len(self._after) >= len(self._boundaries) + _SKIPPED
+            return
         if source is not None and self._source is None and not self._is_open:
             # Where there is an optimizer, its steps count, whatever was handed out before.
             self._source, self._count = source, 0
+            self._before.clear()
         if source is not self._source:
             return
         now = time.perf_counter()
         self._count += 1
-        self._boundaries.append(now)
+        if self._before and not self._is_open:
+            self._before.append(now)
+        else:
+            self._boundaries.append(now)
         if self._is_open:
             is_long = now - self._begin > MOST_SECONDS and len(self._boundaries) > FEWEST_STEPS
             if self._count >= self._last or is_long:
@@ -382,7 +431,11 @@ class StepWatch:
         elif self._count == self._first:
             self._open()
         elif self._count == 1:
+            self._turn_on()
             self._restart(now)
+        elif self._count == (self._first + 1) // 2:
+            self._turn_off()
+            self._before.append(now)
 
     def _restart(self, now: float) -> None:
         """What was before is no part of a step."""
@@ -398,6 +451,10 @@ class StepWatch:
             self._device = DeviceWatch(torch, self._here)
             self._device.start()
         self._is_open = True
+        if before := _lengths(self._before):
+            usual = statistics.median(before) / SAMPLES_A_STEP
+            self._interval = min(max(usual, INTERVAL_SECONDS), MOST_INTERVAL_SECONDS)
+        self._turn_on()
         self._restart(time.perf_counter())
 
     def _here(self) -> Place:
@@ -410,11 +467,11 @@ class StepWatch:
             self._drained_at = self._end
             self._end = self._boundaries[-1] = self._device.stop()
         self._leave()
+        self._after.append(time.perf_counter())
 
     def _leave(self) -> None:
         self._is_over = True
-        if sys.getswitchinterval() == self._switch_set:
-            sys.setswitchinterval(self._switch_seconds)
+        self._turn_off()
 
     def finish(self) -> StepAccount:
         """The account of the window, or of what there was of it."""
@@ -424,6 +481,8 @@ class StepWatch:
             has_step = len(self._boundaries) > 1
             self._end = self._boundaries[-1] if has_step else time.perf_counter()
             self._leave()
+        self._is_done = True
+        self._sampling.set()
         self._sampler.join()
         trace = None if self._device is None else self._device.trace()
         syncs = [] if self._device is None else self._device.syncs
@@ -445,7 +504,9 @@ class StepWatch:
             first_step=self._first if self._is_open else 1,
             trace=trace,
             syncs=[place for at, place in syncs if self._begin <= at <= self._end],
-            cost_share=spent / max(self._end - self._begin, 1e-9),
+            samples=[at for at, _ in seen],
+            sample_seconds=spent / max(len(seen), 1),
+            plain=[_lengths(self._before), _lengths(self._after[_SKIPPED:])],
             unseen=self._what_is_unseen(trace, seen),
         )
 
@@ -461,8 +522,8 @@ class StepWatch:
             )
         elif not self._is_open:
             found.append(
-                f"steps {self._first} to {self._last}: there were {self._count} only, and all but "
-                "the first were looked at (--steps FIRST-LAST chooses)"
+                f"steps {self._first} to {self._last}: there were {self._count} only, and steps 1 "
+                f"to {len(self._boundaries)} were looked at (--steps FIRST-LAST chooses)"
             )
         if not uses_cuda:
             found.append(
