@@ -44,16 +44,15 @@ def load(path: Path) -> CheckedEngine:
     return load_engine(path, choice="words")
 
 
-def test_a_trie_has_its_pieces_and_nothing_else() -> None:
+@pytest.mark.parametrize("alphabet", [b"abcdefgh\xff\x00", bytes(range(200))])
+def test_a_trie_has_its_pieces_and_nothing_else(alphabet: bytes) -> None:
     dice = random.Random(0)
-    pieces = list(
-        {bytes(dice.choices(b"abcdefgh\xff\x00", k=dice.randint(1, 7))) for _ in range(3000)}
-    )
+    pieces = list({bytes(dice.choices(alphabet, k=dice.randint(1, 7))) for _ in range(3000)})
     trie = Trie([*pieces, b""])
     known = {piece: number for number, piece in enumerate(pieces)}
     begins = {piece[:size] for piece in pieces for size in range(len(piece) + 1)}
     for _ in range(3000):
-        text, node = bytes(dice.choices(b"abcdefgh\xff\x00z", k=8)), trie.root
+        text, node = bytes(dice.choices(alphabet + b"z", k=8)), trie.root
         for size in range(1, 9):
             child = int(trie.bases[node]) + text[size - 1]
             assert (trie.parents[child] == node) == (text[:size] in begins)

@@ -30,6 +30,7 @@ _STOP = 0xFE  # is after each part
 LONGEST_PART = 256  # in bytes
 _LARGEST_SCORE = 1e4
 _UNKNOWN_PENALTY = 10  # an unknown character is so much worse than the worst piece
+_SOME, _MANY = 4, 16  # children of a node
 _CHUNK_PARTS = 1 << 13  # at a time: what they need fits into a cache of the processor
 
 
@@ -71,25 +72,33 @@ class Trie:
         count = len(above) + 1
         children = np.bincount(above, minlength=count)
         firsts = np.cumsum(children) - children
-        size = 2 * count + 1024
+        large = np.flatnonzero(children > _MANY)
+        free_size = 3 * count + 1024
+        size = free_size + 256 * len(large)
         is_taken = np.zeros(size, bool)
         bases = np.zeros(count, np.int64)
+        # Nodes with many children have places of their own.
+        bases[large] = free_size + 256 * np.arange(len(large))
         dice = np.random.default_rng(0)
-        # Nodes with several children try places by chance; one that finds all free keeps them.
-        waiting = np.flatnonzero(children > 1)
-        while len(waiting):
-            tried = dice.integers(0, size - 256, len(waiting))
-            owners, edges = _ranges(firsts[waiting], children[waiting])
-            places = tried[owners] + labels[edges]
-            claims = np.empty(size, np.int64)
-            claims[places] = owners
-            fails = np.zeros(len(waiting), bool)
-            fails[owners[is_taken[places] | (claims[places] != owners)]] = True
-            bases[waiting[~fails]] = tried[~fails]
-            is_taken[places[~fails[owners]]] = True
-            waiting = waiting[fails]
+        # Those with several try places by chance, and keep them if all are free; the large first.
+        for is_next in (
+            (children > _SOME) & (children <= _MANY),
+            (children > 1) & (children <= _SOME),
+        ):
+            waiting = np.flatnonzero(is_next)
+            while len(waiting):
+                tried = dice.integers(0, free_size - 256, len(waiting))
+                owners, edges = _ranges(firsts[waiting], children[waiting])
+                places = tried[owners] + labels[edges]
+                claims = np.empty(free_size, np.int64)
+                claims[places] = owners
+                fails = np.zeros(len(waiting), bool)
+                fails[owners[is_taken[places] | (claims[places] != owners)]] = True
+                bases[waiting[~fails]] = tried[~fails]
+                is_taken[places[~fails[owners]]] = True
+                waiting = waiting[fails]
         lone = np.flatnonzero(children == 1)
-        free = np.flatnonzero(~is_taken[256:])[: len(lone)] + 256
+        free = np.flatnonzero(~is_taken[256:free_size])[: len(lone)] + 256
         bases[lone] = free - labels[firsts[lone]]
         places = np.append(size, bases[above] + labels)
         self.root = size
