@@ -47,6 +47,22 @@ def test_a_run_is_summed_up(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("shares", "word"),
+    [
+        ([0.0, 0.002, 0.004, 0.3, 0.001], "not starved"),
+        ([0.0, 0.02, 0.004, 0.3, 0.005], "close"),
+        ([0.2, 0.2, 0.004, 0.3, 0.1], "starved"),
+    ],
+)
+def test_a_run_is_called_starved_where_most_of_its_lines_say_so(
+    tmp_path: Path, shares: list[float], word: str
+) -> None:
+    lines = [json.dumps({"step": n, "wait_share": share}) for n, share in enumerate(shares)]
+    [said] = findings(read_evidence(run=write_run(tmp_path, lines)))
+    assert f"waiting for data ({word})" in said
+
+
 def test_a_stall_report_is_read_as_the_meter_writes_it(tmp_path: Path) -> None:
     meter = tokenmill.StallMeter()
     for _ in meter.watch(range(50)):

@@ -24,6 +24,7 @@ from tokenmill.words import compact, format_size, milliseconds, spoken
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from tokenmill.inspection import Lengths
 
@@ -53,6 +54,14 @@ class SampleFacts:
     rejected: int
     largest_document_bytes: int
     estimated_text_bytes: int  # of the whole input; a guess where it is compressed
+
+
+def middle_half(values: Sequence[float]) -> tuple[float, float]:
+    """Where the middle half of the values begins and ends."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +109,7 @@ class WayResult:
     @property
     def interval(self) -> tuple[float, float]:
         """Tokens/s of the middle half of the rounds."""
-        if len(self.rates) < 2:
-            return self.tokens_per_second, self.tokens_per_second
-        low, _, high = statistics.quantiles(self.rates, n=4, method="inclusive")
-        return low, high
+        return middle_half(self.rates or (self.tokens_per_second,))
 
     @property
     def documents_per_second(self) -> float | None:
@@ -293,7 +299,10 @@ def findings(evidence: Evidence) -> list[str]:
             parts.append(f"{compact(statistics.median(rates))} tokens/s")
         if shares := [share for _, share in run.series("wait_share")]:
             waits = statistics.fmean(shares)
-            word = "not starved" if waits <= FINE_SHARE else "starved"
+            low, high = middle_half(shares)
+            word = "close"
+            if low > FINE_SHARE or high <= FINE_SHARE:
+                word = "starved" if low > FINE_SHARE else "not starved"
             parts.append(f"{waits:.1%} of the time waiting for data ({word})")
         if losses := run.series("loss"):
             parts.append(f"loss {losses[-1][1]:.3f} at step {losses[-1][0]:,.0f}")

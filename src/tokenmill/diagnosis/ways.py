@@ -674,6 +674,7 @@ def run_way(job: WayJob) -> WayResult:
         process = psutil.Popen(command, start_new_session=True, **how)
         with _ended(process):
             looks = _watch(process)
+            is_late = process.poll() is None
         out.seek(0)
         err.seek(0)
         told = [json.loads(line) for line in out.read().splitlines() if line.startswith(b"{")]
@@ -682,6 +683,8 @@ def run_way(job: WayJob) -> WayResult:
     if process.returncode:
         why = f": {said[-1]}" if said else ""
         found = {"problem": f"its process ended with exit code {process.returncode}{why}"}
+        if is_late:
+            found = {"problem": f"it was not done after {LATEST_SECONDS:.0f} s"}
     peak = max((look.memory_bytes for look in looks), default=0)
     source, call = job.source, job.fill(WAYS[job.way].call)
     return job.result(**found, peak_memory_bytes=peak, source=source, call=call)
