@@ -106,14 +106,15 @@ def test_workers_that_die_while_they_share_a_compressed_file_are_replaced() -> N
     killed: list[int] = []
 
     def kill_some(progress: Progress) -> None:
-        # First the one that decompresses: its task is the first.
-        pids = [worker.pid for worker in progress.workers if worker.pid not in killed]
-        if pids and progress.units_done > 10 * len(killed) and len(killed) < 3:
-            killed.append(pids[0])
-            psutil.Process(pids[0]).kill()
+        # First the one that decompresses: its task is the first. A third could lose a unit thrice.
+        pids = {worker.number: worker.pid for worker in progress.workers}
+        pid = pids.get(len(killed))
+        if pid and progress.units_done > 10 * len(killed) and len(killed) < 2:
+            killed.append(pid)
+            psutil.Process(pid).kill()
 
     result = build("a.jsonl.gz", unit_bytes=20_000, workers=3, memory="3GB", on_progress=kill_some)
-    assert len(killed) == 3
+    assert len(killed) == 2
     assert any("its units of" in warning for warning in result.warnings)
     assert tree(Path("store")) == tree(Path("whole"))
 
