@@ -31,6 +31,7 @@ def test_a_plan_is_close_to_the_build_and_knows_what_is_done(cli: Cli, corpus: P
     built = cli("build", *args).json
     assert abs(planned["estimated_tokens"] / built["totals"]["tokens"] - 1) < 0.1
     assert planned["units_to_build"] == built["units_built"] == 1
+    assert planned["by_workers"][0]["workers"] == 1
     again = cli("plan", *args).json
     assert again["units_to_build"] == 0
     assert again["units_complete"] == 1

@@ -668,7 +668,8 @@ _SAMPLE_UNITS = 8
 _NO_STORE = "store"
 
 
-class PlannedWorkers(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedWorkers:
     """What a build would take with so many workers."""
 
     workers: int
@@ -747,9 +748,11 @@ def _estimate(run: BuildRun) -> BuildPlan:
     most = max(memory.workers, run.options.workers or physical_cores())
     by_workers = tuple(
         PlannedWorkers(
-            workers,
-            seconds / min(workers, plan.units_to_do or workers),
-            planning.memory_needed(workers, tokenizer_bytes=size, has_cache=has_cache),
+            workers=workers,
+            estimated_seconds=seconds / min(workers, plan.units_to_do or workers),
+            estimated_memory_bytes=planning.memory_needed(
+                workers, tokenizer_bytes=size, has_cache=has_cache
+            ),
         )
         for workers in planning.worker_counts(most)
     )
