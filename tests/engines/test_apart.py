@@ -146,7 +146,7 @@ def test_a_file_that_was_changed_meanwhile_is_loaded_again(
     found = run_script(
         folder / "tokenizer.json",
         """
-        load.load_ahead(path, special_tokens=TEXT, fork=fork)
+        load.load_ahead(path, special_tokens=TEXT, is_proved=False, fork=fork)
         content = json.loads(path.read_text())
         token = content["added_tokens"][0] | {"content": "<new>", "id": 2000}
         content["added_tokens"].append(token)
@@ -155,11 +155,12 @@ def test_a_file_that_was_changed_meanwhile_is_loaded_again(
         engine = load.load_engine(load.describe(path))
         found["apart"] = isinstance(engine.reference, references.HuggingFaceApart)
         found["sizes"] = [info.vocab_size, engine.info.vocab_size]
-        load.load_ahead(path, special_tokens=TEXT, fork=fork)
+        load.load_ahead(path, special_tokens=TEXT, is_proved=False, fork=fork)
         engine = load.load_engine(load.describe(path))
         found["apart then"] = isinstance(engine.reference, references.HuggingFaceApart)
         found["fast"] = engine.name
         found["mismatches"] = len(engine.check_probes().mismatches)
+        found["agreed before"] = len(engine.agreed) > len(engine.probes) / 2
         """,
     )
     assert found == {
@@ -168,6 +169,7 @@ def test_a_file_that_was_changed_meanwhile_is_loaded_again(
         "apart then": True,
         "fast": "gigatoken",
         "mismatches": 0,
+        "agreed before": True,
     }
 
 
@@ -178,7 +180,7 @@ def test_a_process_with_threads_loads_it_itself(bpe_tokenizer_dir: Path) -> None
         import threading
         end = threading.Event()
         threading.Thread(target=end.wait).start()
-        load.load_ahead(path, special_tokens=TEXT, fork=fork)
+        load.load_ahead(path, special_tokens=TEXT, is_proved=False, fork=fork)
         engine = load.load_engine(load.describe(path))
         end.set()
         found["apart"] = isinstance(engine.reference, references.HuggingFaceApart)

@@ -69,12 +69,13 @@ def request_identity(
     options: BuildOptions,
     layout: StoreLayout,
     before_describing: Callable[[TokenizerKind, int], None] | None = None,
-    when_harmless: Callable[[TokenizerFiles], None] = lambda _: None,
+    when_harmless: Callable[[TokenizerFiles, bool], None] = lambda *_: None,
 ) -> Request:
     """Resolve tokenizer and configuration; cheap if the store was built with the same ones.
 
     `before_describing` is told the kind of a tokenizer that is to be described, and its bytes, and
-    `when_harmless` which files engines may load while the rest is found out.
+    `when_harmless` which files engines may load while the rest is found out, and whether they were
+    found to agree before.
     """
     files = find_tokenizer(options.tokenizer)
     settings = options.identity()

@@ -451,16 +451,16 @@ class BuildRun:
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 
-    def _load_ahead(self, files: TokenizerFiles) -> None:
+    def _load_ahead(self, files: TokenizerFiles, is_proved: bool) -> None:
         """Have engines loaded where workers are forked while the tokenizer is described."""
         if self._local is None or self.options.engine not in (AUTO, "gigatoken"):
             return
         if files.kind is TokenizerKind.HUGGINGFACE:
             policy = SpecialTokens(self.options.special_tokens)
-            load = functools.partial(
-                load_ahead, files.path.absolute(), special_tokens=policy, fork=fork
+            path, load = files.path.absolute(), functools.partial(load_ahead, fork=fork)
+            self._local.call_ahead(
+                functools.partial(load, path, special_tokens=policy, is_proved=is_proved)
             )
-            self._local.call_ahead(load)
 
     def _units_in_order(self, plan: WorkPlan, monitor: Monitor) -> Iterator[str]:
         """All units, file by file in the order of the input, whoever built them and when."""

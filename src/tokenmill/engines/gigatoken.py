@@ -587,15 +587,16 @@ def build(
 _ahead: dict[tuple[str, SpecialTokens], tuple[bytes, Any]] = {}
 
 
-def load_ahead(path: Path, policy: SpecialTokens) -> str:
+def load_ahead(path: Path, policy: SpecialTokens) -> tuple[str, GigatokenEngine]:
     """Load a tokenizer.json that `build` will be asked for, unless it turns out not to be covered.
 
-    Gives the checksum of the file. It must be known that the file does no harm.
+    Gives the checksum of the file, and the engine to try. The file must be known to do no harm.
     """
     data = path.read_bytes()
     content, checksum = _as_understood(data, policy), hashlib.sha256(data).hexdigest()
-    _ahead[checksum, policy] = content, _load(content)
-    return checksum
+    loaded = _load(content)
+    _ahead[checksum, policy] = content, loaded
+    return checksum, GigatokenEngine(content, loaded=loaded)
 
 
 def _as_understood(data: bytes, policy: SpecialTokens) -> bytes:

@@ -34,7 +34,7 @@ from functools import partial
 from importlib import import_module, metadata
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import numpy as np
 
@@ -57,7 +57,7 @@ from tokenmill.files import cache_folder, is_remote, shown
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from concurrent.futures import ProcessPoolExecutor
     from os import PathLike
 
@@ -223,18 +223,19 @@ def describe(
     files: TokenizerFiles | str | PathLike[str],
     *,
     policy: SpecialTokens | None = SpecialTokens.TEXT,
-    when_harmless: Callable[[], None] = lambda: None,
+    when_harmless: Callable[[bool], None] = lambda _: None,
 ) -> TokenizerInfo:
     """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
 
     Without a policy nothing is found out about engines, which takes longest: for who encodes
-    nothing. `when_harmless` is called when it is known that the engines may load it.
+    nothing. `when_harmless` is called when it is known that engines may load it, and told whether
+    their probes agreed before.
     """
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
     key = _key_of(files, policy)
     if key is not None and (known := _recall(key, files, policy)) is not None:
-        when_harmless()
+        when_harmless(any(_ONE_THREAD in each.proved for each in known.coverages))
         return known
     coverages: tuple[Coverage, ...] = ()
     if files.kind is TokenizerKind.BYTES:
@@ -249,13 +250,13 @@ def describe(
     else:
         is_known = _looks_harmless(files)
         if is_known:
-            when_harmless()
+            when_harmless(False)
         with _uncollected():
             with well_formed(files):
                 if files.kind is TokenizerKind.HUGGINGFACE:
                     _refuse_harmful(files.parsed, files.path)
                 if not is_known:
-                    when_harmless()
+                    when_harmless(False)
                 facts = _DESCRIBE[files.kind](files, files.parsed)
             if policy is not None:
                 coverages = coverages_of(files, policy)
@@ -695,13 +696,14 @@ def load_engine(
     if choice != own and info.kind is not TokenizerKind.BYTES:
         coverages = info.coverages if known else coverages_of(files, special_tokens)
     first = next((each.engine for each in coverages if not each.refusal), None)
-    way = "one thread" if threads == 1 else "several threads"
+    way = _ONE_THREAD if threads == 1 else "several threads"
     ahead = _ahead.pop((special_tokens, way, first), None)
-    if ahead is None or not ahead.is_ready(files.path):
+    agreed: Collection[str] = ()
+    if ahead is None or not ahead.reference.is_ready(files.path):
         reference = _load_reference(info, files, special_tokens, threads)
     else:
-        reference = ahead
-        _check_added(ahead, info, files)
+        reference, agreed = ahead
+        _check_added(ahead.reference, info, files)
     # To the bytes engine the string of its end of text means nothing.
     special = () if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens)
     checked = partial(CheckedEngine, reference, info=info, special_text=SpecialText(special))
@@ -728,6 +730,7 @@ def load_engine(
                         threads=threads,
                     ),
                     probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
+                    agreed=agreed if coverage.engine == first else (),
                 )
                 if _is_proved(info, coverage, way):
                     return engine
@@ -801,27 +804,49 @@ def _check_added(
             )
 
 
-# References that are being loaded: policy, threads and fast engine -> where.
-_ahead: dict[tuple[SpecialTokens, str, str | None], references.HuggingFaceApart] = {}
+class _Ahead(NamedTuple):
+    """A reference that is being loaded, and probes on which the fast engine agrees with it."""
+
+    reference: references.HuggingFaceApart
+    agreed: frozenset[str]
+
+
+# Policy, threads and fast engine -> what was loaded for who will ask.
+_ahead: dict[tuple[SpecialTokens, str, str | None], _Ahead] = {}
+_ONE_THREAD = "one thread"
 
 
 def load_ahead(
-    path: Path, *, special_tokens: SpecialTokens, fork: Callable[[], int | None]
+    path: Path, *, special_tokens: SpecialTokens, is_proved: bool, fork: Callable[[], int | None]
 ) -> None:
     """Load both engines of a tokenizer.json at once, for who will ask for them.
 
-    For a process that workers are forked from: the reference gets a process of its own. The file is
-    harmless. What turns out not to be asked for was loaded in vain.
+    For a process that workers are forked from: the reference gets a process of its own. Where the
+    probes are to agree, those that all tokenizers share are tried meanwhile. The file is harmless.
+    What turns out not to be asked for was loaded in vain.
     """
     from tokenmill.engines import gigatoken
 
     reference = references.HuggingFaceApart(path, special_tokens=special_tokens, fork=fork)
     try:
-        gigatoken.load_ahead(path, special_tokens)
+        checksum, fast = gigatoken.load_ahead(path, special_tokens)
     except BaseException:
         reference.close()
         raise
-    _ahead[special_tokens, "one thread", gigatoken.ENGINE] = reference
+    agreed = frozenset[str]()
+    if not is_proved and reference.checksum == checksum:
+        agreed = _agreed(fast, reference, probe_texts())
+    _ahead[special_tokens, _ONE_THREAD, gigatoken.ENGINE] = _Ahead(reference, agreed)
+
+
+def _agreed(fast: Engine, reference: Engine, texts: list[str]) -> frozenset[str]:
+    """Those of the texts of which both engines make the same; the others are looked at later."""
+    batch = TextBatch.from_texts(texts)
+    try:
+        made = zip(texts, fast.encode(batch), reference.encode(batch), strict=True)
+        return frozenset(text for text, one, other in made if np.array_equal(one, other))
+    except TokenizerError:
+        return frozenset()
 
 
 class Encoded(TokenBatch, Sequence["NDArray[np.uint32]"]):

@@ -292,7 +292,12 @@ class HuggingFaceApart(HuggingFaceEngine):
     def is_ready(self, path: Path) -> bool:
         """Wait until it is loaded; whether from the bytes of this file, which is used from now."""
         self._path = path
-        return self._desk.recv(64) == hashlib.sha256(path.read_bytes()).hexdigest().encode()
+        return self.checksum == hashlib.sha256(path.read_bytes()).hexdigest()
+
+    @lazy
+    def checksum(self) -> str:
+        """That of the file which was loaded; waits until it is. Empty where it was not."""
+        return self._desk.recv(64).decode()
 
     def hang_up(self) -> None:
         """End the line of this process; it gets another when it asks again."""
