@@ -630,7 +630,7 @@ class DiagnoseOptions(RowShape):
     """Also try other worker counts and batch sizes, and recommend workers, batch and memory for
     this machine."""
     stalls: PathInput | None = option(None, BESIDE, "FILE")
-    """A report of tokenmill.StallMeter, as JSON."""
+    """A report of tokenmill.StallMeter, or what `python -m tokenmill.stalls --json FILE` wrote."""
     run: PathInput | None = option(None, BESIDE, "FOLDER")
     """A training run with its metrics.jsonl."""
     timeline: PathInput | None = option(None, BESIDE, "FILE")

@@ -75,6 +75,30 @@ def test_a_stall_report_is_read_as_the_meter_writes_it(tmp_path: Path) -> None:
     assert findings(evidence)[0].startswith("Stall report: ")
 
 
+def test_an_account_of_steps_is_read_and_drawn(tmp_path: Path) -> None:
+    path, report = tmp_path / "account.json", tmp_path / "report.html"
+    with tokenmill.StallMeter(account=(2, 6)) as meter:
+        for _ in meter.watch(range(10)):
+            sum(range(200_000))
+    account = meter.account()
+    path.write_text(json.dumps(account.as_json()))
+
+    found = tokenmill.diagnose(stalls=path, report=report)
+    assert found.evidence.stalls == account
+    assert findings(found.evidence)[0].startswith(
+        "Account of a step: where the time of a step goes"
+    )
+    page = report.read_text()
+    assert "<h3>Where the time of a step goes</h3>" in page
+    assert "computing and Python" in page
+    assert "sum(range(200_000))" in page
+
+    path.write_text(json.dumps({**account.as_json(), "parts": [{}]}))
+    with pytest.raises(UsageError, match="no account of steps") as refused:
+        read_evidence(stalls=path)
+    assert refused.value.hint
+
+
 def test_a_time_line_is_summed_up(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text " * 1000)
     path = tmp_path / "timeline.jsonl"

@@ -21,6 +21,7 @@ import numpy as np
 
 from tokenmill.diagnosis.diagnose import sentence
 from tokenmill.diagnosis.values import OTHER_IDS, STATES, Diagnosis, RunMetrics
+from tokenmill.stalls import StepAccount
 from tokenmill.visible import visible_lines
 from tokenmill.words import compact, count, format_size, milliseconds
 
@@ -440,7 +441,7 @@ def _sections(found: Diagnosis) -> Iterator[tuple[str, str | None, Sequence[Mark
             yield "What the GPU takes", None, [*_needs(found)]
     evidence = found.evidence
     for title, given, draw in (
-        ("Stall report", evidence.stalls, _waits),
+        ("Your own loop", evidence.stalls, _stalls),
         ("Training run", evidence.run, _training),
         ("Time line of the build", evidence.timeline, _build),
     ):
@@ -641,6 +642,41 @@ def _scaling(found: Diagnosis) -> Iterator[Markup]:
 
 # -------------------------------------------------------------------------------------------------
 # Figures of what was given beside the text: a stall report, the metrics of a training, a build.
+
+
+def _stalls(found: StallReport | StepAccount) -> Iterator[Markup]:
+    return _step(found) if isinstance(found, StepAccount) else _waits(found)
+
+
+def _step(account: StepAccount) -> Iterator[Markup]:
+    """What a step is spent on, with its lines, and what taking them out would save."""
+    steps, whole = max(account.steps, 1), account.seconds or 1.0
+
+    def part_of(seconds: float) -> str:
+        return f"{seconds / whole:.1%}"
+
+    bars, rows = [], [("", "ms a step", "part", "line")]
+    for part in account.parts:
+        ms = 1000 * part.seconds / steps
+        bars.append(Bar(part.name, ms, f"{milliseconds(ms)} ms, {part_of(part.seconds)}"))
+        for line in part.lines:
+            said = f"{line.where} {line.what} {line.text}".strip()
+            taken = milliseconds(1000 * line.seconds / steps)
+            rows.append((part.name, taken, part_of(line.seconds), said))
+    busy = account.device_busy_seconds
+    device = "" if busy is None else f" The device is busy for {part_of(busy)} of it."
+    says = f"{account.steps:,} steps of {milliseconds(1000 * account.step_seconds)} ms.{device}"
+    plot = bar_plot(bars, unit="ms", label="Milliseconds of a step, by what they are spent on")
+    yield figure("Where the time of a step goes", plot, rows, says)
+    if account.advice:
+        saved = [
+            (f"{each.where} {each.text}".strip(), f"{each.gain:.0%}", each.advice)
+            for each in account.advice
+        ]
+        if len(saved) > 1:
+            saved.append(("all of these", f"{account.all_gain:.0%}", ""))
+        heading = tag("h3", "What taking it out would save")
+        yield tag("div", heading, table(("", "of a step", ""), *saved))
 
 
 def _waits(report: StallReport) -> Iterator[Markup]:

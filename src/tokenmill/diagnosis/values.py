@@ -19,7 +19,8 @@ import numpy as np
 
 from tokenmill.errors import UsageError
 from tokenmill.monitor import Timeline, read_timeline
-from tokenmill.stalls import StallReport
+from tokenmill.stalls import StallReport, StepAccount
+from tokenmill.stalls.account import SCHEMA as ACCOUNT_SCHEMA
 from tokenmill.words import compact, format_size, milliseconds, spoken
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class RunMetrics:
 class Evidence:
     """What was given besides."""
 
-    stalls: StallReport | None = None
+    stalls: StallReport | StepAccount | None = None
     run: RunMetrics | None = None
     timeline: Timeline | None = None
 
@@ -251,8 +252,8 @@ def read_evidence(**files: str | os.PathLike[str] | None) -> Evidence:
     return Evidence(**{name: read[name](Path(file)) for name, file in files.items() if file})
 
 
-def read_stalls(path: Path) -> StallReport:
-    """A report that a StallMeter's `as_json` was written to."""
+def read_stalls(path: Path) -> StallReport | StepAccount:
+    """A report of a StallMeter or an account of steps, as their `as_json` has them."""
     hint = "write one with: json.dump(meter.report().as_json(), file)"
     try:
         members = json.loads(path.read_text())
@@ -261,7 +262,8 @@ def read_stalls(path: Path) -> StallReport:
         raise UsageError(problem, hint=hint) from error
     if not isinstance(members, dict):
         raise UsageError(f"{str(path)!r} is JSON, but no report of a StallMeter", hint=hint)
-    return StallReport.from_json(members)
+    is_account = members.get("schema") == ACCOUNT_SCHEMA
+    return StepAccount.from_json(members) if is_account else StallReport.from_json(members)
 
 
 def read_run(path: Path) -> RunMetrics:
@@ -292,7 +294,9 @@ def findings(evidence: Evidence) -> list[str]:
     """What it says, in sentences."""
     said: list[str] = []
     if evidence.stalls is not None:
-        said.append(f"Stall report: {evidence.stalls.describe().splitlines()[0]}.")
+        is_account = isinstance(evidence.stalls, StepAccount)
+        name = "Account of a step" if is_account else "Stall report"
+        said.append(f"{name}: {evidence.stalls.describe().splitlines()[0]}.")
     if evidence.run is not None:
         parts, run = [], evidence.run
         if rates := [rate for _, rate in run.series("tokens_per_second")]:
@@ -351,7 +355,9 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
     tried = (*setting, *rates, "cpu_cores", "peak_memory_bytes")
     members["sweep"] = [_members(point, *tried) for point in found.sweep]
     stalls, run, timeline = (getattr(found.evidence, name) for name in members["evidence"])
-    waits = ("steps", "wait_share", "p50_ms", "p99_ms", "max_ms", "first_wait_ms")
+    waits = ["steps", "wait_share", "p50_ms", "p99_ms", "max_ms", "first_wait_ms"]
+    if isinstance(stalls, StepAccount):
+        waits = ["steps", "step_seconds", "device_busy_seconds", "all_gain"]
     members["evidence"] = {
         "stalls": stalls and _members(stalls, *waits),
         "run": run and {**_members(run, "path", "bad_lines"), "lines": len(run.lines)},

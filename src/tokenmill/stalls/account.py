@@ -29,11 +29,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.errors import UsageError
 from tokenmill.visible import visible
 from tokenmill.words import brief, share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Interval = tuple[float, float]
 
@@ -445,6 +446,23 @@ class StepAccount:
     def as_json(self) -> dict[str, Any]:
         """For json.dumps."""
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, members: Mapping[str, Any]) -> StepAccount:
+        """The account that `as_json` was made from."""
+        try:
+            values = {field.name: members[field.name] for field in dataclasses.fields(cls)}
+            values["advice"] = [Advice(**each) for each in values["advice"]]
+            values["parts"] = [
+                PartShare(**{**part, "lines": [LineShare(**line) for line in part["lines"]]})
+                for part in values["parts"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise UsageError(
+                f"this is no account of steps as this version writes it: {error}",
+                hint="write one with: python -m tokenmill.stalls --json FILE train.py",
+            ) from error
+        return cls(**values)
 
     @property
     def step_seconds(self) -> float:
