@@ -1,4 +1,5 @@
-"""Files that are sequences of records: JSON Lines, and text, in documents or in whole files.
+"""Files that are sequences of records: JSON Lines, and text, in documents or in whole files; and
+groups of small files of any format, which are read one after the other.
 
 A block is some whole records; a record belongs to the range in which its first byte is, so every
 record has exactly one owner wherever the cuts fall. A record longer than the limit is passed over
