@@ -363,7 +363,7 @@ def recommend(
     if build is None:
         return None
     memory = memory_for(build, sample=sample, tokenizer_bytes=tokenizer_bytes)
-    near = f"tokens/s, the smallest within {1 - NEAR_BEST:.0%} of the best"
+    near = f"tokens/s, the smallest that comes within {1 - NEAR_BEST:.0%} of the best"
     peak = format_size(build.peak_memory_bytes)
     largest = f"the largest document seen has {format_size(sample.largest_document_bytes)}"
     reasons = [
