@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,12 @@ import pytest
 from tests.sources.reading import compress, read
 
 from tokenmill.errors import SourceError
-from tokenmill.sources.base import SourceOptions, least_unit_bytes, unit_bytes_for
+from tokenmill.sources.base import (
+    SourceOptions,
+    least_unit_bytes,
+    reader_modules,
+    unit_bytes_for,
+)
 from tokenmill.sources.discovery import discover, source_file
 
 MEGABYTE = 1 << 20
@@ -166,6 +172,20 @@ def test_a_known_file_is_found_again_with_its_members(tmp_path: Path) -> None:
     for file in discover([tmp_path], SourceOptions()).files:
         again = source_file(file.path, members=[member.path for member in file.members])
         assert again == file
+
+
+def test_the_modules_that_read_files_are_known_also_where_files_are_in_groups(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path, a_jsonl=LINE)
+    assert reader_modules(discover([tmp_path], SourceOptions()).files) == [
+        "tokenmill.sources.lines"
+    ]
+    make(tmp_path, **{f"f{i:02d}_csv": b"text\nx\n" for i in range(80)})
+    found = reader_modules(discover([tmp_path], SourceOptions()).files)
+    assert {"tokenmill.sources.csv", "tokenmill.sources.lines"} <= {*found}
+    for name in found:
+        import_module(name)
 
 
 def test_the_unit_size_is_a_function_of_the_file_size_within_bounds() -> None:

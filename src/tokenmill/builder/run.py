@@ -56,6 +56,7 @@ from tokenmill.sources.base import (
     least_unit_bytes,
     open_source,
     plan_units,
+    reader_modules,
     text_size,
 )
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
@@ -448,6 +449,7 @@ class BuildRun:
             # About as many as there are units, which are planned later.
             most = sum(1 + text_size(f) // discovery.least_unit_bytes for f in discovery.files)
             modules = [WorkerStart.__module__, *PACKAGES.get(kind, ())]
+            modules += reader_modules(discovery.files)
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 

@@ -32,7 +32,7 @@ from tokenmill.errors import MemoryBudgetError, SourceError
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tokenmill.records import RowBatch
 
@@ -266,6 +266,12 @@ def _reader(file: SourceFile, options: SourceOptions) -> type[Source]:
     module, _, name = reader.partition(":")
     found: type[Source] = getattr(import_module(f"tokenmill.sources.{module}"), name)
     return found
+
+
+def reader_modules(files: Iterable[SourceFile]) -> list[str]:
+    """Names of the modules that read the files; each imports what it reads them with."""
+    readers = {each.traits.reader for file in files for each in (file, *file.members)}
+    return sorted({f"tokenmill.sources.{reader.partition(':')[0]}" for reader in readers})
 
 
 def open_source(file: SourceFile, options: SourceOptions) -> Source:
