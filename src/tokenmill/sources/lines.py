@@ -135,6 +135,7 @@ class RecordSource(Source):
             else:
                 for block in self._blocks(unit.end, xxhash.xxh3_64()):
                     write(block.data)
+                    wait(writes[-1:])  # a block may take more than one reading
         size = self._position - offset
         written = sum(each.result() for each in writes if each.exception() is None)
         is_last = not self._has_more()
