@@ -2,6 +2,7 @@
 
     python -m benchmarks.scaling_cores            writes results/scaling_cores.json
     python -m benchmarks.scaling_cores --quick    a trial; prints its table
+    python -m benchmarks.scaling_cores --few      few compressed files alone; prints their table
 
 The corpus is larger than the start-up of sixteen workers can hide, and is cut into far more units
 than there are workers, so that the last ones do not wait for one unit; the compressed one has as
@@ -32,7 +33,16 @@ from pathlib import Path
 from typing import Any
 
 import tokenmill
-from benchmarks import RESULTS, ROOT, WORK, corpora, machine, render, vocabularies
+from benchmarks import (
+    RESULTS,
+    ROOT,
+    WORK,
+    corpora,
+    machine,
+    render,
+    scaling_table,
+    vocabularies,
+)
 from tokenmill.runners.local import physical_cores
 from tokenmill.sources.base import open_decompressed
 from tokenmill.sources.discovery import source_file
@@ -155,26 +165,23 @@ def _tell(text: str) -> None:
 
 def measure(options: argparse.Namespace, *, megabytes: int, rounds: int) -> dict[str, Any]:
     """Rows, one for each format and number of workers, and what they have in common."""
-    name, tokenizer, corpus = _prepare(options, megabytes)
+    name, tokenizer = _names(options)
+    corpus = corpora.prepare(
+        name,
+        num_bytes=megabytes * corpora.MEGABYTE,
+        num_files=NUM_FILES,
+        formats=FORMATS,
+        source=options.corpus,
+    )
     counts, out = worker_counts(options.workers), options.folder / "scaling-cores-store"
     cases = [(kind, count) for kind in FORMATS for count in counts]
     builds: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
     parts = []
-    shared = {
-        (kind, number, count): _few_files(options, name, megabytes // 2, number).files(kind)
-        for kind, number in SHARED
-        for count in (1, counts[-1])
-    }
-    of_few: dict[tuple[str, int, int], list[dict[str, Any]]] = {case: [] for case in shared}
     for _ in range(rounds):
         for kind, count in cases:
             builds[kind, count].append(build(corpus.files(kind), tokenizer, out, workers=count))
-        for case, files in shared.items():
-            made = build(files, tokenizer, out, workers=case[-1], unit_bytes=None)
-            of_few[case].append(made)
         parts.append(compare_parts(corpus.files("jsonl"), tokenizer, out, counts[-1]))
     rows = [_row(found, kind, workers) for (kind, workers), found in builds.items()]
-    one = {kind: files[0] for (kind, number, _), files in shared.items() if number == 1}
     return {
         "corpus": name,
         "tokenizer": tokenizer.name,
@@ -183,13 +190,32 @@ def measure(options: argparse.Namespace, *, megabytes: int, rounds: int) -> dict
         "input_bytes": corpus.input_bytes,
         "rounds": rounds,
         "measurements": rows,
-        "shared": [
-            _row(found, kind, workers) | {"files": number}
-            for (kind, number, workers), found in of_few.items()
-        ],
-        "decompressing": compare_packages(one, rounds),
+        **measure_few(options, name, tokenizer, megabytes=megabytes // 2, rounds=rounds),
         "parts": {"count": counts[-1], "seconds": parts},
     }
+
+
+def measure_few(
+    options: argparse.Namespace, name: str, tokenizer: Path, *, megabytes: int, rounds: int
+) -> dict[str, Any]:
+    """Few compressed files with one worker and with all, and how fast they are decompressed."""
+    out = options.folder / "scaling-cores-store"
+    files = {
+        (kind, number, workers): _few_files(options, name, megabytes, number).files(kind)
+        for kind, number in SHARED
+        for workers in (1, options.workers)
+    }
+    builds: dict[tuple[str, int, int], list[dict[str, Any]]] = {case: [] for case in files}
+    for _ in range(rounds):
+        for case, paths in files.items():
+            made = build(paths, tokenizer, out, workers=case[-1], unit_bytes=None)
+            builds[case].append(made)
+    rows = [
+        _row(found, kind, workers) | {"files": number}
+        for (kind, number, workers), found in builds.items()
+    ]
+    alone = {kind: paths[0] for (kind, number, _), paths in files.items() if number == 1}
+    return {"shared": rows, "decompressing": compare_packages(alone, rounds)}
 
 
 def _row(builds: list[dict[str, Any]], kind: str, workers: int) -> dict[str, Any]:
@@ -213,25 +239,18 @@ def _few_files(
     )
 
 
-def _prepare(options: argparse.Namespace, megabytes: int) -> tuple[str, Path, corpora.Corpus]:
-    if options.corpus is None:
-        name = corpora.available()[0]
-    else:
-        name = options.corpus.name.partition(".")[0]
+def _names(options: argparse.Namespace) -> tuple[str, Path]:
+    """The corpus and the tokenizer."""
     tokenizer = options.tokenizer or next(iter(vocabularies.prepare().values()))
-    corpus = corpora.prepare(
-        name,
-        num_bytes=megabytes * corpora.MEGABYTE,
-        num_files=NUM_FILES,
-        formats=FORMATS,
-        source=options.corpus,
-    )
-    return name, tokenizer, corpus
+    if options.corpus is None:
+        return corpora.available()[0], tokenizer
+    return options.corpus.name.partition(".")[0], tokenizer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a trial with little text")
+    parser.add_argument("--few", action="store_true", help="only few compressed files")
     parser.add_argument("--workers", type=int, default=physical_cores(), help="the most of them")
     parser.add_argument("--corpus", type=Path, help="JSON Lines with a field text, .zst")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json")
@@ -241,10 +260,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "scaling_cores.json")
     options = parser.parse_args()
     megabytes = options.megabytes or (QUICK_MEGABYTES if options.quick else CORPUS_MEGABYTES)
+    rounds = 1 if options.quick else ROUNDS
+    if options.few:
+        few = measure_few(options, *_names(options), megabytes=megabytes // 2, rounds=rounds)
+        print("\n".join(scaling_table.shared_body(few["shared"], few["decompressing"])))
+        return
     results = machine.origin(commit=options.commit) | {
         "machine": machine.describe(),
         "versions": machine.versions(),
-        **measure(options, megabytes=megabytes, rounds=1 if options.quick else ROUNDS),
+        **measure(options, megabytes=megabytes, rounds=rounds),
     }
     if not options.quick:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -69,13 +69,17 @@ def cores_body(results: Mapping[str, Any]) -> str:
         lines += [_cores_row(row, _rate(own[0])) for row in own]
     plain = [row for row in rows if row["format"] == kinds[0]]
     shared = (
-        [*_shared(results["shared"], results["decompressing"]), ""] if "shared" in results else []
+        [*shared_body(results["shared"], results["decompressing"]), ""]
+        if "shared" in results
+        else []
     )
     parts = _parts(results["parts"])
     return "\n".join([*lines, "", *shared, *parts, "", *_cost_of_a_corpus(plain)])
 
 
-def _shared(rows: Sequence[Mapping[str, Any]], packages: Sequence[Mapping[str, Any]]) -> list[str]:
+def shared_body(
+    rows: Sequence[Mapping[str, Any]], packages: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Few compressed files with one worker and with all, and how fast one is decompressed."""
     rates = ", ".join(
         f".{each['format']} by {each['package']} "
