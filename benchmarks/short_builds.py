@@ -29,7 +29,7 @@ from benchmarks.supervised import chat_tokenizer, write_chats
 from tokenmill.engines.references import train_bpe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from benchmarks.corpora import Corpus
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FOLDER = WORK / "short_builds"
 CACHE, OUT, CHATS = FOLDER / "cache", FOLDER / "out", FOLDER / "chats.jsonl"
 FEW_BYTES = 20_000
-LARGE_VOCABULARY = 256_000
+LARGE_VOCABULARY, LEARNED_BYTES = 256_000, 25_000_000
 # As it is where people install it: with the bytecode of every module.
 ENVIRONMENT = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
 IMPORTS = "import tokenmill.cli.main, tokenmill.builder.run, tokenmill.sources.lines, "
@@ -74,10 +74,19 @@ def _large() -> Path:
     folder = WORK / "tokenizers" / "bpe-256k"
     if not (folder / "tokenizer.json").exists():
         _say("training a vocabulary of 256,000")
-        lines = (line for name in corpora.available() for line in corpora.base_lines(name))
-        texts = (json.loads(line)["text"] for line in lines)
-        train_bpe(texts, vocab_size=LARGE_VOCABULARY, folder=folder)
+        train_bpe(_some_texts(), vocab_size=LARGE_VOCABULARY, folder=folder)
     return folder
+
+
+def _some_texts() -> Iterator[str]:
+    """The beginning of each corpus: in several languages there are tokens enough."""
+    for name in corpora.available():
+        left = LEARNED_BYTES
+        for line in corpora.base_lines(name):
+            yield json.loads(line)["text"]
+            left -= len(line)
+            if left <= 0:
+                break
 
 
 def seconds_of(command: Sequence[str], **environment: str) -> float:

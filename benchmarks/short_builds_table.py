@@ -13,7 +13,7 @@ OWN = "tokenmill"
 
 def short_builds_body(results: Mapping[str, Any]) -> str:
     """The tables of results/short_builds.json."""
-    head = "tokenizer | imports | from_file | 1.5 times, imports | first | engine's load "
+    head = "tokenizer | imports | from_file | 1.5 times, imports | first | engine's load"
     lines = [
         f"| {head} | and imports and 0.5 s | again |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
