@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import subprocess
 import sys
@@ -133,6 +134,24 @@ def test_the_fingerprint_is_that_of_the_content_not_of_its_formatting(
     assert describe(folder).fingerprint == original.fingerprint
     rewrite(folder / "tokenizer_config.json", eos_token="<|pad|>")
     assert describe(folder).fingerprint != original.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["bpe", "deepseek", "unigram"])
+def test_the_fingerprint_is_the_checksum_of_canonical_json(
+    kind: str, bpe_tokenizer_dir: Path, unigram_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    folders = {"bpe": bpe_tokenizer_dir, "unigram": unigram_tokenizer_dir}
+    source = folders[kind] / "tokenizer.json" if kind in folders else DEEPSEEK
+    content = json.loads(source.read_text())
+    if kind == "bpe":
+        content["model"]["vocab"] |= {'"quoted" \\ \u00e9\U0001f600\x7f\n': 2000}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content, ensure_ascii=False))
+    kept = {key: content[key] for key in content if key not in ("padding", "truncation")}
+    canonical = json.dumps(
+        {"tokenizer": kept, "eos": None, "bos": None}, sort_keys=True, separators=(",", ":")
+    )
+    assert describe(path).fingerprint == hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def test_any_change_of_the_model_changes_the_fingerprint(
