@@ -30,7 +30,7 @@ from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_enc
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, Task, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import UnitReport, WorkerStart, enough_rejects
-from tokenmill.engines import AUTO, PACKAGES
+from tokenmill.engines import AUTO, PACKAGES, gigatoken
 from tokenmill.engines.base import SpecialTokens, TokenizerKind
 from tokenmill.engines.load import CHAT_TEMPLATE, load_ahead
 from tokenmill.errors import (
@@ -153,7 +153,8 @@ class BuildRun:
         ahead: dict[str, Any] = {}
         if starts:
             start = functools.partial(self._start_ahead, discovery)
-            ahead = {"before_describing": start, "when_harmless": self._load_ahead}
+            load = functools.partial(self._load_ahead, discovery)
+            ahead = {"before_describing": start, "when_harmless": load}
         request = planning.request_identity(self.options, self.layout, **ahead)
         files, config = request.identity.tokenizer.files, request.identity.config
         memory = self.memory_plan(sum(file.bytes for file in files.values()))
@@ -453,7 +454,7 @@ class BuildRun:
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 
-    def _load_ahead(self, files: TokenizerFiles, is_proved: bool) -> None:
+    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles, is_proved: bool) -> None:
         """Have engines loaded where workers are forked while the tokenizer is described."""
         if self._local is None or self.options.engine not in (AUTO, "gigatoken"):
             return
@@ -462,6 +463,13 @@ class BuildRun:
             path, load = files.path.absolute(), functools.partial(load_ahead, fork=fork)
             self._local.call_ahead(
                 functools.partial(load, path, special_tokens=policy, is_proved=is_proved)
+            )
+            self._local.call_ahead(
+                functools.partial(
+                    gigatoken.import_for_batches,
+                    sum(map(text_size, discovery.files)),
+                    self._local.num_workers,
+                )
             )
 
     def _units_in_order(self, plan: WorkPlan, monitor: Monitor) -> Iterator[str]:

@@ -14,6 +14,7 @@ import gc
 import hashlib
 import json
 import re
+import sys
 import unicodedata
 from collections import Counter
 from contextlib import contextmanager
@@ -599,6 +600,12 @@ def load_ahead(path: Path, policy: SpecialTokens) -> tuple[str, GigatokenEngine]
     return checksum, GigatokenEngine(content, loaded=loaded)
 
 
+def import_for_batches(text_bytes: int, workers: int) -> None:
+    """Import what batches need, once for all workers, if each will get more than it does alone."""
+    if text_bytes > workers * GigatokenEngine.alone_bytes:
+        import awkward  # noqa: F401
+
+
 def _as_understood(data: bytes, policy: SpecialTokens) -> bytes:
     """A covered tokenizer.json as gigatoken is to read it."""
     data = data.removeprefix(codecs.BOM_UTF8)
@@ -688,7 +695,7 @@ class GigatokenEngine:
     def encode(self, texts: TextBatch) -> TokenBatch:
         if not len(texts):
             return TokenBatch(np.empty(0, np.uint32), np.zeros(1, np.int64))
-        if self._alone_left >= texts.num_bytes:
+        if self._alone_left >= texts.num_bytes and "awkward" not in sys.modules:
             self._alone_left -= texts.num_bytes
             return self._one_by_one(texts)
         import awkward
