@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.builder.stores import byte_ids, make_texts, write_jsonl
+from tests.builder.stores import byte_ids, make_texts, tree, write_jsonl
 
 from tokenmill.builder.encode import RowEncoder
 from tokenmill.builder.plan import BuildSettings, Task, divide_budget, request_identity
@@ -24,8 +28,9 @@ from tokenmill.store.format import read_index
 from tokenmill.store.layout import StoreLayout, StoreLock
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
+    from tokenmill.builder.worker import BuildWorker
     from tokenmill.records import TextBatch
 
 
@@ -66,13 +71,11 @@ def settings_for(layout: StoreLayout, options: SourceOptions) -> BuildSettings:
     )
 
 
-def run_worker(
-    tmp_path: Path, texts: list[str], engine: CheckedEngine
-) -> tuple[list[Any], StoreLayout, str]:
-    options = SourceOptions(unit_bytes=1 << 20)
-    (file,) = discover([write_jsonl(tmp_path / "a.jsonl", texts)], options).files
-    layout = StoreLayout(tmp_path / "store")
-    reports: list[Any] = []
+@contextmanager
+def started(
+    layout: StoreLayout, options: SourceOptions, engine: CheckedEngine
+) -> Iterator[BuildWorker]:
+    """A worker in this process."""
     with StoreLock(layout) as lock:
         settings = settings_for(layout, options)
         start = WorkerStart(
@@ -84,13 +87,21 @@ def run_worker(
             tokenizer=describe("bytes"),
             encoder=RowEncoder(engine, settings.identity),
         )
-        worker = start()
-        try:
-            future = worker.work(Task(file=file, first=0), reports.append)
-            assert future is not None
-            future.result()
-        finally:
-            worker.close()
+        with closing(start()) as worker:
+            yield worker
+
+
+def run_worker(
+    tmp_path: Path, texts: list[str], engine: CheckedEngine
+) -> tuple[list[Any], StoreLayout, str]:
+    options = SourceOptions(unit_bytes=1 << 20)
+    (file,) = discover([write_jsonl(tmp_path / "a.jsonl", texts)], options).files
+    layout = StoreLayout(tmp_path / "store")
+    reports: list[Any] = []
+    with started(layout, options, engine) as worker:
+        future = worker.work(Task(file=file, first=0), reports.append)
+        assert future is not None
+        future.result()
     (done,) = [report for report in reports if isinstance(report, UnitReport)]
     return reports, layout, done.unit
 
@@ -157,3 +168,39 @@ def test_an_id_out_of_range_stops_the_build_and_leaves_no_trace(tmp_path: Path) 
     with pytest.raises(AssertionError, match="id 65536 of a vocabulary of 257"):
         run_worker(tmp_path, ["x"], engine)
     assert not list((tmp_path / "store").rglob("*.bin"))
+
+
+def test_a_stream_is_built_from_copies_of_its_units_and_where_they_are_gone_without(
+    tmp_path: Path,
+) -> None:
+    texts = [f"LIE {text}" if i % 90 == 0 else text for i, text in enumerate(make_texts(400))]
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(write_jsonl(tmp_path / "raw", texts).read_bytes()))
+    layout, options = StoreLayout(tmp_path / "store"), SourceOptions(unit_bytes=4000)
+    (file,) = discover([path], options).files
+    stream = Task(file=file, first=0, step=1)
+    with started(layout, options, checked_engine()) as worker:
+        layout.create()
+
+        def work(task: Task) -> list[Any]:
+            reports: list[Any] = []
+            future = worker.work(task, reports.append)
+            assert future is not None
+            future.result()
+            return reports
+
+        work(stream)
+        whole = tree(layout.shards)
+        assert len(whole) > 30
+        found = work(dataclasses.replace(stream, ahead=100))
+        copies = [Path(each.task.copy.path) for each in found]
+        assert sum(copy.stat().st_size for copy in copies) == (tmp_path / "raw").stat().st_size
+        for _ in range(2):
+            for name in whole:
+                (layout.shards / name).unlink()
+            for each in found:
+                work(each.task)
+            assert tree(layout.shards) == whole
+            # None is needed any more, and whoever goes through the stream again sees that.
+            assert not any(copy.stat().st_size for copy in copies)
+            assert work(dataclasses.replace(stream, ahead=1)) == found
