@@ -63,10 +63,12 @@ def test_documents_of_the_largest_size_stay_within_the_budget(
     budget = parse_size("1GB")
     largest = max_document_bytes(budget)
     with Path("a.jsonl").open("w") as file:
-        for seed in range(4):
+        # A reference takes minutes for such a document.
+        count = 4 if kind == "bpe" else 1
+        for seed in range(count):
             text = random_words(largest - 100, seed=seed)
             file.write(json.dumps({"text": text}) + "\n")
     tokenizer = request.getfixturevalue(f"{kind}_tokenizer_dir")
     result = build_in_a_fresh_process(tokenizer, workers=2, budget=budget)
-    assert result["totals"]["documents"] == 4
+    assert result["totals"]["documents"] == count
     assert result["peak_memory_bytes"] <= budget

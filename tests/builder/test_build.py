@@ -20,7 +20,7 @@ from tests.builder.stores import (
 from tests.sources.reading import compress
 
 import tokenmill
-from tokenmill.builder.plan import max_document_bytes
+from tokenmill.builder.plan import whole_bytes
 from tokenmill.builder.progress import Monitor
 from tokenmill.builder.worker import EngineReport, ProgressReport
 from tokenmill.cli import show
@@ -407,18 +407,54 @@ def test_workers_without_a_unit_are_counted() -> None:
     assert build("a.jsonl", workers=3, memory="3GB").idle_workers == 0
 
 
-def test_a_document_too_large_for_the_budget_is_a_rejected_row() -> None:
-    largest = max_document_bytes(parse_size("1GB"))
+def test_a_document_too_large_for_the_budget_is_a_rejected_row(bpe_tokenizer_dir: Path) -> None:
+    # Without a space it cannot be cut, so that an engine would have to encode it whole.
+    largest = whole_bytes(parse_size("1GB"))
     write_jsonl(Path("a.jsonl"), ["small", "y" * (largest + 1), "also small", "x" * (largest // 2)])
-    result = build("a.jsonl", max_rejects=0.5)
+    options: dict[str, Any] = {"tokenizer": bpe_tokenizer_dir, "max_rejects": 0.5}
+    result = build("a.jsonl", **options)
     assert (result.totals.documents, result.totals.rejected) == (3, 1)
     with tokenmill.Store("store") as store:
         (reject,) = store.rejects()
     assert (reject.row, reject.reason) == (1, "too-large")
+    assert "without a place where this tokenizer lets a document be cut" in reject.detail
+    assert build("a.jsonl", memory="900MB", **options).nothing_to_do
     # A larger budget takes it, and only that unit is built again; the old budget still fits after.
-    grown = build("a.jsonl", memory="4GB", max_rejects=0.5)
+    grown = build("a.jsonl", memory="4GB", **options)
     assert (grown.totals.documents, grown.totals.rejected) == (4, 0)
-    assert build("a.jsonl", memory="5GB", max_rejects=0.5).nothing_to_do
+    assert build("a.jsonl", memory="5GB", **options).nothing_to_do
+    assert build("a.jsonl", **options).totals.rejected == 1
+
+
+@pytest.mark.parametrize("engine", ["auto", "tokenizers"])
+def test_a_long_document_is_encoded_in_pieces(bpe_tokenizer_dir: Path, engine: str) -> None:
+    largest = whole_bytes(parse_size("400MB"))
+    texts = ["short", " ".join(make_texts(30)) * 300, "".join(make_texts(5))]
+    assert len(texts[1].encode()) > 2 * largest
+    write_jsonl(Path("a.jsonl"), texts)
+    Path("text").mkdir()
+    Path("text/a.txt").write_text(texts[1])
+    loaded = tokenmill.load_tokenizer(bpe_tokenizer_dir, engine="tokenizers")
+    expected = [ids.tolist() for ids in loaded.encode_batch(texts)]
+    options: dict[str, Any] = {"tokenizer": bpe_tokenizer_dir, "memory": "400MB", "eos": False}
+    options["engine"] = engine
+    build("a.jsonl", **options)
+    assert documents(Path("store")) == expected
+    build("text", "other", **options)
+    assert documents(Path("other")) == [expected[1]]
+    assert build("text", "other", **{**options, "memory": "4GB"}).nothing_to_do
+    assert tokenmill.verify("store", sample=3).ok
+
+
+def test_what_would_do_for_a_document_that_is_too_large_is_named(bpe_tokenizer_dir: Path) -> None:
+    Path("text").mkdir()
+    Path("text/a.txt").write_text("y" * (whole_bytes(parse_size("1GB")) + 1))
+    with pytest.raises(TooManyRejectsError) as caught:
+        build("text", tokenizer=bpe_tokenizer_dir)
+    hint = str(caught.value.hint)
+    assert "--separator" in hint
+    enough = hint.split("--memory ")[1].split(",")[0]
+    assert build("text", tokenizer=bpe_tokenizer_dir, memory=enough).totals.documents == 1
 
 
 def test_a_budget_that_is_too_small_names_the_smallest_that_works() -> None:

@@ -37,7 +37,7 @@ def test_shares_never_exceed_the_budget(budget: int, tokenizer_bytes: int, worke
     except MemoryBudgetError:
         return
     assert 1 <= plan.workers <= workers
-    assert plan.workers * plan.worker_bytes + 160 * plan.max_document_bytes < budget
+    assert plan.workers * plan.worker_bytes + 8 * plan.max_document_bytes < budget
 
 
 @given(tokenizer_bytes=st.integers(0, 40_000_000), workers=st.integers(1, 16))

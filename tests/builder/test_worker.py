@@ -85,7 +85,7 @@ def started(
             corner="",
             token=lock.token,
             tokenizer=describe("bytes"),
-            encoder=RowEncoder(engine, settings.identity),
+            encoder=RowEncoder(engine, settings.identity, whole_bytes=1 << 30),
         )
         with closing(start()) as worker:
             yield worker

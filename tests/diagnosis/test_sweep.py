@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tokenmill.builder.plan import divide_budget, max_document_bytes, worker_counts
+from tokenmill.builder.plan import divide_budget, whole_bytes, worker_counts
 from tokenmill.diagnosis.diagnose import (
     memory_for,
     points,
@@ -78,7 +78,7 @@ def test_memory_is_never_so_small_that_the_build_refuses_it() -> None:
 def test_memory_is_never_so_small_that_the_largest_document_is_rejected() -> None:
     large = dataclasses.replace(SAMPLE, largest_document_bytes=3_000_000)
     budget = memory_for(point("build", 1, 1, memory=10**8), sample=large, tokenizer_bytes=10**6)
-    assert max_document_bytes(budget) >= 3_000_000
+    assert whole_bytes(budget) >= 3_000_000
 
 
 def test_a_recommendation_needs_a_build_that_was_measured() -> None:

@@ -9,6 +9,7 @@ trace in them.
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tokenmill.engines.base import SpecialTokens, UnencodableError
-from tokenmill.engines.load import load_engine
+from tokenmill.engines.base import SpecialTokens, UnencodableError, taken_from
+from tokenmill.engines.load import files_of, load_engine
+from tokenmill.engines.pieces import PieceCutter, encode_pieces, find_cutter
 from tokenmill.options import RowShape
-from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch
+from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch, lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -211,6 +213,8 @@ class Encoding:
 
     by_reference: bool = False
     sample: Sample | None = None  # chooses what the reference encodes again; None checks nothing
+    rejects_uncut: bool = True  # whether a document is rejected that is too large and cannot be cut
+    between_pieces: Callable[[], None] = lambda: None  # called while a long document is encoded
     keeps_texts: bool = True  # whether anyone asks for the texts of rendered rows
     # Called for each row on which the reference fails; it may raise.
     on_failure: Callable[[str], None] = lambda _: None
@@ -219,6 +223,8 @@ class Encoding:
     checked_bytes: int = 0
     mismatches: int = 0
     routed_documents: int = 0
+    # Of the documents so far, the largest limit for documents that one of them needs.
+    largest_bytes: int = 0
 
 
 class Made(NamedTuple):
@@ -231,11 +237,25 @@ class Made(NamedTuple):
     rejects: tuple[Reject, ...]
 
 
-class RowEncoder:
-    """Makes documents of the rows of a store, by one engine."""
+# A document that the tokenizer lets be cut may be so many times as large as one that is encoded
+# whole. A reference takes 160 bytes for each byte of the latter; in pieces 8 are enough: two copies
+# of the text, and ids that are there as they are found and as they are written.
+LONG_FACTOR = 20
+# Documents up to this size are taken under any budget.
+LEAST_WHOLE_BYTES = 256 << 10
+# Bytes of pieces that are encoded at a time: a fast engine may give all of them to the reference.
+_AT_A_TIME = 256 << 10
 
-    def __init__(self, engine: CheckedEngine, identity: StoreIdentity) -> None:
+
+class RowEncoder:
+    """Makes documents of the rows of a store, by one engine.
+
+    Documents of more than `whole_bytes` are encoded in pieces.
+    """
+
+    def __init__(self, engine: CheckedEngine, identity: StoreIdentity, *, whole_bytes: int) -> None:
         self.engine = engine
+        self._whole_bytes = whole_bytes
         self.shape = RowShape.of_identity(identity.config) or RowShape()
         self._frame = identity.bos_id, identity.eos_id
         self.shaper: Shaper | None = None
@@ -279,6 +299,10 @@ class RowEncoder:
             if found:
                 kept = np.flatnonzero(~is_special)
                 texts, rows = texts.take(kept), rows[kept]
+        if uncut := self._uncut(texts, rows, encoding):
+            found += tuple(uncut.values())
+            kept = np.array([at for at in range(len(rows)) if at not in uncut], np.int64)
+            texts, rows = texts.take(kept), rows[kept]
         while True:
             try:
                 tokens = self._ids(texts, encoding) if len(texts) else TokenBatch.from_lists([])
@@ -288,6 +312,33 @@ class RowEncoder:
             found += tuple(_unencodable(int(rows[at]), failed[at], encoding) for at in failed)
             kept = np.array([at for at in range(len(rows)) if at not in failed], np.int64)
             texts, rows = texts.take(kept), rows[kept]
+
+    def _uncut(self, texts: TextBatch, rows: Ints, encoding: Encoding) -> dict[int, Reject]:
+        """Documents that would have to be cut and cannot be, by their places."""
+        rejects: dict[int, Reject] = {}
+        lengths, limit = texts.lengths, self._whole_bytes
+        for at in np.flatnonzero(lengths > LEAST_WHOLE_BYTES).tolist():
+            size = largest = int(lengths[at])
+            if size > limit:
+                largest = max(self._pieces(texts, at))
+            need = max(size, LONG_FACTOR * largest)
+            if largest <= limit or not encoding.rejects_uncut:
+                encoding.largest_bytes = max(encoding.largest_bytes, need)
+                continue
+            why = f"{size:,} bytes, {largest:,} of them without a place where this tokenizer lets "
+            why += f"a document be cut; the limit for those is {limit:,}"
+            rejects[at] = Reject(int(rows[at]), RejectReason.TOO_LARGE, why, size=need)
+        return rejects
+
+    @lazy
+    def _cutter(self) -> PieceCutter | None:
+        """Asked for when a document is long: to find it, the tokenizer's files are read again."""
+        return find_cutter(files_of(self.engine.info))
+
+    def _pieces(self, texts: TextBatch, at: int) -> list[int]:
+        """Bytes of the pieces of a document."""
+        data = texts.data[texts.offsets[at] : texts.offsets[at + 1]]
+        return [len(data)] if self._cutter is None else self._cutter.sizes(data.data)
 
     def _shaped(self, texts: TextBatch, rows: Ints, encoding: Encoding) -> Made:
         before = copy.deepcopy(encoding.sample)
@@ -322,10 +373,10 @@ class RowEncoder:
     def _ids(self, texts: TextBatch, encoding: Encoding) -> TokenBatch:
         timed = encoding.clock.timed
         if encoding.by_reference:
-            return timed("encode", self.engine.reference.encode, texts)
+            return timed("encode", self._encode, texts, self.engine.reference.encode, encoding)
         routed = self.engine.routed_documents
-        tokens = timed("encode", self.engine.encode, texts)
-        encoding.routed_documents += self.engine.routed_documents - routed
+        tokens = timed("encode", self._encode, texts, self.engine.encode, encoding)
+        encoding.routed_documents += min(self.engine.routed_documents - routed, len(texts))
         if encoding.sample is not None:
             checked = timed("check", self.engine.check_sample, texts, tokens, encoding.sample)
             encoding.checked_documents += checked.num_documents
@@ -335,11 +386,49 @@ class RowEncoder:
                 raise EngineDisagreesError
         return tokens
 
+    def _encode(
+        self,
+        texts: TextBatch,
+        encode: Callable[[TextBatch], TokenBatch],
+        encoding: Encoding,
+    ) -> TokenBatch:
+        """Ids of documents, those that are long in pieces."""
+        is_long = texts.lengths > self._whole_bytes
+        if not is_long.any() or self._cutter is None:
+            return encode(texts)
+        others = np.flatnonzero(~is_long)
+        with taken_from(others):
+            rest = iter(encode(texts.take(others)) if len(others) else ())
 
-def load_encoder(tokenizer: TokenizerInfo, identity: StoreIdentity, *, choice: str) -> RowEncoder:
+        def encode_some(pieces: TextBatch) -> TokenBatch:
+            encoding.between_pieces()
+            return encode(pieces)
+
+        found = []
+        for at in range(len(texts)):
+            if not is_long[at]:
+                found.append(next(rest))
+                continue
+            data = texts.data[texts.offsets[at] : texts.offsets[at + 1]]
+            sizes, left_out = self._pieces(texts, at), self._cutter.left_out
+            try:
+                some = functools.partial(encode_pieces, data, sizes, left_out=left_out)
+                found.append(some(encode=encode_some, most_bytes=_AT_A_TIME))
+            except UnencodableError as error:
+                why = next(iter(error.documents.values()))
+                raise UnencodableError({at: why}, engine=error.engine) from error
+        if len(found) == 1:
+            return TokenBatch(found[0], np.array([0, len(found[0])]))
+        return TokenBatch.from_lists(found)
+
+
+def load_encoder(
+    tokenizer: TokenizerInfo, identity: StoreIdentity, *, choice: str, whole_bytes: int
+) -> RowEncoder:
     """The encoder of a store, by an engine that is loaded for it."""
     policy = SpecialTokens(identity.special_tokens)
-    return RowEncoder(load_engine(tokenizer, choice=choice, special_tokens=policy), identity)
+    engine = load_engine(tokenizer, choice=choice, special_tokens=policy)
+    return RowEncoder(engine, identity, whole_bytes=whole_bytes)
 
 
 def _unencodable(row: int, reason: str, encoding: Encoding) -> Reject:

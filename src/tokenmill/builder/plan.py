@@ -18,6 +18,7 @@ import psutil
 import xxhash
 
 from tokenmill._version import __version__
+from tokenmill.builder.encode import LEAST_WHOLE_BYTES, LONG_FACTOR
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, trim_heap
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
@@ -188,7 +189,7 @@ _TOKENIZER_FACTOR = 18
 BATCH_FACTOR = 14
 # The least that makes the fast engine's cache worth having.
 _CACHE_BYTES = 48 * MEGABYTE
-# Memory per byte of a document that a reference engine encodes alone, at about a token a byte. The
+# Memory per byte of a document that a reference engine encodes whole, at about a token a byte. The
 # fast engine needs far less, but which engine is used may not decide which rows are rejected.
 LARGE_DOCUMENT_FACTOR = 160
 
@@ -234,7 +235,18 @@ def usable_memory() -> int:
 
 def max_document_bytes(budget: int) -> int:
     """The largest document that a budget can take; a larger one is a rejected row."""
-    return max(budget // (4 * LARGE_DOCUMENT_FACTOR), 256 * 1024)
+    return LONG_FACTOR * whole_bytes(budget)
+
+
+def whole_bytes(budget: int) -> int:
+    """The largest document, or piece of one, that a budget lets an engine encode whole."""
+    return max(budget // (4 * LARGE_DOCUMENT_FACTOR), LEAST_WHOLE_BYTES)
+
+
+def budget_for_document(size: int) -> str:
+    """The smallest round budget, as one writes it, that takes a document of so many bytes."""
+    budget = -(-size // LONG_FACTOR) * 4 * LARGE_DOCUMENT_FACTOR
+    return f"{-(-budget // 10**8) * 100}MB"
 
 
 def divide_budget(
@@ -246,7 +258,7 @@ def divide_budget(
     upload_bytes: int = 0,
 ) -> MemoryPlan:
     """Shares for as many workers as fit, up to `most_workers`; refuses where too few do."""
-    document = max_document_bytes(budget)
+    document = whole_bytes(budget)
     driver = _DRIVER_BYTES + upload_bytes
     fixed = upload_bytes + _LIBRARIES_BYTES + _TOKENIZER_FACTOR * tokenizer_bytes + _CACHE_BYTES
     free = budget - driver - LARGE_DOCUMENT_FACTOR * document
@@ -274,7 +286,7 @@ def divide_budget(
         workers=workers,
         worker_bytes=share,
         batch_bytes=batch,
-        max_document_bytes=document,
+        max_document_bytes=max_document_bytes(budget),
         room_bytes=room,
         hard_bytes=share + LARGE_DOCUMENT_FACTOR * document,
     )

@@ -189,9 +189,12 @@ class BuildRun:
 
     def source_options(self, config: Mapping[str, object]) -> SourceOptions:
         """How a store of this configuration reads; document sizes follow from the budget alone."""
-        budget = self.options.memory_bytes or planning.default_budget()
-        largest = self.document_bytes or planning.max_document_bytes(budget)
-        return source_options(config, self.options.shape, max_document_bytes=largest)
+        budget, shape = self.options.memory_bytes or planning.default_budget(), self.options.shape
+        # Rows of several fields are rendered, and their completions found, whole.
+        has_fields = shape is not None and shape.has_fields
+        most = planning.whole_bytes if has_fields else planning.max_document_bytes
+        largest = self.document_bytes or most(budget)
+        return source_options(config, shape, max_document_bytes=largest)
 
     def memory_plan(self, tokenizer_bytes: int) -> MemoryPlan:
         """Divide the budget among the workers that were asked for, or as many as fit.
@@ -736,7 +739,12 @@ def plan(options: PlanOptions) -> BuildPlan:
 def _estimate(run: BuildRun) -> BuildPlan:
     work = run.prepare(run.discover())
     identity, plan, memory = work.request.identity, work.plan, work.settings.memory
-    encoder = load_encoder(work.request.describe(), identity, choice=run.options.engine)
+    encoder = load_encoder(
+        work.request.describe(),
+        identity,
+        choice=run.options.engine,
+        whole_bytes=planning.whole_bytes(memory.budget),
+    )
     # A file that the build would have no room for can still be looked into here.
     options = dataclasses.replace(
         work.settings.source,
@@ -776,7 +784,7 @@ def _estimate(run: BuildRun) -> BuildPlan:
         workers=memory.workers,
         memory_budget_bytes=memory.budget,
         memory_per_worker_bytes=memory.worker_bytes,
-        max_document_bytes=memory.max_document_bytes,
+        max_document_bytes=work.settings.source.max_document_bytes,
         dtype=dtype.name,
         vocab_size=identity.tokenizer.vocab_size,
         engine=encoder.engine.name,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokenmill.builder.encode import Encoding, load_encoder
-from tokenmill.builder.plan import default_budget, max_document_bytes
+from tokenmill.builder.plan import default_budget, max_document_bytes, whole_bytes
 from tokenmill.builder.run import source_options
 from tokenmill.engines import REFERENCES, load
 from tokenmill.engines.base import TokenizerKind
@@ -53,7 +53,9 @@ class Remaker:
         if template.is_file():
             files = with_template(files, str(template))
         info = load.describe(files, policy=policy)
-        self._encoder = load_encoder(info, identity, choice=REFERENCES[kind])
+        self._encoder = load_encoder(
+            info, identity, choice=REFERENCES[kind], whole_bytes=whole_bytes(default_budget())
+        )
         reference = self._encoder.engine.reference
         self.reference = f"{reference.name} {reference.version}"
         self.token_bytes = reference.token_bytes
@@ -61,7 +63,8 @@ class Remaker:
 
     def remake(self, texts: TextBatch) -> tuple[TokenBatch, dict[int, str]]:
         """The rows, framed; without tokens if rejected. And those on which the reference fails."""
-        made = self._encoder.encode(texts, np.arange(len(texts)), Encoding(by_reference=True))
+        encoding = Encoding(by_reference=True, rejects_uncut=False)
+        made = self._encoder.encode(texts, np.arange(len(texts)), encoding)
         lengths = np.zeros(len(texts), np.int64)
         tokens = self._encoder.framed(made)
         lengths[made.rows] = tokens.lengths

@@ -19,10 +19,11 @@ import gc
 import itertools
 import math
 import os
+import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -183,6 +184,11 @@ class WriteThread:
         if len(self._pending) > _AHEAD:
             self._clock.timed("wait", self._pending.popleft().result)
 
+    def drain(self) -> None:
+        """Wait until all calls are done."""
+        while self._pending:
+            self._clock.timed("wait", self._pending.popleft().result)
+
     def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if not self._failed:
             self._failed = True  # unless the call comes to its end
@@ -215,6 +221,8 @@ class UnitPass:
     first_rejects: list[Reject] = field(default_factory=list)
     writer: UnitWriter = field(init=False)
     encoding: encode.Encoding = field(init=False)
+    _turn: TurnLock | None = None
+    _turn_lock: threading.Lock = field(default_factory=threading.Lock)
     _failures: int = 0
     _told_at: float = field(default_factory=time.monotonic)
 
@@ -229,6 +237,7 @@ class UnitPass:
         self.encoding = encode.Encoding(
             by_reference=self.by_reference,
             sample=Sample(),
+            between_pieces=self.worker.mind_memory,
             keeps_texts=self.worker.settings.options.val > 0,
             on_failure=self._on_failure,
         )
@@ -236,6 +245,7 @@ class UnitPass:
     def run(self, source: Source) -> UnitEnd:
         """Read, encode and write all rows of the unit; the writer is left uncommitted."""
         clock = self.encoding.clock
+        source.before_large = self._begin_turn
         batches = self._timed_batches(source)
         if any(is_remote(each.path) for each in self.unit.file.members or (self.unit.file,)):
             batches = read_ahead(batches, clock=clock)
@@ -252,10 +262,14 @@ class UnitPass:
         try:
             with WriteThread(clock) as thread:
                 for batch in portions:
-                    is_large = batch.texts.num_bytes > most
-                    # One worker at a time has large documents.
-                    with TurnLock(self.worker.layout) if is_large else nullcontext():
-                        self._take(batch, thread)
+                    if batch.texts.num_bytes > most:
+                        self._begin_turn()
+                    if self._turn is not None:
+                        plan.release_free_memory()
+                    self._take(batch, thread)
+                    if self._turn is not None:
+                        thread.drain()
+                        self._end_turn()
                     self._check_early()
                     if time.monotonic() - self._told_at >= _REPORT_SECONDS:
                         self.tell()
@@ -267,8 +281,25 @@ class UnitPass:
             raise
         finally:
             batches.close()
+            self._end_turn()
+            source.before_large = None
         self.tell()
         return end
+
+    def _begin_turn(self) -> None:
+        """Wait until no other worker has a large document, from its reading to its writing."""
+        with self._turn_lock:  # a thread that reads ahead may ask too
+            if self._turn is None:
+                turn = TurnLock(self.worker.layout)
+                turn.acquire()
+                self._turn, self.worker.has_turn = turn, True
+
+    def _end_turn(self) -> None:
+        with self._turn_lock:
+            turn, self._turn = self._turn, None
+            self.worker.has_turn = False
+        if turn is not None:
+            turn.release()
 
     def tell(self) -> None:
         """Report what was done so far."""
@@ -302,6 +333,7 @@ class UnitPass:
         counts["skipped"] += batch.num_rows - len(rows) - len(rejects)
         self.largest_row_bytes = max(self.largest_row_bytes, batch.largest_row_bytes)
         made = self.worker.encoder.encode(texts, rows, self.encoding)
+        self.largest_row_bytes = max(self.largest_row_bytes, self.encoding.largest_bytes)
         places = [-1] * len(batch.rows) if batch.places is None else batch.places
         at = np.searchsorted(batch.rows, [reject.row for reject in made.rejects])
         rejects += tuple(
@@ -420,6 +452,7 @@ class UnitPass:
         tells_lines = unit.file.traits.rows_are_lines and unit.index == 0
         tells_lines = tells_lines and end is not None and end.num_lines == self.counts["rows"]
         examples = "; ".join(_describe(each, unit, tells_lines) for each in self.first_rejects)
+        hint = self._room_hint()
         at_fault, shaper = "--text-field", self.worker.encoder.shaper
         if shaper is not None:
             is_missing = self.first_rejects[0].reason is RejectReason.MISSING_FIELD
@@ -429,9 +462,25 @@ class UnitPass:
             f"{unit.file.title} (unit {unit.index}) were rejected, more than the threshold of "
             f"{max_rejects:.2%}; so many bad rows usually mean a wrong "
             f"option or a damaged file; the first: {examples}",
-            hint=f"look at those rows in the input, then correct {at_fault} or the "
-            f"input, or accept the loss with --max-rejects {enough_rejects(rejected, used)}",
+            hint=hint
+            + (
+                f"look at those rows in the input, then correct {at_fault} or the "
+                f"input, or accept the loss with --max-rejects {enough_rejects(rejected, used)}"
+            ),
         )
+
+    def _room_hint(self) -> str:
+        """What would do for rows that are too large, where the first is one."""
+        settings, sizes = self.worker.settings, [each.size for each in self.first_rejects]
+        if self.first_rejects[0].reason is not RejectReason.TOO_LARGE or None in sizes:
+            return ""
+        most = max(size for size in sizes if size is not None)
+        if settings.source.fields:
+            most *= encode.LONG_FACTOR
+        hint = f"allow larger rows with --memory {plan.budget_for_document(most)}, "
+        if self.unit.file.format.startswith("text"):
+            hint += "cut the files into documents with --separator, such as --separator '\\n\\n', "
+        return hint + "or "
 
 
 def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
@@ -535,7 +584,10 @@ class WorkerStart:
         layout.upstream.download(list(files.values()))
         tokenizer = dataclasses.replace(self.tokenizer, files=files)
         identity, choice = self.settings.identity, self.settings.options.engine
-        return encode.load_encoder(tokenizer, identity, choice=choice)
+        # Rows of several fields are never cut.
+        source = self.settings.source
+        whole = source.max_document_bytes // (1 if source.fields else encode.LONG_FACTOR)
+        return encode.load_encoder(tokenizer, identity, choice=choice, whole_bytes=whole)
 
     def __call__(self) -> BuildWorker:
         return BuildWorker(self)
@@ -560,6 +612,7 @@ class BuildWorker:
         self._source: Source | None = None
         self._file: SourceFile | None = None
         self._kept_free = 0  # what a reader may take at any moment
+        self.has_turn = False  # at a large document
         self._process = psutil.Process()
         # What is alive now stays alive: the collector need not look at it again and again.
         gc.collect()

@@ -17,8 +17,8 @@ from tokenmill._version import __version__
 from tokenmill.builder.plan import (
     default_budget,
     divide_budget,
-    max_document_bytes,
     usable_memory,
+    whole_bytes,
     worker_counts,
 )
 from tokenmill.builder.run import source_options
@@ -405,7 +405,7 @@ def memory_for(build: WayResult, *, sample: SampleFacts, tokenizer_bytes: int) -
     while True:
         budget = -(-wanted // ROUND_TO) * ROUND_TO
         with contextlib.suppress(MemoryBudgetError):
-            if max_document_bytes(budget) >= sample.largest_document_bytes:
+            if whole_bytes(budget) >= sample.largest_document_bytes:
                 divide_budget(budget, tokenizer_bytes=tokenizer_bytes, **workers)
                 return budget
         if budget > usable_memory():

@@ -698,9 +698,7 @@ def load_engine(
             f"{info.kind.value!r}",
             hint=f"use --engine {own} or --engine auto",
         )
-    path = next(iter(info.files.values()), None)
-    sidecar = info.files.get(path.name + SIDECAR_SUFFIX) if path else None
-    files = TokenizerFiles(kind=info.kind, main=path, metadata=(sidecar,) if sidecar else ())
+    files = files_of(info)
     known = info.policy is special_tokens
     coverages: tuple[Coverage, ...] = ()
     if choice != own and info.kind is not TokenizerKind.BYTES:
@@ -763,6 +761,13 @@ def load_engine(
             hint="use --engine auto",
         )
     return checked(refusal=refusal)
+
+
+def files_of(info: TokenizerInfo) -> TokenizerFiles:
+    """The files of a tokenizer that was described."""
+    path = next(iter(info.files.values()), None)
+    sidecar = info.files.get(path.name + SIDECAR_SUFFIX) if path else None
+    return TokenizerFiles(kind=info.kind, main=path, metadata=(sidecar,) if sidecar else ())
 
 
 def known_policy(kind: str, special_tokens: str) -> tuple[TokenizerKind, SpecialTokens]:

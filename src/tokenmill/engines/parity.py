@@ -237,7 +237,12 @@ class CheckedEngine:
         pieces = sample.choose(texts) if self.fast is not None else []
         if not pieces:
             return SampleResult()
-        cut = TextBatch.from_texts(texts.bytes_at(at)[start:stop] for at, start, stop in pieces)
+        # Not by `bytes_at`: a document may be far larger than a piece of it.
+        begins = texts.offsets.tolist()
+        cut = TextBatch.from_texts(
+            texts.data[begins[at] + start : begins[at] + stop].tobytes()
+            for at, start, stop in pieces
+        )
         sizes = texts.lengths
         parts = [i for i, (at, *_) in enumerate(pieces) if sizes[at] > cut.lengths[i]]
         found = [tokens[index] for index, *_ in pieces]

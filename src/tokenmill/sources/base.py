@@ -190,6 +190,8 @@ class Source(ABC):
     read_seconds = 0.0
     """Time spent on getting bytes so far; 0 where a library reads and decodes in one go."""
     new_digest: Callable[[], Any] = xxhash.xxh3_128
+    before_large: Callable[[], None] | None = None
+    """Called before a record is held that is far larger than a batch."""
 
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         self._file, self._options = file, options

@@ -212,6 +212,8 @@ class RecordSource(Source):
                     break
             if cut == self._low and want < self._limit:
                 want = min(2 * want, self._limit)
+                if want > 2 * self._target and self.before_large is not None:
+                    self.before_large()
                 continue
             offset = self._position
             if cut > self._low:
@@ -679,6 +681,8 @@ class TextFileSource(Source):
             while chunk := reader.read(step):
                 size += len(chunk)
                 digest.update(chunk)
+                if size > 2 * self._options.batch_bytes and self.before_large is not None:
+                    self.before_large()
                 chunks.append(chunk)
                 if size > limit:
                     chunks.clear()
@@ -736,6 +740,7 @@ class GroupSource(Source):
     def _members(self) -> Iterator[tuple[Source, Unit]]:
         for member in self._file.members:
             with closing(base.open_source(member, self._options)) as source:
+                source.before_large = self.before_large
                 yield source, Unit(file=member)
 
     def _pieces(self, unit: Unit, digest: Any) -> Iterator[list[RowBatch]]:  # noqa: ARG002
