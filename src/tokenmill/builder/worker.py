@@ -478,7 +478,8 @@ class UnitPass:
         if settings.source.fields:
             most *= encode.LONG_FACTOR
         hint = f"allow larger rows with --memory {plan.budget_for_document(most)}, "
-        if self.unit.file.format.startswith("text"):
+        file = self.unit.file
+        if any(each.format == "text" for each in file.members or (file,)):
             hint += "cut the files into documents with --separator, such as --separator '\\n\\n', "
         return hint + "or "
 
