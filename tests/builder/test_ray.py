@@ -57,6 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(6):
         texts = [*make_texts(200, seed=number), b"{bad", ""]
         write_jsonl(root / "in" / f"{number}.jsonl", texts)
+    for number in range(80):  # in groups
+        write_jsonl(root / "in" / f"small-{number}.jsonl", [f"small {number}", b"{bad"])
     rows = [{"prompt": f"say {k}", "completion": text} for k, text in enumerate(make_texts(90))]
     (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with in_folder(root):
