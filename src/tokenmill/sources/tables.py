@@ -196,9 +196,10 @@ class ParquetSource(ColumnSource):
         for index in columns_below(self._parquet.metadata, self._paths):
             chunk = metadata.column(index)
             is_small = 3 * chunk.total_uncompressed_size <= room
-            if is_small and not chunk.has_dictionary_page:
-                continue
             # A value of a dictionary may stand in every row.
+            most_bytes = 2 * chunk.total_uncompressed_size * chunk.num_values
+            if is_small and (not chunk.has_dictionary_page or most_bytes <= min(room, target)):
+                continue
             values = -(-chunk.num_values // rows)
             with files_module.open_binary(self._file.location) as file:
                 for page in pages(file, chunk):
