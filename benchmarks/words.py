@@ -31,6 +31,7 @@ BATCH_BYTES = 4 << 20
 VOCABULARY = 16_000
 KINDS = {
     "sentencepiece-bpe": "SentencePiece BPE, defaults",
+    "sentencepiece-unigram": "SentencePiece Unigram, defaults",
     "wordpiece": "WordPiece tokenizer.json, as BERT's",
     "unigram-json": "Unigram tokenizer.json, as T5's",
 }
@@ -56,7 +57,7 @@ def train(kind: str, texts: Sequence[str], folder: Path) -> Path:
     import tokenizers
     from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-    path = folder / f"{kind}.{'model' if kind == 'sentencepiece-bpe' else 'json'}"
+    path = folder / f"{kind}.{'model' if kind.startswith('sentencepiece') else 'json'}"
     if path.exists():
         return path
     if kind == "wordpiece":
@@ -79,7 +80,7 @@ def train(kind: str, texts: Sequence[str], folder: Path) -> Path:
         minloglevel=2,
     )
     made = folder / f"{model_type}.model"
-    if kind == "sentencepiece-bpe":
+    if path.suffix == ".model":
         return made.rename(path)
     # The same pieces as a tokenizer.json, as converters write it.
     from tokenmill.engines.references import read_sentencepiece_model

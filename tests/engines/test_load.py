@@ -157,7 +157,7 @@ def test_sentencepiece_models(
 ) -> None:
     expected = {
         sentencepiece_bpe_model: "gigatoken",
-        sentencepiece_unigram_model: "sentencepiece",
+        sentencepiece_unigram_model: "words",
         MISTRAL / "tokenizer.model.v1": "gigatoken",
     }
     for path, name in expected.items():

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engines.test_words import texts as words_texts
 from tests.hostile.attack import attack
 
-from tokenmill.engines import words
-from tokenmill.engines.load import load_engine
+from tokenmill.engines import unigram, words
+from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.unigram import LONGEST_PART, Trie, json_learner
 from tokenmill.records import TextBatch
 
@@ -42,6 +45,13 @@ texts = st.lists(
 @cache
 def load(path: Path) -> CheckedEngine:
     return load_engine(path, choice="words")
+
+
+def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
+    given_texts = TextBatch.from_texts(batch)
+    expected = engine.reference.encode(given_texts)
+    for text, ids, others in zip(batch, engine.encode(given_texts), expected, strict=True):
+        assert ids.tolist() == others.tolist(), text
 
 
 @pytest.mark.parametrize("alphabet", [b"abcdefgh\xff\x00", bytes(range(200))])
@@ -107,10 +117,7 @@ def shapes(
 @given(batch=texts)
 @pytest.mark.parametrize("name", SHAPES)
 def test_words_of_a_tokenizer_json(shapes: dict[str, Path], name: str, batch: list[str]) -> None:
-    engine = load(shapes[name])
-    given_texts = TextBatch.from_texts(batch)
-    expected = engine.reference.encode(given_texts)
-    assert engine.encode(given_texts).ids.tolist() == expected.ids.tolist()
+    encode_both(load(shapes[name]), batch)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -164,3 +171,145 @@ def test_models_that_are_not_understood_have_no_learner(
     model["vocab"].append([change.get("piece", "a new one"), change.get("score", -5.0)])
     found = json_learner(content, images=np.arange(256).astype(np.uint8), spaces=b" ")
     assert (found is None) == bool(change)
+
+
+# SentencePiece models, whose package adds scores along a whole document.
+
+KEEP = {"remove_extra_whitespaces": False}
+IDENTITY = {"normalization_rule_name": "identity"}
+MODELS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "byte fallback": {"byte_fallback": True},
+    "identity, whitespace kept": {**IDENTITY, **KEEP},
+    "no prefix, whitespace kept": {**KEEP, "add_dummy_prefix": False},
+    "case folded, symbols": {
+        "normalization_rule_name": "nmt_nfkc_cf",
+        "user_defined_symbols": ["<X>", "the", "~", "~~~~"],
+    },
+    "line breaks as symbols": {"user_defined_symbols": ["\n"], "byte_fallback": True, **KEEP},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "a symbol is not ASCII": {"user_defined_symbols": ["\u00e9t\u00e9"]},
+    "a piece holds a space inside": {"split_by_whitespace": False},
+}
+# Each of these alone comes to a sum at which nearly every word is delicate, and many to a reset.
+fillers = st.builds(
+    lambda word, count: word * count,
+    st.sampled_from(["the ", "\u65e5 ", "(a) ", "-----------\n", "~~~ ", "Word ", "<X>the "]),
+    st.sampled_from([0, 1, 50, 1000, 8000, 30000]),
+)
+long_texts = st.lists(
+    st.lists(fillers | ties | texts.map(" ".join), max_size=5).map(" ".join), min_size=1, max_size=3
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) -> dict[str, Path]:
+    lines = [line for text in training_texts[:60:4] for line in text.splitlines() if line]
+    found = {}
+    for name, options in {**MODELS, **REFUSED}.items():
+        prefix = tmp_path_factory.mktemp("model") / "tokenizer"
+        given_options: dict[str, Any] = {"vocab_size": 700, "hard_vocab_limit": False, **options}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_prefix=str(prefix),
+            minloglevel=2,
+            num_threads=1,
+            **given_options,
+        )
+        found[name] = prefix.with_suffix(".model")
+    return found
+
+
+@relaxed
+@given(batch=st.one_of(words_texts, long_texts))
+@pytest.mark.parametrize("name", MODELS)
+def test_documents_of_a_sentencepiece_model(
+    models: dict[str, Path], name: str, batch: list[str]
+) -> None:
+    encode_both(load(models[name]), batch)
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_sentencepiece_model_that_is_refused(models: dict[str, Path], reason: str) -> None:
+    assert reason in (describe(models[reason]).coverages[1].refusal or "")
+
+
+def _message(*fields: tuple[int, int | bytes | float]) -> bytes:
+    """A protobuf message of numbers, texts and scores."""
+    found = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            found += bytes([number << 3 | 2, len(value)]) + value
+        elif isinstance(value, float):
+            found += bytes([number << 3 | 5]) + struct.pack("<f", value)
+        else:
+            found += bytes([number << 3, value])
+    return found
+
+
+@pytest.fixture(scope="module")
+def near_ties(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in which a pair is nearly as good as its two characters."""
+    dice = random.Random(1)
+    scores = {character: -dice.uniform(2, 12) for character in "abcdef"}
+    pairs = {
+        one + other: scores[one] + scores[other] + dice.choice([0, 1e-4, -1e-3, 5e-3, -2e-2])
+        for one in scores
+        for other in scores
+    }
+    pieces = [(b"<unk>", 0.0, 2), ("\u2581".encode(), -3.0, 1)]
+    pieces += [(text.encode(), score, 1) for text, score in {**scores, **pairs}.items()]
+    data = b"".join(
+        _message((1, _message((1, text), (2, score), (3, kind)))) for text, score, kind in pieces
+    )
+    path = tmp_path_factory.mktemp("ties") / "tokenizer.model"
+    path.write_bytes(data + _message((2, _message((3, 1))), (3, _message((4, 0)))))
+    return path
+
+
+def test_sums_decide_near_ties(near_ties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nearly every word is one; without sums, or their resets, documents would be wrong."""
+    engine = load_engine(near_ties, choice="words")
+    assert isinstance(engine.fast, words.WordEngine)
+    monkeypatch.setattr(unigram, "_FEW", 10**9)
+    monkeypatch.setattr(unigram, "_ROUNDS", 10**9)
+    monkeypatch.setattr(engine.fast, "_by_reference", None)
+    dice = random.Random(0)
+    known = ["".join(dice.choices("abcdef", k=dice.randint(1, 9))) for _ in range(2000)]
+    known += ["x", "xx", "axb", "\u65e5"]
+    batch = [" ".join(dice.choices(known, k=count)) for count in (100, 100, 1000, 1000, 4500)]
+    given_texts = TextBatch.from_texts(batch)
+    expected = engine.reference.encode(given_texts)
+
+    def find_wrong() -> list[int]:
+        found = engine.encode(given_texts)
+        return [i for i in range(len(batch)) if not np.array_equal(found[i], expected[i])]
+
+    assert find_wrong() == []
+    with monkeypatch.context() as patched:
+        patched.setattr(unigram, "RESET", 1e9)
+        assert find_wrong() == [4]
+    nothing = np.empty(0, np.int64)
+    monkeypatch.setattr(unigram.ModelLearner, "settle", lambda _, found, **_given: (found, nothing))
+    assert find_wrong() == [0, 1, 2, 3, 4]
+
+
+def test_documents_with_many_near_ties_are_left_to_the_reference(
+    near_ties: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load_engine(near_ties, choice="words")
+    encode_both(engine, [f"abcdef {'ab' * count} " * 400 for count in range(1, 30)])
+    assert isinstance(engine.fast, words.WordEngine)
+    monkeypatch.setattr(engine.fast, "_by_reference", None)
+    with pytest.raises(TypeError):
+        engine.encode(TextBatch.from_texts(["abcdef abab " * 400]))
+
+
+def test_an_older_package_is_not_trusted_with_sums(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentencepiece, "__version__", "0.2.1")
+    engine = load_engine(models["defaults"])
+    assert engine.name == "sentencepiece"
+    assert "in another way" in (engine.refusal or "")

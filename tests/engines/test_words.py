@@ -129,7 +129,7 @@ REFUSED_MODELS: dict[str, dict[str, Any]] = {
     "a symbol holds whitespace": {"user_defined_symbols": ["a b"]},
     "it treats whitespace as a suffix": {"treat_whitespace_as_suffix": True},
     "it removes whitespace and puts none in front": {"add_dummy_prefix": False},
-    "it is a unigram model": {"model_type": "unigram"},
+    "it is a word model": {"model_type": "word"},
 }
 
 

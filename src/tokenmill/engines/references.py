@@ -405,7 +405,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int, folder: Path) -> Path:
 Value = TypeVar("Value", int, bytes)
 # Field numbers of sentencepiece_model.proto.
 _SENTENCEPIECE_MODEL_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_PIECE_TEXT, _PIECE_TYPE = 1, 3
+_PIECE_TEXT, _PIECE_SCORE, _PIECE_TYPE = 1, 2, 3
 _MODEL_TYPE, _WHITESPACE_SUFFIX, _BYTE_FALLBACK = 3, 24, 35
 _BOS_PIECE, _EOS_PIECE = 46, 47
 _CHARSMAP, _DUMMY_PREFIX, _REMOVE_WHITESPACE, _ESCAPE_WHITESPACE = 2, 3, 4, 5
@@ -421,6 +421,7 @@ class SentencePieceModel:
 
     model_type: ModelType
     pieces: tuple[tuple[str, PieceType], ...]  # text and type; the position is the id
+    scores: tuple[float, ...]  # of the pieces
     byte_fallback: bool
     bos_piece: str
     eos_piece: str
@@ -450,6 +451,7 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
 
 def _parse_model(data: bytes) -> SentencePieceModel:
     pieces: list[tuple[str, PieceType]] = []
+    scores: list[bytes] = []
     settings: dict[int, dict[int, int | bytes]] = {_TRAINER: {}, _NORMALIZER: {}}
     for number, value in proto_fields(data):
         if not isinstance(value, bytes):
@@ -458,6 +460,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
             piece = dict(proto_fields(value))
             text = _field(piece, _PIECE_TEXT, b"").decode()
             pieces.append((text, PieceType(_field(piece, _PIECE_TYPE, 1))))
+            scores.append(_field(piece, _PIECE_SCORE, bytes(4)))
         elif number in settings:
             settings[number].update(proto_fields(value))
     if not pieces:
@@ -466,6 +469,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
     return SentencePieceModel(
         model_type=ModelType(_field(trainer, _MODEL_TYPE, 1)),
         pieces=tuple(pieces),
+        scores=tuple(np.frombuffer(b"".join(scores), "<f4").tolist()),
         byte_fallback=bool(_field(trainer, _BYTE_FALLBACK, 0)),
         bos_piece=_field(trainer, _BOS_PIECE, b"<s>").decode(),
         eos_piece=_field(trainer, _EOS_PIECE, b"</s>").decode(),
@@ -578,6 +582,10 @@ class SentencePieceEngine:
             # This form starts its threads anew for each call, even where it is one.
             encode = functools.partial(self._long, num_threads=self._threads)
         return TokenBatch.from_lists(encode_all(encode, texts.texts(), engine=self.name))
+
+    def normalize(self, texts: list[str]) -> list[str]:
+        """Texts as pieces are looked for in them."""
+        return [str(self._processor.normalize(text)) for text in texts]
 
     @property
     def unknown_id(self) -> int:

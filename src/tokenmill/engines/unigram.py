@@ -10,16 +10,19 @@ small gap is theirs to decide.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tokenmill.engines import base
+from tokenmill.engines.parity import replace_documents
+from tokenmill.engines.references import PieceType, SentencePieceModel
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow
     from numpy.typing import NDArray
@@ -29,8 +32,10 @@ SPACE = 0xFF  # stands for U+2581 in pieces and words
 _STOP = 0xFE  # is after each part
 LONGEST_PART = 256  # in bytes
 _LARGEST_SCORE = 1e4
-_UNKNOWN_PENALTY = 10  # an unknown character is so much worse than the worst piece
+_LOWEST_SCORE = 100  # of a SentencePiece model
 _SOME, _MANY = 4, 16  # children of a node
+RESET = 1e5  # the package sentencepiece lets no sum become larger, in size
+_UNKNOWN_PENALTY = 10  # an unknown character is so much worse than the worst piece
 _CHUNK_PARTS = 1 << 13  # at a time: what they need fits into a cache of the processor
 
 
@@ -127,6 +132,7 @@ class Paths:
     ids: NDArray[np.uint32]  # of unknown characters: the number of pieces, and their code points
     lengths: NDArray[np.int64]  # pieces of each text
     gaps: NDArray[np.float64]  # how much worse the next path of each is
+    sums: NDArray[Any]  # of the scores of each
 
 
 class Lattice:
@@ -144,10 +150,13 @@ class Lattice:
         self,
         data: NDArray[np.uint8],
         starts: NDArray[np.int64],
+        sums: NDArray[np.float32] | None = None,
     ) -> Paths:
         """Paths of texts that begin at `starts`, each with one byte after it that is in no piece.
 
-        Of paths that are as good the first counts.
+        Of paths that are as good the first counts. With `sums`, one for each text, scores are
+        added to those as the package sentencepiece does: in float32, and where the best sum at a
+        place is too low, all that are found so far become relative to that one.
         """
         firsts, lasts, pieces = self._edges(data)
         ends = np.append(starts[1:], len(data)) - 1
@@ -156,13 +165,19 @@ class Lattice:
         steps = (firsts - origins[firsts]).astype(np.uint16)
         order = np.argsort(steps, kind="stable")
         firsts, lasts, pieces = firsts[order], lasts[order], pieces[order]
-        scores = self.scores[pieces]
-        best = np.full(len(data), -np.inf)
-        best[starts] = 0
-        next_best = np.full(len(data), -np.inf)
+        kind: type[Any] = np.float64 if sums is None else np.float32
+        scores = self.scores.astype(kind)[pieces]
+        best: NDArray[Any] = np.full(len(data), -np.inf, kind)
+        best[starts] = 0 if sums is None else sums
+        next_best: NDArray[Any] = np.full(len(data), -np.inf, kind)
         chosen = np.zeros(len(data), np.int32)
         done = 0
-        for bound in np.cumsum(np.bincount(steps)).tolist():
+        for step, bound in enumerate(np.cumsum(np.bincount(steps)).tolist()):
+            if sums is not None:
+                at = (starts + step)[starts + step < ends]
+                for place in at[(best[at] < -RESET) & (best[at] > -np.inf)].tolist():
+                    end = ends[np.searchsorted(starts, place, side="right") - 1]
+                    best[place : end + 1] -= best[place]
             to = lasts[done:bound]
             found = best[firsts[done:bound]] + scores[done:bound]
             before = best[to]
@@ -182,7 +197,7 @@ class Lattice:
         some = lengths > 0
         if some.any():
             gaps[some] = np.minimum.reduceat(best[path] - next_best[path], bounds[:-1][some])
-        return Paths(ids, lengths, gaps)
+        return Paths(ids, lengths, gaps, best[ends])
 
     def _edges(
         self, data: NDArray[np.uint8]
@@ -329,7 +344,7 @@ class Segmenter:
         if len(some):
             counts[some] = np.add.reduceat(lengths, firsts[some])
             gaps[some] = np.minimum.reduceat(found.gaps[places], firsts[some])
-        return Paths(ids, counts, gaps)
+        return Paths(ids, counts, gaps, np.empty(0))
 
     def _segment_parts(self, parts: pyarrow.Array) -> Paths:
         offsets = np.frombuffer(parts.buffers()[1], np.int32)[: len(parts) + 1].astype(np.int64)
@@ -345,7 +360,7 @@ class Segmenter:
             ids.append(found.ids)
             lengths[some] = found.lengths
             gaps[some] = found.gaps / sizes[some]
-        return Paths(np.concatenate(ids), lengths, gaps)
+        return Paths(np.concatenate(ids), lengths, gaps, np.empty(0))
 
 
 def spelled(text: str) -> bytes:
@@ -376,6 +391,27 @@ def merge_unknown(
     return np.delete(ids, merged), offsets - np.searchsorted(merged, offsets)
 
 
+def spell_unknown(
+    ids: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    *,
+    first: int,
+    byte_ids: NDArray[np.uint32],
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """`ids` with those of bytes for unknown characters (from `first` up); `offsets` of texts."""
+    places = np.flatnonzero(ids >= first)
+    if not len(places):
+        return ids, offsets
+    data = [chr(point).encode() for point in (ids[places] - first).tolist()]
+    counts = np.ones(len(ids), np.int64)
+    counts[places] = list(map(len, data))
+    ends = np.append(0, np.cumsum(counts))
+    ids = np.repeat(ids, counts)
+    spelled_at = _ranges(ends[places], counts[places])[1]
+    ids[spelled_at] = byte_ids[np.frombuffer(b"".join(data), np.uint8)]
+    return ids, ends[offsets]
+
+
 # A tokenizer.json: `tokenizers` adds scores up word by word, in float64.
 
 
@@ -388,7 +424,7 @@ class Learner:
         self._worst = float(np.abs(segmenter.lattice.scores).max())
 
     def learn(self, words: Sequence[bytes]) -> tuple[TokenBatch, NDArray[np.int64]]:
-        """Ids of words, and which have none here and are the reference's."""
+        """Ids of words, and the places of those that have none here."""
         texts, left = self._segmenter.spell(words)
         found = self._segmenter.segment(texts)
         # What both may round off in a word, each piece anew.
@@ -456,3 +492,288 @@ def json_learner(
     )
     merges = not model.get("byte_fallback")
     return Learner(segmenter, unknown_id=model["unk_id"], merges_unknown=merges)
+
+
+# The package sentencepiece adds scores along a whole document, in float32, and a near tie in a word
+# is decided by the sum before it. No piece reaches over the place between two words, so that sum is
+# all that a word knows of those before it. The sums of a document are added up again here; a word
+# whose gap may be smaller than what float32 rounds off at such a sum is decided anew from there.
+
+_HALF_ULP = 2.0**-24  # what one addition is wrong by, at most, of its result
+_ROUNDS = 8  # in which the words of a document are decided, before it is the reference's
+# A document is the reference's where more than these of its words must be decided.
+_FEW, _SHARE = 64, 1 / 8
+
+
+class ModelLearner:
+    """Encodes new words of a SentencePiece model, and documents of them as the package does."""
+
+    def __init__(
+        self,
+        segmenter: Segmenter,
+        *,
+        unknown_id: int,
+        byte_ids: NDArray[np.uint32] | None,
+        normalize: Callable[[list[bytes]], list[str]],
+    ) -> None:
+        """`byte_ids` stand for unknown characters; `normalize` is for words that have no images."""
+        self._segmenter, self._lattice = segmenter, segmenter.lattice
+        self._unknown_id, self._byte_ids, self._normalize = unknown_id, byte_ids, normalize
+        scores = segmenter.lattice.scores
+        self._scores = scores.astype(np.float32)
+        self._worst = float(-scores.min()) * 1.001
+        self._bonus = max(0.0, float(scores.max())) * LONGEST_PART
+        self._data = np.frombuffer(b"".join(segmenter.pieces), np.uint8)
+        self._sizes = np.fromiter(map(len, segmenter.pieces), np.int64, len(segmenter.pieces))
+
+    def learn(self, words: Sequence[bytes]) -> tuple[TokenBatch, NDArray[np.float32]]:
+        """Pieces of words, and up to which sum before them, in size, they are these.
+
+        Below that their gaps are larger than what can be rounded off: two paths of a part have at
+        most as many additions as it has bytes, each. Hardly a score is above 0, so that no sum on
+        the way is much larger than the last. The gaps themselves are not exact.
+        """
+        texts, left = self._segmenter.spell(words)
+        if len(left):
+            others = self._normalize([words[place] for place in left.tolist()])
+            more = TextBatch.from_texts([spelled(text) for text in others])
+            starts, sizes = texts.offsets[:-1].copy(), texts.lengths
+            starts[left], sizes[left] = len(texts.data) + more.offsets[:-1], more.lengths
+            data = np.append(texts.data, more.data)[_ranges(starts, sizes)[1]]
+            texts = TextBatch(data, np.append(0, np.cumsum(sizes)))
+        found = self._segmenter.segment(texts)
+        tokens = TokenBatch(found.ids, np.append(0, np.cumsum(found.lengths)))
+        limits = (found.gaps - 1e-9) / (2.002 * _HALF_ULP) - 2 * self._bonus
+        return tokens, limits.astype(np.float32)
+
+    def finish(self, found: TokenBatch) -> TokenBatch:
+        """Documents of pieces with the ids of unknown characters."""
+        first = self._lattice.unknown
+        if self._byte_ids is not None:
+            return TokenBatch(
+                *spell_unknown(found.ids, found.offsets, first=first, byte_ids=self._byte_ids)
+            )
+        unknown_id = self._unknown_id
+        return TokenBatch(
+            *merge_unknown(found.ids, found.offsets, first=first, unknown_id=unknown_id)
+        )
+
+    def settle(
+        self,
+        found: TokenBatch,
+        *,
+        lengths: NDArray[np.int64],
+        limits: NDArray[np.float32],
+        firsts: NDArray[np.int64],
+    ) -> tuple[TokenBatch, NDArray[np.int64]]:
+        """The pieces of documents, and which documents are left to the reference.
+
+        `found` are pieces of documents by their words alone. Of each word: how many it has, and up
+        to which sum it is decided; `firsts` are the first words of documents, and their number.
+        """
+        tops = found.lengths * self._worst
+        suspected = np.flatnonzero(limits < tops.max(initial=0))
+        documents = np.searchsorted(firsts, suspected, side="right") - 1
+        documents = np.unique(documents[limits[suspected] < tops[documents]])
+        if not len(documents):
+            return found, documents
+        counts = np.diff(firsts)[documents]
+        ids = found.ids[_ranges(found.offsets[documents], found.lengths[documents])[1]]
+        words = _ranges(firsts[documents], counts)[1]
+        lengths, limits = lengths[words], limits[words]
+        is_open = np.zeros(len(words), bool)
+        settled: dict[int, NDArray[np.uint32]] = {}
+        left: list[NDArray[np.int64]] = []
+        for number in range(_ROUNDS):
+            owners = np.repeat(np.arange(len(documents)), counts)
+            ends = np.cumsum(lengths)
+            starts = ends - lengths
+            bounds = np.append(0, ends)[np.append(0, np.cumsum(counts))]
+            sums = self._sums(ids, lengths, counts, is_open)
+            is_open |= np.abs(sums[ends - 1]) > limits
+            fails = np.bincount(owners[is_open], minlength=len(counts)) > _FEW + _SHARE * counts
+            at = np.flatnonzero(is_open & ~fails[owners])
+            before = np.where(starts[at] == bounds[owners[at]], 0, sums[starts[at] - 1])
+            paths = self._decide(ids[_ranges(starts[at], lengths[at])[1]], lengths[at], before)
+            differs = _differ(ids, starts[at], lengths[at], paths)
+            changed = at[differs]
+            starts[changed] = len(ids) + (np.cumsum(paths.lengths) - paths.lengths)[differs]
+            lengths[changed] = paths.lengths[differs]
+            ids = np.append(ids, paths.ids)[_ranges(starts, lengths)[1]]
+            goes_on = np.zeros(len(documents), bool)
+            goes_on[owners[changed]] = True
+            left.append(documents[fails])
+            if number:
+                bounds = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(counts))]
+                for place in np.flatnonzero(~goes_on & ~fails).tolist():
+                    settled[int(documents[place])] = ids[bounds[place] : bounds[place + 1]]
+            if not len(changed):
+                break
+            stays = goes_on[owners]
+            ids = ids[np.repeat(stays, lengths)]
+            lengths, limits, is_open = lengths[stays], limits[stays], is_open[stays]
+            documents, counts = documents[goes_on], counts[goes_on]
+        else:
+            left.append(documents)
+        if settled:
+            others = TokenBatch.from_lists([settled[place] for place in sorted(settled)])
+            found = replace_documents(found, np.array(sorted(settled)), others)
+        return found, np.sort(np.concatenate(left))
+
+    def _sums(
+        self,
+        ids: NDArray[np.uint32],
+        lengths: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        is_open: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """The sum after each piece; words in which the package resets it become open.
+
+        In such a word only the last one is right. There may be one wherever its worst pieces could
+        come to the limit.
+        """
+        numbers = np.minimum(ids, self._lattice.unknown)
+        scores = self._scores[numbers]
+        sums: NDArray[np.float32] = np.empty_like(scores)
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        words = np.append(0, np.cumsum(counts))
+        bounds = np.append(0, ends)[words]
+        for first, last in itertools.pairwise(bounds.tolist()):
+            np.add.accumulate(scores[first:last], out=sums[first:last])
+        lowest = np.minimum.reduceat(sums, bounds[:-1])
+        # The next word of documents that may come to a reset, and the sum before it.
+        going = {
+            int(document): (int(words[document]), np.float32(0))
+            for document in np.flatnonzero(lowest < self._worst * LONGEST_PART - RESET)
+        }
+        if not going:
+            return sums
+        totals = np.append(0, np.cumsum(np.append(self._sizes, 4)[numbers] * self._worst))
+        while going:
+            near: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
+            for document, (first, total) in going.items():
+                some = np.arange(first, words[document + 1])
+                some = some[lengths[some] > 0]
+                before = np.where(starts[some] == starts[first], total, sums[starts[some] - 1])
+                depth = totals[ends[some]] - totals[starts[some]]
+                danger = np.flatnonzero(before - depth < -RESET)
+                beyond = np.flatnonzero(before < -RESET)
+                if len(danger):
+                    chosen = slice(danger[0], beyond[0] + 1 if len(beyond) else None)
+                    near[document] = some[chosen], before[chosen]
+            going = {}
+            if not near:
+                break
+            at = np.concatenate([some for some, _ in near.values()])
+            before = np.concatenate([each for _, each in near.values()])
+            paths = self._decide(ids[_ranges(starts[at], lengths[at])[1]], lengths[at], before)
+            done = 0
+            for document, (some, _) in near.items():
+                mine = slice(done, done + len(some))
+                done += len(some)
+                reset = np.flatnonzero(paths.sums[mine] > before[mine] + RESET / 2)
+                if not len(reset):
+                    continue
+                word, total = some[reset[0]], paths.sums[mine][reset[0]]
+                is_open[word] = True
+                first, last = ends[word], bounds[document + 1]
+                sums[first - 1] = total
+                if first < last:
+                    rest = scores[first:last].copy()
+                    rest[0] += total
+                    np.add.accumulate(rest, out=sums[first:last])
+                    going[document] = word + 1, total
+        return sums
+
+    def _decide(
+        self, ids: NDArray[np.uint32], lengths: NDArray[np.int64], sums: NDArray[np.float32]
+    ) -> Paths:
+        """The best pieces of words, given some pieces of them and the sums before them."""
+        # Unknown characters become pieces for as long as that.
+        first = self._lattice.unknown
+        unknown = np.unique(ids[ids >= first])
+        characters = [chr(point).encode() for point in (unknown - first).tolist()]
+        data = np.append(self._data, np.frombuffer(b"".join(characters), np.uint8))
+        sizes = np.append(self._sizes, np.fromiter(map(len, characters), np.int64))
+        numbers = np.where(ids < first, ids, first + np.searchsorted(unknown, ids)).astype(np.int64)
+        sources = _ranges((np.cumsum(sizes) - sizes)[numbers], sizes[numbers])[1]
+        texts = data[sources]
+        bounds = np.append(0, np.cumsum(sizes[numbers]))[np.append(0, np.cumsum(lengths))]
+        found = []
+        for done in range(0, len(lengths), _CHUNK_PARTS):
+            some = slice(done, done + _CHUNK_PARTS)
+            stopped = _stopped(texts, bounds[:-1][some], np.diff(bounds)[some])
+            found.append(self._lattice.paths(*stopped, sums=sums[some]))
+        empty = Paths(np.empty(0, np.uint32), lengths[:0], np.empty(0), sums[:0])
+        members = zip(*((p.ids, p.lengths, p.gaps, p.sums) for p in (empty, *found)), strict=True)
+        return Paths(*map(np.concatenate, members))
+
+
+def _differ(
+    ids: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64], paths: Paths
+) -> NDArray[np.bool_]:
+    """Which words, whose pieces are `ids` from `starts` on, have others now."""
+    differs: NDArray[np.bool_] = lengths != paths.lengths
+    same = np.flatnonzero(~differs)
+    owners, numbers = _ranges(starts[same], lengths[same])
+    others = _ranges((np.cumsum(paths.lengths) - paths.lengths)[same], lengths[same])[1]
+    differs[same[owners[ids[numbers] != paths.ids[others]]]] = True
+    return differs
+
+
+def model_learner(
+    model: SentencePieceModel,
+    *,
+    images: NDArray[np.uint8],
+    spaces: bytes,
+    normalize: Callable[[list[bytes]], list[str]],
+) -> ModelLearner:
+    """For a SentencePiece model that may be cut into words."""
+    kinds = np.array([kind for _, kind in model.pieces])
+    scores = np.array(model.scores, np.float32)
+    images = images.copy()
+    for place in np.flatnonzero(kinds == PieceType.USER_DEFINED).tolist():
+        data = np.frombuffer(model.pieces[place][0].encode(), np.uint8)
+        scores[place] = symbol_score(len(data))
+        images[data[images[data] != data]] = 0  # symbols are not normalized
+    images[list(spaces)] = SPACE
+    lowest = scores[kinds == PieceType.NORMAL].min()
+    is_found = np.isin(kinds, (PieceType.NORMAL, PieceType.USER_DEFINED))
+    segmenter = Segmenter(
+        [text if found else "" for (text, _), found in zip(model.pieces, is_found, strict=True)],
+        scores.astype(np.float64),
+        float(lowest - np.float32(_UNKNOWN_PENALTY)),
+        images=images,
+        squeezes=model.removes_extra_whitespace,
+        prefixes=model.adds_dummy_prefix,
+        splits_spaces=False,
+    )
+    byte_ids = np.zeros(256, np.uint32)
+    at = np.flatnonzero(kinds == PieceType.BYTE)
+    byte_ids[[int(model.pieces[place][0][3:5], 16) for place in at.tolist()]] = at
+    return ModelLearner(
+        segmenter,
+        unknown_id=int(np.flatnonzero(kinds == PieceType.UNKNOWN)[0]),
+        byte_ids=byte_ids if model.byte_fallback else None,
+        normalize=normalize,
+    )
+
+
+def symbol_score(size: int) -> float:
+    """The score of a user-defined symbol of ASCII."""
+    return float(np.float32(0.1 * (size - 1)))
+
+
+def refuse_model(model: SentencePieceModel) -> str | None:
+    """Why the words of a Unigram model may not be encoded here."""
+    pieces = list(zip(model.pieces, model.scores, strict=True))
+    normal = [score for (_, kind), score in pieces if kind is PieceType.NORMAL]
+    symbols = [text for (text, kind), _ in pieces if kind is PieceType.USER_DEFINED]
+    if not all(-_LOWEST_SCORE < score <= 0 for score in normal):
+        return "its scores are no logarithms of probabilities"
+    if not all(text.isascii() and len(text) < LONGEST_PART for text in symbols):
+        return "a symbol is not ASCII"
+    if len({text for (text, _), _ in pieces}) < len(pieces):
+        return "a piece comes twice"
+    return None

@@ -32,8 +32,20 @@ from tokenmill.engines.base import (
     taken_from,
 )
 from tokenmill.engines.parity import in_contexts, replace_documents
-from tokenmill.engines.references import ModelType, PieceType, RankFile, SentencePieceModel
-from tokenmill.engines.unigram import Learner, json_learner
+from tokenmill.engines.references import (
+    ModelType,
+    PieceType,
+    RankFile,
+    SentencePieceEngine,
+    SentencePieceModel,
+)
+from tokenmill.engines.unigram import (
+    Learner,
+    ModelLearner,
+    json_learner,
+    model_learner,
+    refuse_model,
+)
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges
 
@@ -72,6 +84,12 @@ class Cutting:
     # Whether a mark at the beginning of a word belongs to the space before it.
     has_marks: bool = False
 
+    def stripped(self, word: bytes) -> bytes:
+        """A word as a text of its own."""
+        if self.left_out is None:
+            return word.lstrip(self.spaces)
+        return word[self.left_out :] if word[:1] in self.spaces else word
+
     def find_delicate(self, words: Sequence[bytes]) -> NDArray[np.bool_]:
         """For each word, whether documents with it are the reference's."""
         texts = [word.lstrip(self.spaces) for word in words]
@@ -95,6 +113,9 @@ class Cutting:
         return self.delicate.search(text) is not None
 
 
+_COVERED = (ModelType.BPE, ModelType.UNIGRAM)
+
+
 def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
     """How texts may be cut for a SentencePiece model; TokenizerError where they may not be.
 
@@ -114,7 +135,7 @@ def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
     reaching = re.compile(f"[^{_SPACE}]{_SPACE}")
     trims = model.removes_extra_whitespace
     checks = [
-        (model.model_type is not ModelType.BPE, f"it is a {model.model_type.name.lower()} model"),
+        (model.model_type not in _COVERED, f"it is a {model.model_type.name.lower()} model"),
         (not model.escapes_whitespace, "it does not escape whitespace"),
         (model.whitespace_is_suffix, "it treats whitespace as a suffix"),
         (PieceType.UNUSED in kinds, "it has unused pieces"),
@@ -126,6 +147,8 @@ def cut_sentencepiece(model: SentencePieceModel) -> Cutting:
         (_SPACE.encode() in table.targets, "it makes U+2581 of other characters"),
         (trims and not model.adds_dummy_prefix, "it removes whitespace and puts none in front"),
     ]
+    if model.model_type is ModelType.UNIGRAM and (reason := refuse_model(model)):
+        checks.append((True, reason))
     for refused, reason in checks:
         if refused:
             raise TokenizerError(f"{reason}, so that its words cannot be encoded apart")
@@ -482,9 +505,22 @@ def build(
 ) -> WordEngine:
     """The engine for what `covers` accepts."""
     cutting, content = cutting_of(tokenizer), tokenizer.parsed
-    learner = None
+    learner: Learner | ModelLearner | None = None
+    given: dict[str, Any] = {"images": cutting.images, "spaces": cutting.spaces}
     if isinstance(content, dict):
-        learner = json_learner(content, images=cutting.images, spaces=cutting.spaces)
+        learner = json_learner(content, **given)
+    elif isinstance(content, SentencePieceModel) and content.model_type is ModelType.UNIGRAM:
+        assert isinstance(reference, SentencePieceEngine)
+        if tuple(map(int, re.findall(r"\d+", reference.version)[:3])) < (0, 2, 2):
+            raise TokenizerError(
+                f"sentencepiece {reference.version} adds scores in another way than 0.2.2",
+                hint="pip install --upgrade sentencepiece",
+            )
+
+        def normalize(words: list[bytes]) -> list[str]:
+            return reference.normalize([cutting.stripped(word).decode() for word in words])
+
+        learner = model_learner(content, **given, normalize=normalize)
     return WordEngine(reference, cutting, learner)
 
 
@@ -501,6 +537,7 @@ FEW_CHARACTERS = 64  # of a text that the reference encodes in less time
 # Documents with longer words on average, in bytes, are given to the reference: they are in a script
 # without spaces, or data.
 LONG_WORDS = 24
+LONG_MODEL_WORDS = 12  # of a SentencePiece Unigram model, whose reference is as fast as ten others
 
 
 class WordEngine:
@@ -510,11 +547,17 @@ class WordEngine:
     version = __version__
     few_bytes = 1 << 14
 
-    def __init__(self, reference: Engine, cutting: Cutting, learner: Learner | None = None) -> None:
+    def __init__(
+        self,
+        reference: Engine,
+        cutting: Cutting,
+        learner: Learner | ModelLearner | None = None,
+    ) -> None:
         """`learner` encodes new words without the reference."""
         self._reference = reference
         self._cutting = cutting
         self._learner = learner
+        self._long_words = LONG_MODEL_WORDS if isinstance(learner, ModelLearner) else LONG_WORDS
         # The words of one text, as `_cut` finds them.
         spaces = re.escape(cutting.spaces)
         self._find_words = re.compile(b"[%b]*[^%b]+|[%b]+" % (spaces, spaces, spaces)).findall
@@ -544,7 +587,8 @@ class WordEngine:
 
     def encode_one(self, text: str) -> NDArray[np.uint32]:
         """Ids of a short text, in less than what the arrays of a batch cost."""
-        if len(text) < FEW_CHARACTERS and self._encode_few is not None:
+        is_few = len(text) < FEW_CHARACTERS or isinstance(self._learner, ModelLearner)
+        if is_few and self._encode_few is not None:
             ids: NDArray[np.uint32] = self._encode_few(text)
             return ids
         data = text.encode()
@@ -570,7 +614,7 @@ class WordEngine:
         cuts = self._cut(data, offsets)
         firsts = np.searchsorted(cuts, offsets)
         sizes = offsets[1:] - offsets[:-1]
-        held = sizes > LONG_WORDS * (firsts[1:] - firsts[:-1])
+        held = sizes > self._long_words * (firsts[1:] - firsts[:-1])
         if self._cutting.left_out:
             some = np.flatnonzero(sizes)
             # No space may be left out of a word that begins a document.
@@ -584,10 +628,14 @@ class WordEngine:
         places = self._words.look_up(data, cuts)
         ids, ends = self._words.ids_of(places)
         found = TokenBatch(ids, np.append(0, ends)[firsts])
-        delicate = self._words.is_delicate[places]
-        if not delicate.any():
+        delicate = np.flatnonzero(self._words.is_delicate[places])
+        held = np.unique(np.searchsorted(firsts, delicate, side="right") - 1)
+        if isinstance(self._learner, ModelLearner):
+            lengths, limits = self._words.lengths[places], self._words.limits[places]
+            found, left = self._learner.settle(found, lengths=lengths, limits=limits, firsts=firsts)
+            found, held = self._learner.finish(found), np.union1d(held, left)
+        if not len(held):
             return found
-        held = np.unique(np.searchsorted(firsts, np.flatnonzero(delicate), side="right") - 1)
         return replace_documents(found, held, self._by_reference(texts, held))
 
     def _without(self, texts: TextBatch, held: NDArray[np.int64]) -> TokenBatch:
@@ -624,22 +672,22 @@ class WordEngine:
         """Encode new words."""
         if self._learner is None:
             return self._encode_by_parts(words)
+        held = self._cutting.find_delicate(words)
+        if isinstance(self._learner, ModelLearner):
+            tokens, limits = self._learner.learn(words)
+            held |= limits == -np.inf
+            return tokens.ids, tokens.offsets[:-1], tokens.lengths, held, limits
         tokens, left = self._learner.learn(words)
         ids, starts, lengths = tokens.ids, tokens.offsets[:-1], tokens.lengths
-        held = self._cutting.find_delicate(words)
         if len(left):
             other = self._encode_by_parts([words[place] for place in left.tolist()])
             starts[left], lengths[left] = len(ids) + other[1], other[2]
             ids, held[left] = np.append(ids, other[0]), other[3]
-        return ids, starts, lengths, held
+        return ids, starts, lengths, held, _unlimited(words)
 
     def _encode_by_parts(self, words: list[bytes]) -> Learned:
         """Encode words by their parts."""
-        spaces, left_out = self._cutting.spaces, self._cutting.left_out
-        if left_out is None:
-            texts = [word.lstrip(spaces) for word in words]
-        else:
-            texts = [word[left_out:] if word[:1] in spaces else word for word in words]
+        texts = [self._cutting.stripped(word) for word in words]
         data = np.frombuffer(_BEGIN.join([b"", *texts]), np.uint8)
         sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
         starts = np.cumsum(sizes) - sizes
@@ -656,7 +704,7 @@ class WordEngine:
         ids, ends = self._parts.ids_of(places)
         offsets = np.append(0, ends)[firsts]
         held |= np.logical_or.reduceat(self._parts.is_delicate[places], firsts[:-1])
-        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held
+        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held, _unlimited(words)
 
     def _encode_parts(self, parts: list[bytes]) -> Learned:
         """Have the reference encode parts of words, each as a text of its own."""
@@ -675,12 +723,24 @@ class WordEngine:
                 for place in error.documents:
                     texts[place], held[place], before[place] = b"", True, -1
         skipped = self._ids_before[before]
-        return tokens.ids, tokens.offsets[:-1] + skipped, tokens.lengths - skipped, held
+        starts, lengths = tokens.offsets[:-1] + skipped, tokens.lengths - skipped
+        return tokens.ids, starts, lengths, held, _unlimited(parts)
 
 
-# The ids of some words or parts, where those of each begin, how many they are, and which may be
-# encoded by the reference alone, with the document that holds them.
-Learned = tuple["NDArray[np.uint32]", "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.bool_]"]
+def _unlimited(words: Sequence[bytes]) -> NDArray[np.float32]:
+    return np.full(len(words), np.inf, np.float32)
+
+
+# The ids of some words or parts, where those of each begin, how many they are, which may be encoded
+# by the reference alone, with the document that holds them, and up to which sum of scores before it
+# a word has these ids.
+Learned = tuple[
+    "NDArray[np.uint32]",
+    "NDArray[np.int64]",
+    "NDArray[np.int64]",
+    "NDArray[np.bool_]",
+    "NDArray[np.float32]",
+]
 
 
 class Cache:
@@ -694,9 +754,10 @@ class Cache:
         # whether only the reference may encode documents that hold it.
         self._ids = np.empty(0, np.uint32)
         self._starts = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
+        self.lengths = np.empty(0, np.int64)
         self._counts = np.empty(0, np.int64)
         self.is_delicate = np.empty(0, bool)
+        self.limits = np.empty(0, np.float32)
         self._common: pyarrow.Array | None = None
         self._common_places = np.empty(0, np.int64)
         self._seen = self._sorted_at = 0
@@ -708,7 +769,7 @@ class Cache:
 
     def ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """The ids of words back to back, and where those of each end."""
-        lengths = self._lengths[places]
+        lengths = self.lengths[places]
         ends = np.cumsum(lengths)
         # Where each id is in the cache: its word's first one, and as many further on.
         sources = np.repeat(self._starts[places] - ends + lengths, lengths)
@@ -751,13 +812,14 @@ class Cache:
 
     def _add(self, words: list[bytes]) -> NDArray[np.int64]:
         """Learn words; their places."""
-        ids, starts, lengths, held = self._learn(words)
+        ids, starts, lengths, held, limits = self._learn(words)
         first = len(self._starts)
         self._starts = np.append(self._starts, len(self._ids) + starts)
-        self._lengths = np.append(self._lengths, lengths)
+        self.lengths = np.append(self.lengths, lengths)
         self._ids = np.append(self._ids, ids)
         self._counts = np.append(self._counts, np.zeros(len(words), np.int64))
         self.is_delicate = np.append(self.is_delicate, held)
+        self.limits = np.append(self.limits, limits)
         places = range(first, first + len(words))
         self._known.update(zip(words, places, strict=True))
         return np.array(places)
@@ -768,9 +830,9 @@ class Cache:
         names = list(self._known)
         self._known = {names[place]: new for new, place in enumerate(kept.tolist())}
         self._ids, _ = self.ids_of(kept)
-        self._lengths, self._counts = self._lengths[kept], self._counts[kept]
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self.is_delicate = self.is_delicate[kept]
+        self.lengths, self._counts = self.lengths[kept], self._counts[kept]
+        self._starts = np.cumsum(self.lengths) - self.lengths
+        self.is_delicate, self.limits = self.is_delicate[kept], self.limits[kept]
         self._set_common(np.arange(number))
 
     def _most_common(self, number: int) -> NDArray[np.int64]:
