@@ -537,7 +537,8 @@ FEW_CHARACTERS = 64  # of a text that the reference encodes in less time
 # Documents with longer words on average, in bytes, are given to the reference: they are in a script
 # without spaces, or data.
 LONG_WORDS = 24
-LONG_MODEL_WORDS = 12  # of a SentencePiece Unigram model, whose reference is as fast as ten others
+# The same where a quarter is not ASCII, for Unigram models, whose reference is fast.
+LONG_FOREIGN_WORDS = 12
 
 
 class WordEngine:
@@ -557,7 +558,6 @@ class WordEngine:
         self._reference = reference
         self._cutting = cutting
         self._learner = learner
-        self._long_words = LONG_MODEL_WORDS if isinstance(learner, ModelLearner) else LONG_WORDS
         # The words of one text, as `_cut` finds them.
         spaces = re.escape(cutting.spaces)
         self._find_words = re.compile(b"[%b]*[^%b]+|[%b]+" % (spaces, spaces, spaces)).findall
@@ -614,7 +614,11 @@ class WordEngine:
         cuts = self._cut(data, offsets)
         firsts = np.searchsorted(cuts, offsets)
         sizes = offsets[1:] - offsets[:-1]
-        held = sizes > self._long_words * (firsts[1:] - firsts[:-1])
+        held = sizes > LONG_WORDS * (firsts[1:] - firsts[:-1])
+        if isinstance(self._learner, ModelLearner):
+            for place in np.flatnonzero(sizes > LONG_FOREIGN_WORDS * np.diff(firsts)).tolist():
+                is_foreign = data[offsets[place] : offsets[place + 1]] >= 0x80
+                held[place] |= np.count_nonzero(is_foreign) > sizes[place] / 4
         if self._cutting.left_out:
             some = np.flatnonzero(sizes)
             # No space may be left out of a word that begins a document.
