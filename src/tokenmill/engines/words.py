@@ -627,6 +627,8 @@ class WordEngine:
             ends = some[self._is_space[data[offsets[some + 1] - 1]]]
             cuts = np.delete(cuts, firsts[ends + 1] - 1)
             firsts = np.searchsorted(cuts, offsets)
+        if 4 * sizes[held].sum() > 3 * len(data):
+            return self._reference.encode(texts)  # what little is left would not pay
         if held.any():
             return self._without(texts, np.flatnonzero(held))
         places = self._words.look_up(data, cuts)
