@@ -426,11 +426,16 @@ class _GzReader(io.RawIOBase):
     """Concatenated gzip members, inflated by zlib-ng, or by Python's zlib where that is missing."""
 
     def __init__(self, raw: BinaryIO) -> None:
+        self._zlib: Any
         try:
-            from zlib_ng import zlib_ng as zlib
+            from zlib_ng import zlib_ng
+
+            self._zlib = zlib_ng
         except ImportError:
             import zlib
-        self._raw, self._zlib = raw, zlib
+
+            self._zlib = zlib
+        self._raw = raw
         self._decoder: Any = None
         self._input, self._next_bytes = memoryview(b""), 0
 
