@@ -193,7 +193,9 @@ def widened(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> Tensors
     return made
 
 
-def unstacked(made: Tensors, steps: range, seq_len: int) -> list[TensorBatch]:
+def unstacked(
+    made: Tensors, steps: range, seq_len: int, *, kind: type[TensorBatch] = TensorBatch
+) -> list[TensorBatch]:
     """The batch of each step. They share memory, and nothing else.
 
     By `data` each gets a version of its own: writing to one batch would spoil the backward pass of
@@ -201,7 +203,7 @@ def unstacked(made: Tensors, steps: range, seq_len: int) -> list[TensorBatch]:
     """
     columns = [[part.data for part in tensor.unbind()] for tensor in made.values()]
     return [
-        FedBatch(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
+        kind(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
         for step, tensors in zip(steps, zip(*columns, strict=True), strict=True)
     ]
 
@@ -445,7 +447,7 @@ class DeviceFeeder:
 def _received(ahead: ReadAhead[Sent]) -> tuple[list[TensorBatch], torch.cuda.Event | None]:
     """The batches of the next parcel, last first: the thread sends the one after it meanwhile."""
     for made, steps, seq_len, event in ahead:
-        return unstacked(made, steps, seq_len)[::-1], event
+        return unstacked(made, steps, seq_len, kind=FedBatch)[::-1], event
     return [], None
 
 

@@ -426,7 +426,7 @@ def test_a_document_too_large_for_the_budget_is_a_rejected_row(bpe_tokenizer_dir
     assert build("a.jsonl", **options).totals.rejected == 1
 
 
-@pytest.mark.parametrize("engine", ["auto", "tokenizers"])
+@pytest.mark.parametrize("engine", ["auto", pytest.param("tokenizers", marks=pytest.mark.slow)])
 def test_a_long_document_is_encoded_in_pieces(bpe_tokenizer_dir: Path, engine: str) -> None:
     largest = whole_bytes(parse_size("400MB"))
     texts = ["short", " ".join(make_texts(30)) * 300, "".join(make_texts(5))]

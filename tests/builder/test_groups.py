@@ -277,6 +277,7 @@ def test_a_store_of_before_keeps_its_units_and_their_order() -> None:
         build(out="old", eos=False)
 
 
+@pytest.mark.slow
 def test_small_files_of_a_server_are_read_by_groups() -> None:
     made = write_many(["jsonl", "parquet", "txt"], 99)
     with serve(Path("in")) as server:

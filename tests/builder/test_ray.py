@@ -139,6 +139,7 @@ def receipts(folder: Path, out: str) -> int:
     return len(list((folder / out / "shards").glob("*.json")))
 
 
+@pytest.mark.slow
 def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(
     folder: Path, cluster: Any, connection: None
 ) -> None:

@@ -30,7 +30,9 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["chat", "prompt-completion"])
+@pytest.mark.parametrize(
+    "kind", ["chat", pytest.param("prompt-completion", marks=pytest.mark.slow)]
+)
 def test_the_text_of_rows_is_timed_and_the_rows_are_built(
     kind: str, tmp_path: Path, training_texts: list[str]
 ) -> None:

@@ -117,6 +117,7 @@ def bare_rate(kind: str, path: Path, lines: Path, *, times: int) -> float:
     return max(map(float, done.stdout.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [40, 1000])
 @pytest.mark.parametrize("kind", ["sentencepiece", "huggingface"])
 def test_what_is_timed_is_as_fast_as_a_bare_loop(

@@ -109,17 +109,14 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     "number", range(len(gigatoken.KNOWN_SPLITS) + len(gigatoken.SPELLINGS) + 1)
 )
 def test_a_byte_level_tokenizer(splits: dict[str, Path], number: int) -> None:
-    most = 0
-
     @relaxed
     @given(texts)
     def run(text: str) -> None:
-        nonlocal most
-        most = max(most, check(splits[str(number)], text))
+        check(splits[str(number)], text)
 
     run()
-    check(splits[str(number)], "a  a\n\na a!\n a\r\n'a' a's \u6f22 \u0416\n1 a 11 a ")
-    assert most > 1
+    text = "a  a\n\na a!\n a\r\n'a' a's \u6f22 \u0416\n1 a 11 a "
+    assert check(splits[str(number)], text) > 1
 
 
 @pytest.mark.parametrize("pattern", sorted(gigatoken.RANK_PATTERNS))

@@ -38,6 +38,7 @@ def slow_loop(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
     return json.loads(path.read_text()), done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_s_tokenizer_and_collate_are_found_by_their_lines(
     slow_loop: tuple[dict[str, Any], str],
 ) -> None:
@@ -56,6 +57,7 @@ def test_the_example_s_tokenizer_and_collate_are_found_by_their_lines(
     }
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_device_says_what_it_cannot_see(
     slow_loop: tuple[dict[str, Any], str],
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_run_that_ends_before_the_window_is_told_of_all_the_same(tmp_path: Pat
     assert "collate" in lines_of(account, "D")
 
 
+@pytest.mark.slow
 def test_waits_for_workers_are_waits_for_data_and_said_to_be_all_that_is_seen(
     tmp_path: Path,
 ) -> None:
