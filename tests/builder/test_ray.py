@@ -177,6 +177,7 @@ def test_a_worker_that_dies_in_the_middle_of_its_task_is_told_of(
     assert [event.task for event in events if isinstance(event, TaskDone)] == [task]
 
 
+@pytest.mark.slow
 def test_what_a_worker_prints_cannot_act_on_a_terminal(session: RayCluster, cluster: Any) -> None:
     """It is kept in Ray's logs, and shown to drivers that connected with `log_to_driver`."""
     run(session, [("print", "\x1b]0;taken\x07 by a worker")], lambda _: None)

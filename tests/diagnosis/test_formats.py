@@ -30,9 +30,8 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", ["chat", pytest.param("prompt-completion", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["chat", "prompt-completion"])
 def test_the_text_of_rows_is_timed_and_the_rows_are_built(
     kind: str, tmp_path: Path, training_texts: list[str]
 ) -> None:

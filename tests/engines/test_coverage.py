@@ -247,6 +247,7 @@ def test_the_plain_tokenizer_that_these_are_made_from_is_covered() -> None:
         assert (coverage.engine, coverage.refusal) == ("gigatoken", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"invert": True}, KEEPS_MATCHES])
 @pytest.mark.parametrize("patterns", sorted({*pattern_sets(), *((p,) for p in COMPLETE)}))
 def test_every_covered_split_is_the_reference_s_on_all_short_texts(

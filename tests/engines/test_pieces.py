@@ -36,7 +36,7 @@ from tokenmill.records import TextBatch
 if TYPE_CHECKING:
     from pathlib import Path
 
-relaxed = attack(short=15, long=2000)
+relaxed = attack(short=4, long=2000)
 _LETTERS = ["a", "Zz", "S", "don", "\u0416\u0437", "\u6f22", "\u5b57", "\uc548", "\ucfff"]
 _BETWEEN = [
     *(" \n\t\r!'/12."),

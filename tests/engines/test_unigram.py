@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.parity import CheckedEngine
 
-relaxed = attack(short=10, long=2000)
+relaxed = attack(short=5, long=2000)
 
 # Runs of the same pieces in another order are as good; the sums before them decide.
 ties = st.builds(

@@ -111,6 +111,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_the_window_is_told_of_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     done = run(*WATCHED, "--steps", "50-60", "--json", "a.json", "train.py", "0", cwd=tmp_path)
