@@ -8,7 +8,7 @@ from tests.trainer.runs import SEQ_LEN, VOCAB
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import IGNORED
-from tokenmill.trainer.model import Model, document_mask
+from tokenmill.trainer.model import PART_BYTES, Model, document_mask, loss_in_parts
 from tokenmill.trainer.options import PRESETS, ModelConfig, padded_vocab, preset
 
 TINY = PRESETS["tiny"]
@@ -43,6 +43,37 @@ def test_operations_are_six_for_each_parameter_and_those_of_attention() -> None:
     config = ModelConfig(num_layers=1, width=64, num_heads=2, max_seq_len=8)
     matrices = 12 * 64 * 64 + 128 * 64
     assert config.flops_per_token(8, 100) == 6 * matrices + 12 * 64 * 8
+
+
+def test_a_loss_in_parts_is_that_of_torch_with_the_same_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, vocab = 700, 60_000
+    assert rows > 2 * PART_BYTES // (4 * vocab), "one part would prove nothing"
+    x = torch.randn(rows, 8, generator=generator)
+    weight = torch.randn(vocab, 8, generator=generator)
+    labels = torch.randint(0, vocab, (rows,), generator=generator)
+    labels[::3] = IGNORED
+    found = []
+    for is_ours in (True, False):
+        x, weight = (each.detach().requires_grad_() for each in (x, weight))
+        if is_ours:
+            loss = loss_in_parts(x, weight, labels)
+        else:
+            logits = torch.nn.functional.linear(x, weight)
+            loss = torch.nn.functional.cross_entropy(
+                logits, labels, ignore_index=IGNORED, reduction="sum"
+            )
+        (loss / 7).backward()
+        assert x.grad is not None
+        assert weight.grad is not None
+        found.append((loss.detach(), x.grad, weight.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        alone = loss_in_parts(x, weight, labels)
+    assert torch.equal(alone, found[0][0])
+    nothing = loss_in_parts(x, weight, torch.full_like(labels, IGNORED))
+    assert float(nothing.detach()) == 0
 
 
 def test_an_unknown_model_is_refused_with_the_names_there_are() -> None:

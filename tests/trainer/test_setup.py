@@ -30,7 +30,7 @@ from tokenmill.trainer.options import peak_of
         ({"micro_batch": 4, "accumulate": 3}, 4, 3),
         ({"batch_tokens": 512}, 16, 1),
         ({"batch_tokens": 512, "ranks": TrainRanks(rank=1, world_size=2)}, 8, 1),
-        ({"micro_batch": 7}, 7, 9),  # as near to the preset's 2,048 tokens as it goes
+        ({"micro_batch": 7}, 7, 4),  # as near to the preset's 1,024 tokens as it goes
     ],
 )
 def test_a_step_is_divided_as_it_was_said(

@@ -103,7 +103,9 @@ def test_a_run_writes_what_it_promises(place: Path, tmp_path: Path) -> None:
     assert names == ["step-00000010", "step-00000012"]
     assert result.checkpoint.name == "step-00000012"
     assert told[-1].step == 12
-    assert "training tiny" in str(told[0].message)
+    assert [each.phase for each in told[:2]] == ["starting", "starting"]
+    assert "tokens to train on" in str(told[0].message)  # before torch is there
+    assert "training tiny" in str(told[1].message)
 
 
 def test_a_store_without_val_says_how_to_make_one_and_is_trained_on(

@@ -182,7 +182,7 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
 
     \b
     Examples:
-      tokenmill train my-store --model tiny --seq-len 256 --steps 200
+      tokenmill train my-store --model tiny --seq-len 256 --steps 100
       tokenmill train my-store --model small --batch-tokens 524288 --steps 1000 -o run --resume
       torchrun --nproc-per-node 8 -m tokenmill train my-store --model medium --seq-len 16384
     """

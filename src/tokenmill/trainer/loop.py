@@ -29,9 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tokenmill.errors import DeviceMemoryError, TrainingError, UsageError
 from tokenmill.trainer.model import (
+    PART_BYTES,
     Model,
     learning_rates,
     make_optimizer,
+    makes_loss_in_parts,
     require_eight_bit,
     scale_and_clip,
 )
@@ -347,11 +349,15 @@ class MemoryNeed(NamedTuple):
         kept = config.width * size if setup.checkpointing else block
         # Logits and their gradient, and one copy in float32 as the loss wants it.
         logits = padded_vocab(setup.vocab_size) * (2 * size + 4)
-        per_token = config.num_layers * kept + (block if setup.checkpointing else 0) + logits
+        is_in_parts = makes_loss_in_parts(setup.device, setup.dtype) and not setup.compiles
+        per_token = config.num_layers * kept + (block if setup.checkpointing else 0)
+        per_token += 0 if is_in_parts else logits
         if setup.options.attention == "documents" and setup.device.type == "cpu":
             per_token += setup.seq_len * 5 * config.num_heads  # a mask
         # Buckets of DDP are the gradients themselves; the copy under way is one bucket more.
         gradients = parameters + (25_000_000 if setup.ranks.world_size > 1 else 0)
+        if is_in_parts:  # its parts, and the gradient that is made with them
+            gradients += PART_BYTES + 4 * padded_vocab(setup.vocab_size) * config.width
         optimizer = parameters // 4 * STATE_BYTES[setup.options.optimizer]
         return cls(parameters, gradients, optimizer, rows * setup.seq_len * per_token, rows)
 

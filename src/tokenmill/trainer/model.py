@@ -215,10 +215,14 @@ class Model(nn.Module):
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.logits(ids_bt, position_ids, cu_seqlens).float()
-        loss = functional.cross_entropy(
-            logits.flatten(0, 1), labels_bt.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        x_btd = self.hidden(ids_bt, position_ids, cu_seqlens)
+        flat = x_btd.flatten(0, 1), self.tokens.weight, labels_bt.flatten()
+        is_compiling = torch.compiler.is_compiling()
+        if makes_loss_in_parts(x_btd.device, x_btd.dtype) and not is_compiling:
+            loss = loss_in_parts(*flat)
+        else:
+            logits = functional.linear(flat[0], flat[1].to(self.dtype)).float()
+            loss = functional.cross_entropy(logits, flat[2], ignore_index=IGNORED, reduction="sum")
         return loss, (labels_bt != IGNORED).sum()
 
     def logits(
@@ -227,7 +231,17 @@ class Model(nn.Module):
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(b, t, v) in the compute dtype. With `cu_seqlens`, attention stays within documents."""
+        """(b, t, v) in the compute dtype."""
+        x_btd = self.hidden(ids_bt, position_ids, cu_seqlens)
+        return functional.linear(x_btd, self.tokens.weight.to(self.dtype))
+
+    def hidden(
+        self,
+        ids_bt: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What logits are made of. With `cu_seqlens`, attention stays within documents."""
         table: torch.Tensor = self.rotation_tk2  # type: ignore[assignment]
         rotation = table[: ids_bt.shape[1]] if position_ids is None else table[position_ids]
         rotation = rotation.unsqueeze(-3)  # the same for all heads
@@ -244,7 +258,67 @@ class Model(nn.Module):
                 )
             else:
                 x_btd = block(x_btd, rotation, documents)
-        return functional.linear(self.norm(x_btd), self.tokens.weight.to(self.dtype))
+        return self.norm(x_btd)  # type: ignore[no-any-return]
+
+
+PART_BYTES = 64 << 20
+
+
+def makes_loss_in_parts(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the logits of a step are never there all at once (if nothing is compiled)."""
+    return device.type == "cpu" and dtype == torch.float32
+
+
+def loss_in_parts(
+    x_nd: torch.Tensor, weight_vd: torch.Tensor, labels_n: torch.Tensor
+) -> torch.Tensor:
+    """Summed cross entropy of some tokens at a time, and its gradients with it: for the CPU.
+
+    All logits of a step are hundreds of megabytes, which the system would have to give and clear
+    three times over: with a vocabulary of 50,000 that took longer than all else of a small model.
+    """
+    is_wanted = torch.is_grad_enabled()
+    return LossInParts.apply(x_nd, weight_vd, labels_n, is_wanted)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class LossInParts(torch.autograd.Function):
+    """What `loss_in_parts` does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_nd: torch.Tensor,
+        weight_vd: torch.Tensor,
+        labels_n: torch.Tensor,
+        has_gradients: bool,
+    ) -> torch.Tensor:
+        rows = max(1, PART_BYTES // (weight_vd.shape[0] * weight_vd.itemsize))
+        room = x_nd.new_empty(min(rows, len(x_nd)), weight_vd.shape[0])
+        loss = x_nd.new_zeros(())
+        x_grad = torch.empty_like(x_nd) if has_gradients else x_nd
+        weight_grad = torch.zeros_like(weight_vd) if has_gradients else weight_vd
+        for first in range(0, len(x_nd), rows):
+            part = slice(first, first + rows)
+            x, labels = x_nd[part], labels_n[part, None]
+            counts = (labels != IGNORED).to(x.dtype)
+            places = labels.clamp(min=0)
+            logits = torch.mm(x, weight_vd.t(), out=room[: len(x)])
+            most = logits.amax(1, keepdim=True)
+            said = logits.gather(1, places) - most
+            sums = logits.sub_(most).exp_().sum(1, keepdim=True)
+            loss += ((sums.log() - said) * counts).sum()
+            if has_gradients:
+                # In place of the logits, their gradient.
+                logits.mul_(counts / sums).scatter_add_(1, places, -counts)
+                torch.mm(logits, weight_vd, out=x_grad[part])
+                weight_grad.addmm_(logits.t(), x)
+        ctx.save_for_backward(x_grad, weight_grad)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_grad, weight_grad = ctx.saved_tensors
+        return x_grad * grad, weight_grad * grad, None, None
 
 
 def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,7 @@ _LONG = 500_000.0
 # With GPT-2's vocabulary of 50,257: 3.3, 10.5, 124, 861 and 1,814 million parameters.
 PRESETS: dict[str, ModelConfig] = {
     # Layers, width, heads, longest row, rotation, tokens of a step, learning rate.
-    "tiny": ModelConfig(2, 64, 2, 1024, batch_tokens=2048, learning_rate=3e-3),
+    "tiny": ModelConfig(2, 64, 2, 1024, batch_tokens=1024, learning_rate=3e-3),
     "mini": ModelConfig(8, 160, 5, 2048, batch_tokens=65_536, learning_rate=2e-3),
     "small": ModelConfig(12, 768, 12, 4096),
     "medium": ModelConfig(20, 1792, 14, 16_384, _LONG, learning_rate=3e-4),
@@ -174,8 +174,8 @@ class TrainOptions:
     clip: float = 1.0
     """Largest norm of a step's gradient."""
     shuffle: bool | str = True
-    eval_rows: int = 256
-    """Rows of the split val that are looked at, the same every time."""
+    eval_rows: int | None = None
+    """Rows of the split val that are looked at, the same every time: 256, or what 8 steps have."""
     on_progress: Callable[[TrainProgress], None] | None = None
 
     def __post_init__(self) -> None:
@@ -322,6 +322,9 @@ def train(options: TrainOptions) -> TrainResult:
     train_split, val_split = open_splits(options.store)
     if find_spec("torch") is None:
         raise MissingExtraError("torch", extra="torch", purpose="training")
+    if options.on_progress is not None and int(os.environ.get("RANK", "0")) == 0:
+        message = f"{train_split.num_tokens:,} tokens to train on; loading torch ..."
+        options.on_progress(TrainProgress(phase="starting", steps=options.steps, message=message))
     from tokenmill.trainer.run import run_training
 
     return run_training(train_split, val_split, options, on_progress=options.on_progress)

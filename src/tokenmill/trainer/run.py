@@ -468,6 +468,8 @@ def set_random_states(states: object, device: torch.device, *, rank: int = 0) ->
 
 PARTS_OF_A_RUN = 10  # checkpoints, and evaluations, of a run that does not say how often
 LEAST_STEPS = 100  # but not more often than every so many steps
+MOST_EVAL_ROWS = 256
+STEPS_OF_EVALUATION = 8  # of the model's usual size: a tiny one is evaluated in seconds too
 LONG_STEP = 60.0  # seconds, about which one is told before
 FREEZE_AFTER = 3  # steps until all that lives as long as the run has been made
 NO_SPLIT = (
@@ -756,12 +758,17 @@ class TrainingRun:
         self.journal.write(self.trainer.step_number, {"val_loss": loss})
         self._tell(self._seen)
 
+    def _eval_rows(self) -> int:
+        # By the model and its rows, which a resume does not change.
+        few = STEPS_OF_EVALUATION * self.setup.config.batch_tokens // self.setup.seq_len
+        return self.options.eval_rows or max(1, min(MOST_EVAL_ROWS, few))
+
     @torch.no_grad()
     def _val_loss(self, loader: Loader) -> float:
         """Mean over the labels that count, of the same rows every time. Waits for the device."""
         setup, trainer = self.setup, self.trainer
         rows = setup.micro_batch * setup.ranks.world_size
-        num_batches = min(len(loader), -(-self.options.eval_rows // rows))
+        num_batches = min(len(loader), -(-self._eval_rows() // rows))
         totals = torch.zeros(2, device=setup.device)
         loader.seek(0)
         trainer.model.eval()
