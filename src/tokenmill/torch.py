@@ -18,7 +18,7 @@ import time
 import weakref
 from functools import partial
 from importlib.util import find_spec
-from itertools import cycle, groupby, islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -38,7 +38,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tokenmill.loader.batch import Batch, Bools
+    from tokenmill.loader.batch import AttentionShape, Batch, Bools
     from tokenmill.loader.mixture import StoreInput
     from tokenmill.store.format import TokenArray
 
@@ -54,7 +54,9 @@ __all__ = [
 
 Arrays: TypeAlias = dict[str, NDArray[np.generic]]
 Tensors: TypeAlias = dict[str, torch.Tensor]
-Parcel: TypeAlias = tuple[range, int, Arrays]
+# Steps, their seq_len, what was read for them, and the shapes of their documents, if any field is
+# of documents.
+Parcel: TypeAlias = "tuple[range, int, Arrays, Sequence[AttentionShape]]"
 
 DEFAULT_FIELDS = ("input_ids", "labels")
 _COPIED_FIELDS = ("position_ids", "doc_ids", "cu_seqlens")
@@ -64,12 +66,17 @@ FIELDS = (*DEFAULT_FIELDS, *_COPIED_FIELDS, "loss_mask")
 class TensorBatch(dict[str, torch.Tensor]):
     """The tensors of one step by name: `batch.labels`, `batch["labels"]`, `model(**batch)`."""
 
-    __slots__ = ("max_seqlen", "step")
+    __slots__ = ("attention_pairs", "max_seqlen", "num_documents", "step")
 
     step: int | None
     """Number of the step; None in a copy that another library made of the tensors alone."""
     max_seqlen: int | None
-    """Longest document part that `cu_seqlens` can name: the same number in every step."""
+    """Tokens of the longest range of `cu_seqlens`, or a few more; one of few numbers. Of fields
+    that say nothing of documents, `seq_len`."""
+    num_documents: int | None
+    """Ranges of `cu_seqlens` that have a token; None where no field is of documents."""
+    attention_pairs: int | None
+    """Pairs of tokens of which one looks at the other, in causal attention within the ranges."""
 
     def __init__(
         self,
@@ -77,10 +84,14 @@ class TensorBatch(dict[str, torch.Tensor]):
         *,
         step: int | None = None,
         max_seqlen: int | None = None,
+        num_documents: int | None = None,
+        attention_pairs: int | None = None,
     ) -> None:
         super().__init__(tensors)
         self.step = step
         self.max_seqlen = max_seqlen
+        self.num_documents = num_documents
+        self.attention_pairs = attention_pairs
 
     def __getattr__(self, name: str) -> torch.Tensor:
         try:
@@ -91,7 +102,13 @@ class TensorBatch(dict[str, torch.Tensor]):
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TensorBatch:
         """The same batch on another device."""
         moved = {name: t.to(device, non_blocking=non_blocking) for name, t in self.items()}
-        return TensorBatch(moved, step=self.step, max_seqlen=self.max_seqlen)
+        return TensorBatch(
+            moved,
+            step=self.step,
+            max_seqlen=self.max_seqlen,
+            num_documents=self.num_documents,
+            attention_pairs=self.attention_pairs,
+        )
 
 
 class FedBatch(TensorBatch):
@@ -115,7 +132,14 @@ def to_tensors(
     mask = None if batch.mask is None else batch.mask[None]
     arrays = stacked([batch], fields, tokens=batch.tokens[None], mask=mask)
     made = widened(share(arrays), fields, dtype)
-    return unstacked(made, range(batch.step, batch.step + 1), batch.max_seqlen)[0]
+    steps = range(batch.step, batch.step + 1)
+    return unstacked(made, steps, batch.seq_len, attention_shapes([batch], fields))[0]
+
+
+def attention_shapes(batches: Sequence[Batch], fields: Sequence[str]) -> list[AttentionShape]:
+    """Those of the batches; none where no field needs their documents looked up."""
+    has_documents = any(name in fields for name in _COPIED_FIELDS)
+    return [batch.attention_shape for batch in batches] if has_documents else []
 
 
 def share(arrays: Arrays) -> Tensors:
@@ -162,7 +186,14 @@ def stacked(
         )
     if sends_loss_mask:
         names.append("loss_mask")
-    arrays: Arrays = {name: np.stack([getattr(each, name) for each in batches]) for name in names}
+    arrays: Arrays = {}
+    for name in names:
+        parts = [getattr(each, name) for each in batches]
+        if name == "cu_seqlens":
+            # The one field whose size depends on the documents: filled up as it is in each of them.
+            most = max(map(len, parts))
+            parts = [np.append(part, np.repeat(part[-1:], most - len(part))) for part in parts]
+        arrays[name] = np.stack(parts)
     if "input_ids" in fields or "labels" in fields:
         arrays["tokens"] = tokens
     if has_labels and mask is not None:
@@ -194,7 +225,12 @@ def widened(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> Tensors
 
 
 def unstacked(
-    made: Tensors, steps: range, seq_len: int, *, kind: type[TensorBatch] = TensorBatch
+    made: Tensors,
+    steps: range,
+    seq_len: int,
+    shapes: Sequence[AttentionShape] = (),
+    *,
+    kind: type[TensorBatch] = TensorBatch,
 ) -> list[TensorBatch]:
     """The batch of each step. They share memory, and nothing else.
 
@@ -202,13 +238,30 @@ def unstacked(
     another.
     """
     columns = [[part.data for part in tensor.unbind()] for tensor in made.values()]
-    return [
-        kind(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
-        for step, tensors in zip(steps, zip(*columns, strict=True), strict=True)
-    ]
+    rows = zip(*columns, strict=True)
+    if not shapes:
+        return [
+            kind(zip(made, tensors, strict=True), step=step, max_seqlen=seq_len)
+            for step, tensors in zip(steps, rows, strict=True)
+        ]
+    batches = []
+    for step, tensors, (size, *numbers) in zip(steps, rows, shapes, strict=True):
+        named = dict(zip(made, tensors, strict=True))
+        if "cu_seqlens" in named:
+            named["cu_seqlens"] = named["cu_seqlens"][:size]
+        longest, documents, pairs = numbers
+        batch = kind(
+            named,
+            step=step,
+            max_seqlen=longest,
+            num_documents=documents,
+            attention_pairs=pairs,
+        )
+        batches.append(batch)
+    return batches
 
 
-Sent: TypeAlias = "tuple[Tensors, range, int, torch.cuda.Event | None]"
+Sent: TypeAlias = "tuple[Tensors, range, int, Sequence[AttentionShape], torch.cuda.Event | None]"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -219,7 +272,7 @@ Sent: TypeAlias = "tuple[Tensors, range, int, torch.cuda.Event | None]"
 # consumed is what was handed out: the loader is at the step after the last batch taken, however far
 # the thread is.
 #
-# What the thread sends at a time is a parcel: some steps, their seq_len, and their arrays.
+# What the thread sends at a time is a parcel: some steps, and their arrays.
 # Python's lock is why steps travel together: each call of the thread takes it from the training
 # loop for some tens of microseconds, and a parcel needs no more calls than a step. The first
 # parcels hold 1, 2, 4, ... steps, as the loader's chunks do, so that the first batch does not wait
@@ -231,21 +284,18 @@ MOST_TOKENS = 1 << 18
 
 
 def parcels(loader: Loader, fields: Sequence[str], *, first: int) -> Iterator[Parcel]:
-    """From a step on, until the steps end; all arrays of a parcel have one shape."""
-    # The one field whose size depends on the documents.
-    size = (lambda batch: len(batch.cu_seqlens)) if "cu_seqlens" in fields else (lambda _: 0)
+    """From a step on, until the steps end."""
     for chunk in loader.chunks(first):
         window, places, tokens, mask = chunk
         most = max(1, min(MOST_STEPS, MOST_TOKENS // max(1, window.rows.shape[1] * window.seq_len)))
-        begin = 0
-        for _, alike in groupby(batches_of(chunk), key=size):
-            while batches := list(islice(alike, most)):
-                here = slice(begin, begin + len(batches))
-                its_mask = None if mask is None else mask[here]
-                arrays = stacked(batches, fields, tokens=tokens[here], mask=its_mask)
-                steps = window.steps[places.start + begin : places.start + here.stop]
-                yield steps, window.seq_len, arrays
-                begin = here.stop
+        begin, rest = 0, batches_of(chunk)
+        while batches := list(islice(rest, most)):
+            here = slice(begin, begin + len(batches))
+            its_mask = None if mask is None else mask[here]
+            arrays = stacked(batches, fields, tokens=tokens[here], mask=its_mask)
+            steps = window.steps[places.start + begin : places.start + here.stop]
+            yield steps, window.seq_len, arrays, attention_shapes(batches, fields)
+            begin = here.stop
 
 
 # -------------------------------------------------------------------------------------------------
@@ -257,7 +307,7 @@ def parcels(loader: Loader, fields: Sequence[str], *, first: int) -> Iterator[Pa
 
 
 class CudaLane:
-    """Pinned memory by name: allocated once, and again only for arrays of another shape."""
+    """Pinned memory by name: allocated once, and again only for larger arrays."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -271,10 +321,9 @@ class CudaLane:
         sent = {}
         for name, array in arrays.items():
             dtype, kept = torch.from_numpy(array[:0]).dtype, self._pinned.get(name)
-            is_alike = kept is not None and (kept.dtype, kept.shape[1:]) == (dtype, array.shape[1:])
-            if kept is None or not is_alike or len(kept) < len(array):
-                kept = self._pinned[name] = torch.empty(array.shape, dtype=dtype, pin_memory=True)
-            room = kept[: len(array)]
+            if kept is None or kept.dtype != dtype or len(kept) < array.size:
+                kept = self._pinned[name] = torch.empty(array.size, dtype=dtype, pin_memory=True)
+            room = kept[: array.size].view(array.shape)
             np.copyto(room.numpy(), array)
             sent[name] = room.to(self._stream.device, non_blocking=True)
         return sent
@@ -292,10 +341,10 @@ def send(fields: Sequence[str], dtype: torch.dtype, parcel: Parcel, lane: CudaLa
 
     Without a lane the consumer reads the arrays where they are.
     """
-    steps, seq_len, arrays = parcel
+    steps, seq_len, arrays, shapes = parcel
     sent = share(arrays) if lane is None else lane.send(arrays)
     made = widened(sent, fields, dtype)
-    return made, steps, seq_len, None if lane is None else lane.seal()
+    return made, steps, seq_len, shapes, None if lane is None else lane.seal()
 
 
 _STALE = -1  # no step: makes an iterator begin anew
@@ -312,9 +361,10 @@ class DeviceFeeder:
     iteration does; `state_dict()` says what has been consumed. Batches are yours to keep; one that
     is kept also keeps the memory of those that were sent with it, half a million tokens at most.
 
-    With `reuse_buffers=True` every batch is in the same tensors instead, as CUDA graphs need it:
-    it is valid until the next one is asked for, on the stream that is current then. (Capture with
-    capture_error_mode="thread_local": the feeder's thread uses CUDA meanwhile.)
+    With `reuse_buffers=True` every batch is in the same tensors instead (for each size of
+    `cu_seqlens` in another one), as CUDA graphs need it: it is valid until the next one is asked
+    for, on the stream that is current then. (Capture with capture_error_mode="thread_local": the
+    feeder's thread uses CUDA meanwhile.)
     """
 
     def __init__(
@@ -340,7 +390,7 @@ class DeviceFeeder:
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._fields = check_fields(fields, dtype)
         self._send = partial(send, self._fields, dtype)
-        self._kept: Tensors | None = {} if reuse_buffers else None
+        self._kept: dict[object, torch.Tensor] | None = {} if reuse_buffers else None
         # Its iterator holds what reads ahead: where that is dropped, the thread must end.
         self._ahead: Callable[[], ReadAhead[Sent] | None] = lambda: None
         self._next_step = _STALE
@@ -413,7 +463,7 @@ class DeviceFeeder:
                 self._next_step += 1
                 self.loader.seek(self._next_step)
                 if self._kept is not None:
-                    batch.update(_copied(batch, self._kept))
+                    _move_into(self._kept, batch)
                 yield batch
                 del batch
         finally:
@@ -446,8 +496,8 @@ class DeviceFeeder:
 
 def _received(ahead: ReadAhead[Sent]) -> tuple[list[TensorBatch], torch.cuda.Event | None]:
     """The batches of the next parcel, last first: the thread sends the one after it meanwhile."""
-    for made, steps, seq_len, event in ahead:
-        return unstacked(made, steps, seq_len, kind=FedBatch)[::-1], event
+    for made, steps, seq_len, shapes, event in ahead:
+        return unstacked(made, steps, seq_len, shapes, kind=FedBatch)[::-1], event
     return [], None
 
 
@@ -457,13 +507,14 @@ def _note_use(tensors: Tensors, stream: torch.cuda.Stream) -> None:
         tensor.record_stream(stream)
 
 
-def _copied(tensors: Tensors, kept: Tensors) -> Tensors:
-    """The tensors in those that are kept, where they have the right shape."""
-    for name, tensor in tensors.items():
-        if name not in kept or kept[name].shape != tensor.shape:
-            kept[name] = torch.empty_like(tensor)
-        kept[name].copy_(tensor)
-    return kept
+def _move_into(kept: dict[object, torch.Tensor], tensors: Tensors) -> None:
+    """Put the tensors into those that are kept for their names and shapes."""
+    for name, tensor in [*tensors.items()]:
+        room = kept.setdefault((name, tensor.shape), tensor)
+        if room is tensor:
+            # Not the tensor itself, which shares memory with those of other steps.
+            room = kept[name, tensor.shape] = torch.empty_like(tensor)
+        tensors[name] = room.copy_(tensor)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

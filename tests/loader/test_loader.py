@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.loader.stores import numbered_store, write_store
+from tests.loader.stores import numbered_store
 from tests.store.samples import GOLDEN
 
 from tokenmill.errors import StateError, StoreError, UsageError
@@ -67,7 +67,8 @@ def test_borders_are_those_of_the_documents(store: Store) -> None:
     assert batch.doc_ids.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1]]
     assert batch.cu_seqlens[:5].tolist() == [0, 3, 8, 9, 16]
     assert set(batch.cu_seqlens[5:].tolist()) <= {16}
-    assert batch.max_seqlen == 8
+    assert (batch.max_seqlen, batch.num_documents) == (8, 4)
+    assert batch.attention_pairs == 6 + 15 + 1 + 28
     assert batch.labels.tolist() == [
         [1, 2, -100, 4, 5, 6, 7, -100],
         [-100, 10, 11, 12, 13, 14, 15, 16],
@@ -395,20 +396,51 @@ def test_rows_of_a_step_name_documents_and_input_rows(store: Store) -> None:
                 assert tokens[part.at : part.at + part.tokens] == document.tolist()
 
 
-def test_shapes_never_change(store: Store) -> None:
+def test_shapes_never_change_but_those_of_cu_seqlens_which_are_few(tmp_path: Path) -> None:
+    lengths = [[length] for length in np.random.default_rng(0).geometric(1 / 40, 1200).tolist()]
+    store = numbered_store(tmp_path / "store", lengths)
     for packing in PACKINGS:
-        batches = take(iter(make(store, packing=packing)), 30)
-        assert len({batch.cu_seqlens.shape for batch in batches}) == 1
+        loader = make(store, packing=packing, seq_len=256, batch_size=4)
+        batches = take(iter(loader), 50)
+        sizes = [len(batch.cu_seqlens) for batch in batches]
+        for batch, size in zip(batches, sizes, strict=True):
+            possible = [each for each in loader.cu_seqlens_sizes() if each > batch.num_documents]
+            assert size == possible[0]
+        # Rows of best-fit that hold the shortest documents alone have many more than others.
+        assert len(set(sizes)) <= (6 if packing == "best-fit" else 4)
+        assert sum(size in loader.cu_seqlens_sizes()[:3] for size in sizes) >= 40
+        most = loader.cu_seqlens_sizes()[-1]
+        assert most > 4 * {"concat": 256, "best-fit": 256, "pad": 2}[packing]
 
 
-def test_more_documents_than_expected_make_a_larger_array_not_wrong_borders(
-    tmp_path: Path,
-) -> None:
-    store = write_store(tmp_path / "store", [[[1]] * 100, [list(range(60_000))] * 5])
-    batch = Loader(store, seq_len=64, batch_size=2, shuffle=False, prefetch=0).batch(0)
-    assert len(batch.cu_seqlens) > 101
-    assert batch.cu_seqlens[:101].tolist() == [*range(101)]
-    assert set(batch.cu_seqlens[101:].tolist()) == {128}
+def test_what_a_batch_says_of_its_documents_is_counted_in_them(tmp_path: Path) -> None:
+    store = numbered_store(tmp_path / "store", [[3, 700, 1, 0, 9, 400, 2, 130, 5, 60], [1] * 900])
+    longest = set()
+    for packing in PACKINGS:
+        loader = make(store, packing=packing, seq_len=300, batch_size=2, epochs=1, last="keep")
+        for batch in loader:
+            lengths = [length for length in np.diff(batch.cu_seqlens).tolist() if length]
+            assert sum(lengths) == batch.input_ids.size
+            assert batch.num_documents == len(lengths)
+            assert batch.attention_pairs == sum(n * (n + 1) // 2 for n in lengths)
+            assert batch.max_seqlen in (128, 256, 300)
+            assert max(lengths) <= batch.max_seqlen
+            assert batch.max_seqlen == 128 or max(lengths) > batch.max_seqlen // 2
+            longest.add(batch.max_seqlen)
+            copy = pickle.loads(pickle.dumps(batch))
+            assert copy.attention_shape == batch.attention_shape
+    assert longest == {128, 256, 300}
+
+
+def test_sizes_of_cu_seqlens_can_be_given(store: Store) -> None:
+    loader = make(store, cu_seqlens_capacity=[4, 3])
+    assert loader.cu_seqlens_sizes() == (3, 4)
+    batches = take(iter(loader), 30)
+    assert {len(batch.cu_seqlens) for batch in batches} == {3, 4, 8}
+    assert len(make(store, cu_seqlens_capacity=40).batch(0).cu_seqlens) == 40
+    for wrong in (1, [], [8, 1], 2.5, "8"):
+        with pytest.raises(UsageError, match="cu_seqlens_capacity="):
+            make(store, cu_seqlens_capacity=wrong)
 
 
 def test_a_loader_and_its_batches_survive_pickling(store: Store) -> None:

@@ -8,8 +8,9 @@
     cu_seqlens                0 3 5 6 6 6              ends, over all rows; the last one repeated
 
 Shapes stay the same from batch to batch, so that a compiled model is not compiled again. They
-change with a stage's seq_len, in a last batch that is kept short, and where documents outgrow their
-room.
+change with a stage's seq_len, and in a last batch that is kept short; and `cu_seqlens` has one of a
+few sizes, which are known before the run (`Loader.cu_seqlens_sizes`): a kernel for attention within
+documents works for every entry, also where it repeats the one before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 NO_ROW = -1  # number of a row that is all padding: it fills the last batch up
+LEAST_MAX_SEQLEN = 128  # tokens of a block of a kernel: less is no less work
 IGNORED = -100  # label that losses leave out, as PyTorch's cross entropy does
 
 Bools: TypeAlias = NDArray[np.bool_]
@@ -117,9 +119,26 @@ class Batch:
         return int(self.tokens.shape[1]) - 1
 
     @property
+    def attention_shape(self) -> AttentionShape:
+        """What a kernel wants to know of the documents, as plain numbers."""
+        return self._window.attention_shapes[self._place]
+
+    @property
     def max_seqlen(self) -> int:
-        """Longest document a row can hold: a constant, as compiled kernels want it."""
-        return self.seq_len
+        """Tokens of the longest range of `cu_seqlens`, or a few more: the next power of two, 128 or
+        more, and `seq_len` at most. So there are few of them, as compiled kernels want it."""
+        return self.attention_shape.max_seqlen
+
+    @property
+    def num_documents(self) -> int:
+        """Ranges of `cu_seqlens` that have a token; the padding of a row counts as one."""
+        return self.attention_shape.num_documents
+
+    @property
+    def attention_pairs(self) -> int:
+        """Pairs of tokens of which one looks at the other, itself included, in causal attention
+        within the ranges of `cu_seqlens`: what attention has to do for this batch."""
+        return self.attention_shape.attention_pairs
 
     @lazy
     def input_ids(self) -> NDArray[np.integer]:
@@ -184,10 +203,7 @@ class Batch:
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where documents begin in the flattened rows, 0 first, then the number of tokens."""
         starts, _, _ = self._documents
-        capacity = self._window.capacity
-        while capacity < len(starts) + 1:
-            capacity *= 2
-        ends = np.full(capacity, len(self.tokens) * self.seq_len, np.int32)
+        ends = np.full(self.attention_shape.size, len(self.tokens) * self.seq_len, np.int32)
         ends[: len(starts)] = starts
         return ends
 
@@ -218,6 +234,31 @@ class Batch:
 # looked up for the whole window too.
 
 
+class AttentionShape(NamedTuple):
+    """What a kernel wants to know of the documents of a step, as plain numbers; see `Batch`."""
+
+    size: int  # of cu_seqlens
+    max_seqlen: int
+    num_documents: int
+    attention_pairs: int
+
+
+def rounded_up(tokens: int) -> int:
+    """The next power of two: few numbers for what is compiled for each of them."""
+    return max(LEAST_MAX_SEQLEN, 1 << max(0, tokens - 1).bit_length())
+
+
+def room_for(entries: int, sizes: Sequence[int]) -> int:
+    """The least of the sizes that holds so many entries; beyond them, one doubled."""
+    for size in sizes:
+        if entries <= size:
+            return size
+    size = sizes[-1]
+    while size < entries:
+        size *= 2
+    return size
+
+
 class Window:
     """Some steps on one rank, whose tokens are read when a chunk of them is asked for.
 
@@ -232,8 +273,7 @@ class Window:
         self.sources, self.rows, self.epochs = sources, rows, epochs
         self.dtype = loader.dtype
         self.masks_boundaries = loader.boundaries == "mask"
-        # Entries of cu_seqlens; doubled until it fits for a batch with more documents.
-        self.capacity = loader.capacity(seq_len)
+        self._sizes = loader.cu_seqlens_sizes(seq_len)
         self._pad_id = loader.pad_id
         self._layouts = loader.layouts(seq_len)
         # Of each source: the places of its rows, their spans, the first of each row.
@@ -359,6 +399,19 @@ class Window:
         starts = (row * self.seq_len + start)[kept]
         return (starts, lengths[kept], is_padding[kept]), self._of_steps(starts, self.seq_len)
 
+    @lazy
+    def attention_shapes(self) -> list[AttentionShape]:
+        """Of each step."""
+        (_, lengths, _), begins = self._inputs
+        counts = np.diff(begins)
+        sizes = [room_for(documents + 1, self._sizes) for documents in counts.tolist()]
+        # One more, so that a step may have no row at all.
+        longest, pairs = np.append(lengths, 0), np.append(lengths * (lengths + 1) // 2, 0)
+        longest = np.where(counts, np.maximum.reduceat(longest, begins[:-1]), 0)
+        pairs = np.where(counts, np.add.reduceat(pairs, begins[:-1]), 0)
+        rounded = [min(self.seq_len, rounded_up(most)) for most in longest.tolist()]
+        return list(map(AttentionShape, sizes, rounded, counts.tolist(), pairs.tolist()))
+
     def _of_steps(self, starts: Ints, row_tokens: int) -> list[int]:
         steps, width = self.rows.shape
         found: list[int] = starts.searchsorted(np.arange(steps + 1) * (width * row_tokens)).tolist()
@@ -373,6 +426,7 @@ class Window:
         for name, inputs in (("_documents", False), ("_inputs", True)):
             found = self.documents(place, inputs=inputs)
             one.__dict__[name] = found, [0, len(found[0])]
+        one.__dict__["attention_shapes"] = self.attention_shapes[place : place + 1]
         return one
 
     def origins(self, names: Sequence[str]) -> Iterator[RowOrigin]:

@@ -25,7 +25,7 @@ import numpy as np
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import NO_ROW, RowOrigin, Window, batches_of, check_pad_id
 from tokenmill.loader.mixture import Extent, Mixture, Plan, check_state, make_state, rows_of_batch
-from tokenmill.loader.order import check_shuffle, ordered_rows
+from tokenmill.loader.order import check_shuffle, exact_weight, ordered_rows
 from tokenmill.loader.packing import find_packing
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct
@@ -196,6 +196,10 @@ DRAW_ROWS = 4096
 # Pieces of rows found in one go, about: enough to make what finding costs small, and little enough
 # to take a fraction of a millisecond.
 WINDOW_PIECES = 1 << 13
+# Of the entries of cu_seqlens that an average batch needs, to have them in one size mostly; and of
+# that, the other sizes, in doublings from the last on.
+ROOM_OF_AVERAGE = 1.1
+ROOMS = (0.75, 1, 1.25, 1.5, 2)
 SLOW_READ_SECONDS = 2e-3
 SLOW_READ_SECONDS_PER_BYTE = 2e-9
 CHOICES = {"boundaries": ("keep", "mask"), "last": ("pad", "keep", "drop")}
@@ -240,7 +244,7 @@ class Loader:
         dtype: str = "int64",
         pad_id: int | None = None,
         prefetch: int = 2,
-        cu_seqlens_capacity: int | None = None,
+        cu_seqlens_capacity: int | Sequence[int] | None = None,
         split: str | None = None,
     ) -> None:
         self.mixture = _mixture(source, epochs=epochs, split=split)
@@ -249,7 +253,10 @@ class Loader:
         self.pad_id = check_pad_id(self.mixture.stores[0], pad_id)
         self.seq_len, self.batch_size, self.world_size = seq_len, batch_size, world_size
         self.boundaries, self.last, self.prefetch = boundaries, last, prefetch
-        self.seed, self.rank, self.cu_seqlens_capacity = seed, rank, cu_seqlens_capacity
+        self.seed, self.rank = seed, rank
+        self.cu_seqlens_capacity = None
+        if cu_seqlens_capacity is not None:
+            self.cu_seqlens_capacity = _capacities(cu_seqlens_capacity)
         self._check(dtype)
         self.dtype = DTYPES[dtype]  # of input_ids and labels; None: as they are stored
         stores = self.mixture.stores
@@ -286,8 +293,6 @@ class Loader:
             )
         for name, least in (("seq_len", 1), ("batch_size", 1), ("world_size", 1), ("prefetch", 0)):
             require_number(name, getattr(self, name), at_least=least)
-        if self.cu_seqlens_capacity is not None:
-            require_number("cu_seqlens_capacity", self.cu_seqlens_capacity, at_least=2)
         if self.seq_len >= MAX_DOCUMENT_TOKENS:
             raise UsageError(
                 f"seq_len={self.seq_len:,} is more than any document can have",
@@ -488,17 +493,33 @@ class Loader:
             )
         return sources, rows, epochs
 
-    def capacity(self, seq_len: int) -> int:
-        """Entries of cu_seqlens: as told, or twice the documents of an average batch, and some.
+    def cu_seqlens_sizes(self, seq_len: int | None = None) -> tuple[int, ...]:
+        """The entries that `cu_seqlens` may have: a batch has the fewest of these that do.
 
-        The most documents of any batch are known only after looking at all of them. A batch with
-        more than fit has a larger array: one more compilation, and no wrong boundary.
+        As many as an average batch needs, somewhat more or less, and so on up to what no batch can
+        exceed. Most batches have one of the first two or three: a model is compiled for few.
         """
+        seq_len = self.seq_len if seq_len is None else seq_len
+        rows = self.batch_size * self.seq_len // seq_len
+        most = _quadrupled(rows * self.packing.most_pieces(seq_len) + 1)
         if self.cu_seqlens_capacity is not None:
             return self.cu_seqlens_capacity
-        rows = self.batch_size * self.seq_len // seq_len
-        enough = 64 * (int(2 * rows * (2 + seq_len * self._density)) // 64 + 2)
-        return min(enough, rows * self.packing.most_pieces(seq_len)) + 1
+        usual = ROOM_OF_AVERAGE * rows * self._documents_of_row(seq_len)
+        found = {_quadrupled(int(usual * share) + 1) for share in ROOMS}
+        while (size := max(found)) < most:
+            found.add(2 * size)
+        return tuple(sorted({min(size, most) for size in found}))
+
+    def _documents_of_row(self, seq_len: int) -> float:
+        """On average, with one that goes on from the row before; of the stage with the most."""
+        stores = self.mixture.stores
+        densities = [store.num_documents / store.num_tokens for store in stores]
+        average = 0.0
+        for stage in self.mixture.stages:
+            shares = [float(exact_weight(weight)) for weight in stage.weights]
+            pairs = zip(shares, densities, strict=True)
+            average = max(average, sum(part * density for part, density in pairs) / sum(shares))
+        return 1 + seq_len * average
 
     def __repr__(self) -> str:
         return (
@@ -506,6 +527,19 @@ class Loader:
             f" rows of {self.seq_len:,} ({self.packing.name}), batch {self.batch_size} on each of"
             f" {self.world_size} ranks, step {self._step:,} of {_number(self.num_steps)}"
         )
+
+
+def _capacities(given: object) -> tuple[int, ...]:
+    """The sizes of cu_seqlens that a user chose."""
+    sizes = tuple(given) if isinstance(given, list | tuple) and given else (given,)
+    for size in sizes:
+        require_number("cu_seqlens_capacity", size, at_least=2)
+    return tuple(sorted(set(sizes)))
+
+
+def _quadrupled(entries: int) -> int:
+    """A multiple of four: what follows in memory is aligned as kernels like it."""
+    return -(-entries // 4) * 4
 
 
 def require_number(name: str, value: object, *, at_least: int) -> None:

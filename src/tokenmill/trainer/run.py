@@ -569,8 +569,8 @@ class TrainingRun:
         self._val: Loader | None = None
         if val is not None:
             # As in training: another size of cu_seqlens would compile once more.
-            capacity = loader.capacity(setup.seq_len)
-            self._val = self._open(val, shuffle=False, epochs=1, cu_seqlens_capacity=capacity)
+            sizes = loader.cu_seqlens_sizes()
+            self._val = self._open(val, shuffle=False, epochs=1, cu_seqlens_capacity=sizes)
 
     def _find_resume(self) -> Checkpoint | None:
         paths = self.checkpoints.paths()

@@ -72,7 +72,8 @@ def test_fed_tensors_are_the_loaders_batches(
     steps = []
     for batch, numpy_batch in zip(feeder, expected, strict=True):
         assert_same(batch, numpy_batch, ALL_FIELDS)
-        assert batch.max_seqlen == numpy_batch.max_seqlen
+        shape = batch.max_seqlen, batch.num_documents, batch.attention_pairs
+        assert shape == numpy_batch.attention_shape[1:]
         steps.append(batch.step)
     assert steps == list(range(len(expected)))
 
@@ -161,9 +162,15 @@ def test_writing_to_a_batch_leaves_those_that_were_sent_with_it_alone(store: Pat
 def test_reused_buffers_lie_at_one_place(store: Path) -> None:
     loader = make_loader(store, **LAYOUTS[1])
     feeder = feed(loader, fields=ALL_FIELDS, reuse_buffers=True)
-    places = {tuple(tensor.data_ptr() for tensor in batch.values()) for batch in feeder}
+    places: dict[str, set[tuple[int, torch.Size]]] = {name: set() for name in ALL_FIELDS}
+    for batch in feeder:
+        for name, tensor in batch.items():
+            places[name].add((tensor.data_ptr(), tensor.shape))
     assert loader.step > 2
-    assert len(places) == 1
+    # Each size of cu_seqlens has a place of its own.
+    sizes = {shape for _, shape in places["cu_seqlens"]}
+    assert len(sizes) == 2
+    assert [len(places[name]) for name in ALL_FIELDS] == [1, 1, 1, 1, 2, 1]
 
 
 def test_the_state_is_what_was_consumed_however_much_was_read(store: Path) -> None:

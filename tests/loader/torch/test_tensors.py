@@ -33,7 +33,11 @@ def test_tensors_hold_what_the_batch_holds(tmp_path: Path, layout: dict[str, Any
         tensors = to_tensors(batch, fields=ALL_FIELDS)
         assert_same(tensors, batch, ALL_FIELDS)
         assert tensors["labels"].dtype == torch.int64
-        assert (tensors.step, tensors.max_seqlen) == (step, 8)
+        assert (tensors.step, tensors.max_seqlen) == (step, batch.max_seqlen)
+        assert tensors.num_documents == batch.num_documents
+        assert tensors.attention_pairs == batch.attention_pairs
+        plain = to_tensors(batch)  # for which no document is looked up
+        assert (plain.max_seqlen, plain.num_documents, plain.attention_pairs) == (8, None, None)
         ignored.append(int((tensors.labels == -100).sum()))
     assert max(ignored) > 0
     assert min(ignored) == 0 or layout != LAYOUTS[0]
@@ -78,18 +82,20 @@ def test_a_batch_is_unpacked_as_a_pair_whatever_else_it_has(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("twin", [copy.copy, lambda batch: pickle.loads(pickle.dumps(batch))])
 def test_copies_keep_the_step(twin: Any) -> None:
-    batch = TensorBatch({"input_ids": torch.arange(3)}, step=7, max_seqlen=3)
+    numbers = {"step": 7, "max_seqlen": 3, "num_documents": 2, "attention_pairs": 4}
+    batch = TensorBatch({"input_ids": torch.arange(3)}, **numbers)
     other = twin(batch)
     assert isinstance(other, TensorBatch)
-    assert (other.step, other.max_seqlen) == (7, 3)
+    assert {name: getattr(other, name) for name in numbers} == numbers
     assert torch.equal(other.input_ids, batch.input_ids)
 
 
 def test_a_batch_moves_as_a_whole() -> None:
-    batch = TensorBatch({"input_ids": torch.arange(3)}, step=7, max_seqlen=3)
+    numbers = {"step": 7, "max_seqlen": 3, "num_documents": 2, "attention_pairs": 4}
+    batch = TensorBatch({"input_ids": torch.arange(3)}, **numbers)
     moved = batch.to("meta", non_blocking=True)
     assert moved.input_ids.device.type == "meta"
-    assert (moved.step, moved.max_seqlen) == (7, 3)
+    assert {name: getattr(moved, name) for name in numbers} == numbers
 
 
 @pytest.mark.parametrize(
