@@ -830,13 +830,23 @@ def _glob(pattern: str) -> Iterator[str]:
     if "**" not in pattern:
         yield from sorted(glob.glob(pattern))
         return
-    base = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+    base = fixed_part(pattern)
     root = base or ("/" if pattern.startswith("/") else ".")
-    *folders, last = pattern.split("/")
-    rules = ["(?:[^/]+/)*" if part == "**" else _part_rule(part) + "/" for part in folders]
-    rule = re.compile("".join([*rules, ".*" if last == "**" else _part_rule(last)]))
+    rule = glob_rule(pattern)
     if os.path.isdir(root):
         yield from (found for found in _walk(root) if rule.fullmatch(found))
+
+
+def fixed_part(pattern: str) -> str:
+    """The folder in which all matches of a glob are."""
+    return re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+
+
+def glob_rule(pattern: str) -> re.Pattern[str]:
+    """A glob as a regular expression: `*` stays within a folder, `**` does not."""
+    *folders, last = pattern.split("/")
+    rules = ["(?:[^/]+/)*" if part == "**" else _part_rule(part) + "/" for part in folders]
+    return re.compile("".join([*rules, ".*" if last == "**" else _part_rule(last)]), re.DOTALL)
 
 
 def _part_rule(part: str) -> str:
@@ -867,7 +877,7 @@ def _remote_listing(fs: Any, name: str, path: str) -> list[Match]:
     suffix, folder, found = "", name, []
     if glob.has_magic(name):
         suffix = _literal_suffix(path)
-        folder = re.split(r"[*?\[]", name, maxsplit=1)[0].rpartition("/")[0]
+        folder = fixed_part(name)
         found = [each for each in fs.glob(name) if fs.isfile(each)]
     elif fs.isdir(name):
         found = fs.find(name)

@@ -155,6 +155,11 @@ def with_settings(
     return with_options(gather)
 
 
+def globs_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Globs as a tuple, where one alone or none may be given."""
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
 def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
     """Inputs as a list, where one alone may be given too."""
     return [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
@@ -306,6 +311,11 @@ UNITS_BY_INPUT = "by input"
 # What a store keeps for `groups`: they are of small files of all formats, in the order of paths.
 # Stores of before have nothing there, groups of text files alone, and those in another order.
 GROUPS_IN_ORDER = "in order"
+# What a store keeps for `files`: text that merely comes with data files is not read. Stores of
+# before have nothing there, and read it.
+FILES_OF_DATA = "data"
+# Members of a configuration that say how an input is found and cut, and are not options.
+WAYS_OF_READING = ("groups", "files")
 
 _OPTION_FORMATS = {
     "template": ("text", "prompt-completion"),
@@ -341,6 +351,16 @@ class BuildOptions(RowShape):
     separator: str | None = option(None, TEXT, "TEXT", shown="one document per text file")
     """Cut text files into documents here; \\n and \\t are understood, so '\\n\\n' cuts at blank
     lines."""
+    include: str | Sequence[str] | None = option(
+        None, TEXT, "GLOB", kind=list[str] | None, shown="all"
+    )
+    """Read only files whose name matches, such as '*.parquet'; with a / in it the path below the
+    input has to match, and ** crosses folders. May be given repeatedly."""
+    exclude: str | Sequence[str] | None = option(
+        None, TEXT, "GLOB", kind=list[str] | None, shown="none"
+    )
+    """Leave out files whose name matches, such as 'test_*', or whose path does, such as 'raw/'. May
+    be given repeatedly."""
     chat_template: PathInput | None = option(None, SHAPE, "FILE", shown="the tokenizer's own")
     """Jinja template that makes text of a conversation."""
     limit: int | None = option(None, TEXT, "ROWS", shown="all")
@@ -348,6 +368,16 @@ class BuildOptions(RowShape):
     val: float = option(0.0, TEXT, "SHARE")
     """Share of the documents for the split val: 0.01 is one in a hundred. A document's split
     follows from its text, so it never moves."""
+    split_by_name: bool | None = option(
+        None,
+        TEXT,
+        kind=bool | None,
+        shown="where the names tell more than one split",
+        off="--no-split-by-name",
+        off_help="Whatever files are called, all of them are for training.",
+    )
+    """Rows of files or folders that are called validation, valid, dev or val go to the split val,
+    and of test, testing, eval or evaluation to test, as datasets has them."""
     max_rejects: float = option(0.01, TEXT, "SHARE")
     """Fail if more than this share of a unit's rows cannot be used; of all rows, where the input is
     under 256 MiB. Fewer are listed in rejects/ with file, row and reason."""
@@ -424,6 +454,9 @@ class BuildOptions(RowShape):
             raise UsageError(f"unit_bytes={self.unit_bytes!r} is no size", hint="use 1 or more")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
+        for name in ("include", "exclude"):
+            if "" in globs_of(getattr(self, name)):
+                raise UsageError(f"{name}='' matches no file", hint="use a glob, such as '*.jsonl'")
         if self.address is not None and self.runner != "ray":
             raise UsageError(
                 f"address={self.address!r} is that of a Ray cluster, and the runner is not Ray",
@@ -471,16 +504,21 @@ class BuildOptions(RowShape):
         shape = RowShape(**{each.name: getattr(self, each.name) for each in fields(RowShape)})
         return None if shape == RowShape() else shape
 
-    def identity(self) -> dict[str, str | int | float | bool | None]:
+    def identity(self, *, by_name: bool = False) -> dict[str, str | int | float | bool | None]:
         """What every unit depends on, by the names that stores keep.
+
+        `by_name`: whether the names of the files tell splits, where the options do not say.
 
         The limit is left out: it cuts one unit short and leaves the others as they are, and that
         unit's receipt tells how many rows it used. The threshold only decides whether a build
         fails.
         """
         cut = {"unit_bytes": self.unit_size or UNITS_BY_INPUT, "groups": GROUPS_IN_ORDER}
+        names: dict[str, str | bool] = {"files": FILES_OF_DATA}
+        if by_name if self.split_by_name is None else self.split_by_name:
+            names["split_by_name"] = True
         shape = {} if self.shape is None else self.shape.shape_identity()
-        return self._plain_identity() | cut | shape
+        return self._plain_identity() | cut | names | shape
 
     def _plain_identity(self) -> dict[str, str | int | float | bool | None]:
         return {
@@ -499,7 +537,15 @@ class BuildOptions(RowShape):
         """What decides a build, as parts of it keep it for each other and for `finish`."""
         shape = None if self.shape is None else dataclasses.asdict(self.shape)
         more = {"limit": self.limit, "max_reject_fraction": self.max_rejects, "shape": shape}
-        return self._plain_identity() | more
+        # Not there where they are as by default: an older record has none of them.
+        files: dict[str, Any] = {
+            name: list(globs)
+            for name in ("include", "exclude")
+            if (globs := globs_of(getattr(self, name)))
+        }
+        if self.split_by_name is not None:
+            files["split_by_name"] = self.split_by_name
+        return self._plain_identity() | more | files
 
     @classmethod
     def of_kept(cls, kept: Mapping[str, Any], **more: Any) -> BuildOptions:

@@ -72,9 +72,10 @@ def byte_ids(texts: Sequence[str], *, eos: bool = True) -> list[list[int]]:
 
 
 def begin_older_store(root: Path, *, like: Path, **config: object) -> None:
-    """A store without units, begun when `groups` was no part of a configuration."""
+    """A store without units, begun when `groups` and `files` were no part of a configuration."""
     identity = facts.read_manifest(like).identity
-    before = {name: value for name, value in identity.config.items() if name != "groups"} | config
+    new = {"groups", "files", "split_by_name"}
+    before = {name: value for name, value in identity.config.items() if name not in new} | config
     eos = None if identity.eos is None else (identity.eos.token, identity.eos.id)
     fingerprint = facts.config_fingerprint(
         tokenizer=identity.tokenizer.fingerprint, eos=eos, bos=None, config=before

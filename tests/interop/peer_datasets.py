@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from datasets import data_files
 
 datasets.disable_progress_bars()
 
@@ -20,6 +21,13 @@ def read(folder: str) -> dict[str, Any]:
 def read_parquet(folder: str, cache: str) -> dict[str, Any]:
     """The rows of each split that `load_dataset` finds."""
     return _splits(datasets.load_dataset("parquet", data_dir=folder, cache_dir=cache))
+
+
+def files_of_splits(folder: str) -> dict[str, list[str]]:
+    """The files that `load_dataset(folder)` would read, by split."""
+    patterns = data_files.get_data_patterns(folder)
+    found = data_files.DataFilesDict.from_patterns(patterns, base_path=folder)
+    return {str(split): sorted(map(str, files)) for split, files in found.items()}
 
 
 def _splits(found: Any) -> dict[str, Any]:
@@ -55,6 +63,7 @@ def write_parquet(path: str, columns: dict[str, list[Any]]) -> None:
 if __name__ == "__main__":
     functions: dict[str, Any] = {
         "read": read,
+        "files_of_splits": files_of_splits,
         "read_parquet": read_parquet,
         "write": write,
         "write_parquet": write_parquet,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.interop.kept_peers import ask
 from tests.sources.reading import compress, read
 
 from tokenmill.errors import SourceError
@@ -47,7 +48,7 @@ def test_formats_and_compressions_follow_from_names(tmp_path: Path) -> None:
         "g.txt.bz2": ("text", "bz2"),
         "h.csv": ("csv", None),
         "i.tsv.xz": ("csv", "xz"),
-        "j.MD": ("text", None),
+        "j.TEXT": ("text", None),
     }
     for name, (_, kind) in names.items():
         (tmp_path / name).write_bytes(compress(LINE, kind) if kind else LINE)
@@ -218,3 +219,143 @@ def test_small_texts_are_in_more_groups_where_the_input_is_small(
     (one,) = found.grouped(SourceOptions()).files
     assert {*one.members} == {member for file in found.files for member in file.members}
     assert discover([Path()], SourceOptions(unit_bytes=1 << 30)).files == (one,)
+
+
+# -------------------------------------------------------------------------------------------------
+# Splits by name, and text that is about data.
+
+LAYOUTS = {
+    "sharded": [
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+        "data/validation-00000-of-00001.parquet",
+        "data/test-00000-of-00001.parquet",
+    ],
+    "beside": ["train.jsonl", "dev.jsonl", "test.jsonl", "README.md"],
+    "words": ["my-train-file.csv", "my_valid_1.csv", "0_eval.csv", "the.testing.2.csv"],
+    "folders": ["train/a.jsonl", "train/b.jsonl", "validation/a.jsonl", "test/a.jsonl"],
+    "split folders": ["en/train/x.csv", "en/dev/x.csv", "de/train/x.csv", "de/val-2/x.csv"],
+    "folders first": ["train/test-0.jsonl", "val/train-0.jsonl"],
+}
+OURS = {"train": "train", "validation": "val", "test": "test"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_splits_by_name_are_those_of_datasets(tmp_path: Path, layout: str) -> None:
+    for name in LAYOUTS[layout]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b'{"text": "a"}\n')
+    theirs = ask("datasets", "files_of_splits", tmp_path)
+    found = discover([tmp_path], SourceOptions(by_name=True))
+    ours: dict[str, list[str]] = {}
+    for file in found.files:
+        assert file.split is not None
+        ours.setdefault(file.split, []).append(file.path)
+    described = {str(tmp_path / "README.md")}  # which `load_dataset` sorts out later
+    assert {split: sorted(paths) for split, paths in ours.items()} == {
+        OURS[split]: sorted({*paths} - described) for split, paths in theirs.items()
+    }
+    assert len(ours) > 1
+
+
+def splits_of(folder: Path, *inputs: str) -> dict[str, str | None]:
+    named = [folder / each for each in inputs] or [folder]
+    found = discover(named, SourceOptions(separator=None, by_name=True))
+    members = [each for file in found.files for each in file.members or (file,)]
+    return {each.path.removeprefix(f"{folder.as_posix()}/"): each.split for each in members}
+
+
+def test_folders_that_are_named_one_by_one_tell_splits_too(tmp_path: Path) -> None:
+    make(tmp_path, train__a_jsonl=LINE, val__a_jsonl=LINE, more__a_jsonl=LINE)
+    expected = {"train/a.jsonl": "train", "val/a.jsonl": "val", "more/a.jsonl": None}
+    assert splits_of(tmp_path, "train", "val", "more") == expected
+    assert splits_of(tmp_path, "train/a.jsonl", "val/a.jsonl", "more/*.jsonl") == expected
+
+
+def test_folders_above_the_input_tell_nothing(tmp_path: Path) -> None:
+    make(tmp_path, dev__corpus__a_jsonl=LINE, dev__corpus__b_jsonl=LINE, data__c_jsonl=LINE)
+    assert set(splits_of(tmp_path, "dev/corpus").values()) == {None}
+    # Nor do folders in which inputs are, where nothing is for training.
+    assert set(splits_of(tmp_path, "dev/corpus/*.jsonl", "data").values()) == {None}
+
+
+def test_source_code_has_no_splits_and_texts_in_folders_of_splits_have(tmp_path: Path) -> None:
+    make(tmp_path, src__x_py=b"x", src__val_py=b"x", test__x_py=b"x", dev__x_py=b"x")
+    assert set(splits_of(tmp_path).values()) == {None}
+    make(tmp_path / "imdb", train__pos__1_txt=b"x", test__neg__val_txt=b"x", more_txt=b"x")
+    assert splits_of(tmp_path / "imdb") == {
+        "train/pos/1.txt": "train",
+        "test/neg/val.txt": "test",
+        "more.txt": None,
+    }
+
+
+def test_small_files_of_different_splits_are_never_in_one_group(tmp_path: Path) -> None:
+    for number in range(70):
+        for split in ("train", "test"):
+            make(tmp_path, **{f"{number:02}__{split}_jsonl": LINE})
+    plain = discover([tmp_path], SourceOptions()).files
+    found = discover([tmp_path], SourceOptions(by_name=True)).files
+    assert all(file.split is None for file in plain)
+    groups = [(file.split, {each.split for each in file.members}) for file in found]
+    assert {split for split, _ in groups} == {"train", "test"}
+    assert all(splits == {split} for split, splits in groups)
+    assert sum(len(file.members) for file in found) == 140
+    assert len({file.path for file in found}) == len(found) < 20
+
+
+def test_text_beside_data_is_left_out_and_listed(tmp_path: Path) -> None:
+    make(tmp_path, README_md=b"# x", LICENSE=b"x", load_py=b"x", notes_txt=b"x", data__a_jsonl=LINE)
+    make(tmp_path, data__more_md=b"x", data__own_txt=b"x", docs__guide_md=b"x")
+    infos = json.dumps({"default": {"description": "x"}})
+    (tmp_path / "dataset_infos.json").write_text(infos)
+    (tmp_path / "croissant.json").write_text(json.dumps({"a": {"b": 1}}, indent=2))
+    found = discover([tmp_path], SourceOptions())
+    paths = [each.path for file in found.files for each in file.members or (file,)]
+    kept = ["data/a.jsonl", "data/own.txt", "docs/guide.md", "notes.txt"]
+    assert [path.removeprefix(f"{tmp_path}/") for path in paths] == kept
+    passed = {skip.path.rpartition("/")[2]: skip.reason for skip in found.not_read}
+    assert passed["dataset_infos.json"] == "describes a dataset"
+    assert passed["croissant.json"].startswith("it is one JSON object over several lines")
+    reason = "text beside data files; to have it read, name it"
+    assert {name for name, why in passed.items() if why == reason} == {
+        "README.md",
+        "LICENSE",
+        "load.py",
+        "more.md",
+    }
+    # An older store read them, and reads them still.
+    before = discover([tmp_path], SourceOptions(reads_strays=True))
+    assert sum(len(file.members) or 1 for file in before.files) == 10
+    assert not before.not_read
+
+
+def test_text_that_is_named_is_read_beside_data(tmp_path: Path) -> None:
+    make(tmp_path, README_md=b"# x", a_jsonl=LINE)
+    assert paths_of(tmp_path, "README.md", "a.jsonl", separator="|") == ["README.md", "a.jsonl"]
+    assert paths_of(tmp_path, "*.md", "*.jsonl", separator="|") == ["README.md", "a.jsonl"]
+    with pytest.raises(SourceError, match="over several lines") as caught:
+        (tmp_path / "b.json").write_text('{\n "text": "a"\n}')
+        paths_of(tmp_path, "b.json")
+    assert f"jq -c '.' {tmp_path}/b.json > {tmp_path}/b.jsonl" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (["*.jsonl"], [], ["a.jsonl", "raw/b.jsonl", "raw/deep/c.jsonl"]),
+        ([], ["raw/"], ["a.jsonl", "d.csv"]),
+        ([], ["raw/*"], ["a.jsonl", "d.csv", "raw/deep/c.jsonl"]),
+        ([], ["**/deep/**", "d.*"], ["a.jsonl", "raw/b.jsonl"]),
+        (["a*", "c*"], ["a.*"], ["raw/deep/c.jsonl"]),
+    ],
+)
+def test_globs_choose_among_the_files(
+    tmp_path: Path, include: list[str], exclude: list[str], expected: list[str]
+) -> None:
+    make(tmp_path, a_jsonl=LINE, raw__b_jsonl=LINE, raw__deep__c_jsonl=LINE, d_csv=b"text\na\n")
+    found = discover([tmp_path], SourceOptions(), include=include, exclude=exclude)
+    assert [file.path.removeprefix(f"{tmp_path}/") for file in found.files] == expected
+    assert len(found.files) + len(found.skipped) == 4
+    with pytest.raises(SourceError, match=r"no usable text.*left out by --exclude"):
+        discover([tmp_path], SourceOptions(), exclude=["*"])

@@ -22,7 +22,7 @@ from tokenmill.builder.encode import LEAST_WHOLE_BYTES, LONG_FACTOR
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, trim_heap
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
 from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
-from tokenmill.options import UNITS_BY_INPUT
+from tokenmill.options import UNITS_BY_INPUT, WAYS_OF_READING
 from tokenmill.sources import base
 from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, UnitCopy
 from tokenmill.store import facts
@@ -71,19 +71,21 @@ def request_identity(
     layout: StoreLayout,
     before_describing: Callable[[TokenizerKind, int], None] | None = None,
     when_harmless: Callable[[TokenizerFiles, bool], None] = lambda *_: None,
+    *,
+    by_name: bool = False,
 ) -> Request:
     """Resolve tokenizer and configuration; cheap if the store was built with the same ones.
+
+    `by_name`: whether the names of the input tell more than one split.
 
     `before_describing` is told the kind of a tokenizer that is to be described, and its bytes, and
     `when_harmless` which files engines may load while the rest is found out, and whether they were
     found to agree before.
     """
     files = find_tokenizer(options.tokenizer)
-    settings = options.identity()
+    settings = options.identity(by_name=by_name)
     shape = options.shape
-    # Stores of before have another cut, and keep it.
-    of_text = {name: value for name, value in settings.items() if name != "groups"}
-    ways = [settings, of_text, of_text | {"unit_bytes": options.unit_size}]
+    ways = _ways(options, settings)
     is_chat = shape is not None and shape.format == "chat"
     if is_chat:
         from tokenmill.supervised.chat import digest, read_sources, with_template
@@ -136,6 +138,24 @@ def request_identity(
     return Request(files, identity, info)
 
 
+def _ways(
+    options: BuildOptions, settings: dict[str, str | int | float | bool | None]
+) -> list[dict[str, str | int | float | bool | None]]:
+    """The configuration that is asked for, and those that a store which has one of them keeps."""
+    ways = [settings]
+    is_free = options.split_by_name is None
+    if is_free and "split_by_name" not in settings:
+        # The names tell no more than one split now, and told several when it was begun.
+        ways.append(settings | {"split_by_name": True})
+    if is_free or "split_by_name" not in settings:
+        # Stores of before read more, and have another cut.
+        new = {"files", "split_by_name"}
+        plain = {name: value for name, value in settings.items() if name not in new}
+        of_text = {name: value for name, value in plain.items() if name != "groups"}
+        ways += [plain, of_text, of_text | {"unit_bytes": options.unit_size}]
+    return ways
+
+
 def _begun_with(layout: StoreLayout) -> set[str]:
     """Fingerprints of what a store that has no manifest was begun with."""
     found = {record.fingerprint for record in facts.read_records(layout)}
@@ -162,8 +182,9 @@ def describe_difference(layout: StoreLayout, asked: StoreIdentity) -> str:
             changes.append(f"{name} {old} -> {new}")
     # That an older store is cut otherwise is nobody's wish, and would be kept.
     before = known.config | {"unit_bytes": known.config.get("unit_bytes") or UNITS_BY_INPUT}
-    for name, value in asked.config.items():
-        if name not in {"eos", "bos", "groups"} and before.get(name) != value:
+    for name in dict.fromkeys((*asked.config, *before)):
+        value = asked.config.get(name)
+        if name not in {"eos", "bos", *WAYS_OF_READING} and before.get(name) != value:
             changes.append(f"{name} {before.get(name)!r} -> {value!r}")
     return ", ".join(changes) or "its units carry another fingerprint"
 

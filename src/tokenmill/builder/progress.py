@@ -175,7 +175,7 @@ def make_result(
         memory_budget_bytes=0 if memory is None else memory.budget,
         dtype=identity.dtype.name,
         bytes_per_token=bytes_per_token(held.totals, identity.config),
-        skipped_files=() if work is None else work.discovery.skipped,
+        skipped_files=() if work is None else work.discovery.not_read,
         warnings=tuple(heard.warnings),
         **more,
     )

@@ -47,6 +47,7 @@ from tokenmill.options import (
     PlanOptions,
     RowShape,
     as_list,
+    globs_of,
     with_options,
 )
 from tokenmill.runners.local import LocalRunner, SerialRunner, fork, physical_cores, pinning
@@ -65,6 +66,7 @@ from tokenmill.store import layout as layouts
 from tokenmill.store.facts import Manifest, PartRecord
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
+from tokenmill.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,6 +97,8 @@ def source_options(
         separator=None if separator is None else str(separator),
         unit_bytes=unit_bytes if isinstance(unit_bytes, int) else None,
         in_order="groups" in config,
+        by_name=config.get("split_by_name") is True,
+        reads_strays="files" not in config,
         max_document_bytes=max_document_bytes,
     )
 
@@ -155,16 +159,16 @@ class BuildRun:
             start = functools.partial(self._start_ahead, discovery)
             load = functools.partial(self._load_ahead, discovery)
             ahead = {"before_describing": start, "when_harmless": load}
-        request = planning.request_identity(self.options, self.layout, **ahead)
+        by_name = len(discovery.told) > 1
+        request = planning.request_identity(self.options, self.layout, **ahead, by_name=by_name)
         files, config = request.identity.tokenizer.files, request.identity.config
         memory = self.memory_plan(sum(file.bytes for file in files.values()))
         source = self.source_options(config)
         if config.get("unit_bytes") is not None:
-            text_bytes = sum(map(text_size, discovery.files))
-            least = least_unit_bytes(text_bytes, in_order=source.in_order)
+            least = least_unit_bytes(discovery.text_bytes(source), in_order=source.in_order)
             source = dataclasses.replace(source, least_unit_bytes=least)
         if config != self.options.identity():
-            discovery = discovery.grouped(source)  # an older store
+            discovery = discovery.grouped(source)  # in splits, or as an older store has it
         settings = BuildSettings(
             options=dataclasses.replace(self.options, inputs=(), on_progress=None),
             identity=request.identity,
@@ -180,7 +184,12 @@ class BuildRun:
 
     def discover(self) -> Discovery:
         """The input files, all of a kind that the rows can come from."""
-        discovery = discover(self.inputs, self.source_options(self.options.identity()))
+        discovery = discover(
+            self.inputs,
+            self.source_options(self.options.identity()),
+            include=globs_of(self.options.include),
+            exclude=globs_of(self.options.exclude),
+        )
         if self.options.shape is not None:
             from tokenmill.supervised.shaper import refuse_plain_text
 
@@ -247,10 +256,18 @@ class BuildRun:
             raise StoreError(
                 f"the store {store!r} has {plan.other_config:,} units of another build "
                 f"({difference}); adding to them would mix tokens of two kinds in one store",
-                hint="choose another --out, or replace the old units with --rebuild",
+                hint="choose another --out, or replace the old units with --rebuild"
+                + (
+                    "; to go on as before, with files of all names in train: --no-split-by-name"
+                    if difference == "split_by_name None -> True"
+                    else ""
+                ),
             )
-        if plan.foreign and not self.options.prune:
-            names = ", ".join(map(repr, plan.foreign[:3])) + (", ..." if plan.foreign[3:] else "")
+        # What an older build read of the same inputs goes with the rest of it.
+        strays = {each.file.path for each in work.discovery.strays} if self.options.rebuild else ()
+        foreign = [path for path in plan.foreign if path not in strays]
+        if foreign and not self.options.prune:
+            names = ", ".join(map(repr, foreign[:3])) + (", ..." if foreign[3:] else "")
             raise StoreError(
                 f"the store {store!r} has {len(plan.foreign_units):,} units of files that are "
                 f"not among the inputs ({names}); a store holds exactly what its command names",
@@ -419,6 +436,8 @@ class BuildRun:
             token=lock_token,
             tokenizer=tokenizer,
         )
+        if (doubt := _doubtful_names(work)) is not None:
+            monitor.warn(doubt)
         try:
             runner = self._runner(work.settings.memory)
             runner.run(start, work.plan.tasks, on_event=monitor.on_event)
@@ -504,6 +523,29 @@ class BuildRun:
             lengths=lengths,
             part=None if self.part is None else str(self.part),
         )
+
+
+def _doubtful_names(work: Work) -> str | None:
+    """What a person should know where names of files tell a split that their rows do not go to."""
+    discovery, config = work.discovery, work.request.identity.config
+    held_out = sorted(split for split in discovery.told if split not in (None, layouts.TRAIN))
+    if config.get("split_by_name") is True or not held_out:
+        return None
+    members = (each for file in discovery.files for each in file.members or (file,))
+    example = next(each.path for each in members if discovery.splits.get(each.path) in held_out)
+    if len(discovery.told) == 1:
+        return (
+            f"all files are called {held_out[0]}, as {example!r} is, and are the split train of "
+            "this store; --split-by-name makes them its split "
+            f"{held_out[0]}"
+        )
+    if work.settings.options.split_by_name is False:
+        return None
+    return (
+        f"files that are called {listed(held_out)}, such as {example!r}, are in the split train: "
+        "the store was begun before names told splits, and is kept as it is; --rebuild with "
+        "--split-by-name makes splits of them"
+    )
 
 
 def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
@@ -799,7 +841,7 @@ def _estimate(run: BuildRun) -> BuildPlan:
         estimated_disk_bytes=tokens * (dtype.itemsize + identity.mask) + index_bytes(documents),
         estimated_seconds=seconds / min(memory.workers, plan.units_to_do or memory.workers),
         bytes_per_token=sample["text_bytes"] / max(sample["tokens"], 1),
-        skipped_files=work.discovery.skipped,
+        skipped_files=work.discovery.not_read,
         by_workers=by_workers,
     )
 

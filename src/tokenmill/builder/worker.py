@@ -364,8 +364,9 @@ class UnitPass:
             raise AssertionError(f"id {largest} of a vocabulary of {vocab_size}")
         filled = tokens.lengths > 0
         counts["empty"] += int(len(filled) - np.count_nonzero(filled))
-        chosen = {TRAIN: filled}
-        if val > 0:
+        told = self.unit.file.split or TRAIN
+        chosen = {told: filled}
+        if val > 0 and told == TRAIN:
             held_out = in_validation(texts, val)
             chosen = {TRAIN: filled & ~held_out, VAL: filled & held_out}
         for split, is_chosen in chosen.items():

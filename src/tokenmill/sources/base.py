@@ -106,6 +106,8 @@ class SourceOptions:
     unit_bytes: int | None = None  # of text; None chooses by the file's size
     least_unit_bytes: int = SMALLEST_UNIT_BYTES  # of that choice; less where the input is small
     in_order: bool = True  # groups are of any format; older stores have some of text, read apart
+    by_name: bool = False  # a file's name may tell the split of its rows
+    reads_strays: bool = False  # text beside data files is read too, as in older stores
     batch_bytes: int = 8 * MEGABYTE  # read in one go; bounds memory, never changes the result
     # What a reader may hold at once of what a file cannot be read without: a page of Parquet, a
     # batch of Arrow, the window of a decompressor. A file that needs more is an error.
@@ -128,6 +130,8 @@ class SourceFile:
     # Where it is read from, if that holds more than its path does: a password, a signature. The
     # path is written into the store and shown; this never is.
     address: str | None = field(default=None, compare=False, repr=False)
+    # The split of all its rows, where its name tells: another of them than those drawn by text.
+    split: str | None = None
     # When anything about it was last changed, in ns; never written into a store.
     changed: int = field(default=0, compare=False, repr=False)
 

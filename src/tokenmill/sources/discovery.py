@@ -1,19 +1,22 @@
 """From what the user names to files with a format: by suffix, or by a look inside.
 
 A file that the user names must be usable, or it is an error. A file that merely is in a folder is
-left out if it is not text, and reported as skipped. No file counts twice, whatever its names.
+left out if it is not text, or is text that comes with data and is none, and reported as skipped. No
+file counts twice, whatever its names. Which split a file is of follows from its path alone; whether
+that is used is part of what a store is.
 """
 
 from __future__ import annotations
 
 import codecs
 import difflib
+import itertools
 import json
 import operator
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +29,7 @@ from tokenmill.sources import base
 from tokenmill.sources.base import COMPRESSIONS, FORMATS, SourceFile, SourceOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 # -------------------------------------------------------------------------------------------------
@@ -110,12 +113,14 @@ SMALL_FILES_PER_UNIT = 4
 
 
 def group_files(files: Sequence[SourceFile], options: SourceOptions) -> Iterator[SourceFile]:
-    """The files, which are sorted by path, with groups in the place of small ones."""
+    """The files, sorted by path and of one split, with groups in the place of small ones."""
     limit = options.unit_bytes or options.least_unit_bytes
     most = limit // SMALL_FILES_PER_UNIT
     others = (file for file in files if not base.is_document(file, options))
     has_many = sum(base.text_size(file) < most for file in others) >= MANY_FILES
     kind = GROUP if options.in_order else GROUP_OF_TEXTS
+    if files and files[0].split is not None:
+        kind += f"{files[0].split}/"
     name = f"{kind}first"
     held: list[SourceFile] = []
     held_bytes = 0
@@ -150,6 +155,7 @@ def make_group(path: str, members: Sequence[SourceFile]) -> SourceFile:
         size=sum(member.size for member in members),
         version=xxhash.xxh3_128_hexdigest(facts.encode(errors="surrogateescape")),
         members=tuple(members),
+        split=members[0].split,
         changed=max(member.changed for member in members),
     )
 
@@ -162,6 +168,7 @@ _BY_SUFFIX = {
 }
 _DATASET_INDEX = "state.json"
 _DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", _DATASET_INDEX})
+_DATASET_INFOS = "dataset_infos.json"
 _DESCRIPTION = "describes a dataset"
 _SNIFF_BYTES = 1 << 14
 _KNOWN = (
@@ -177,6 +184,13 @@ class Skipped(NamedTuple):
     reason: str
 
 
+class Stray(NamedTuple):
+    """A file that an older build read, and a newer one does not."""
+
+    file: SourceFile
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Discovery:
     """What the inputs stand for."""
@@ -184,29 +198,72 @@ class Discovery:
     files: tuple[SourceFile, ...]  # sorted by path; groups stand for their members
     skipped: tuple[Skipped, ...]
     least_unit_bytes: int  # follows from the size of all files
+    strays: tuple[Stray, ...] = ()
+    splits: Mapping[str, str] = field(default_factory=dict)  # path -> what its name tells
+
+    @property
+    def told(self) -> set[str | None]:
+        """The splits that the names of all files tell; None among them where one tells none."""
+        members = (each for file in self.files for each in file.members or (file,))
+        return {self.splits.get(each.path) for each in members}
+
+    @property
+    def not_read(self) -> tuple[Skipped, ...]:
+        """All that was passed over."""
+        return (*(Skipped(each.file.path, each.reason) for each in self.strays), *self.skipped)
 
     def grouped(self, options: SourceOptions) -> Discovery:
-        """The same files, in groups as these options make them."""
-        found = sorted((each for file in self.files for each in file.members or (file,)), key=_path)
+        """The same files, in groups and splits as these options make them."""
+        found = [each for file in self.files for each in file.members or (file,)]
+        strays = self.strays
+        if options.reads_strays:
+            found, strays = [*found, *(each.file for each in strays)], ()
+        found.sort(key=_path)
+        splits = self.splits if options.by_name else {}
+        found = [replace(file, split=splits.get(file.path)) for file in found]
         if options.in_order:
-            found = [*group_files(found, options)]
+            of_splits = sorted({file.split or "" for file in found})
+            grouped = (
+                group_files([file for file in found if (file.split or "") == split], options)
+                for split in of_splits
+            )
+            found = sorted(itertools.chain.from_iterable(grouped), key=_first_path)
         else:  # an older store
             texts = [file for file in found if base.is_document(file, options)]
             others = [file for file in found if not base.is_document(file, options)]
             found = sorted([*others, *group_files(texts, options)], key=_path)
         least = options.least_unit_bytes
-        return Discovery(files=tuple(found), skipped=self.skipped, least_unit_bytes=least)
+        return replace(self, files=tuple(found), strays=strays, least_unit_bytes=least)
+
+    def text_bytes(self, options: SourceOptions) -> int:
+        """Bytes of text in all files that these options read."""
+        strays = (each.file for each in self.strays) if options.reads_strays else ()
+        return sum(map(base.text_size, (*self.files, *strays)))
 
 
-def discover(inputs: Sequence[PathInput], options: SourceOptions) -> Discovery:
-    """Find the files of the inputs."""
+def discover(
+    inputs: Sequence[PathInput],
+    options: SourceOptions,
+    *,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Discovery:
+    """Find the files of the inputs, those alone that the globs leave."""
     found: list[SourceFile] = []
     skipped: list[Skipped] = []
+    strays: list[Stray] = []
     looked_at: set[tuple[str, str | None, str | None]] = set()
-    for match, facts in _unique(match for each in inputs for match in files_module.matches(each)):
+    matched, places = _matches(inputs)
+    wanted, left_out = _choose(matched, places, include=include, exclude=exclude)
+    named: set[str] = set()
+    for match, facts in _unique(wanted):
         result = _examine(match, facts, looked_at)
         if isinstance(result, SourceFile):
             found.append(result)
+            if match.named:
+                named.add(result.path)
+        elif isinstance(result, Stray):
+            strays.append(result)
         else:
             skipped.append(result)
     # Units are named after paths, which do not hold what is after the `?` of an address.
@@ -218,20 +275,189 @@ def discover(inputs: Sequence[PathInput], options: SourceOptions) -> Discovery:
                 hint="build them one by one, or from copies that have names of their own",
             )
     found = list(_without_caches(found, skipped))
+    found = list(_without_strays(found, named, strays))
+    skipped += left_out
     if not found:
-        examples = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped[:3]) or "none"
-        named = ", ".join(repr(shown(str(each))) for each in inputs)
+        passed = [*(Skipped(each.file.path, each.reason) for each in strays), *skipped]
+        examples = "; ".join(f"{skip.path}: {skip.reason}" for skip in passed[:3]) or "none"
+        given = ", ".join(repr(shown(str(each))) for each in inputs)
         raise SourceError(
-            f"no usable text in {named or 'an empty list of inputs'}; files passed over: "
+            f"no usable text in {given or 'an empty list of inputs'}; files passed over: "
             f"{examples}",
             hint=f"name files with one of these endings: {_KNOWN}",
         )
     least = base.least_unit_bytes(sum(map(base.text_size, found)))
-    discovery = Discovery(files=tuple(found), skipped=tuple(skipped), least_unit_bytes=least)
+    discovery = Discovery(
+        files=tuple(found),
+        skipped=tuple(skipped),
+        least_unit_bytes=least,
+        strays=tuple(strays),
+        splits=_splits(found, places, options),
+    )
     return discovery.grouped(replace(options, least_unit_bytes=least))
 
 
+# -------------------------------------------------------------------------------------------------
+# What is chosen among the files by globs.
+
+
+def _matches(inputs: Sequence[PathInput]) -> tuple[list[Match], dict[str, str]]:
+    """The files that the inputs stand for, and the folder of the input that has each of them."""
+    matched: list[Match] = []
+    places: dict[str, str] = {}
+    for each in inputs:
+        root = files_module.normalise(each)
+        for match in files_module.matches(each):
+            matched.append(match)
+            folder = root if match.path.startswith(f"{root}/") else match.path.rpartition("/")[0]
+            if folder != root and match.path != root:
+                folder = files_module.fixed_part(root)
+            path = shown(match.path) if files_module.is_remote(match.path) else match.path
+            places.setdefault(path, shown(folder))
+    return matched, places
+
+
+def _choose(
+    matched: list[Match],
+    places: Mapping[str, str],
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> tuple[list[Match], list[Skipped]]:
+    """The files that the globs leave, and those that they do not."""
+    if not include and not exclude:
+        return matched, []
+    rules = [
+        [(pattern, _glob_of(pattern)) for pattern in patterns] for patterns in (include, exclude)
+    ]
+    chosen: list[Match] = []
+    left_out: dict[str, Skipped] = {}
+    for match in matched:
+        path = shown(match.path) if files_module.is_remote(match.path) else match.path
+        below = path.removeprefix(f"{places[path]}/")
+        name = path.rpartition("/")[2]
+        wanted, unwanted = (
+            next(
+                (
+                    pattern
+                    for pattern, rule in each
+                    if any(map(rule.fullmatch, (below, path) if "/" in pattern else (name,)))
+                ),
+                None,
+            )
+            for each in rules
+        )
+        if unwanted is not None:
+            left_out[path] = Skipped(path, f"left out by --exclude {unwanted!r}")
+        elif include and wanted is None:
+            left_out[path] = Skipped(path, "not among what --include names")
+        else:
+            chosen.append(match)
+    return chosen, [left_out[path] for path in sorted(left_out)]
+
+
+def _glob_of(pattern: str) -> re.Pattern[str]:
+    return files_module.glob_rule(f"{pattern}**" if pattern.endswith("/") else pattern)
+
+
+# -------------------------------------------------------------------------------------------------
+# Splits by name, as `datasets` knows them: a word that stands by itself in the name of a file or of
+# a folder. Of several, the first of the path counts.
+#
+# Folders above an input have names for other reasons, and so do files that are a document each:
+# those tell a split only where a folder or file is for training, so that there is more than one.
+
+TRAIN, VAL, TEST = "train", "val", "test"
+_SPLIT_WORDS = {
+    TRAIN: ("train", "training"),
+    VAL: ("validation", "valid", "dev", "val"),
+    TEST: ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT_OF = {word: split for split, words in _SPLIT_WORDS.items() for word in words}
+_SPLIT_WORD = re.compile(
+    rf"(?:^|[-._ 0-9])({'|'.join(sorted(_SPLIT_OF, key=len, reverse=True))})(?=$|[-._ 0-9])",
+    re.IGNORECASE,
+)
+
+
+def split_told(parts: Iterable[str]) -> str | None:
+    """The split that the first of these names tells that tells any."""
+    found = next(filter(None, map(_SPLIT_WORD.search, parts)), None)
+    return None if found is None else _SPLIT_OF[found[1].lower()]
+
+
+def _splits(
+    files: Sequence[SourceFile], places: Mapping[str, str], options: SourceOptions
+) -> dict[str, str]:
+    """The split of each file whose path tells one."""
+    folders = {places[file.path] for file in files}
+    shared = _shared_folder([folder.split("/") for folder in folders])
+    within: dict[str, str | None] = {}
+    anywhere: dict[str, str | None] = {}
+    for file in files:
+        path, place = file.path, places[file.path]
+        *inner, name = path[len(place) + 1 if place else 0 :].split("/")
+        outer = place.split("/")[shared:] if place else []
+        own = [] if base.is_document(file, options) else [name]
+        within[path] = None if base.is_document(file, options) else split_told([*inner, *own])
+        anywhere[path] = split_told([*outer, *inner, *own])
+    told = anywhere if TRAIN in anywhere.values() else within
+    return {path: split for path, split in told.items() if split is not None}
+
+
+def _shared_folder(folders: list[list[str]]) -> int:
+    """How many names all of the folders begin with."""
+    count = 0
+    for names in zip(*folders, strict=False):
+        if len(set(names)) > 1:
+            break
+        count += 1
+    return count
+
+
+# -------------------------------------------------------------------------------------------------
+# Text that comes with data and is none: what describes a dataset, and the code that made it.
+#
+# In a folder with data files, text other than .txt is about them; so are files with the names that
+# repositories have, and scripts, in a folder above. Named by itself, such a file is read.
+
+_ABOUT = re.compile(
+    r"\..*|(readme|licen[cs]e|copying|notice|citation|changelog|authors|contributing|requirements"
+    r"|dataset_?card)([-._].*)?|.*\.py",
+    re.IGNORECASE,
+)
+_PLAIN_TEXT = (".txt", ".text")
+_BESIDE_DATA = "text beside data files; to have it read, name it"
+
+
+def _without_strays(
+    found: Sequence[SourceFile], named: set[str], strays: list[Stray]
+) -> Iterator[SourceFile]:
+    """The files without text that is about data; that is noted."""
+    beside = {file.path.rpartition("/")[0] for file in found if file.traits.has_fields}
+    above: set[str] = set()
+    for folder in beside:
+        while folder and folder not in above:
+            above.add(folder)
+            folder = folder.rpartition("/")[0]
+    above |= {""} if beside else set()
+    for file in found:
+        folder, _, name = file.path.rpartition("/")
+        is_about = _ABOUT.fullmatch(name) is not None
+        is_plain = PurePosixPath(_stem(name)).suffix.lower() in _PLAIN_TEXT
+        is_stray = folder in beside and (is_about or not is_plain)
+        is_stray = is_stray or (folder in above and is_about)
+        if file.traits.has_fields or file.path in named or not is_stray:
+            yield file
+        else:
+            strays.append(Stray(file, _BESIDE_DATA))
+
+
 _path = operator.attrgetter("path")
+
+
+def _first_path(file: SourceFile) -> str:
+    return file.members[0].path if file.members else file.path
 
 
 def source_file(path: str, *, members: Sequence[str] = ()) -> SourceFile:
@@ -280,7 +506,7 @@ def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceErro
 
 def _examine(
     match: Match, facts: FileStat | SourceError, looked_at: set[tuple[str, str | None, str | None]]
-) -> SourceFile | Skipped:
+) -> SourceFile | Skipped | Stray:
     path = shown(match.path) if files_module.is_remote(match.path) else match.path
     if isinstance(facts, SourceError):
         is_gone = isinstance(facts.__cause__, FileNotFoundError)
@@ -301,6 +527,10 @@ def _examine(
     kind = (path.rpartition("/")[0], form, compression)
     is_known = form is not None and files_module.is_remote(path) and kind in looked_at
     problem = None if is_known else _problem(file, known=form is not None)
+    if problem == _INDENTED and not match.named:
+        return Stray(file, problem)
+    if problem is None and PurePosixPath(path).name == _DATASET_INFOS and not match.named:
+        return Stray(file, _DESCRIPTION)
     if problem is None:
         looked_at.add(kind)
         return file
@@ -308,9 +538,13 @@ def _examine(
         hint = f"name a file with one of these endings: {_KNOWN}"
         if file.format == "jsonl":
             out = shlex.quote(f"{_stem(file.path)}l")
-            hint = f"write it as JSON Lines with: jq -c '.[]' {shlex.quote(file.path)} > {out}"
+            each = "." if problem == _INDENTED else ".[]"
+            hint = f"write it as JSON Lines with: jq -c '{each}' {shlex.quote(file.path)} > {out}"
         raise SourceError(f"{path!r} cannot be used: {problem}", hint=hint)
     return Skipped(path, problem)
+
+
+_INDENTED = "it is one JSON object over several lines, not JSON Lines (an object on each line)"
 
 
 def _problem(file: SourceFile, *, known: bool) -> str | None:
@@ -327,8 +561,12 @@ def _problem(file: SourceFile, *, known: bool) -> str | None:
             raise files_module.unreadable(file.path, error) from error
         finally:
             reader.close()
-    if is_json and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if is_json and text.startswith(b"["):
         return "it is one JSON array, not JSON Lines (an object on each line)"
+    first, newline, _ = text.partition(b"\n")
+    if is_json and newline and first.startswith(b"{") and not first.rstrip().endswith(b"}"):
+        return _INDENTED
     if b"\0" in head:
         return "binary content"
     try:
