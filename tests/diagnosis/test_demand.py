@@ -19,7 +19,8 @@ def test_an_estimate_is_the_peak_times_the_mfu_over_the_cost_of_a_token() -> Non
         DiagnoseOptions(model="small", gpu="H200", mfu=0.5, seq_len=2048), vocab_size=50_304
     )
     matrices = 12 * 12 * 768**2 + 50_304 * 768
-    flops = 6 * matrices + 12 * 12 * 768 * 2048
+    # Causal: each token looks at half of the row and itself.
+    flops = 6 * matrices + 12 * 12 * 768 * 2049 / 2
     assert need.tokens_per_second == pytest.approx(989e12 * 0.5 / flops)
     assert need.is_estimate
     assert "50% of the 989 TFLOP/s of one H200, at 2,048 tokens" in need.basis

@@ -16,7 +16,7 @@ from tests.trainer.runs import SEQ_LEN, counting_store, losses_of, make_setup, m
 from torch.overrides import TorchFunctionMode
 
 from tokenmill.errors import TrainingError
-from tokenmill.trainer.loop import LateReader, Trainer, freeze_collector
+from tokenmill.trainer.loop import LateReader, Row, Trainer, freeze_collector, inputs_of
 from tokenmill.trainer.model import scale_and_clip
 from tokenmill.trainer.run import Checkpoints
 
@@ -184,14 +184,53 @@ def test_numbers_are_read_after_they_were_sent() -> None:
     start = time.perf_counter()
     reader.begin(0)
     time.sleep(0.02)
-    reader.send(10, torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]))
-    reader.send(30, torch.tensor([5.0, 6.0, 7.0, 8.0, 1.0]))
+    reader.send(10, torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0, 9.0]))
+    reader.send(30, torch.tensor([5.0, 6.0, 7.0, 8.0, 1.0, 9.0]))
     whole = time.perf_counter() - start
     first, second = reader.read()
     assert (first.step, first.steps, first.row.loss, first.row.stop) == (10, 10, 1, 0)
     assert (second.step, second.steps, second.row.learning_rate) == (30, 20, 8)
     assert 0.02 <= first.seconds < first.seconds + second.seconds <= whole
     assert list(reader.read(wait=True)) == []
+
+
+@pytest.mark.parametrize("attention", ["flash", "documents"])
+def test_pairs_of_tokens_are_counted_as_attention_computes_them(attention: str) -> None:
+    ids = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
+    lengths = [10, 22, 3, 29]
+    starts = torch.tensor([0, 10, 32, 35, 64, 64, 64], dtype=torch.int32)
+    places = torch.cat([torch.arange(n) for n in lengths]).view(2, SEQ_LEN)
+    batch = SimpleNamespace(input_ids=ids, labels=ids, position_ids=places, cu_seqlens=starts)
+    setup = make_setup(micro_batch=2, accumulate=3, attention=attention)
+    trainer = Trainer(setup, batches=repeat(batch))
+    documents = lengths if attention == "documents" else [SEQ_LEN] * 2
+    # Each token looks at itself and at those before it.
+    by_hand = sum(1 for length in documents for k in range(length) for _ in range(k + 1))
+    for steps in (1, 2):
+        trainer.step()
+        assert Row(*trainer.row.tolist()).pairs == 3 * steps * by_hand
+    trainer.forget_pairs()
+    trainer.step()
+    assert Row(*trainer.row.tolist()).pairs == 3 * by_hand
+
+
+def test_boundaries_have_one_shape_however_many_documents_there_are() -> None:
+    setup = make_setup(micro_batch=2, accumulate=1, attention="documents")
+    ids = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
+
+    def inputs(entries: int, **said: int) -> list[torch.Tensor]:
+        starts = torch.arange(entries, dtype=torch.int32).clamp(max=64)
+        return inputs_of(
+            SimpleNamespace(input_ids=ids, labels=ids, position_ids=ids, cu_seqlens=starts, **said),
+            setup,
+        )
+
+    few, many = inputs(3, num_documents=2, max_seqlen=7), inputs(65)
+    assert few[3].shape == many[3].shape == (65,)
+    assert few[3].tolist() == [0, 1, 2] + [64] * 62
+    assert few[4].tolist() == [2, 7]
+    assert many[4].tolist() == [64, SEQ_LEN]
+    assert inputs(66)[3].shape == (129,)
 
 
 def test_batches_may_come_from_anywhere_and_may_end() -> None:

@@ -9,6 +9,7 @@ from itertools import repeat
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from tests.trainer.runs import SEQ_LEN, VOCAB, counting_store, losses_of, make_setup, make_trainer
@@ -17,7 +18,7 @@ import tokenmill
 from tokenmill.errors import DeviceMemoryError
 from tokenmill.stalls import StallMeter
 from tokenmill.trainer.loop import LateReader, Trainer
-from tokenmill.trainer.model import Model
+from tokenmill.trainer.model import Model, find_kernels, try_kernels
 from tokenmill.trainer.options import PRESETS
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def test_a_compiled_model_is_the_plain_one(store: Store) -> None:
     assert compiled == pytest.approx(plain, rel=0.02)
 
 
-def test_varlen_attention_is_the_mask_of_documents() -> None:
+@pytest.mark.parametrize("kernel", find_kernels(torch.device("cuda"), torch.bfloat16))
+def test_a_kernel_is_the_mask_of_documents(kernel: str) -> None:
     torch.manual_seed(0)
     with torch.device("cuda"):
         half = Model(
@@ -93,21 +95,21 @@ def test_varlen_attention_is_the_mask_of_documents() -> None:
             vocab_size=VOCAB,
             seq_len=SEQ_LEN,
             dtype=torch.bfloat16,
-            has_documents=True,
+            kernel=kernel,
         )
         full = Model(PRESETS["mini"], vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert half.varlen is not None, "this torch has no varlen attention"
     full.load_state_dict(half.state_dict())
     ids = torch.randint(0, VOCAB, (2, SEQ_LEN), device="cuda")
     borders = [0, 10, 32, 35, 64, 64, 64]
     cu_seqlens = torch.tensor(borders, dtype=torch.int32, device="cuda")
     lengths = (10, 22, 3, 29)
     positions = torch.cat([torch.arange(n, device="cuda") for n in lengths]).view(2, SEQ_LEN)
-    kernel, kernel_count = half(ids, ids, positions, cu_seqlens)  # flash attention, varlen
+    extent = torch.tensor([4, 29])
+    loss, count = half(ids, ids, positions, cu_seqlens, extent)
     mask, mask_count = full(ids, ids, positions, cu_seqlens)  # float32: by a mask
-    assert kernel_count == mask_count == 2 * SEQ_LEN
-    assert float(kernel.detach()) == pytest.approx(float(mask.detach()), rel=0.01)
-    kernel.backward()
+    assert count == mask_count == 2 * SEQ_LEN
+    assert float(loss.detach()) == pytest.approx(float(mask.detach()), rel=0.01)
+    loss.backward()
     mask.backward()
     for ours, theirs in zip(half.parameters(), full.parameters(), strict=True):
         assert ours.grad is not None
@@ -116,6 +118,15 @@ def test_varlen_attention_is_the_mask_of_documents() -> None:
             ours.grad.flatten(), theirs.grad.flatten(), dim=0
         )
         assert similar > 0.98
+
+
+def test_kernels_are_tried_and_the_fastest_comes_first() -> None:
+    names = find_kernels(torch.device("cuda"), torch.bfloat16)
+    lengths = np.array([1000, 24, 3000, 72])
+    found, problems = try_kernels(names, lengths=lengths, heads=4, width=64)
+    assert not problems
+    assert {each.kernel for each in found} == set(names)
+    assert [each.milliseconds for each in found] == sorted(each.milliseconds for each in found)
 
 
 def test_a_run_on_a_gpu_resumes(store: Store, tmp_path: Path) -> None:

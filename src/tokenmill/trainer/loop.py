@@ -25,17 +25,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import psutil
 import torch
 from torch import distributed
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenmill.errors import DeviceMemoryError, TrainingError, UsageError
 from tokenmill.trainer.model import (
     PART_BYTES,
     Model,
+    find_kernels,
     learning_rates,
     make_optimizer,
     makes_loss_in_parts,
     require_eight_bit,
     scale_and_clip,
+    try_kernels,
 )
 from tokenmill.trainer.options import PRESETS, padded_vocab, peak_of, preset
 from tokenmill.words import format_size
@@ -64,6 +67,9 @@ if TYPE_CHECKING:
 # A moment: an event of the device, or seconds where it is the CPU.
 Mark: TypeAlias = Any
 SLOTS = 8  # readings that may be under way
+# Documents of a micro-batch that there is room for: as many, or one in so many tokens.
+LEAST_DOCUMENTS = 64
+FEW_TOKENS = 32
 
 
 class Row(NamedTuple):
@@ -74,6 +80,7 @@ class Row(NamedTuple):
     grad_norm: float  # before clipping
     learning_rate: float
     stop: float  # how many ranks were asked to stop
+    pairs: float  # of tokens of which one looks at the other, since the row was last sent
 
 
 class Reading(NamedTuple):
@@ -153,7 +160,7 @@ class Trainer:
         self.setup = setup
         # Steps that were made.
         self.step_number = 0
-        # Asked of this rank; the last number of `row` says what all ranks were asked.
+        # Asked of this rank; `row.stop` says what all ranks were asked.
         self.stop_wanted = False
         self.feed(batches)
         options, device = setup.options, setup.device
@@ -164,8 +171,8 @@ class Trainer:
                 vocab_size=setup.vocab_size,
                 seq_len=setup.seq_len,
                 dtype=setup.dtype,
-                checkpointing=setup.checkpointing,
-                has_documents=options.attention == "documents",
+                recomputed=setup.recomputed,
+                kernel=setup.kernel,
             )
         self._parameters = list(self.model.parameters())
         rates = learning_rates(
@@ -180,6 +187,8 @@ class Trainer:
             weight_decay=options.weight_decay,
         )
         self._totals = torch.zeros(3, device=device)
+        # Of tokens of which one looks at the other: what attention did since `forget_pairs`.
+        self._pairs = torch.zeros((), dtype=torch.float64, device=device)
         self.row = torch.zeros(len(Row._fields), device=device)
         forward: torch.nn.Module = self.model
         if setup.compiles:
@@ -190,7 +199,6 @@ class Trainer:
         if setup.ranks.world_size > 1:
             self.forward = DistributedDataParallel(
                 forward,
-                device_ids=[device] if device.type == "cuda" else None,
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
             )
@@ -220,10 +228,16 @@ class Trainer:
         if isinstance(self.forward, DistributedDataParallel) and not is_last:
             apart = self.forward.no_sync()
         with apart:
-            loss, count = self.forward(*inputs_of(batch, self.setup.fields))
+            loss, count = self.forward(*inputs_of(batch, self.setup))
             (loss / self.setup.batch_tokens).backward()
         self._totals[0].add_(loss.detach())
         self._totals[1].add_(count)
+        if self.setup.has_documents:
+            lengths = batch.cu_seqlens.diff().double()
+            self._pairs.add_((lengths * (lengths + 1)).sum(), alpha=0.5)
+        else:
+            rows, length = batch.input_ids.shape
+            self._pairs.add_(rows * length * (length + 1) // 2)
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -242,8 +256,13 @@ class Trainer:
         self._rate.copy_(self._rates[min(self.step_number, len(self._rates) - 1)])
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        row = Row(self._totals[0] / count, self._totals[1], norm, self._rate, self._totals[2])  # type: ignore[arg-type]
+        loss, rate, pairs = self._totals[0] / count, self._rate, self._pairs.float()
+        row = Row(loss, self._totals[1], norm, rate, self._totals[2], pairs)  # type: ignore[arg-type]
         torch.stack(cast("tuple[torch.Tensor, ...]", row), out=self.row)
+
+    def forget_pairs(self) -> None:
+        """Count the pairs of `row` from here on."""
+        self._pairs.zero_()
 
     def state(self) -> dict[str, object]:
         """All that changes in a step; weights and optimizer state are not copies."""
@@ -300,9 +319,20 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.device}{' with gaps' * has_gaps}"
 
 
-def inputs_of(batch: Any, fields: tuple[str, ...]) -> list[torch.Tensor]:
+def inputs_of(batch: Any, setup: Setup) -> list[torch.Tensor]:
     """The tensors of a batch in the order in which the model takes them."""
-    return [getattr(batch, name) for name in fields]
+    found = [getattr(batch, name) for name in setup.fields]
+    if setup.has_documents:
+        starts, tokens = found[-1], batch.input_ids.numel()
+        documents = getattr(batch, "num_documents", None) or len(starts) - 1
+        longest = getattr(batch, "max_seqlen", None) or setup.seq_len
+        # What the compiler sees is always of one size, unless documents are very short.
+        room = max(LEAST_DOCUMENTS, tokens // FEW_TOKENS)
+        while room < len(starts) - 1:
+            room *= 2
+        found[-1] = functional.pad(starts, (0, room + 1 - len(starts)), value=tokens)
+        found.append(torch.tensor([documents, longest]))
+    return found
 
 
 def freeze_collector(resources: contextlib.ExitStack) -> None:
@@ -323,11 +353,13 @@ def freeze_collector(resources: contextlib.ExitStack) -> None:
 #
 # Parameters, gradients and optimizer state are exact. Activations are an estimate of what the
 # backward pass keeps: per token and block, 18 numbers for each of the model's width (the inputs of
-# the matrices, of both norms, of attention and of GELU); the logits come on top.
+# the matrices, of both norms, of attention and of GELU) where it is compiled, more where norms and
+# rotations are not; the logits come on top, and in bf16 a copy of the matrices.
 
 # Of the optimizer, for each parameter; the scales of 8-bit blocks are under 2% more.
 STATE_BYTES = {"adamw": 8, "adamw8bit": 2}
 NUMBERS_OF_A_BLOCK = 18
+NOT_COMPILED = {4: 2, 2: 6}  # numbers on top of them where it is not, by their bytes
 CPU_WORDS = ("can't allocate memory", "not enough memory")
 
 
@@ -345,21 +377,26 @@ class MemoryNeed(NamedTuple):
         """Of a model, and the way it is trained."""
         config, size, rows = setup.config, setup.dtype.itemsize, setup.micro_batch
         parameters = 4 * config.num_parameters(setup.vocab_size)
-        block = NUMBERS_OF_A_BLOCK * config.width * size
-        kept = config.width * size if setup.checkpointing else block
-        # Logits and their gradient, and one copy in float32 as the loss wants it.
-        logits = padded_vocab(setup.vocab_size) * (2 * size + 4)
+        numbers = NUMBERS_OF_A_BLOCK + (0 if setup.compiles else NOT_COMPILED[size])
+        block = numbers * config.width * size
+        # Logits and their gradient; where they are not one with the loss, three copies in float32.
+        logits = padded_vocab(setup.vocab_size) * (2 * size if setup.compiles else 12)
         is_in_parts = makes_loss_in_parts(setup.device, setup.dtype) and not setup.compiles
-        per_token = config.num_layers * kept + (block if setup.checkpointing else 0)
+        # Of a block that is computed again its input stays; one at a time is there whole.
+        whole = config.num_layers - setup.recomputed + bool(setup.recomputed)
+        per_token = whole * block + setup.recomputed * config.width * size
         per_token += 0 if is_in_parts else logits
-        if setup.options.attention == "documents" and setup.device.type == "cpu":
+        if setup.has_documents and setup.kernel is None:
             per_token += setup.seq_len * 5 * config.num_heads  # a mask
+        copies = parameters // 4 * size if size < 4 else 0
         # Buckets of DDP are the gradients themselves; the copy under way is one bucket more.
         gradients = parameters + (25_000_000 if setup.ranks.world_size > 1 else 0)
         if is_in_parts:  # its parts, and the gradient that is made with them
             gradients += PART_BYTES + 4 * padded_vocab(setup.vocab_size) * config.width
         optimizer = parameters // 4 * STATE_BYTES[setup.options.optimizer]
-        return cls(parameters, gradients, optimizer, rows * setup.seq_len * per_token, rows)
+        return cls(
+            parameters + copies, gradients, optimizer, rows * setup.seq_len * per_token, rows
+        )
 
     @property
     def fixed_bytes(self) -> int:
@@ -475,8 +512,8 @@ def advice(setup: Setup) -> list[str]:
             f"use --micro-batch {micro} --accumulate {more}, the same step in smaller parts"
             f" (saves about {format_size(saved)})"
         )
-    if not setup.checkpointing:
-        lean = replace(setup, checkpointing=True).need
+    if setup.recomputed < setup.config.num_layers:
+        lean = replace(setup, recomputed=setup.config.num_layers).need
         found.append(
             f"use --checkpointing, a third more work (saves about"
             f" {format_size(need.activations - lean.activations)})"
@@ -494,12 +531,15 @@ def advice(setup: Setup) -> list[str]:
 # after seq_len follow from the others; what cannot come out even is refused with the nearest
 # numbers that do.
 
-# From so many tokens a row on, activations are computed again unless one says otherwise.
-LONG_ROW = 8192
+# Of a micro-batch: layers are computed again rather than have fewer at once.
+ENOUGH_TOKENS = 8_192
 # Of a micro-batch that nobody chose: enough to keep the device busy.
 MOST_MICRO_TOKENS = {"cuda": 65_536, "cpu": 8_192}
 # Of the free memory, that a run may fill whose micro-batch nobody chose, by the estimate.
-SHARE_OF_MEMORY = 0.8
+SHARE_OF_MEMORY = 0.85
+NO_CUDNN = (
+    "attention within documents may be faster with one more package: pip install 'tokenmill[cudnn]'"
+)
 # Of what a device can do at most, that a model gets.
 USUAL_SHARE = 0.4
 
@@ -532,7 +572,8 @@ class Setup:
     device: torch.device
     dtype: torch.dtype
     compiles: bool
-    checkpointing: bool
+    recomputed: int  # layers whose activations are computed again
+    kernel: str | None  # of attention within documents; None: a mask, or the whole row
     micro_batch: int
     accumulate: int
     learning_rate: float
@@ -551,8 +592,13 @@ class Setup:
     @property
     def fields(self) -> tuple[str, ...]:
         """What is needed of a batch."""
-        documents = ("position_ids", "cu_seqlens") if self.options.attention == "documents" else ()
+        documents = ("position_ids", "cu_seqlens") if self.has_documents else ()
         return ("input_ids", "labels", *documents)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether attention stays within them."""
+        return self.options.attention == "documents"
 
     @property
     def need(self) -> MemoryNeed:
@@ -575,9 +621,8 @@ def settle(options: TrainOptions, *, vocab_size: int, ranks: TrainRanks | None =
         device=device,
         dtype=torch.bfloat16 if is_half else torch.float32,
         compiles=device.type == "cuda" if options.compile is None else options.compile,
-        checkpointing=options.seq_len >= LONG_ROW
-        if options.checkpointing is None
-        else options.checkpointing,
+        recomputed=config.num_layers if options.checkpointing else 0,
+        kernel=None,
         micro_batch=1,
         accumulate=1,
         learning_rate=options.learning_rate or config.learning_rate,
@@ -585,8 +630,33 @@ def settle(options: TrainOptions, *, vocab_size: int, ranks: TrainRanks | None =
         if options.warmup is None
         else options.warmup,
     )
+    if bare.has_documents:
+        bare = replace(bare, kernel=next(iter(find_kernels(device, bare.dtype)), None))
+    if options.checkpointing is None:
+        bare = replace(bare, recomputed=fitting_layers(bare))
     micro_batch, accumulate = divide(bare)
     return replace(bare, micro_batch=micro_batch, accumulate=accumulate)
+
+
+def choose_kernel(
+    setup: Setup, lengths: Callable[[], NDArray[np.integer]]
+) -> tuple[Setup, str, list[str]]:
+    """With the fastest kernel for documents of such lengths, by a short trial on a GPU.
+
+    And what is to be told: which one it is, and why another is not.
+    """
+    if setup.kernel is None or setup.device.type == "cpu":
+        return setup, "a mask" if setup.kernel is None else "one after the other", []
+    names, heads = find_kernels(setup.device, setup.dtype), setup.config.num_heads
+    trials, problems = try_kernels(
+        names, lengths=lengths(), heads=heads, width=setup.config.width // heads
+    )
+    kernel = trials[0].kernel if trials else None
+    took = ", ".join(f"{each.kernel} {each.milliseconds:.2f} ms" for each in trials)
+    said = f"{kernel} (a layer took {took})" if trials else "a mask"
+    if "cudnn" not in names:
+        problems.append(NO_CUDNN)
+    return replace(setup, kernel=kernel), said, problems
 
 
 def find_device(name: str, *, local_rank: int = 0) -> torch.device:
@@ -645,6 +715,19 @@ def divide(setup: Setup) -> tuple[int, int]:
     if micro is None:
         micro = rows // accumulate if accumulate else fitting_rows(setup, rows)
     return micro, rows // micro
+
+
+def fitting_layers(setup: Setup, *, free: int | None = None) -> int:
+    """The fewest layers to compute again, so that enough rows fit; all, if they still do not."""
+    room = SHARE_OF_MEMORY * (memory_of(setup.device)[0] if free is None else free)
+    tokens = min(ENOUGH_TOKENS, setup.options.batch_tokens or setup.config.batch_tokens)
+    rows = setup.options.micro_batch or max(1, tokens // setup.seq_len)
+    layers = setup.config.num_layers
+    for recomputed in range(layers):
+        need = replace(setup, recomputed=recomputed, micro_batch=rows).need
+        if need.fixed_bytes + need.activations <= room:
+            return recomputed
+    return layers
 
 
 def fitting_rows(setup: Setup, rows: int, *, free: int | None = None) -> int:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 #
 # A block has 12 * width^2 parameters in matrices (attention 4, feed-forward 8); the embedding is
 # also the output layer. The cost of a token is counted as is usual for a share of a GPU's peak:
-# six operations for each parameter (forward 2, backward 4), and 12 * layers * width * seq_len for
-# attention, as if it were not causal.
+# six operations for each parameter (forward 2, backward 4), and 12 * layers * width for each pair
+# of tokens of which one looks at the other: what causal attention does, not what it leaves out.
 
 # The vocabulary is filled up to a multiple of this: matrices of odd sizes are slow.
 VOCAB_MULTIPLE = 128
@@ -70,10 +70,16 @@ class ModelConfig:
         norms = (2 * self.num_layers + 1) * self.width
         return self._num_in_matrices(vocab_size) + norms
 
-    def flops_per_token(self, seq_len: int, vocab_size: int) -> int:
-        """Floating-point operations that training on one token takes."""
-        attention = 12 * self.num_layers * self.width * seq_len
-        return 6 * self._num_in_matrices(vocab_size) + attention
+    def flops_per_token(
+        self, seq_len: int, vocab_size: int, *, pairs: float | None = None
+    ) -> float:
+        """Floating-point operations that training on one token takes.
+
+        `pairs` are the tokens that one looks at, on average, itself counted: half of the row and
+        one half, unless attention stays within documents.
+        """
+        pairs = (seq_len + 1) / 2 if pairs is None else pairs
+        return 6 * self._num_in_matrices(vocab_size) + 12 * self.num_layers * self.width * pairs
 
     def _num_in_matrices(self, vocab_size: int) -> int:
         return 12 * self.num_layers * self.width**2 + padded_vocab(vocab_size) * self.width
@@ -127,9 +133,12 @@ class TrainOptions:
     compile: bool | None = option(None, MODEL, flag="--compile/--no-compile", shown="on a GPU")
     """torch.compile the whole model."""
     checkpointing: bool | None = option(
-        None, MODEL, flag="--checkpointing/--no-checkpointing", shown="from rows of 8,192 on"
+        None,
+        MODEL,
+        flag="--checkpointing/--no-checkpointing",
+        shown="of the layers that do not fit",
     )
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Compute activations of all layers, or of none, again in the backward pass."""
     device: str = option("auto", MODEL, "NAME")
     """auto, cuda, cuda:1 or cpu."""
     steps: int = option(1000, STEP, "N")

@@ -30,6 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 import xxhash
 from torch import distributed
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from io import BufferedIOBase, BufferedReader
     from types import FrameType
+
+    from numpy.typing import NDArray
 
     from tokenmill.store.reader import Store
     from tokenmill.trainer.loop import Reading, Setup
@@ -523,6 +526,12 @@ def _process_group(setup: Setup) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
+def _lengths(loader: Loader) -> NDArray[np.integer]:
+    """Of the documents of the batch that comes next."""
+    lengths = np.diff(loader.batch(loader.step).cu_seqlens)
+    return lengths[lengths > 0]
+
+
 class TrainingRun:
     """Everything of one run in this process."""
 
@@ -544,6 +553,7 @@ class TrainingRun:
         self._begun = time.perf_counter()
         self._seen = TrainProgress(phase="starting", steps=self.options.steps)
         self._rates: list[float] = []
+        self._shares: list[float] = []  # of the device's peak
         # Whether any rank was asked to stop, as all ranks know it.
         self._stops = False
         self._resources = resources
@@ -554,9 +564,11 @@ class TrainingRun:
                 f"a step will take about {words.duration(seconds)} on {setup.device};"
                 " --batch-tokens and --model make it shorter"
             )
-        for message in (*self.notes, self._opening()):
-            self._tell(replace(self._seen, message=message))
         loader = self._open(store, shuffle=self.options.shuffle, seed=self.options.seed)
+        self.setup, kernel, notes = loop.choose_kernel(setup, lambda: _lengths(loader))
+        self.notes += notes
+        for message in (*self.notes, self._opening(kernel)):
+            self._tell(replace(self._seen, message=message))
         if self._resume_from is not None:
             try:
                 loader.load_state_dict(self._resume_from.facts["loader"])
@@ -586,17 +598,20 @@ class TrainingRun:
                 self.notes.append(UNCHECKED.format(path=str(newest.path)))
         return newest
 
-    def _opening(self) -> str:
+    def _opening(self, kernel: str) -> str:
         """What is about to be done, and what was decided for the user, in one line."""
         setup = self.setup
         compiled = ", compiled in the first step" if setup.compiles else ""
-        lean = ", activations computed again" if setup.checkpointing else ""
+        layers = setup.config.num_layers
+        which = "" if setup.recomputed == layers else f" of {setup.recomputed} of {layers} layers"
+        lean = f", activations{which} computed again" if setup.recomputed else ""
+        within = f", attention within documents by {kernel}" if setup.has_documents else ""
         how = "" if self.options.micro_batch or self.options.accumulate else " (chosen to fit)"
         ranks = f" on each of {setup.ranks.world_size} ranks" if setup.ranks.world_size > 1 else ""
         at = f", from step {self._resume_from.step:,}" if self._resume_from else ""
         return (
             f"training {self.options.model}, {self.parameters / 1e6:,.1f}M parameters,"
-            f" {str(setup.dtype).removeprefix('torch.')}{compiled}{lean} on {setup.device};"
+            f" {str(setup.dtype).removeprefix('torch.')}{compiled}{within}{lean} on {setup.device};"
             f" {setup.batch_tokens:,} tokens a step: {setup.accumulate} x {setup.micro_batch} rows"
             f" of {setup.seq_len:,}{ranks}{how}{at}"
         )
@@ -642,7 +657,7 @@ class TrainingRun:
             steps=made,
             tokens=made * self.setup.batch_tokens,
             tokens_per_second=rate,
-            mfu=self._mfu(rate),
+            mfu=statistics.median(self._shares) if self._shares else None,
             memory_bytes=loop.peak_bytes(self.setup.device),
         )
         return TrainResult(
@@ -683,12 +698,14 @@ class TrainingRun:
                 loop.freeze_collector(self._resources)
             if step == start + 1:
                 self.reader.begin(step)  # compiling is no part of the rate
+                trainer.forget_pairs()
             if step % options.log_every == 0 or step in (start + 1, options.steps):
                 trainer.stop_wanted = request.signal is not None
                 # Write what has arrived, and send this step's numbers on their way. All ranks must
                 # see the same numbers at the same step: they decide by them.
                 readings = list(self.reader.read(wait=not is_alone))
                 self.reader.send(step, trainer.row)
+                trainer.forget_pairs()
                 self._write(readings)
                 if self._stops and step < options.steps:
                     return True
@@ -703,6 +720,7 @@ class TrainingRun:
                 self._save()
             if is_evaluated or step % save_every == 0:
                 self.reader.begin(step)
+                trainer.forget_pairs()
         return False
 
     def _write(self, readings: list[Reading]) -> None:
@@ -710,9 +728,14 @@ class TrainingRun:
             row, setup, report = reading.row, self.setup, self.meter.report()
             self._stops = self._stops or row.stop > 0
             rate = eta = None
+            mfu = None
             if reading.steps and reading.seconds > 0:
-                rate = reading.steps * setup.batch_tokens / reading.seconds
+                tokens = reading.steps * setup.batch_tokens
+                rate = tokens / reading.seconds
                 self._rates.append(rate)
+                # As on this rank, which may have other documents than the next.
+                mfu = self._mfu(rate, pairs=row.pairs * setup.ranks.world_size / tokens)
+                self._shares += [] if mfu is None else [mfu]
             if self._rates:
                 left = (self.options.steps - reading.step) * setup.batch_tokens
                 eta = left / statistics.median(self._rates[-20:])
@@ -724,7 +747,7 @@ class TrainingRun:
                 grad_norm=row.grad_norm,
                 tokens=reading.step * setup.batch_tokens,
                 tokens_per_second=rate or self._seen.tokens_per_second,
-                mfu=self._mfu(rate) or self._seen.mfu,
+                mfu=mfu or self._seen.mfu,
                 wait_share=report.wait_share,
                 wait_p50_ms=report.p50_ms,
                 wait_p99_ms=report.p99_ms,
@@ -740,13 +763,12 @@ class TrainingRun:
         seconds = time.perf_counter() - self._begun
         return replace(self._seen, phase=phase, seconds=seconds, message=None, **changes)
 
-    def _mfu(self, rate: float | None) -> float | None:
+    def _mfu(self, rate: float, *, pairs: float) -> float | None:
+        """Of a rate, and of how many tokens each one looked at."""
         setup = self.setup
         peak = loop.peak_flops(setup.device, setup.dtype)
-        if peak is None or rate is None:
-            return None
-        flops = setup.config.flops_per_token(setup.seq_len, setup.vocab_size)
-        return rate * flops / (peak * setup.ranks.world_size)
+        flops = setup.config.flops_per_token(setup.seq_len, setup.vocab_size, pairs=pairs)
+        return None if peak is None else rate * flops / (peak * setup.ranks.world_size)
 
     def _evaluate(self) -> None:
         if self._val is None:
@@ -774,7 +796,7 @@ class TrainingRun:
         trainer.model.eval()
         with DeviceFeeder(loader, device=setup.device, fields=setup.fields) as feeder:
             for _, batch in zip(range(num_batches), feeder, strict=False):
-                loss, count = trainer.local_forward(*loop.inputs_of(batch, setup.fields))
+                loss, count = trainer.local_forward(*loop.inputs_of(batch, setup))
                 totals += torch.stack((loss, count))
         trainer.model.train()
         if setup.ranks.world_size > 1:
