@@ -46,6 +46,9 @@ MACHINES = "More than one machine"
 RERUN = "Running again"
 OUTPUT = "What is shown"
 WRITTEN = "How files are written"
+COMPARED = "What rows are compared with"
+MODEL = "What they are for"
+READ = "What is read of the loader"
 # How documents share rows; each is a class in loader/packing.py. The first is the default.
 PACKINGS = {
     "concat": "all documents end to end, cut where a row is full",
@@ -625,6 +628,54 @@ class LayoutOptions:
     batch_size: int | None = option(None, ROWS, "ROWS")
     """Rows of a step, those of all ranks together: shows the steps of an epoch."""
     on_progress: Callable[[int, int], None] | None = None
+
+
+LABELS = ("next", "same")
+
+
+@dataclass(kw_only=True)
+class AuditOptions:
+    loader: Any = field(kw_only=False)
+    store: PathInput | Store | None = option(None, COMPARED, "STORE", kind=str)
+    """The store that the loader reads, or one of the same text and tokenizer."""
+    split: str | None = option("train", COMPARED, "NAME", kind=str)
+    """Its split that the loader reads."""
+    text: PathInput | Sequence[PathInput] = option(
+        (), COMPARED, "FILE", kind=list[str], shown=False
+    )
+    """Text instead of a store: any input that `tokenmill build` reads. May be given repeatedly."""
+    tokenizer: PathInput | None = option(None, COMPARED, "PATH|ID", short="-t", kind=str)
+    """The tokenizer of the ids, as for `tokenmill build`; a store has its own."""
+    text_field: str = same(BuildOptions, "text_field")
+    separator: str | None = same(BuildOptions, "separator")
+    labels: str | None = option(None, MODEL, "|".join(LABELS), kind=str, shown=False)
+    """What the model expects of labels: the `same` as input_ids, as it shifts them itself, like all
+    models of transformers do, or the `next` tokens."""
+    model: Any = None
+    batches: int = option(200, READ, "N", least=1)
+    """Batches that are read of each rank, if the epoch does not end before."""
+    ranks: int = option(1, READ, "N", least=1)
+    """Ranks to read as: each tells the function its `rank` and `world_size`, or is a process with
+    the environment variables of torchrun where the function takes no `rank`."""
+
+    def __post_init__(self) -> None:
+        for name in ("batches", "ranks"):
+            if getattr(self, name) < 1:
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r} reads nothing", hint="use 1 or more"
+                )
+        if self.labels is not None and self.labels not in LABELS:
+            hint = f"use one of: {', '.join(LABELS)}"
+            raise UsageError(f"labels={self.labels!r} is not known", hint=hint)
+        if self.store is not None and self.text:
+            problem = f"store={str(self.store)!r} and text={self.text!r} both say what is read"
+            raise UsageError(problem, hint="give one of them")
+
+    @property
+    def expected(self) -> str | None:
+        """What the model makes of labels; None where that is not known."""
+        kinds = {each.__name__ for each in type(self.model).__mro__}
+        return self.labels or ("same" if "PreTrainedModel" in kinds else None)
 
 
 @dataclass

@@ -224,6 +224,27 @@ def diagnose(
     show.diagnosis_result(found, report=options["report"], as_json=as_json)
 
 
+@command("options.AuditOptions")
+def audit(*, loader: str, options: Asked, as_json: bool) -> None:
+    """Read the batches of any loader; say what makes training go wrong, with a row that shows it.
+
+    Padding, labels that are shifted twice or not at all, tokens that never come or come twice, loss
+    on prompts, ranks that read the same rows, a resume that is not exact, and more. Exits with 1 if
+    anything is found.
+
+    \b
+    Examples:
+      tokenmill audit my_data:train_loader --store my-store
+      tokenmill audit data.py:loader --text corpus.jsonl -t tokenizer.json --labels same
+      tokenmill audit my_data:train_loader --store my-store --ranks 2
+    """
+    with stoppable("nothing was kept"):
+        report = tokenmill.audit(loader, **options)
+    show.audit_result(report, as_json=as_json)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
 @command("interop.base.ExportRequest", also=WRITING)
 def export(*, store: str, **asked: Any) -> None:
     """Write a store in another project's format. The same command again resumes.

@@ -109,6 +109,8 @@ def spare_pydantic(param: Any) -> None:
     def process(ctx: Any, value: Any) -> Any:
         are_words = bool(value) and isinstance(value, tuple) and kind.annotation == list[str]
         value = list(value) if are_words else value
+        if not value and param.multiple and param.default is None:  # not given
+            return None
         is_done = are_words or type(value) is kind.annotation or (value is None and optional)
         return value if is_done and param.callback is None else usual(ctx, value)
 
@@ -118,7 +120,7 @@ def spare_pydantic(param: Any) -> None:
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
 ParserError: Any = typer.BadParameter.__mro__[2]
 
-COMMANDS = "build finish plan inspect layout verify train diagnose export import convert demo"
+COMMANDS = "build finish plan inspect layout verify train diagnose audit export import convert demo"
 # None would be given to pydantic, see `spare_pydantic`.
 NO_HELP: dict[str, Any] = {"help": False}
 

@@ -29,11 +29,16 @@ _INPUTS = (
     "corpus (see --list-corpora), if there is no such file here."
 )
 _FILES = "A file, a prefix (of .bin and .idx) or a folder, which means every file below it."
+_LOADER = (
+    "A function that gives your loader, such as my_data:train_loader or data.py:loader. It is told"
+    " of `rank`, `world_size`, `epoch` and `skip` (batches used before) what it takes."
+)
 # What is named before the flags, by the name of the parameter: how it is shown, and its help.
 ARGUMENTS = {
     "inputs": ("INPUT", _INPUTS),
     "store": ("STORE", "The folder that a build wrote, or its URL."),
     "path": ("PATH", _FILES),
+    "loader": ("MODULE:FUNCTION", _LOADER),
 }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from tokenmill.auditing import AuditReport
     from tokenmill.builder.progress import BuildResult, RowLengths
     from tokenmill.builder.run import BuildPlan
     from tokenmill.builder.verify import VerifyReport
@@ -569,6 +570,35 @@ def verify_rows(report: VerifyReport) -> Iterator[Row]:
         if report.documents_unavailable:
             text += f"; {count(report.documents_unavailable)} could not be: their source is gone"
         yield "documents", text
+
+
+def audit_result(report: AuditReport, *, as_json: bool) -> None:
+    """Print what was read, each finding with the row that shows it, and what could not be known."""
+    if as_json:
+        print_json(report, ok=report.ok)
+        return
+    found = count(len(report.findings), "problem") if report.findings else "nothing found"
+    read = f"{count(report.rows, 'row')} in {count(report.batches, 'batch', plural='batches')}"
+    if report.ranks > 1:
+        read += f" of {report.ranks} ranks"
+    read += ", a whole epoch" if report.epoch_is_whole else ", not a whole epoch"
+    tokens = (
+        f"{count(report.places - report.padding)}, and {count(report.padding)} places of padding"
+    )
+    kinds = {"next": "the next token", "same": "the token itself", None: "neither or none"}
+    facts(("verdict", found), ("read", read), ("tokens", tokens), ("labels", kinds[report.labels]))
+    console = make_console()
+    for finding in report.findings:
+        console.print()
+        console.print(visible(f"{finding.kind}: {finding.problem}"), style="red", soft_wrap=True)
+        rows = (("  see", finding.example), ("  do", finding.hint))
+        facts(*(row for row in rows if row[1]))
+    if report.remarks or report.unchecked:
+        console.print()
+    for text in report.remarks:
+        console.print(visible(f"note: {text}"), soft_wrap=True)
+    for text in report.unchecked:
+        console.print(visible(f"not checked: {text}"), soft_wrap=True)
 
 
 def layout_result(report: LayoutReport, *, as_json: bool) -> None:
