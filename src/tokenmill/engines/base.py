@@ -64,6 +64,17 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Unknown:
+    """What a tokenizer makes of text that it does not know."""
+
+    token: str | None  # such as <unk>; None where unknown text is dropped without a word
+    id: int | None
+    by_word: bool = False  # whether a word with anything unknown in it is unknown as a whole
+    is_fused: bool = False  # whether unknown characters in a row share one id
+    missing_bytes: tuple[int, ...] = ()  # of a byte-level vocabulary that lacks some
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerInfo:
     """What can be said about a tokenizer without loading an engine. Picklable and small."""
 
@@ -88,6 +99,8 @@ class TokenizerInfo:
     has_normalizer: bool = False
     # Whether a text gets a space in front, but only where it is the beginning of everything.
     spaces_beginnings: bool = False
+    # None where every text can be encoded with nothing lost.
+    unknown: Unknown | None = None
     # Name under which the user's cache keeps all of this; None where nothing is kept.
     key: str | None = None
 

@@ -49,11 +49,13 @@ from tokenmill.engines.base import (
     SpecialTokens,
     TokenizerInfo,
     TokenizerKind,
+    Unknown,
     failure_of,
     nested_steps,
 )
 from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
 from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
+from tokenmill.engines.unknown import unknown_of_json, unknown_of_model
 from tokenmill.errors import TokenizerError, TokenmillError, UsageError, importing
 from tokenmill.files import cache_folder, is_remote, shown
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
@@ -382,6 +384,7 @@ def _restored(
     facts = json.loads(body)
     coverages = tuple(Coverage(**_with_tuples(each)) for each in facts.pop("coverages"))
     kind, added = TokenizerKind(facts.pop("kind")), tuple(facts.pop("added_tokens"))
+    unknown = facts.pop("unknown")
     return TokenizerInfo(
         **facts,
         kind=kind,
@@ -389,6 +392,7 @@ def _restored(
         coverages=coverages,
         policy=policy,
         added_tokens=added,
+        unknown=None if unknown is None else Unknown(**_with_tuples(unknown)),
         key=key,
     )
 
@@ -472,6 +476,7 @@ def _describe_json(files: TokenizerFiles, content: dict[str, Any]) -> dict[str, 
             step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
             for step in nested_steps(content.get("pre_tokenizer"))
         ),
+        "unknown": unknown_of_json(content, vocabulary(content)),
     }
 
 
@@ -486,6 +491,7 @@ def _describe_sentencepiece(
         # As the sentencepiece package has it: the named piece, if it is a control symbol.
         "eos_token": model.eos_piece if model.eos_piece in control else None,
         "bos_token": model.bos_piece if model.bos_piece in control else None,
+        "unknown": unknown_of_model(model),
     }
 
 
