@@ -9,6 +9,7 @@
         StoreLockedError   another build holds the store
       BuildError           a build could not finish; what it committed stays valid
         TooManyRejectsError  more rows were rejected than the threshold allows
+        UnknownTextError   more of the text is unknown to the tokenizer than the threshold allows
         MemoryBudgetError  the memory budget is too small for this build
       TrainingError        a training run cannot go on; its checkpoints stay valid
         DeviceMemoryError  the device has too little memory for it (also a MemoryError)
@@ -85,6 +86,10 @@ class BuildError(TokenmillError):
 
 class TooManyRejectsError(BuildError):
     """More rows of one unit were rejected than the threshold allows."""
+
+
+class UnknownTextError(BuildError):
+    """More of the text is unknown to the tokenizer than the threshold allows."""
 
 
 class MemoryBudgetError(BuildError):

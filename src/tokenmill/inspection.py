@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
-    from tokenmill.store.facts import BoundaryToken, Counts, EngineEntry, SourceEntry, SplitTotals
+    from tokenmill.store.facts import (
+        BoundaryToken,
+        Counts,
+        EngineEntry,
+        SourceEntry,
+        SplitTotals,
+        UnknownFacts,
+    )
     from tokenmill.store.format import Ints
 
 PERCENTILES = (1, 10, 50, 90, 99)
@@ -127,6 +134,7 @@ class Inspection:
     top_tokens: tuple[TokenCount, ...]
     tokens_counted: int
     ids_seen: int
+    unknown: UnknownFacts | None = None
     mask: MaskTotals | None = None
     document: DocumentView | None = None
 
@@ -169,6 +177,7 @@ def inspect(asked: InspectOptions) -> Inspection:
         top_tokens=_most_frequent(counts, engine=engine),
         tokens_counted=int(counts.sum()),
         ids_seen=int(np.count_nonzero(counts)),
+        unknown=store.manifest.unknown,
         mask=mask,
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
     )

@@ -333,6 +333,9 @@ _OPTION_FORMATS = {
 }
 
 
+_MAX_UNKNOWN = 0.05
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildOptions(RowShape):
     """Everything a build is told.
@@ -384,6 +387,10 @@ class BuildOptions(RowShape):
     max_rejects: float = option(0.01, TEXT, "SHARE")
     """Fail if more than this share of a unit's rows cannot be used; of all rows, where the input is
     under 256 MiB. Fewer are listed in rejects/ with file, row and reason."""
+    max_unknown: float = option(_MAX_UNKNOWN, TOKENS, "SHARE")
+    """Fail if the tokenizer does not know more than this share of a unit's text, counted in bytes
+    of the text and not in ids (one <unk> may stand for a page); of all text, where the input is
+    under 256 MiB."""
     eos: str | bool | None = option(
         None,
         TOKENS,
@@ -451,6 +458,9 @@ class BuildOptions(RowShape):
         if not 0 <= self.max_rejects <= 1:
             problem = f"max_rejects={self.max_rejects!r} is not a share of the rows"
             raise UsageError(problem, hint="use a number from 0 to 1, such as 0.01")
+        if not 0 <= self.max_unknown <= 1:
+            problem = f"max_unknown={self.max_unknown!r} is not a share of the text"
+            raise UsageError(problem, hint="use a number from 0 to 1, such as 0.05")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit={self.limit!r} leaves no row", hint="use 1 or more")
         if self.unit_size is not None and self.unit_size < 1:
@@ -513,7 +523,7 @@ class BuildOptions(RowShape):
         `by_name`: whether the names of the files tell splits, where the options do not say.
 
         The limit is left out: it cuts one unit short and leaves the others as they are, and that
-        unit's receipt tells how many rows it used. The threshold only decides whether a build
+        unit's receipt tells how many rows it used. The thresholds only decide whether a build
         fails.
         """
         cut = {"unit_bytes": self.unit_size or UNITS_BY_INPUT, "groups": GROUPS_IN_ORDER}
@@ -548,6 +558,8 @@ class BuildOptions(RowShape):
         }
         if self.split_by_name is not None:
             files["split_by_name"] = self.split_by_name
+        if self.max_unknown != _MAX_UNKNOWN:
+            more["max_unknown"] = self.max_unknown
         return self._plain_identity() | more | files
 
     @classmethod

@@ -122,6 +122,17 @@ def spoken(seconds: float) -> str:
     return duration(seconds)
 
 
+def small_share(part: float, whole: float) -> str:
+    """'12%', '0.31%', 'under 0.001%': three digits of what may be very little."""
+    percent = 100 * part / whole if whole else 0
+    return "under 0.001%" if 0 < percent < 0.001 else f"{percent:.3g}%"
+
+
+def examples(found: Sequence[tuple[str, int]], most: int = 8) -> str:
+    """'a', 'b' and so on: strings that others wrote, with how often each is there."""
+    return ", ".join(f"{text!r} ({count(times)})" for text, times in found[:most])
+
+
 def listed(names: Sequence[str], joint: str = "and") -> str:
     """'a', 'a and b', 'a, b and c'."""
     if len(names) < 2:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.builder.worker import enough_rejects, split_batch
+from tokenmill.builder.worker import enough_share, split_batch
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
 
 
@@ -58,6 +58,6 @@ def test_parts_of_a_batch_hold_every_row_once_and_in_order(
 @example(29, 71)
 def test_the_share_that_a_failed_build_offers_lets_it_pass(rejected: int, kept: int) -> None:
     used = rejected + kept
-    share = float(enough_rejects(rejected, used))
+    share = float(enough_share(rejected, used))
     assert rejected <= share * used
     assert share <= min(1.0, max(rejected / used + 0.02, 5 * rejected / used) + 1e-9)

@@ -18,6 +18,7 @@ from tokenmill.store.facts import (
     StoreIdentity,
     TokenizerFacts,
     UnitFacts,
+    UnknownFacts,
     assemble_manifest,
     facts_of,
     write_manifest,
@@ -70,6 +71,8 @@ class SampleStore:
     piece_tokens: int | None = None
     """Longer rows become several documents."""
     listed_rejects: int = LISTED_REJECTS
+    unknown: str | None = None
+    """A character that its tokenizer does not know: the byte 0 stands for it."""
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
 
     def identity(self) -> StoreIdentity:
@@ -87,6 +90,7 @@ class SampleStore:
                 has_mask=self.has_mask,
                 piece_tokens=self.piece_tokens,
                 listed_rejects=self.listed_rejects,
+                unknown=self.unknown,
             )
             for unit in self.units
         ]
@@ -153,10 +157,13 @@ def write_unit(
     has_mask: bool = False,
     piece_tokens: int | None = None,
     listed_rejects: int = LISTED_REJECTS,
+    unknown: str | None = None,
 ) -> Receipt:
     """Write a unit row by row and commit it."""
     with new_writer(layout, unit, vocab_size=vocab_size, listed_rejects=listed_rejects) as writer:
-        return fill_and_commit(writer, unit, has_mask=has_mask, piece_tokens=piece_tokens)
+        return fill_and_commit(
+            writer, unit, has_mask=has_mask, piece_tokens=piece_tokens, unknown=unknown
+        )
 
 
 def fill_and_commit(
@@ -165,6 +172,7 @@ def fill_and_commit(
     *,
     has_mask: bool = False,
     piece_tokens: int | None = None,
+    unknown: str | None = None,
 ) -> Receipt:
     texts = [text for split, text in unit.rows if split != "reject" and text]
     for row, (split, text) in enumerate(unit.rows):
@@ -173,12 +181,12 @@ def fill_and_commit(
             reason = RejectReason.INVALID_JSON
             writer.rejects([Reject(row=row, reason=reason, detail=detail, offset=7 * row)])
         elif text:
-            ids = ids_of(text)
+            ids = ids_of(text if unknown is None else text.replace(unknown, "\0"))
             mask = mask_of(ids) if has_mask else None
             lengths = np.array(lengths_of(len(ids), piece_tokens))
             rows = np.full(len(lengths), row)
             writer.append(split, ids, lengths=lengths, rows=rows, mask=mask)
-    facts = commit_facts(unit, texts=texts, piece_tokens=piece_tokens)
+    facts = commit_facts(unit, texts=texts, piece_tokens=piece_tokens, unknown=unknown)
     return writer.commit(**facts)  # type: ignore[arg-type]
 
 
@@ -189,9 +197,18 @@ def lengths_of(tokens: int, piece_tokens: int | None) -> list[int]:
 
 
 def commit_facts(
-    unit: SampleUnit, *, texts: Sequence[str], piece_tokens: int | None = None
+    unit: SampleUnit,
+    *,
+    texts: Sequence[str],
+    piece_tokens: int | None = None,
+    unknown: str | None = None,
 ) -> dict[str, object]:
-    pieces = [len(lengths_of(len(text.encode()) + 1, piece_tokens)) for text in texts]
+    # What is unknown is one id, and not the bytes of the character.
+    held = texts if unknown is None else [text.replace(unknown, "\0") for text in texts]
+    lost = 0 if unknown is None else sum(text.count(unknown) for text in texts)
+    lost_bytes = sum(len(a.encode()) - len(b.encode()) for a, b in zip(texts, held, strict=True))
+    found = {} if unknown is None or not lost else {unknown: lost}
+    pieces = [len(lengths_of(len(text.encode()) + 1, piece_tokens)) for text in held]
     rejected = sum(split == "reject" for split, _ in unit.rows)
     sizes = [len(text.encode()) for text in texts]
     return {
@@ -211,10 +228,14 @@ def commit_facts(
             rejected=rejected,
             input_bytes=20 * len(unit.rows),
             text_bytes=sum(sizes),
-            tokens=sum(sizes) + len(texts),
+            tokens=sum(len(text.encode()) + 1 for text in held),
             split_rows=sum(count > 1 for count in pieces),
             pieces=sum(count for count in pieces if count > 1),
+            unknown_ids=lost,
+            lost_characters=lost,
+            lost_bytes=lost_bytes + lost,
         ),
+        "unknown": UnknownFacts.of("<unk>", 0, found) if found else None,
         "bounds": Bounds(largest_row_bytes=max(sizes, default=0), smallest_too_large_bytes=None),
         "engine": BYTES_ENGINE,
     }
@@ -271,3 +292,5 @@ GOLDEN_GROUPS = replace(
     ],
 )
 """The store in tests/golden/v5: the same with the other files in one group, and one more."""
+GOLDEN_UNKNOWN = replace(GOLDEN_GROUPS, unknown="\u2603")
+"""The store in tests/golden/v6: the same where the tokenizer does not know the snowman."""

@@ -1,7 +1,8 @@
 """The stores in tests/golden were written by versions of the format, and open for ever.
 
 v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces, v4 one
-with rejected rows that are not listed too, v5 one with a group of files too. If this fails
+with rejected rows that are not listed too, v5 one with a group of files too, v6 one with text
+that the tokenizer does not know too. If this fails
 because the writer's bytes changed, the format changed: give it a new version, keep reading these,
 and add a golden store beside them. `write_golden` made them.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.store.check import check_store
-from tokenmill.store.facts import append_runs
+from tokenmill.store.facts import UnknownFacts, append_runs
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 
@@ -22,6 +23,7 @@ from .samples import (
     GOLDEN_GROUPS,
     GOLDEN_MASKED,
     GOLDEN_PIECES,
+    GOLDEN_UNKNOWN,
     GOLDEN_UNLISTED,
     SampleStore,
     tree,
@@ -34,6 +36,7 @@ STORES = {
     "v3": GOLDEN_PIECES,
     "v4": GOLDEN_UNLISTED,
     "v5": GOLDEN_GROUPS,
+    "v6": GOLDEN_UNKNOWN,
 }
 versions = pytest.mark.parametrize("version", STORES)
 
@@ -50,7 +53,7 @@ def test_a_golden_store_opens_and_is_sound(version: str) -> None:
     root = GOLDEN_ROOTS / version
     report = check_store(root)
     assert (report.findings, report.notes) == ((), ())
-    assert report.files == {"v1": 15, "v2": 19, "v3": 19, "v4": 19, "v5": 18}[version]
+    assert report.files == {"v1": 15, "v2": 19, "v3": 19, "v4": 19, "v5": 18, "v6": 18}[version]
     assert StoreLayout(root).runs.read_bytes().count(b"\n") == 1
 
 
@@ -69,6 +72,8 @@ def test_a_golden_store_still_says_the_same(version: str, split: str, expected: 
         source = store.source(number)
         assert len(document) <= (STORES[version].piece_tokens or len(document))
         rows.setdefault((source.path, source.row), []).extend(document.tolist())
+    if version == "v6":
+        expected = [text.replace("\u2603", "\0") for text in expected]
     assert [bytes(row[:-1]).decode() for row in rows.values()] == expected
     assert {row[-1] for row in rows.values()} == {256}
 
@@ -88,11 +93,11 @@ def test_the_golden_pieces_still_say_the_same() -> None:
 @versions
 def test_the_golden_rejects_still_say_the_same(version: str) -> None:
     store = Store(GOLDEN_ROOTS / version)
-    is_cut = version in ("v4", "v5")
+    is_cut = version in ("v4", "v5", "v6")
     assert [row.row for row in store.rejects()] == ([1, 1] if is_cut else [1, 1, 2])
     assert store.reject_counts() == {"invalid-json": 3}
     # A manifest does not speak of groups: only receipts have version 5.
-    assert store.manifest.version == min(int(version[1:]), 4)
+    assert store.manifest.version == {"v5": 4}.get(version, int(version[1:]))
     totals = store.manifest.totals
     assert (totals.rejected, totals.unlisted) == (3, 1 if is_cut else 0)
 
@@ -105,6 +110,20 @@ def test_the_golden_group_still_says_the_same() -> None:
     receipts = [store.receipt(unit.name) for unit in store.manifest.units]
     assert [receipt.version for receipt in receipts] == [3, 4, 5]
     assert receipts[2].source.member_rows == (0, 1, 0)
+
+
+def test_the_golden_unknown_text_still_says_the_same() -> None:
+    for version in ("v1", "v5"):
+        assert Store(GOLDEN_ROOTS / version).manifest.unknown is None
+    store = Store(GOLDEN_ROOTS / "v6")
+    manifest = store.manifest
+    assert manifest.unknown == UnknownFacts.of("<unk>", 0, {"\u2603": 1})
+    totals, source = manifest.totals, manifest.sources[0]
+    assert (totals.unknown_ids, totals.lost_characters, totals.lost_bytes) == (1, 1, 3)
+    assert (source.unknown_ids, source.lost_bytes, source.text_bytes) == (1, 3, 66)
+    assert manifest.sources[1].text_bytes == 0
+    receipts = [store.receipt(unit.name) for unit in manifest.units]
+    assert [receipt.version for receipt in receipts] == [6, 4, 5]
 
 
 def test_the_golden_masks_still_say_the_same() -> None:

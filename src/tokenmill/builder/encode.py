@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ import numpy as np
 from tokenmill.engines.base import SpecialTokens, UnencodableError, taken_from
 from tokenmill.engines.load import files_of, load_engine
 from tokenmill.engines.pieces import PieceCutter, encode_pieces, find_cutter
+from tokenmill.engines.unknown import UnknownText
 from tokenmill.options import RowShape
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch, lazy
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.engines.parity import CheckedEngine, Sample
+    from tokenmill.engines.unknown import Lost
     from tokenmill.store.facts import StoreIdentity
     from tokenmill.store.format import Ints
     from tokenmill.supervised.shaper import Shaper
@@ -225,6 +227,8 @@ class Encoding:
     routed_documents: int = 0
     # Of the documents so far, the largest limit for documents that one of them needs.
     largest_bytes: int = 0
+    # What the tokenizer does not know of them, and how often it is there.
+    unknown_text: Counter[str] = field(default_factory=Counter)
 
 
 class Made(NamedTuple):
@@ -235,6 +239,7 @@ class Made(NamedTuple):
     texts: TextBatch  # what their split follows from; none where there is only one
     sizes: Ints  # bytes of the text of each
     rejects: tuple[Reject, ...]
+    lost: Lost | None = None  # what of the text of each is unknown; None where nothing is
 
 
 # A document that the tokenizer lets be cut may be so many times as large as one that is encoded
@@ -263,6 +268,7 @@ class RowEncoder:
         # BOS and EOS that rows still get; none where measuring them took these into account.
         self.frame_left: Frame = (None, None) if self._fits else self._frame
         self._reject_special = identity.special_tokens == "reject"
+        self.unknown = UnknownText.of(engine.info, engine.reference)
         if self.shape.has_fields:
             from tokenmill.supervised.shaper import Shaper
 
@@ -275,14 +281,23 @@ class RowEncoder:
         make = self._plain if self.shaper is None else self._shaped
         made = make(texts, rows, encoding)
         if not self._fits:
-            return made
+            return made._replace(lost=self._lost(made, encoding))
         fitted = fit_rows(self.shape, made.tokens, self._frame)
+        lost = self._lost(made, encoding, among=fitted.kept)
         rejects = tuple(
             Reject(int(made.rows[place]), *why) for place, why in fitted.reasons.items()
         )
         texts = made.texts.take(fitted.kept) if rejects and len(made.texts) else made.texts
         rows, sizes = made.rows[fitted.kept], made.sizes[fitted.kept]
-        return Made(fitted.tokens, rows, texts, sizes, (*made.rejects, *rejects))
+        return Made(fitted.tokens, rows, texts, sizes, (*made.rejects, *rejects), lost)
+
+    def _lost(self, made: Made, encoding: Encoding, among: Ints | None = None) -> Lost | None:
+        """What of rows is unknown, before any of them is cut off."""
+        if self.unknown is None or not len(made.rows):
+            return None
+        find = functools.partial(self.unknown.find, among=among)
+        found = encoding.unknown_text
+        return encoding.clock.timed("encode", find, made.texts, made.tokens, found)
 
     def framed(self, made: Made) -> TokenBatch:
         """The rows as a store holds them, before any of them is cut up."""
@@ -367,7 +382,8 @@ class RowEncoder:
         shaped = timed("render", self.shaper.shape, texts, rows)
         tokens = self.shaper.encode(shaped, lambda pieces: self._ids(pieces, encoding))
         joined = timed("render", self.shaper.assemble, shaped, tokens)
-        kept = shaped.texts if encoding.keeps_texts else TextBatch.from_texts([])
+        keeps_texts = encoding.keeps_texts or self.unknown is not None
+        kept = shaped.texts if keeps_texts else TextBatch.from_texts([])
         return Made(joined, shaped.rows, kept, shaped.texts.lengths, shaped.rejects)
 
     def _ids(self, texts: TextBatch, encoding: Encoding) -> TokenBatch:

@@ -22,17 +22,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
+from tokenmill import words
 from tokenmill._version import __version__
 from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.errors import UsageError
 from tokenmill.monitor import Recorder, rss_bytes
 from tokenmill.records import RejectReason
 from tokenmill.runners import local
-from tokenmill.store.facts import Counts, SplitTotals, StoreIdentity, bytes_per_token
+from tokenmill.store.facts import (
+    Counts,
+    SplitTotals,
+    StoreIdentity,
+    UnknownFacts,
+    bytes_per_token,
+)
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tokenmill.builder.run import BuildRun, Work
     from tokenmill.files import PathInput
@@ -124,6 +131,9 @@ class BuildResult:
     warnings: tuple[str, ...] = field(default=())
     lengths: RowLengths | None = None
     """Of a store with masks: how long its rows are, and what of them counts."""
+    unknown: UnknownFacts | None = None
+    """What became of text that the tokenizer does not know, and which it is; `totals` has how much.
+    None where it knows everything."""
     bytes_per_token: float | None = None
     """Of text; None where that is not known, as where rows were cut off."""
     part: str | None = None
@@ -176,9 +186,38 @@ def make_result(
         dtype=identity.dtype.name,
         bytes_per_token=bytes_per_token(held.totals, identity.config),
         skipped_files=() if work is None else work.discovery.not_read,
-        warnings=tuple(heard.warnings),
+        unknown=held.unknown,
+        warnings=(*heard.warnings, *_unknown_warnings(held)),
         **more,
     )
+
+
+# More of a text than this should not go without a word.
+_UNKNOWN_SHARE = 0.001
+_SHOWN_SOURCES = 3
+
+
+def _unknown_warnings(held: Manifest | Tally) -> Iterator[str]:
+    """A sentence where the tokenizer does not know a good part of the text, or of a file of it."""
+    totals, unknown = held.totals, held.unknown
+    worst = sorted(
+        (
+            (source.lost_bytes / source.text_bytes, source.path)
+            for source in getattr(held, "sources", ())
+            if source.lost_bytes > _UNKNOWN_SHARE * source.text_bytes
+        ),
+        reverse=True,
+    )
+    lost = totals.lost_bytes
+    if unknown is None or not (worst or lost > _UNKNOWN_SHARE * totals.text_bytes):
+        return
+    became = "left out" if unknown.id is None else f"became {unknown.token!r}"
+    said = f"{words.small_share(lost, totals.text_bytes)} of the text is unknown to this tokenizer"
+    said += f" and {became}, most often {words.examples(unknown.examples, 4)}"
+    shown = [f"{words.small_share(each, 1)} of {path!r}" for each, path in worst[:_SHOWN_SOURCES]]
+    more = len(worst) - len(shown)
+    shown += [f"as much of {words.count(more, 'other')}"] if more else []
+    yield f"{said}; it is {words.listed(shown)}" if shown else said
 
 
 def _limiting_stage(stages: dict[str, float]) -> str | None:

@@ -29,7 +29,7 @@ from tokenmill.builder import plan as planning
 from tokenmill.builder.encode import Encoding, RowEncoder, cut_lengths, load_encoder
 from tokenmill.builder.plan import BuildPart, BuildSettings, MemoryPlan, Request, Task, WorkPlan
 from tokenmill.builder.progress import BuildResult, Monitor
-from tokenmill.builder.worker import UnitReport, WorkerStart, enough_rejects
+from tokenmill.builder.worker import UnitReport, WorkerStart, enough_share, refuse_unknown
 from tokenmill.engines import AUTO, PACKAGES, gigatoken
 from tokenmill.engines.base import SpecialTokens, TokenizerKind
 from tokenmill.engines.load import CHAT_TEMPLATE, load_ahead
@@ -63,7 +63,7 @@ from tokenmill.sources.base import (
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.store import facts
 from tokenmill.store import layout as layouts
-from tokenmill.store.facts import Manifest, PartRecord
+from tokenmill.store.facts import Manifest, PartRecord, UnknownFacts
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 from tokenmill.words import listed
@@ -345,7 +345,7 @@ class BuildRun:
                 monitor.tell("finishing")
                 units = self._units_in_order(work.plan, monitor)
                 held = facts.assemble_manifest(self.layout, work.request.identity, units=units)
-                self._check_rejects(held, work.settings.source)
+                self._check_losses(held, work.settings.source)
                 facts.write_manifest(self.layout, held)
             else:
                 held = sorted({*work.plan.done, *monitor.units})
@@ -361,11 +361,15 @@ class BuildRun:
             self.layout.remove_empty_tmp()
         return result
 
-    def _check_rejects(self, held: Manifest, source: SourceOptions) -> None:
-        """A unit of a small input may have more rejects than the threshold says; all may not."""
+    def _check_losses(self, held: Manifest, source: SourceOptions) -> None:
+        """A unit of a small input may lose more than the thresholds say; all may not."""
         totals, most = held.totals, self.options.max_rejects
         used = totals.rows - totals.skipped
         is_small = source.unit_bytes is None and source.least_unit_bytes < SMALLEST_UNIT_BYTES
+        most_unknown = self.options.max_unknown
+        is_unknown = totals.lost_bytes > most_unknown * totals.text_bytes
+        if is_small and held.unknown is not None and is_unknown:
+            raise refuse_unknown(held.unknown, totals, "of the input", most_unknown)
         if is_small and totals.rejected > most * used:
             raise TooManyRejectsError(
                 f"{totals.rejected:,} of the {used:,} rows of the input were rejected, more than "
@@ -373,7 +377,7 @@ class BuildRun:
                 f"damaged file{self._first_reject(held)}",
                 hint=f"look at them in {shlex.quote(f'{self.layout.name}/rejects')}, then correct "
                 "the options or the input, or accept the loss with --max-rejects "
-                f"{enough_rejects(totals.rejected, used)}",
+                f"{enough_share(totals.rejected, used)}",
             )
 
     def _first_reject(self, held: Manifest) -> str:
@@ -759,6 +763,12 @@ class BuildPlan:
     sample_bytes: int
     sample_documents: int
     sample_rejected: int
+    sample_lost_bytes: int
+    """Of the sample's text, what the tokenizer does not know."""
+    sample_text_bytes: int
+    unknown: UnknownFacts | None
+    """What becomes of such text, and which it is; None where the sample has none."""
+    max_unknown: float
     estimated_documents: int
     estimated_tokens: int
     estimated_disk_bytes: int
@@ -795,7 +805,10 @@ def _estimate(run: BuildRun) -> BuildPlan:
     )
     files = work.discovery.files
     tasks = plan.tasks or [Task(file=file, first=0) for file in files]
-    sample, rate = _encode_sample(tasks, options, encoder)
+    sample, rate, found = _encode_sample(tasks, options, encoder)
+    unknown, finder = None, encoder.unknown
+    if finder is not None and sample["lost_bytes"]:
+        unknown = UnknownFacts.of(finder.unknown.token, finder.unknown.id, found)
     share = plan.bytes_to_do / max(sample["input_bytes"], 1)
     if plan.rows_to_do is not None:
         share = plan.rows_to_do / max(sample["rows"], 1)
@@ -836,6 +849,10 @@ def _estimate(run: BuildRun) -> BuildPlan:
         sample_bytes=sample["input_bytes"],
         sample_documents=sample["documents"],
         sample_rejected=sample["rejected"],
+        sample_lost_bytes=sample["lost_bytes"],
+        sample_text_bytes=sample["text_bytes"],
+        unknown=unknown,
+        max_unknown=run.options.max_unknown,
         estimated_documents=documents,
         estimated_tokens=tokens,
         estimated_disk_bytes=tokens * (dtype.itemsize + identity.mask) + index_bytes(documents),
@@ -848,12 +865,14 @@ def _estimate(run: BuildRun) -> BuildPlan:
 
 def _encode_sample(
     tasks: Sequence[Task], options: SourceOptions, encoder: RowEncoder
-) -> tuple[Counter[str], float]:
+) -> tuple[Counter[str], float, Counter[str]]:
     """What a build would make of a few megabytes, spread over what is to be done; bytes a second.
 
-    The rate is that of the later half: an engine that keeps what it has seen begins slowly.
+    And what of it the tokenizer does not know. The rate is that of the later half: an engine that
+    keeps what it has seen begins slowly.
     """
     sample: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
     spent: list[tuple[int, float]] = []
     number = min(_SAMPLE_UNITS, len(tasks))
     for task in (tasks[place * len(tasks) // number] for place in range(number)):
@@ -866,7 +885,8 @@ def _encode_sample(
                 used = np.flatnonzero(batch.rows < last)
                 rejected = sum(reject.row < last for reject in batch.rejects)
                 texts = batch.texts if len(used) == len(batch.rows) else batch.texts.take(used)
-                made = encoder.encode(texts, batch.rows[used], Encoding(keeps_texts=False))
+                encoding = Encoding(keeps_texts=False, unknown_text=unknown)
+                made = encoder.encode(texts, batch.rows[used], encoding)
                 lengths = encoder.framed(made).lengths
                 lengths, limit = lengths[lengths > 0], encoder.shape.piece_tokens
                 pieces = lengths if limit is None else cut_lengths(lengths, limit)[0]
@@ -875,6 +895,7 @@ def _encode_sample(
                 sample["rows"] += rows
                 sample["input_bytes"] += num_bytes
                 sample["text_bytes"] += int(made.sizes.sum())
+                sample["lost_bytes"] += 0 if made.lost is None else int(made.lost.num_bytes.sum())
                 sample["documents"] += len(pieces)
                 sample["rejected"] += rejected + len(made.rejects)
                 sample["tokens"] += int(lengths.sum())
@@ -883,4 +904,4 @@ def _encode_sample(
                 if sample["input_bytes"] >= most_bytes or rows < batch.num_rows:
                     break
     num_bytes, seconds = map(sum, zip(*spent[len(spent) // 2 :], strict=True)) if spent else (1, 1)
-    return sample, max(num_bytes, 1) / max(seconds, 1e-9)
+    return sample, max(num_bytes, 1) / max(seconds, 1e-9), unknown

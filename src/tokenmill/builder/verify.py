@@ -33,7 +33,7 @@ from tokenmill.supervised.chat import with_template
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tokenmill.store.facts import Receipt
+    from tokenmill.store.facts import Counts, Receipt, UnknownFacts
 
 
 class Remaker:
@@ -95,6 +95,10 @@ class VerifyReport:
     """Documents whose ids are not the reference's."""
     reference: str | None
     seed: int
+    unknown: UnknownFacts | None
+    """What became of text that the tokenizer does not know; None where the store tells of none."""
+    totals: Counts | None
+    """What the store says of itself; None where it cannot be read."""
 
     @property
     def ok(self) -> bool:
@@ -109,7 +113,7 @@ def verify(asked: VerifyOptions) -> VerifyReport:
     """
     seed = random.SystemRandom().randrange(2**32) if asked.seed is None else asked.seed
     checked = check_store(asked.store, on_progress=asked.on_progress)
-    again = _Reencoding()
+    again, manifest = _Reencoding(), checked.manifest
     if not checked.findings and asked.sample >= 1:
         with Store(asked.store, split=None) as opened:
             imported = opened.manifest.identity.config.get("import")
@@ -128,6 +132,8 @@ def verify(asked: VerifyOptions) -> VerifyReport:
         mismatches=len(again.findings),
         reference=again.reference,
         seed=seed,
+        unknown=None if manifest is None else manifest.unknown,
+        totals=None if manifest is None else manifest.totals,
     )
 
 

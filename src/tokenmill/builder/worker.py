@@ -32,9 +32,15 @@ import numpy as np
 import psutil
 import xxhash
 
+from tokenmill import words
 from tokenmill.builder import encode, plan
 from tokenmill.engines.parity import Sample
-from tokenmill.errors import MemoryBudgetError, TokenizerError, TooManyRejectsError
+from tokenmill.errors import (
+    MemoryBudgetError,
+    TokenizerError,
+    TooManyRejectsError,
+    UnknownTextError,
+)
 from tokenmill.files import is_remote
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch, cut_ranges
 from tokenmill.runners.local import FoundTask
@@ -49,7 +55,14 @@ from tokenmill.sources.base import (
     plan_units,
     text_size,
 )
-from tokenmill.store.facts import Bounds, Counts, EngineFacts, SourceFacts, UnitFacts
+from tokenmill.store.facts import (
+    Bounds,
+    Counts,
+    EngineFacts,
+    SourceFacts,
+    UnitFacts,
+    UnknownFacts,
+)
 from tokenmill.store.layout import (
     TRAIN,
     StoreLayout,
@@ -271,11 +284,13 @@ class UnitPass:
                         thread.drain()
                         self._end_turn()
                     self._check_early()
+                    self._check_unknown_early()
                     if time.monotonic() - self._told_at >= _REPORT_SECONDS:
                         self.tell()
                     self.worker.mind_memory()
             end = source.end()
             self._check_rejects(end)
+            self._check_unknown(None)
         except BaseException:
             self.writer.abort()
             raise
@@ -300,6 +315,12 @@ class UnitPass:
             self.worker.has_turn = False
         if turn is not None:
             turn.release()
+
+    @property
+    def unknown(self) -> UnknownFacts | None:
+        """What the tokenizer does not know of the text; None where it knows everything."""
+        has_unknown = self.counts["unknown_ids"] or self.counts["lost_bytes"]
+        return self._unknown_facts() if has_unknown else None
 
     def tell(self) -> None:
         """Report what was done so far."""
@@ -353,11 +374,16 @@ class UnitPass:
             self._count_rejects(rejects)
             thread.submit(self.writer.rejects, rejects)
         counts["text_bytes"] += int(made.sizes.sum())
+        if made.lost is not None:
+            counts["lost_characters"] += int(made.lost.characters.sum())
+            counts["lost_bytes"] += int(made.lost.num_bytes.sum())
         if len(made.rows):
             thread.submit(self._write, made.texts, made.tokens, made.rows)
 
     def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
         counts, identity = self.counts, self.worker.settings.identity
+        finder = self.worker.encoder.unknown
+        unknown_id = None if finder is None else finder.unknown.id
         vocab_size, val = identity.tokenizer.vocab_size, self.worker.settings.options.val
         if len(tokens.ids) and (largest := int(tokens.ids.max())) >= vocab_size:
             # Narrowing would turn it into another, valid id.
@@ -391,6 +417,8 @@ class UnitPass:
             self.writer.append(split, ids, lengths=lengths, rows=of_rows, mask=mask)
             counts["documents"] += len(lengths)
             counts["tokens"] += len(ids)
+            if unknown_id is not None:
+                counts["unknown_ids"] += int(np.count_nonzero(ids == unknown_id))
 
     def _on_failure(self, reason: str) -> None:
         """A row on which the reference fails: too many of them end the build."""
@@ -435,13 +463,47 @@ class UnitPass:
         if left and counts["rejected"] > self._most_rejects(most):
             self._check_rejects(None)
 
+    def _stands_for(self) -> int:
+        """How many units this one is in place of, of an input that is not small."""
+        file, settings = self.unit.file, self.worker.settings
+        if settings.source.unit_bytes is not None:
+            return 1
+        usual = SMALLEST_UNIT_BYTES if file.members else min(SMALLEST_UNIT_BYTES, text_size(file))
+        return max(1, usual // settings.source.least_unit_bytes)
+
     def _most_rejects(self, rows: int) -> float:
         """What so many rows may lose: a unit of a small input stands for a larger one."""
-        file, settings = self.unit.file, self.worker.settings
-        usual = SMALLEST_UNIT_BYTES if file.members else min(SMALLEST_UNIT_BYTES, text_size(file))
-        stands_for = max(1, usual // settings.source.least_unit_bytes)
-        is_whole = settings.source.unit_bytes is not None
-        return settings.options.max_rejects * rows * (1 if is_whole else stands_for)
+        return self.worker.settings.options.max_rejects * rows * self._stands_for()
+
+    def _check_unknown_early(self) -> None:
+        """The same of text that the tokenizer does not know: no other text could make it little."""
+        unit, counts = self.unit, self.counts
+        end = unit.end
+        if end is None and unit.file.compression is None:
+            end = unit.file.size
+        # Text is no longer than its file, but where it is rendered: that is checked at the end.
+        is_plain = unit.file.traits.in_bytes and self.worker.encoder.shaper is None
+        if counts["lost_bytes"] and is_plain and end is not None:
+            self._check_unknown(max(0, end - unit.start - counts["input_bytes"]))
+
+    def _check_unknown(self, left: int | None) -> None:
+        """Refuse a unit with too much unknown text; `left` bytes of it are not yet seen."""
+        counts, options, unit = self.counts, self.worker.settings.options, self.unit
+        lost, text = counts["lost_bytes"], counts["text_bytes"]
+        if lost <= options.max_unknown * self._stands_for() * (text + (left or 0)):
+            return
+        begun = "" if left is None else f"the first {format_size(counts['input_bytes'])} of "
+        what = f"of {begun}{unit.file.title} (unit {unit.index})"
+        told = Counts.of(
+            text_bytes=text, lost_bytes=lost, lost_characters=counts["lost_characters"]
+        )
+        raise refuse_unknown(self._unknown_facts(), told, what, options.max_unknown)
+
+    def _unknown_facts(self) -> UnknownFacts:
+        finder = self.worker.encoder.unknown
+        assert finder is not None
+        unknown = finder.unknown
+        return UnknownFacts.of(unknown.token, unknown.id, self.encoding.unknown_text)
 
     def _check_rejects(self, end: UnitEnd | None) -> None:
         unit, rejected = self.unit, self.counts["rejected"]
@@ -466,7 +528,7 @@ class UnitPass:
             hint=hint
             + (
                 f"look at those rows in the input, then correct {at_fault} or the "
-                f"input, or accept the loss with --max-rejects {enough_rejects(rejected, used)}"
+                f"input, or accept the loss with --max-rejects {enough_share(rejected, used)}"
             ),
         )
 
@@ -518,13 +580,30 @@ def _describe(reject: Reject, unit: Unit, tells_lines: bool) -> str:
     return f"{reject.reason} at {place} of {file!r}: {reject.detail}"
 
 
-def enough_rejects(rejected: int, used: int) -> str:
-    """The smallest round share of the rows that lets so many of them be rejected."""
+def refuse_unknown(
+    unknown: UnknownFacts, counts: Counts, what: str, most: float
+) -> UnknownTextError:
+    """The error for text of which the tokenizer does not know enough."""
+    lost, text = counts.lost_bytes, counts.text_bytes
+    became = "was left out" if unknown.id is None else f"became {unknown.token!r}"
+    characters = words.count(counts.lost_characters, "character")
+    return UnknownTextError(
+        f"{words.small_share(lost, text)} of the text {what}, {characters}, is unknown to this "
+        f"tokenizer and {became}, more than the threshold of {most:.2%}; a model learns nothing "
+        f"from it; most often: {words.examples(unknown.examples)}",
+        hint="use a tokenizer that knows every text (byte-level, or with byte fallback) or one "
+        "trained on text like this, or accept the loss with --max-unknown "
+        f"{enough_share(lost, text)}",
+    )
+
+
+def enough_share(part: int, whole: int) -> str:
+    """The smallest round share of a whole that lets so much of it go."""
     digits = 2
-    while 2 * rejected * 10**digits < used:
+    while 2 * part * 10**digits < whole:
         digits += 1
-    share = -(-rejected * 10**digits // used)
-    if share / 10**digits * used < rejected:  # 0.29 of 100 is a little less than 29
+    share = -(-part * 10**digits // whole)
+    if share / 10**digits * whole < part:  # 0.29 of 100 is a little less than 29
         share += 1
     return f"{share / 10**digits:.{digits}f}"
 
@@ -787,6 +866,7 @@ class BuildWorker:
                     smallest_too_large_bytes=made.smallest_too_large_bytes,
                 ),
                 engine=engine,
+                unknown=made.unknown,
             )
         except BaseException as error:
             made.writer.abort()

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.output import make_console, print_json
 from tokenmill.visible import visible, visible_lines
-from tokenmill.words import compact, count, duration, format_size, of_budget, rate, share
+from tokenmill.words import (
+    compact,
+    count,
+    duration,
+    examples,
+    format_size,
+    of_budget,
+    rate,
+    share,
+    small_share,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import LayoutReport
-    from tokenmill.store.facts import Counts, SplitTotals
+    from tokenmill.store.facts import Counts, SourceEntry, SplitTotals, UnknownFacts
     from tokenmill.trainer.options import TrainResult
 
     Row = tuple[str, str]
@@ -131,6 +141,7 @@ def build_rows(result: BuildResult) -> Iterator[Row]:
         listed = f"all but {count(unlisted)}, which are counted" if unlisted else "each"
         rows = count(totals.rejected, "row")
         yield "rejects", f"{rows}; file, row and reason of {listed}: {where}"
+    yield "unknown", unknown_text(totals, result.unknown)
     yield "not read", first_of(result.skipped_files)
     yield "engine", _engine(result)
     if result.nothing_to_do:
@@ -160,6 +171,19 @@ def tokens_text(of: BuildResult | Inspection) -> str:
     ratio = of.bytes_per_token
     held = "" if ratio is None else f", {ratio:.2f} bytes of text per token"
     return f"{count(of.totals.tokens)} as {of.dtype}{held}"
+
+
+def unknown_text(totals: Counts | None, unknown: UnknownFacts | None) -> str:
+    """How much of the text the tokenizer does not know, and what; '' where it knows everything."""
+    if totals is None or unknown is None or not totals.lost_bytes:
+        return ""
+    became = "were left out"
+    if unknown.id is not None:
+        became = f"became {count(totals.unknown_ids)} {unknown.token}"
+    part = small_share(totals.lost_bytes, totals.text_bytes)
+    lost = count(totals.lost_characters, "character")
+    most = examples(unknown.examples)
+    return visible(f"{lost}, {part} of the text, {became}; most often: {most}")
 
 
 def left_out(totals: Counts) -> str:
@@ -345,6 +369,7 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
         where = visible(shlex.quote(f"{inspection.store}/rejects"))
         listed = f"all but {count(totals.unlisted, 'row')}" if totals.unlisted else "every row"
         yield "rejects", f"{', '.join(reasons)}; {listed}: {where}"
+    yield "unknown", unknown_text(totals, inspection.unknown)
     yield "sources", sources_text(inspection)
     ids, fingerprint = f"{count(inspection.vocab_size)} ids", inspection.tokenizer_fingerprint[:12]
     yield "tokenizer", f"{inspection.tokenizer_kind}, {ids}, sha256 {fingerprint}..."
@@ -389,18 +414,27 @@ def sources_text(inspection: Inspection) -> str:
     kinds = GROUP, GROUP_OF_TEXTS
     sources = [one for one in inspection.sources if not one.path.startswith(kinds)]
     lines = [
-        f"{visible(source.path)} ({format_size(source.size)}, {count(source.rows, 'row')})"
+        f"{visible(source.path)} ({format_size(source.size)}, {count(source.rows, 'row')}"
+        f"{_lost_text([source])})"
         for source in sources[:SHOWN_SOURCES]
     ]
     if len(sources) > SHOWN_SOURCES:
         lines.append(f"... and {count(len(sources) - SHOWN_SOURCES, 'more file')}")
     if groups:
         size, rows = format_size(sum(one.size for one in groups)), sum(one.rows for one in groups)
-        lines.append(f"{count(len(groups), 'group')} of small files ({size}, {count(rows, 'row')})")
+        lines.append(
+            f"{count(len(groups), 'group')} of small files ({size}, {count(rows, 'row')}"
+            f"{_lost_text(groups)})"
+        )
     if texts:
         size, rows = format_size(sum(one.size for one in texts)), sum(one.rows for one in texts)
         lines.append(f"{count(rows, 'text file')} ({size})")
     return "\n".join(lines)
+
+
+def _lost_text(sources: Sequence[SourceEntry]) -> str:
+    lost, text = (sum(getattr(one, n) for one in sources) for n in ("lost_bytes", "text_bytes"))
+    return f", {small_share(lost, text)} of the text unknown" if lost else ""
 
 
 def engines_text(inspection: Inspection) -> str:
@@ -536,6 +570,7 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
         ("engine", f"{planned.engine}{note}"),
         ("boundaries", f"{start}{end} each document"),
         ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
+        ("unknown", _planned_unknown(planned)),
     )
     rows = [
         (str(each.workers), duration(each.estimated_seconds), format_size(needed))
@@ -543,6 +578,18 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
         if (needed := each.estimated_memory_bytes)
     ]
     _apart(make_console(), grid("rrr", rows, "workers", "time, about", "memory needed, about"))
+
+
+def _planned_unknown(planned: BuildPlan) -> str:
+    unknown, lost = planned.unknown, planned.sample_lost_bytes
+    if unknown is None:
+        return ""
+    became = "is left out" if unknown.id is None else f"becomes {unknown.token}"
+    text = f"{small_share(lost, planned.sample_text_bytes)} of the sample's text {became}"
+    if lost > planned.max_unknown * planned.sample_text_bytes:
+        text += f", and a build refuses more than {small_share(planned.max_unknown, 1)}"
+        text += " (--max-unknown)"
+    return visible(f"{text}; most often: {examples(unknown.examples)}")
 
 
 def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
@@ -570,6 +617,7 @@ def verify_rows(report: VerifyReport) -> Iterator[Row]:
         if report.documents_unavailable:
             text += f"; {count(report.documents_unavailable)} could not be: their source is gone"
         yield "documents", text
+    yield "unknown", unknown_text(report.totals, report.unknown)
 
 
 def audit_result(report: AuditReport, *, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from tokenmill.store.facts import (
     Manifest,
     ManifestAssembler,
     Receipt,
+    UnknownFacts,
     facts_of,
     read_manifest,
     read_receipt_bytes,
@@ -71,6 +72,7 @@ class CheckReport:
     notes: tuple[Finding, ...]  # files that are no part of the store: they do no harm
     files: int
     bytes: int
+    manifest: Manifest | None = None  # None where it cannot be read
 
     @property
     def is_sound(self) -> bool:
@@ -135,6 +137,7 @@ class _Check:
             notes=tuple(self._notes),
             files=len(others) + sum(map(len, self._expected.values())),
             bytes=total + sum(path.stat().st_size for path in others),
+            manifest=self._manifest,
         )
 
     def _find(self, path: Path, problem: str, *, note: bool = False) -> None:
@@ -180,9 +183,10 @@ class _Check:
         except StoreError as error:
             self._find(self._layout.manifest, error.message)
             return
-        for member in ("totals", "splits", "engines", "sources", "units"):
+        for member in ("totals", "unknown", "splits", "engines", "sources", "units"):
             if getattr(assembled, member) != getattr(self._manifest, member):
-                self._find(self._layout.manifest, f"{member} are not what the receipts say")
+                are = "is" if member == "unknown" else "are"
+                self._find(self._layout.manifest, f"{member} {are} not what the receipts say")
 
     def _check_runs(self) -> None:
         path = self._layout.runs
@@ -242,11 +246,13 @@ class UnitScan:
         self.receipt: Receipt | None = None  # None where it is damaged
         # Of the receipt, as it is on the disk.
         self.file = FileFacts(bytes=unit.receipt_bytes, checksum=unit.receipt)
+        self._unknown_ids = 0  # in the shards
         self._scan_receipt(expected=self.file)
         for entry in unit.shards:
             self.bytes += entry.bin_bytes(identity.dtype) + entry.idx_bytes
             self.bytes += 0 if entry.mask is None else entry.tokens
             self._scan_shard(entry, shard_name(unit.name, split=entry.split))
+        self._check_unknown(layout.receipt(unit.name), self.receipt)
         if unit.rejects is not None:
             self.bytes += unit.rejects.bytes
             self._scan_rejects(unit.rejects)
@@ -263,6 +269,12 @@ class UnitScan:
         if self.file != expected:
             self.problems.append((path, "is not the receipt that the manifest was made from"))
 
+    def _check_unknown(self, path: Path, receipt: Receipt | None) -> None:
+        if receipt is not None and self._unknown_ids != receipt.counts.unknown_ids:
+            says = f"counts {receipt.counts.unknown_ids:,} ids of the unknown token"
+            what = f"{says}, the shards have {self._unknown_ids:,}"
+            self.problems.append((path, what))
+
     def _scan(self, path: Path, size: int, checksum: str, see: _See | None = None) -> bool:
         """Whether a file is as the manifest says."""
         found = list(scan_file(path, expected=FileFacts(bytes=size, checksum=checksum), see=see))
@@ -274,8 +286,11 @@ class UnitScan:
         path, idx_path = layout.shard_file(name, "bin"), layout.shard_file(name, "idx")
         if entry.mask is not None:
             self._scan_mask(layout.shard_file(name, "mask"), entry, idx_path)
-        largest = _Largest(identity.dtype.itemsize)
+        unknown = None if self.receipt is None else self.receipt.unknown
+        counted = unknown.id if isinstance(unknown, UnknownFacts) else None
+        largest = _Largest(identity.dtype.itemsize, counted)
         self._scan(path, entry.bin_bytes(identity.dtype), entry.bin, largest.see)
+        self._unknown_ids += largest.found
         if not path.is_file():
             return
         if largest.value >= identity.tokenizer.vocab_size:
@@ -377,13 +392,20 @@ def scan_file(path: Path, *, expected: FileFacts, see: _See | None = None) -> It
 
 
 class _Largest:
-    """The largest value of a file that passes in blocks; a negative one counts as very large."""
+    """The largest value of a file that passes in blocks; a negative one counts as very large.
 
-    def __init__(self, itemsize: int) -> None:
+    And how often one value is in it.
+    """
+
+    def __init__(self, itemsize: int, counted: int | None = None) -> None:
         self._dtype = np.dtype(f"<u{itemsize}")
-        self.value = 0
+        self._counted = counted
+        self.value = self.found = 0
 
     def see(self, block: memoryview) -> None:
         whole = len(block) // self._dtype.itemsize
         if whole:
-            self.value = max(self.value, int(np.frombuffer(block, self._dtype, whole).max()))
+            values = np.frombuffer(block, self._dtype, whole)
+            self.value = max(self.value, int(values.max()))
+            if self._counted is not None:
+                self.found += int(np.count_nonzero(values == self._counted))

@@ -22,6 +22,7 @@ import json
 import re
 import shlex
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -57,6 +58,7 @@ MASK_VERSION = 2
 PIECES_VERSION = 3  # rows in several pieces
 UNLISTED_VERSION = 4  # rejected rows that are counted and not listed
 GROUPS_VERSION = 5  # units of several files, of any number of rows each
+UNKNOWN_VERSION = 6  # text that the tokenizer does not know
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -131,7 +133,7 @@ def brief(value: object) -> str:
     return text if len(text) <= _BRIEF_CHARACTERS else f"{text[:_BRIEF_CHARACTERS]}..."
 
 
-_HEAD = re.compile(rb'\{\n"format_version":([%d-%d]),\n' % (FORMAT_VERSION, GROUPS_VERSION))
+_HEAD = re.compile(rb'\{\n"format_version":([%d-%d]),\n' % (FORMAT_VERSION, UNKNOWN_VERSION))
 
 
 class FormatVersionError(StoreError):
@@ -186,6 +188,8 @@ def not_ours(kind: str, path: Path | str, error: Exception, *, hint: str | None)
 
 def version_of(counts: Counts, *, masks: bool) -> int:
     """The format version of a file that speaks of so much."""
+    if counts.has_unknown:
+        return UNKNOWN_VERSION
     if counts.unlisted:
         return UNLISTED_VERSION
     if counts.pieces:
@@ -196,13 +200,13 @@ def version_of(counts: Counts, *, masks: bool) -> int:
 def check_version(members: dict[str, Json], *, path: Path | str) -> int:
     """Take the version out of the members; FormatVersionError where we do not read it."""
     version, writer = members.pop("format_version", None), members.get("created_by")
-    if type(version) is int and FORMAT_VERSION <= version <= GROUPS_VERSION:
+    if type(version) is int and FORMAT_VERSION <= version <= UNKNOWN_VERSION:
         return version
-    newer = type(version) is int and version > GROUPS_VERSION
+    newer = type(version) is int and version > UNKNOWN_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {brief(version)}"
         + (f", written by {brief(writer)}" if isinstance(writer, str) else "")
-        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {GROUPS_VERSION}",
+        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {UNKNOWN_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
         else "build the store again with this tokenmill",
@@ -277,6 +281,9 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     split_rows: Count = 0  # rows that became several documents
     pieces: Count = 0  # documents that those became
     unlisted: Count = 0  # rejected rows that are counted by reason, and not listed one by one
+    unknown_ids: Count = 0  # tokens that say "unknown", such as <unk>
+    lost_characters: Count = 0  # of the documents' text, that the tokenizer does not know
+    lost_bytes: Count = 0  # their UTF-8, out of `text_bytes`
 
     def __post_init__(self) -> None:
         used = self.documents + self.empty + self.rejected + self.skipped
@@ -290,6 +297,18 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"{self.pieces} documents are not pieces of {self.split_rows} rows")
         if self.unlisted > self.rejected:
             raise ValueError(f"{self.unlisted} of {self.rejected} rejected rows are not listed")
+        if self.unknown_ids > self.tokens:
+            raise ValueError(f"{self.unknown_ids} of {self.tokens} tokens are unknown")
+        if not self.lost_characters <= self.lost_bytes <= self.text_bytes:
+            raise ValueError(
+                f"{self.lost_characters} characters, {self.lost_bytes} bytes of them, of"
+                f" {self.text_bytes} bytes of text are unknown"
+            )
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether there is anything that the tokenizer does not know."""
+        return bool(self.unknown_ids or self.lost_bytes)
 
     @classmethod
     def of(cls, **given: int) -> Counts:
@@ -313,6 +332,23 @@ def bytes_per_token(totals: Counts, config: Mapping[str, object]) -> float | Non
 
 
 COUNTS = Counts.__struct_fields__
+
+
+_MOST_EXAMPLES = 16
+
+
+class UnknownFacts(Fact, frozen=True, kw_only=True):
+    """What became of text that the tokenizer does not know, and which text that was."""
+
+    token: str | None  # null where it left out such text
+    id: Count | None
+    examples: tuple[tuple[str, Count], ...]  # what is there most often, and how often
+
+    @classmethod
+    def of(cls, token: str | None, number: int | None, found: Mapping[str, int]) -> UnknownFacts:
+        """Those of so many of each."""
+        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        return cls(token=token, id=number, examples=tuple(ranked[:_MOST_EXAMPLES]))
 
 
 class Bounds(Fact, frozen=True, kw_only=True):
@@ -413,7 +449,7 @@ class Claim(NamedTuple):
 _claim = functools.cache(Claim)  # most units of a store share one
 
 
-class Receipt(SealedFact, frozen=True, kw_only=True):
+class Receipt(SealedFact, frozen=True, kw_only=True, omit_defaults=True):
     """A unit that is complete."""
 
     kind: ClassVar[str] = "receipt"
@@ -427,6 +463,7 @@ class Receipt(SealedFact, frozen=True, kw_only=True):
     engine: EngineFacts
     shards: tuple[ShardFacts, ...]
     rejects: RejectsFacts | None
+    unknown: UnknownFacts | msgspec.UnsetType = msgspec.UNSET  # only where there is any
 
     def __post_init__(self) -> None:
         for shard in self.shards:
@@ -448,6 +485,8 @@ class Receipt(SealedFact, frozen=True, kw_only=True):
             raise ValueError("two shards of one unit have the same split")
         if len({shard.mask is None for shard in self.shards}) > 1:
             raise ValueError("some shards of one unit have a mask, others have none")
+        if isinstance(self.unknown, UnknownFacts) != self.counts.has_unknown:
+            raise ValueError("what is unknown is counted and not named, or named and not counted")
         split = [split_counts(shard.pieces) for shard in self.shards]
         found = {
             "split rows": (sum(rows for rows, _ in split), self.counts.split_rows),
@@ -467,9 +506,8 @@ class Receipt(SealedFact, frozen=True, kw_only=True):
 
     @property
     def version(self) -> int:
-        if self.source.member_rows:
-            return GROUPS_VERSION
-        return version_of(self.counts, masks=self.has_mask)
+        least = GROUPS_VERSION if self.source.member_rows else FORMAT_VERSION
+        return max(least, version_of(self.counts, masks=self.has_mask))
 
     def file_of(self, row: int) -> tuple[str, int]:
         """The file of a row of a unit that is a group, and the row's number in that file."""
@@ -615,7 +653,7 @@ def config_fingerprint(**content: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-class SourceEntry(Fact, frozen=True, kw_only=True):
+class SourceEntry(Fact, frozen=True, kw_only=True, omit_defaults=True):
     """An input file."""
 
     path: str
@@ -624,6 +662,11 @@ class SourceEntry(Fact, frozen=True, kw_only=True):
     version: str
     units: Count
     rows: Count
+    # Where the tokenizer does not know all of its text: how much it has, and what of it is unknown.
+    text_bytes: Count = 0
+    unknown_ids: Count = 0
+    lost_characters: Count = 0
+    lost_bytes: Count = 0
 
     def __post_init__(self) -> None:
         if not UNIT_PREFIX.fullmatch(self.prefix):
@@ -742,8 +785,11 @@ class Manifest:
     engines: tuple[EngineEntry, ...]
     sources: tuple[SourceEntry, ...]
     units: tuple[UnitEntry, ...]  # in the order of the plan: file by file, and along each file
+    unknown: UnknownFacts | None = None
 
     def __post_init__(self) -> None:
+        if (self.unknown is not None) != self.totals.has_unknown:
+            raise ValueError("what is unknown is counted and not named, or named and not counted")
         if len({source.prefix for source in self.sources}) != len(self.sources):
             raise ValueError("two sources have the same prefix")
         if not all(map(SPLIT_NAME.fullmatch, self.splits)):
@@ -774,6 +820,7 @@ class Manifest:
             "dtype": identity.dtype.name,
             **identity.to_json(),
             "totals": self.totals.to_json(),
+            **({} if self.unknown is None else {"unknown": self.unknown.to_json()}),
             "splits": {name: self.splits[name].to_json() for name in sorted(self.splits)},
             "engines": [engine.to_json() for engine in self.engines],
             "sources": [source.to_json() for source in self.sources],
@@ -823,7 +870,8 @@ class Manifest:
             for index, row in enumerate(itertools.islice(rows, source.units))
         ]
         same = {name: getattr(found, name) for name in ("totals", "splits", "engines", "sources")}
-        return cls(identity=identity, units=tuple(units), **same)
+        unknown = found.unknown if isinstance(found.unknown, UnknownFacts) else None
+        return cls(identity=identity, units=tuple(units), unknown=unknown, **same)
 
 
 class _ManifestMembers(Fact, frozen=True, kw_only=True):
@@ -834,6 +882,7 @@ class _ManifestMembers(Fact, frozen=True, kw_only=True):
     sources: tuple[SourceEntry, ...]
     columns: dict[str, list[str]]
     units: list[UnitRow]
+    unknown: UnknownFacts | msgspec.UnsetType = msgspec.UNSET
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -897,11 +946,16 @@ class Tally:
         self._counts = dict.fromkeys(COUNTS, 0)
         self._engines: dict[tuple[str, str, str, str], list[int]] = {}
         self._shards: list[ShardEntry] = []
+        self._unknown: UnknownFacts | None = None
+        self._examples: Counter[str] = Counter()
 
     def add(self, receipt: Receipt) -> tuple[ShardEntry, ...]:
         """Add a unit; returns its shards as a manifest has them."""
         for name in COUNTS:
             self._counts[name] += getattr(receipt.counts, name)
+        if isinstance(receipt.unknown, UnknownFacts):
+            self._unknown = receipt.unknown
+            self._examples.update(dict(receipt.unknown.examples))
         made = receipt.engine
         key = made.name, made.version, made.reference, made.reference_version
         did = 1, made.checked_documents, made.mismatches, made.redone, made.routed_documents
@@ -914,6 +968,11 @@ class Tally:
     @property
     def totals(self) -> Counts:
         return Counts(**self._counts)
+
+    @property
+    def unknown(self) -> UnknownFacts | None:
+        last = self._unknown
+        return None if last is None else UnknownFacts.of(last.token, last.id, self._examples)
 
     @property
     def splits(self) -> dict[str, SplitTotals]:
@@ -951,6 +1010,7 @@ class ManifestAssembler:
         self._tally = Tally()
         self._sources: list[SourceEntry] = []
         self._units: list[UnitEntry] = []
+        self._text_bytes = 0  # of the last source
 
     def add(self, receipt: Receipt, *, file: FileFacts) -> UnitEntry:
         """Add the next unit; `file` is its receipt's own file."""
@@ -981,6 +1041,7 @@ class ManifestAssembler:
                 engines=self._tally.engines,
                 sources=tuple(self._sources),
                 units=tuple(self._units),
+                unknown=self._tally.unknown,
             )
         except ValueError as error:
             raise StoreError(
@@ -1035,8 +1096,17 @@ class ManifestAssembler:
                 " missing, or is of another unit",
                 hint="run the build again with the same command",
             )
-        rows = last.rows + receipt.counts.rows
-        grown = last.but(units=last.units + 1, rows=rows)
+        counts = receipt.counts
+        self._text_bytes = counts.text_bytes + (self._text_bytes if is_known else 0)
+        grown = last.but(
+            units=last.units + 1,
+            rows=last.rows + counts.rows,
+            unknown_ids=last.unknown_ids + counts.unknown_ids,
+            lost_characters=last.lost_characters + counts.lost_characters,
+            lost_bytes=last.lost_bytes + counts.lost_bytes,
+        )
+        if grown.unknown_ids or grown.lost_bytes:
+            grown = grown.but(text_bytes=self._text_bytes)
         self._sources[len(self._sources) - is_known :] = [grown]
 
 

@@ -64,7 +64,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.records import Reject
-    from tokenmill.store.facts import Bounds, Claim, Counts, EngineFacts, SourceFacts, UnitFacts
+    from tokenmill.store.facts import (
+        Bounds,
+        Claim,
+        Counts,
+        EngineFacts,
+        SourceFacts,
+        UnitFacts,
+        UnknownFacts,
+    )
     from tokenmill.store.format import Ints
     from tokenmill.store.layout import StoreLayout
 
@@ -383,10 +391,15 @@ class UnitWriter:
         counts: Counts,
         bounds: Bounds,
         engine: EngineFacts,
+        unknown: UnknownFacts | None = None,
     ) -> Receipt:
-        """Make the unit part of the store, all of it or nothing; the writer is used up."""
+        """Make the unit part of the store, all of it or nothing; the writer is used up.
+
+        `unknown` is needed where the counts speak of it.
+        """
         with self._guarded():
             unlisted = 0 if self._rejects is None else self._rejects.more.total()
+            named = {} if unknown is None else {"unknown": unknown}
             receipt = Receipt(
                 unit=self._unit,
                 source=source,
@@ -396,6 +409,7 @@ class UnitWriter:
                 engine=engine,
                 shards=tuple(self._shards[split].finish() for split in sorted(self._shards)),
                 rejects=None if self._rejects is None else self._rejects.facts(),
+                **named,
             )
             publish(self._layout, receipt, staging=self._staging)
         return receipt
