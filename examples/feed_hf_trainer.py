@@ -2,25 +2,19 @@
 
 python examples/feed_hf_trainer.py STORE [FOLDER FOR CHECKPOINTS]
 
-TokenDataset has a length and rows by number, so that the Trainer shuffles, shards and resumes as it
-always does. Mind the labels: tokenmill's are the next tokens, and models of transformers shift
-`labels` once more unless they are given as `shift_labels`, too.
+A TrainerDataset with its collator and its callback is all there is to it: labels as the model wants
+them, attention within documents, every rank its own rows, and a checkpoint of the Trainer's goes on
+with the row after the last one used. With several GPUs: `torchrun --nproc-per-node 8 ...`.
 """
 
 import sys
 
 import torch
-from torch.utils.data import default_collate
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from tokenmill.torch import TokenDataset
+from tokenmill.hf import TrainerDataset
 
 STEPS = 20
-
-
-def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    batch: dict[str, torch.Tensor] = default_collate(rows)
-    return {**batch, "shift_labels": batch["labels"]}
 
 
 def train(store: str, folder: str, *, until: int, resume: bool) -> list[float]:
@@ -30,8 +24,10 @@ def train(store: str, folder: str, *, until: int, resume: bool) -> list[float]:
         vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=64,
     )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    rows = TrainerDataset(store, seq_len=64, model=model)
     trainer = Trainer(
-        model=LlamaForCausalLM(config),
+        model=model,
         args=TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=8,
@@ -41,10 +37,10 @@ def train(store: str, folder: str, *, until: int, resume: bool) -> list[float]:
             lr_scheduler_type="constant",
             report_to="none",
             disable_tqdm=True,
-            remove_unused_columns=False,
         ),
-        train_dataset=TokenDataset(store, seq_len=64, boundaries="mask"),
-        data_collator=collate,
+        train_dataset=rows,
+        data_collator=rows.collate,
+        callbacks=[rows.callback],
     )
     trainer.train(resume_from_checkpoint=resume)
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import operator
+import sys
 import time
+import warnings
 import weakref
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +40,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import FrameType
 
     from tokenmill.loader.batch import AttentionShape, Batch, Bools
     from tokenmill.loader.mixture import StoreInput
@@ -64,10 +68,16 @@ FIELDS = (*DEFAULT_FIELDS, *_COPIED_FIELDS, "loss_mask")
 
 
 class TensorBatch(dict[str, torch.Tensor]):
-    """The tensors of one step by name: `batch.labels`, `batch["labels"]`, `model(**batch)`."""
+    """The tensors of one step by name: `batch.labels`, `batch["labels"]`, `step(**batch)`.
+
+    A model of transformers shifts `labels` itself: give it batches of a `Loader(labels="same")`,
+    or those of tokenmill.hf, which have all else that it wants too.
+    """
 
     __slots__ = ("attention_pairs", "max_seqlen", "num_documents", "step")
 
+    labels_are: ClassVar[str] = "next"
+    """"next": a label is the token after its input; "same": its input, and the model shifts."""
     step: int | None
     """Number of the step; None in a copy that another library made of the tensors alone."""
     max_seqlen: int | None
@@ -93,6 +103,20 @@ class TensorBatch(dict[str, torch.Tensor]):
         self.num_documents = num_documents
         self.attention_pairs = attention_pairs
 
+    # A call with `**batch` copies a dict without asking it, unless it iterates in a way of its own.
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        """The names of the tensors."""
+        _notice_second_shift(self)
+        return super().keys()
+
+    def items(self) -> Any:
+        """The tensors by their names."""
+        _notice_second_shift(self)
+        return super().items()
+
     def __getattr__(self, name: str) -> torch.Tensor:
         try:
             return self[name]
@@ -102,7 +126,7 @@ class TensorBatch(dict[str, torch.Tensor]):
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TensorBatch:
         """The same batch on another device."""
         moved = {name: t.to(device, non_blocking=non_blocking) for name, t in self.items()}
-        return TensorBatch(
+        return KINDS[self.labels_are](
             moved,
             step=self.step,
             max_seqlen=self.max_seqlen,
@@ -121,6 +145,85 @@ class FedBatch(TensorBatch):
         return iter((self.input_ids, self.labels))
 
 
+# Types of their own, because that is what other libraries keep of a batch that they copy.
+
+
+class SameBatch(TensorBatch):
+    """A batch whose labels are those of the same places: the model shifts them."""
+
+    __slots__ = ()
+    labels_are = "same"
+
+
+class FedSameBatch(FedBatch):
+    """The same of a DeviceFeeder."""
+
+    __slots__ = ()
+    labels_are = "same"
+
+
+KINDS: dict[str, type[TensorBatch]] = {"next": TensorBatch, "same": SameBatch}
+FED_KINDS: dict[str, type[TensorBatch]] = {"next": FedBatch, "same": FedSameBatch}
+
+
+# -------------------------------------------------------------------------------------------------
+# Labels that would be shifted twice, here and in a model of transformers: it would learn the token
+# after the next, and its loss would look right.
+#
+# A batch notices it when somebody asks for its names: code of transformers, or a call with
+# `**batch` where a model of transformers is in sight. What another model does is its own affair.
+
+TWICE = (
+    "the labels of this batch are the next tokens, and {whom} shifts labels by itself:"
+    " the model would learn the token after the next"
+)
+TWICE_HINT = (
+    'take rows from tokenmill.hf, or give the Loader or TokenDataset labels="same"; for a loss of'
+    " your own, that wants the next tokens, give the Trainer a collator of your own"
+)
+
+
+def _notice_second_shift(batch: TensorBatch) -> None:
+    if batch.labels_are == "same" or "transformers" not in sys.modules:
+        return
+    if "labels" not in batch or "shift_labels" in batch:
+        return
+    frame = sys._getframe(2)
+    module = str(frame.f_globals.get("__name__"))
+    if module.startswith("transformers."):
+        collator = getattr(frame.f_locals.get("self"), "data_collator", None)
+        made_by = getattr(collator, "__module__", None) or ""
+        if module == "transformers.trainer_utils" and not made_by.startswith("transformers."):
+            return  # a collator of the user's, for whom columns are removed
+        if module == "transformers.trainer" and frame.f_code.co_name != "compute_loss":
+            return  # moves it to the device
+        raise UsageError(TWICE.format(whom="the Trainer's model"), hint=TWICE_HINT)
+    if frame.f_code.co_code[frame.f_lasti] != dis.opmap["DICT_MERGE"]:
+        return
+    if "shift_labels" in str(frame.f_code.co_consts):
+        return
+    if (model := _model_in_sight(frame)) is not None:
+        warnings.warn(
+            f"{TWICE.format(whom=type(model).__name__)}; {TWICE_HINT}", UserWarning, stacklevel=3
+        )
+
+
+def _model_in_sight(frame: FrameType) -> torch.nn.Module | None:
+    """A model of transformers with a loss, under a name that the code uses."""
+    known = sys.modules.get("transformers.modeling_utils")
+    names = set(frame.f_code.co_names)
+    seen = [*frame.f_locals.values(), *(frame.f_globals.get(name) for name in names)]
+    for each in [each for each in seen if isinstance(each, torch.nn.Module)]:
+        seen += [child for name, child in each.named_children() if name in names]
+    for each in seen:
+        # As torch's own wrappers call what they wrap.
+        wrapped = getattr(each, "module", getattr(each, "_orig_mod", each))
+        if known is not None and isinstance(wrapped, known.PreTrainedModel):
+            found: torch.nn.Module = wrapped
+            return found
+    return None
+
+
 def to_tensors(
     batch: Batch, *, fields: Sequence[str] = DEFAULT_FIELDS, dtype: torch.dtype = torch.int64
 ) -> TensorBatch:
@@ -131,9 +234,10 @@ def to_tensors(
     fields = check_fields(fields, dtype)
     mask = None if batch.mask is None else batch.mask[None]
     arrays = stacked([batch], fields, tokens=batch.tokens[None], mask=mask)
-    made = widened(share(arrays), fields, dtype)
+    made = widened(share(arrays), fields, dtype, batch.labels_are)
     steps = range(batch.step, batch.step + 1)
-    return unstacked(made, steps, batch.seq_len, attention_shapes([batch], fields))[0]
+    shapes = attention_shapes([batch], fields)
+    return unstacked(made, steps, batch.seq_len, shapes, kind=KINDS[batch.labels_are])[0]
 
 
 def attention_shapes(batches: Sequence[Batch], fields: Sequence[str]) -> list[AttentionShape]:
@@ -182,7 +286,7 @@ def stacked(
     else:
         sends_loss_mask = "loss_mask" in fields or (
             "labels" in fields
-            and any(not (batch.all_count or batch.loss_mask.all()) for batch in batches)
+            and any(not (batch.all_count or _all_but_first(batch)) for batch in batches)
         )
     if sends_loss_mask:
         names.append("loss_mask")
@@ -201,26 +305,39 @@ def stacked(
     return arrays
 
 
-def widened(sent: Tensors, fields: Sequence[str], dtype: torch.dtype) -> Tensors:
+def _all_but_first(batch: Batch) -> bool:
+    """Whether all labels count, but the first of a row where none can."""
+    return bool(batch.loss_mask[:, int(batch.labels_are == "same") :].all())
+
+
+def widened(
+    sent: Tensors, fields: Sequence[str], dtype: torch.dtype, labels_are: str = "next"
+) -> Tensors:
     """The fields of all steps, of what was sent for them."""
     counts, mask = sent.get("loss_mask"), sent.get("mask")
+    lead = int(labels_are == "next")
     if mask is not None:
-        labels = mask.narrow(-1, 1, mask.shape[-1] - 1)
+        labels = mask.narrow(-1, lead, mask.shape[-1] - lead)
         counts = labels if counts is None else counts.logical_and(labels)
     made: Tensors = {}
     for name in fields:
         if name in DEFAULT_FIELDS:
             tokens = sent["tokens"]
-            part = tokens.narrow(-1, 1 if name == "labels" else 0, tokens.shape[-1] - 1)
+            first = lead if name == "labels" else 0
+            part = tokens.narrow(-1, first, tokens.shape[-1] - lead)
             # One call for memory and copy. Without `copy` a view of the same dtype would stay one.
             made[name] = part.to(dtype, copy=True, memory_format=torch.contiguous_format)
         elif name == "loss_mask":
             assert counts is not None
-            made[name] = counts.contiguous()
+            made[name] = counts.contiguous() if lead else counts.clone()
+            if not lead:
+                made[name][..., 0] = False
         else:
             made[name] = sent[name]
     if "labels" in made and counts is not None:
         made["labels"].masked_fill_(counts.logical_not(), IGNORED)
+    if "labels" in made and not lead:
+        made["labels"][..., 0] = IGNORED
     return made
 
 
@@ -336,14 +453,20 @@ class CudaLane:
         return self._sent
 
 
-def send(fields: Sequence[str], dtype: torch.dtype, parcel: Parcel, lane: CudaLane | None) -> Sent:
+def send(
+    fields: Sequence[str],
+    dtype: torch.dtype,
+    labels: str,
+    parcel: Parcel,
+    lane: CudaLane | None,
+) -> Sent:
     """The tensors of a parcel, and what to wait for before they are used.
 
     Without a lane the consumer reads the arrays where they are.
     """
     steps, seq_len, arrays, shapes = parcel
     sent = share(arrays) if lane is None else lane.send(arrays)
-    made = widened(sent, fields, dtype)
+    made = widened(sent, fields, dtype, labels)
     return made, steps, seq_len, shapes, None if lane is None else lane.seal()
 
 
@@ -389,7 +512,7 @@ class DeviceFeeder:
         # One for all epochs: each would leave the allocator's cached blocks behind with it.
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._fields = check_fields(fields, dtype)
-        self._send = partial(send, self._fields, dtype)
+        self._send = partial(send, self._fields, dtype, loader.labels)
         self._kept: dict[object, torch.Tensor] | None = {} if reuse_buffers else None
         # Its iterator holds what reads ahead: where that is dropped, the thread must end.
         self._ahead: Callable[[], ReadAhead[Sent] | None] = lambda: None
@@ -445,7 +568,7 @@ class DeviceFeeder:
                     ahead, batches = self._start(), []
                 asked = time.perf_counter()
                 if not batches:
-                    (batches, event), opened_on = _received(ahead), None
+                    (batches, event), opened_on = _received(ahead, self.loader.labels), None
                 batch = batches.pop() if batches else None
                 if batch is not None and event is not None:
                     # Once for a parcel, unless the consumer goes over to another stream.
@@ -494,10 +617,12 @@ class DeviceFeeder:
 # Functions, so that the feeder's frame holds no tensor of a batch that was handed out.
 
 
-def _received(ahead: ReadAhead[Sent]) -> tuple[list[TensorBatch], torch.cuda.Event | None]:
+def _received(
+    ahead: ReadAhead[Sent], labels: str
+) -> tuple[list[TensorBatch], torch.cuda.Event | None]:
     """The batches of the next parcel, last first: the thread sends the one after it meanwhile."""
     for made, steps, seq_len, shapes, event in ahead:
-        return unstacked(made, steps, seq_len, shapes, kind=FedBatch)[::-1], event
+        return unstacked(made, steps, seq_len, shapes, kind=FED_KINDS[labels])[::-1], event
     return [], None
 
 
@@ -539,8 +664,7 @@ def _device(device: torch.device | str | None) -> torch.device:
 # Datasets for torch's DataLoader, and for torchdata's StatefulDataLoader.
 #
 # `BatchDataset` keeps the loader's stream whatever the number of workers: worker w of k makes
-# every k-th batch from the w-th on, and DataLoader takes them in turn. Labels are the next tokens
-# already; a model that shifts labels itself (as those of transformers do) must be told not to.
+# every k-th batch from the w-th on, and DataLoader takes them in turn.
 
 
 class TokenDataset(Dataset[Tensors]):
@@ -549,7 +673,8 @@ class TokenDataset(Dataset[Tensors]):
     >>> rows = TokenDataset("my-store", seq_len=2048)
     >>> DataLoader(rows, batch_size=16, shuffle=True, num_workers=2)
 
-    Order and resumption are the sampler's; for those of a loader use `BatchDataset`.
+    Order and resumption are the sampler's; for those of a loader use `BatchDataset`, and for the
+    Trainer of transformers `tokenmill.hf.TrainerDataset`. `labels="same"` as of a Loader.
     """
 
     def __init__(
@@ -559,6 +684,7 @@ class TokenDataset(Dataset[Tensors]):
         seq_len: int,
         packing: str = "concat",
         boundaries: str = "keep",
+        labels: str = "next",
         pad_id: int | None = None,
         split: str | None = None,
         fields: Sequence[str] = DEFAULT_FIELDS,
@@ -569,6 +695,7 @@ class TokenDataset(Dataset[Tensors]):
             "seq_len": seq_len,
             "packing": packing,
             "boundaries": boundaries,
+            "labels": labels,
             "pad_id": pad_id,
             "split": split,
         }
@@ -607,11 +734,12 @@ class TokenDataset(Dataset[Tensors]):
             raise IndexError(f"row {outside[0]} of a layout of {len(self):,} rows")
         wanted = np.array(numbers, np.int64)[None] % len(self)
         zeros = np.zeros_like(wanted)
-        window = Window(self._loader, self.layout.seq_len, range(1), zeros, wanted, zeros)
+        window = Window(self._loader, self._loader.seq_len, range(1), zeros, wanted, zeros)
         batch = next(batches_of(window.read(0, 1)))
         tensors = to_tensors(batch, fields=self._fields, dtype=self._dtype)
         columns = [tensor.unbind() for tensor in tensors.values()]
-        return [dict(zip(tensors, row, strict=True)) for row in zip(*columns, strict=True)]
+        kind = type(tensors)  # a DataLoader keeps it, and with it what the labels are
+        return [kind(zip(tensors, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 class BatchDataset(IterableDataset["TensorBatch"]):
@@ -641,10 +769,30 @@ class BatchDataset(IterableDataset["TensorBatch"]):
         return len(self.loader) - self.loader.step
 
     def __iter__(self) -> Iterator[TensorBatch]:
+        _refuse_to_deal_twice(self.loader)
         worker = get_worker_info()
         number, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
         made = partial(to_tensors, fields=self._fields, dtype=self._dtype)
         return _Steps(self.loader, made, first=self.loader.step + number, stride=stride)
+
+
+def _refuse_to_deal_twice(loader: Loader) -> None:
+    """Accelerate deals out what one rank reads, or takes its part of what each reads."""
+    frame = sys._getframe() if loader.world_size > 1 else None
+    while frame is not None:
+        whose = type(frame.f_locals.get("self")).__name__
+        if frame.f_globals.get("__name__") == "accelerate.data_loader" and whose in (
+            "DataLoaderDispatcher",
+            "IterableDatasetShard",
+        ):
+            raise UsageError(
+                f"accelerate deals out batches among processes, and this loader reads those of"
+                f" rank {loader.rank} of {loader.world_size} alone: rows of other ranks would"
+                " never be read",
+                hint="use tokenmill.hf.TrainerDataset, or do not prepare this DataLoader"
+                " (accelerator.prepare) and move its batches to the device yourself",
+            )
+        frame = frame.f_back
 
 
 class _Steps:

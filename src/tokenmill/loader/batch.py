@@ -7,6 +7,11 @@
     doc_ids                   0  0  0    1  1 -1
     cu_seqlens                0 3 5 6 6 6              ends, over all rows; the last one repeated
 
+With labels="same" a row is L tokens, all of them inputs, and each label is that of its own place:
+
+    input_ids                t0 t1 t2 | u0 u1 .
+    labels                    - t1 t2   u0 u1 -        the first of a row follows nothing in it
+
 Shapes stay the same from batch to batch, so that a compiled model is not compiled again. They
 change with a stage's seq_len, and in a last batch that is kept short; and `cu_seqlens` has one of a
 few sizes, which are known before the run (`Loader.cu_seqlens_sizes`): a kernel for attention within
@@ -42,6 +47,9 @@ if TYPE_CHECKING:
 NO_ROW = -1  # number of a row that is all padding: it fills the last batch up
 LEAST_MAX_SEQLEN = 128  # tokens of a block of a kernel: less is no less work
 IGNORED = -100  # label that losses leave out, as PyTorch's cross entropy does
+# What labels a batch has: those of the next tokens, or, for a model that shifts them by itself as
+# those of transformers do, those of the tokens at the same places.
+LABELS = ("next", "same")
 
 Bools: TypeAlias = NDArray[np.bool_]
 # Ranges that fill rows one after the other, each of one document or padding: their places in the
@@ -82,10 +90,10 @@ class Batch:
         self._place = place
         self.step = step
         self.tokens = tokens
-        """(rows, seq_len + 1), in the stored width."""
+        """(rows, seq_len + 1), in the stored width; (rows, seq_len) where labels are "same"."""
         self.mask = mask
-        """(rows, seq_len + 1): which tokens count by the masks of their stores, padding not; None
-        where no store has a mask."""
+        """As many: which tokens count by the masks of their stores, padding not; None where no
+        store has a mask."""
 
     def __iter__(self) -> Iterator[NDArray[np.integer]]:
         """`input_ids, labels = batch`."""
@@ -95,6 +103,11 @@ class Batch:
         """Views that were made for many batches at once: making them for one costs 2 us."""
         self.__dict__["input_ids"], self.__dict__["labels"] = input_ids, labels
         return self
+
+    @property
+    def labels_are(self) -> str:
+        """Labels are the tokens after the inputs ("next"), or the inputs ("same")."""
+        return "next" if self._window.lead else "same"
 
     @property
     def sources(self) -> Ints:
@@ -116,7 +129,7 @@ class Batch:
 
     @property
     def seq_len(self) -> int:
-        return int(self.tokens.shape[1]) - 1
+        return int(self.tokens.shape[1]) - self._window.lead
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -143,23 +156,27 @@ class Batch:
     @lazy
     def input_ids(self) -> NDArray[np.integer]:
         """(rows, seq_len)."""
-        inputs, dtype = self.tokens[:, :-1], self._window.dtype
+        inputs, dtype = self.tokens[:, : self.seq_len], self._window.dtype
         return inputs if dtype is None else inputs.astype(dtype)
 
     @lazy
     def labels(self) -> NDArray[np.integer]:
-        """(rows, seq_len): the next token of each input; -100 where it must not count."""
-        labels, dtype = self.tokens[:, 1:], self._window.dtype
+        """(rows, seq_len): the next token of each input, or with labels="same" the same; -100 where
+        it must not count."""
+        labels, dtype = self.tokens[:, self._window.lead :], self._window.dtype
         if dtype is None:
             return labels
         wide = labels.astype(dtype)
         if not self.all_count:
             wide[~self.loss_mask] = IGNORED
+        elif not self._window.lead:
+            wide[:, 0] = IGNORED
         return wide
 
     @property
     def all_count(self) -> bool:
-        """Whether nothing is masked for sure; told without looking at any document."""
+        """Whether nothing is masked for sure, but for the first label of a row where labels are
+        "same"; told without looking at any document."""
         return self.mask is None and not (
             self.masks_boundaries or self._window.is_padded(self._place)
         )
@@ -172,15 +189,20 @@ class Batch:
     @lazy
     def loss_mask(self) -> Bools:
         """(rows, seq_len): whether each label counts."""
+        lead = self._window.lead
         if self.all_count:
-            return np.ones(self._shape, np.bool_)
-        if self.mask is not None and not self.masks_boundaries:
-            return np.ascontiguousarray(self.mask[:, 1:])
-        _, lengths, is_padding = self._window.documents(self._place)
-        counts = np.repeat(~is_padding, lengths) if self.mask is None else self.mask.flatten()
-        if self.masks_boundaries:
-            counts[np.cumsum(lengths[:-1])] = False
-        return np.ascontiguousarray(counts.reshape(self.tokens.shape)[:, 1:])
+            counts: Bools = np.ones(self._shape, np.bool_)
+        elif self.mask is not None and not self.masks_boundaries:
+            counts = self.mask[:, lead:].copy()
+        else:
+            _, lengths, is_padding = self._window.documents(self._place)
+            counts = np.repeat(~is_padding, lengths) if self.mask is None else self.mask.flatten()
+            if self.masks_boundaries:
+                counts[np.cumsum(lengths[:-1])] = False
+            counts = np.ascontiguousarray(counts.reshape(self.tokens.shape)[:, lead:])
+        if not lead:
+            counts[:, 0] = False
+        return counts
 
     @lazy
     def position_ids(self) -> NDArray[np.int32]:
@@ -270,6 +292,9 @@ class Window:
         self, loader: Loader, seq_len: int, steps: range, sources: Ints, rows: Ints, epochs: Ints
     ) -> None:
         self.seq_len, self.steps = seq_len, steps
+        # Tokens of a row that are labels alone: the last one, or none.
+        self.lead = int(loader.labels == "next")
+        self.row_tokens = seq_len + self.lead
         self.sources, self.rows, self.epochs = sources, rows, epochs
         self.dtype = loader.dtype
         self.masks_boundaries = loader.boundaries == "mask"
@@ -292,7 +317,7 @@ class Window:
 
     def _find(self, source: int, places: Ints, padded: Bools) -> None:
         """Find the rows of one source, and note which of all rows have padding."""
-        layout, row_tokens = self._layouts[source], self.seq_len + 1
+        layout, row_tokens = self._layouts[source], self.row_tokens
         starts, lengths = layout.pieces(self._rows_at(places))
         if int(lengths.sum()) != len(places) * row_tokens or lengths.min(initial=0) < 0:
             raise layout.stream.damaged("does not have the length of a row")
@@ -313,7 +338,7 @@ class Window:
 
     def read(self, first: int, last: int) -> Chunk:
         """The steps from the `first` to before the `last`, by their places here."""
-        shape = last - first, self.rows.shape[1], self.seq_len + 1
+        shape = last - first, self.rows.shape[1], self.row_tokens
         tokens = self._read(first, last, masks=False).reshape(shape)
         mask = self._read(first, last, masks=True).reshape(shape) if self._has_mask else None
         return self, range(first, last), tokens, mask
@@ -331,10 +356,10 @@ class Window:
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return read(*parts[0][1:])
         dtype = np.dtype(np.bool_) if masks else self._layouts[0].stream.dtype
-        values = np.full((num_rows, self.seq_len + 1), 0 if masks else self._pad_id, dtype)
+        values = np.full((num_rows, self.row_tokens), 0 if masks else self._pad_id, dtype)
         for here, stream, part, length in parts:
             first_row = first * self.rows.shape[1]
-            values[here - first_row] = read(stream, part, length).reshape(-1, self.seq_len + 1)
+            values[here - first_row] = read(stream, part, length).reshape(-1, self.row_tokens)
         return values
 
     def read_ahead(self, first: int, last: int) -> None:
@@ -359,7 +384,7 @@ class Window:
             if is_even and self._padded is not None:
                 is_even = NO_SHARD not in spans[0, low:high]
             if begin < end:
-                length = self.seq_len + 1 if is_even else None
+                length = self.row_tokens if is_even else None
                 yield places[begin:end], self._layouts[source].stream, spans[:, low:high], length
 
     def is_padded(self, place: int) -> bool:
@@ -370,30 +395,30 @@ class Window:
         """Documents in the rows of one step; `inputs`: without the last token of each row."""
         (starts, lengths, is_padding), begins = self._inputs if inputs else self._documents
         here = slice(begins[place], begins[place + 1])
-        base = place * self.rows.shape[1] * (self.seq_len + (not inputs))
+        base = place * self.rows.shape[1] * (self.seq_len if inputs else self.row_tokens)
         return starts[here] - base, lengths[here], is_padding[here]
 
     @lazy
     def _documents(self) -> tuple[DocumentRanges, list[int]]:
         """The documents of all steps, and where those of each step begin."""
         empty = np.flatnonzero(self.rows.ravel() == NO_ROW)
-        parts = [(np.full(len(empty), PADDING), np.full(len(empty), self.seq_len + 1))]
+        parts = [(np.full(len(empty), PADDING), np.full(len(empty), self.row_tokens))]
         places = [empty]
         for source, here, _, _ in self._found:
             parts.append(self._layouts[source].segments(self._rows_at(here)))
-            places.append(here[_rows_of(parts[-1][1], self.seq_len + 1)])
+            places.append(here[_rows_of(parts[-1][1], self.row_tokens)])
         starts, lengths = parts[-1]
         if len(parts[0][0]) or len(parts) > 2:
             order = np.argsort(np.concatenate(places), kind="stable")
             starts, lengths = (np.concatenate(column)[order] for column in zip(*parts, strict=True))
         begins = np.cumsum(lengths) - lengths
-        return (begins, lengths, starts == PADDING), self._of_steps(begins, self.seq_len + 1)
+        return (begins, lengths, starts == PADDING), self._of_steps(begins, self.row_tokens)
 
     @lazy
     def _inputs(self) -> tuple[DocumentRanges, list[int]]:
         """The same for inputs: a document may have nothing in a row but its last token, a label."""
         (starts, lengths, is_padding), _ = self._documents
-        row, start = np.divmod(starts, self.seq_len + 1)
+        row, start = np.divmod(starts, self.row_tokens)
         lengths = np.minimum(lengths, self.seq_len - start)
         kept = lengths > 0
         starts = (row * self.seq_len + start)[kept]
@@ -466,7 +491,7 @@ def batches_of(chunk: Chunk) -> Iterator[Batch]:
     batches = map(Batch, repeat(window), places, steps, tokens, masks)
     if window.dtype is not None:
         return batches
-    return map(Batch.keep_views, batches, tokens[..., :-1], tokens[..., 1:])
+    return map(Batch.keep_views, batches, tokens[..., : window.seq_len], tokens[..., window.lead :])
 
 
 def _rows_of(lengths: Ints, row_tokens: int) -> Ints:

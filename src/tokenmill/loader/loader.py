@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.batch import NO_ROW, RowOrigin, Window, batches_of, check_pad_id
+from tokenmill.loader.batch import LABELS, NO_ROW, RowOrigin, Window, batches_of, check_pad_id
 from tokenmill.loader.mixture import Extent, Mixture, Plan, check_state, make_state, rows_of_batch
 from tokenmill.loader.order import check_shuffle, exact_weight, ordered_rows
 from tokenmill.loader.packing import find_packing
@@ -202,7 +202,7 @@ ROOM_OF_AVERAGE = 1.1
 ROOMS = (0.75, 1, 1.25, 1.5, 2)
 SLOW_READ_SECONDS = 2e-3
 SLOW_READ_SECONDS_PER_BYTE = 2e-9
-CHOICES = {"boundaries": ("keep", "mask"), "last": ("pad", "keep", "drop")}
+CHOICES = {"boundaries": ("keep", "mask"), "last": ("pad", "keep", "drop"), "labels": LABELS}
 DTYPES: dict[str, np.dtype[np.integer] | None] = {
     "int64": np.dtype(np.int64),
     "int32": np.dtype(np.int32),
@@ -224,7 +224,9 @@ class Loader:
     `boundaries="mask"` leaves out the label that is the first token of another document. `last`
     says what becomes of rows that do not fill the last batch of a run that ends: filled up with
     rows of padding, whose labels do not count ("pad"), a smaller batch, with which the last of
-    several ranks may have no row at all ("keep"), or left out ("drop").
+    several ranks may have no row at all ("keep"), or left out ("drop"). `labels="same"` is for
+    models that shift labels by themselves, as those of transformers do: a row is `seq_len` tokens,
+    all of them inputs.
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class Loader:
         batch_size: int,
         packing: str = "concat",
         boundaries: str = "keep",
+        labels: str = "next",
         shuffle: bool | str = True,
         seed: int = 0,
         rank: int = 0,
@@ -253,6 +256,7 @@ class Loader:
         self.pad_id = check_pad_id(self.mixture.stores[0], pad_id)
         self.seq_len, self.batch_size, self.world_size = seq_len, batch_size, world_size
         self.boundaries, self.last, self.prefetch = boundaries, last, prefetch
+        self.labels = labels
         self.seed, self.rank = seed, rank
         self.cu_seqlens_capacity = None
         if cu_seqlens_capacity is not None:
@@ -266,7 +270,7 @@ class Loader:
         is_full = self.shuffle == "full"
         streams = tuple(TokenStream(store, scattered=is_full) for store in stores)
         # Not a method: a plan that held its loader would keep the maps of one that was dropped.
-        self._lay_out = partial(_lay_out, self.packing, streams, {})
+        self._lay_out = partial(_lay_out, self.packing, streams, {}, int(labels == "same"))
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
         self._plan = self._first_plan = self._make_plan()
@@ -291,7 +295,13 @@ class Loader:
                 f"dtype={dtype!r} is not known",
                 hint='use "int64", "int32" or "stored" (narrow ids, labels as views)',
             )
-        for name, least in (("seq_len", 1), ("batch_size", 1), ("world_size", 1), ("prefetch", 0)):
+        shortest = 2 if self.labels == "same" else 1
+        for name, least in (
+            ("seq_len", shortest),
+            ("batch_size", 1),
+            ("world_size", 1),
+            ("prefetch", 0),
+        ):
             require_number(name, getattr(self, name), at_least=least)
         if self.seq_len >= MAX_DOCUMENT_TOKENS:
             raise UsageError(
@@ -316,7 +326,10 @@ class Loader:
         )
 
     def layouts(self, seq_len: int | None = None) -> tuple[Layout, ...]:
-        """The layout of each source, for rows of `seq_len` (None: as the loader was told)."""
+        """The layout of each source, for rows of `seq_len` (None: as the loader was told).
+
+        A layout's own `seq_len` is one less than its rows have tokens, whatever the labels.
+        """
         return self._lay_out(self.seq_len if seq_len is None else seq_len)
 
     # Where the run is.
@@ -413,6 +426,24 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """The batch of one step, whichever steps were read before."""
         return next(batches_of(self._window(step).read(0, 1)))
+
+    def gather(self, steps: Sequence[int]) -> Batch:
+        """The rows of any steps, all of one seq_len, as one batch."""
+        drawn, place, seq_len = [], 0, self.seq_len
+        while place < len(steps):
+            first, end = steps[place], place + 1
+            run = self._find(self._plan, first) if first >= 0 else None
+            if run is None:
+                raise IndexError(f"step {first:,} of a run of {_number(self.num_steps)} steps")
+            seq_len = run.seq_len
+            last = inf if run.end_step is None else run.end_step
+            while end < len(steps) and steps[end] == first + end - place < last:
+                end += 1
+            drawn.append(self._draw(run, range(first, first + end - place)))
+            place = end
+        columns = (np.concatenate(part, axis=None)[None] for part in zip(*drawn, strict=True))
+        window = Window(self, seq_len, range(steps[0], steps[0] + 1), *columns)
+        return next(batches_of(window.read(0, 1)))
 
     def rows(self, step: int) -> list[RowOrigin]:
         """What made this rank's batch of a step: stores, documents, rows of the input files."""
@@ -576,10 +607,12 @@ def _lay_out(
     packing: type[Layout],
     streams: Sequence[TokenStream],
     made: dict[int, tuple[Layout, ...]],
+    fewer: int,
     seq_len: int,
 ) -> tuple[Layout, ...]:
+    """Layouts, whose rows have one token more than their own `seq_len`, `fewer` or not."""
     if seq_len not in made:
-        made[seq_len] = tuple(packing(stream, seq_len=seq_len) for stream in streams)
+        made[seq_len] = tuple(packing(stream, seq_len=seq_len - fewer) for stream in streams)
     return made[seq_len]
 
 

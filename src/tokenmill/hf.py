@@ -1,0 +1,409 @@
+"""Batches that models and trainers of Hugging Face take as they are: the home of transformers.
+
+    TrainerDataset   rows for transformers' Trainer, with its collator and its callback
+    ModelFeeder      a loader's batches on the device, for `model(**batch)` in a loop of one's own
+    as_dataset       the documents of a store as a `datasets.Dataset`, in place, for TRL
+
+What these models want is not what a loop of one's own wants, and nothing tells where they differ:
+
+- They shift labels themselves, so `labels` are those of the same places (`labels="same"`).
+- Attention stays within documents only by `position_ids`, and only without a cache of keys and
+  without an `attention_mask`; with flash attention only where all rows are one, with the names
+  `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`.
+- Accelerate has rank 0 read an iterable dataset for all ranks, and skips by reading. So the Trainer
+  gets numbered rows: a number is a row's place in the run, whoever reads it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmill.errors import MissingExtraError, UsageError
+from tokenmill.loader.batch import IGNORED
+from tokenmill.loader.loader import Loader
+from tokenmill.loader.mixture import Mixture
+from tokenmill.torch import DeviceFeeder, to_tensors
+
+if find_spec("transformers") is None:
+    raise MissingExtraError("transformers", extra="transformers", purpose="feeding its models")
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, Sampler
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tokenmill.loader.mixture import StoreInput
+    from tokenmill.store.reader import MappedShard, Store
+    from tokenmill.torch import Tensors
+
+__all__ = ["ModelFeeder", "ModelInputs", "TrainerDataset", "as_dataset"]
+
+FIELDS = ("input_ids", "labels", "position_ids")
+MASKING = "transformers.masking_utils"  # since 4.53: before, position ids kept no documents apart
+
+
+class ModelInputs:
+    """What a model's `forward` is called with, of rows with labels of the same places.
+
+    A collator for `DataLoader` and Trainer. With flash attention all rows become one, since only
+    then it looks at where documents begin; else rows stay rows, since a mask for all of them at
+    once would have the square of their number.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, flatten: bool | None = None) -> None:
+        inner = unwrapped(model)
+        config = getattr(inner, "config", None)
+        if config is None:
+            raise UsageError(
+                f"a {type(model).__name__} has no config as models of transformers have, which says"
+                " what attention it uses",
+                hint="give the model that is trained; for another one use tokenmill.torch",
+            )
+        attention = str(getattr(config, "_attn_implementation", None))
+        self.flatten = "flash" in attention if flatten is None else flatten
+        if "flash" not in attention and find_spec(MASKING) is None:
+            raise UsageError(
+                f"this transformers keeps no documents apart with attention {attention!r}",
+                hint="pip install 'transformers>=4.53'",
+            )
+        takes = inspect.signature(inner.forward).parameters
+        takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
+        if "position_ids" not in takes and not takes_any:
+            raise UsageError(
+                f"{type(inner).__name__} takes no position_ids, by which alone its attention would"
+                " stay within documents",
+                hint="feed it rows of one document each, with tokenmill.torch and packing='pad'",
+            )
+        # A cache of keys would silently switch the masks of documents off.
+        self._others = {"use_cache": False} if "use_cache" in takes or takes_any else {}
+
+    def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """Rows of a TrainerDataset as one batch."""
+        fields = [row.fields if isinstance(row, _FlatRow) else row for row in rows]
+        return self.of({name: torch.stack([each[name] for each in fields]) for name in FIELDS})
+
+    def of(self, tensors: Mapping[str, torch.Tensor], longest: int | None = None) -> dict[str, Any]:
+        """The same of rows that are a batch; `longest` a bound that is known already."""
+        inputs: dict[str, Any] = {name: tensors[name] for name in FIELDS}
+        # Fused kernels index with 64 bits, and so do embeddings.
+        inputs["position_ids"] = inputs["position_ids"].long()
+        if self.flatten:
+            inputs = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
+            ends = tensors.get("cu_seqlens")
+            if ends is None:
+                begins = (inputs["position_ids"][0] == 0).nonzero().flatten()
+                ends = torch.cat((begins, begins.new_tensor([inputs["input_ids"].numel()]))).int()
+            if longest is None:
+                longest = int(ends.diff().max())
+            inputs.update(cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+            inputs.update(max_length_q=longest, max_length_k=longest)
+        return inputs | self._others
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model within what torch wraps around it."""
+    while (inner := getattr(model, "module", getattr(model, "_orig_mod", None))) is not None:
+        model = inner
+    return model
+
+
+# -------------------------------------------------------------------------------------------------
+# For a loop of one's own.
+
+
+class ModelFeeder(DeviceFeeder):
+    """Iterates over a loader's steps, as what a model is called with, on the model's device.
+
+    >>> loader = Loader(store, seq_len=2048, batch_size=16, labels="same", boundaries="mask")
+    >>> for batch in ModelFeeder(loader, model):
+    ...     model(**batch).loss.backward()
+
+    Everything else is a DeviceFeeder's.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        model: torch.nn.Module,
+        *,
+        device: torch.device | str | None = None,
+        depth: int = 3,
+        flatten: bool | None = None,
+    ) -> None:
+        if loader.labels != "same":
+            raise UsageError(
+                f"labels={loader.labels!r} of this loader are the next tokens, and"
+                f" {type(unwrapped(model)).__name__} shifts labels by itself: it would learn the"
+                " token after the next",
+                hint='make it with Loader(..., labels="same")',
+            )
+        self._inputs = ModelInputs(model, flatten=flatten)
+        if device is None:
+            device = next((each.device for each in model.parameters()), None)
+        fields = (*FIELDS, "cu_seqlens") if self._inputs.flatten else FIELDS
+        super().__init__(loader, device=device, fields=fields, depth=depth)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Where documents end is known to the host before, and not asked of the device.
+        return (self._inputs.of(batch, batch.max_seqlen) for batch in super().__iter__())
+
+
+# -------------------------------------------------------------------------------------------------
+# For the Trainer.
+#
+# Row k of the run is row k of a loader with batches of one row, on one rank: the stream of rows
+# does not depend on how it is dealt out. The Trainer deals out numbers, which cost nothing to skip.
+# The callback has it count through the run instead of drawing numbers, sees from the checkpoint
+# that the run is the same one, and where it stands.
+
+
+class TrainerDataset(Dataset[Any]):
+    """Rows of a store or mixture for transformers' Trainer, right for its models as they are.
+
+    >>> rows = TrainerDataset("my-store", seq_len=2048, model=model, split="train")
+    >>> Trainer(model, args, train_dataset=rows, data_collator=rows.collate,
+    ...         callbacks=[rows.callback])
+
+    Every rank reads its own rows, in the order of a loader: shuffled by `seed`, anew in each epoch.
+    An epoch is every row of a store once, or as many rows as the stores of a mixture have; a last
+    batch that does not come out even takes the first rows of the next epoch, which goes on after
+    them. A run goes on from the Trainer's checkpoint with the row after the last one used, reading
+    none of those before, on any number of GPUs and with any batch size.
+
+    Without the callback the Trainer draws numbers by itself: each row once in an epoch, in an order
+    of its own. Evaluation needs none.
+    """
+
+    def __init__(
+        self,
+        source: StoreInput | Mixture,
+        *,
+        seq_len: int,
+        model: torch.nn.Module,
+        packing: str = "concat",
+        boundaries: str = "mask",
+        shuffle: bool | str = True,
+        seed: int = 0,
+        pad_id: int | None = None,
+        split: str | None = None,
+        flatten: bool | None = None,
+    ) -> None:
+        if isinstance(source, Mixture) and any(stage.seq_len for stage in source.stages):
+            raise UsageError(
+                "a stage of this mixture changes seq_len, and the Trainer's batches have one number"
+                " of rows",
+                hint="train each stage by itself, or in a loop of your own with ModelFeeder",
+            )
+        self.loader = Loader(
+            source,
+            seq_len=seq_len,
+            batch_size=1,
+            packing=packing,
+            boundaries=boundaries,
+            labels="same",
+            shuffle=shuffle,
+            seed=seed,
+            pad_id=pad_id,
+            prefetch=0,
+            split=split,
+        )
+        self.collate = ModelInputs(model, flatten=flatten)
+        """The `data_collator` of these rows."""
+        self.callback = RunCallback(self)
+        """What the Trainer is to be given in `callbacks`."""
+
+    def __len__(self) -> int:
+        steps = self.loader.num_steps
+        return sum(each.num_rows for each in self.loader.layouts()) if steps is None else steps
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Several rows, read in one go; DataLoader asks for a batch in this way."""
+        is_placed = all(isinstance(number, _Place) for number in numbers)
+        if not is_placed and len(self.loader.mixture.stages) > 1:
+            raise UsageError(
+                "the stages of a mixture come one after the other, and the Trainer drew rows in an"
+                " order of its own",
+                hint="give the Trainer callbacks=[rows.callback] too",
+            )
+        if outside := [n for n in numbers if not is_placed and not -len(self) <= n < len(self)]:
+            raise IndexError(f"row {outside[0]} of {len(self):,} rows")
+        steps = self.loader.num_steps
+        places = [int(n) % (steps or len(self)) if n < 0 or steps else int(n) for n in numbers]
+        tensors = to_tensors(self.loader.gather(places), fields=FIELDS)
+        rows = zip(*(tensor.unbind() for tensor in tensors.values()), strict=True)
+        made = [dict(zip(FIELDS, row, strict=True)) for row in rows]
+        return [_FlatRow(row) for row in made] if self.collate.flatten else made
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers need no callback, which knows the Trainer's dataloader.
+        return {name: value for name, value in self.__dict__.items() if name != "callback"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.callback = RunCallback(self)
+
+
+class _FlatRow:
+    """A row for flash attention, which another collator would make a batch of without masks."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: Tensors) -> None:
+        self.fields = fields
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # what other collators ask for
+        raise UsageError(
+            "flash attention keeps documents apart only in batches of one row, which this collator"
+            " does not make",
+            hint="give the Trainer data_collator=rows.collate too",
+        )
+
+
+class _Place(int):
+    """Number of a row in the whole run, not in what a sampler takes for the dataset."""
+
+    __slots__ = ()
+
+
+class _Run(Sampler[int]):
+    """The rows of a run in their order, an epoch of the Trainer at a time."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count, self.epoch = first, count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accelerate says it to samplers before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.first + self.epoch * self.count
+        return map(_Place, range(start, start + self.count))
+
+
+KEY = "tokenmill"  # of our state among those that the Trainer keeps in trainer_state.json
+
+
+class RunCallback(TrainerCallback):  # type: ignore[misc]  # it has no types here
+    """Has the Trainer take rows in the order of the run, and go on where a checkpoint was made."""
+
+    def __init__(self, dataset: TrainerDataset) -> None:
+        self.dataset = dataset
+        self._offset = 0  # of a row in the run, to what the Trainer counts
+        self._batches = self._rows = self._updates = 0
+
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **known: Any) -> None:
+        """Put the order of the run in the place of the Trainer's."""
+        train_dataloader = known["train_dataloader"]
+        samplers: list[Any] = [getattr(train_dataloader, "batch_sampler", None)]
+        while (inner := getattr(samplers[-1], "batch_sampler", None)) is not None:
+            samplers.append(inner)
+        if train_dataloader.dataset is not self.dataset or not isinstance(
+            samplers[-1], BatchSampler
+        ):
+            raise UsageError(
+                "this callback belongs to a TrainerDataset, and the Trainer trains on something"
+                f" else: {type(train_dataloader.dataset).__name__}",
+                hint="give it Trainer(train_dataset=rows, ..., callbacks=[rows.callback])",
+            )
+        # As accelerate counts them: of all ranks.
+        self._rows = getattr(train_dataloader, "total_batch_size", samplers[-1].batch_size)
+        self._batches = len(train_dataloader)
+        self._accumulated = args.gradient_accumulation_steps
+        self._updates = max(1, -(-self._batches // self._accumulated))
+        skips = not args.ignore_data_skip
+        self._offset = self._consumed(state) - self._counted(state.global_step, within=skips)
+        run = _Run(self._offset, self._batches * self._rows)
+        for sampler in samplers:
+            sampler.sampler = run
+
+    def _counted(self, updates: int, *, within: bool = True) -> int:
+        """Rows that the Trainer counts as used after so many updates, or before their epoch."""
+        epochs, more = divmod(updates, self._updates)
+        batches = epochs * self._batches + (more * self._accumulated if within else 0)
+        return batches * self._rows
+
+    def _consumed(self, state: Any) -> int:
+        """Rows of the run that were used before the first one of now."""
+        saved = state.stateful_callbacks.get(KEY)
+        if saved is not None:
+            self.dataset.loader.load_state_dict(saved["attributes"]["loader"])
+            return int(saved["attributes"]["rows"])
+        if not state.global_step:
+            return 0
+        rows = self._counted(state.global_step)
+        warnings.warn(
+            "the checkpoint says nothing of the rows of a TrainerDataset; going on with row"
+            f" {rows:,}, which {state.global_step:,} steps of this batch size come to",
+            UserWarning,
+            stacklevel=2,
+        )
+        return rows
+
+    def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        """Have the position in the state before anything saves it."""
+        loader, rows = self.dataset.loader, self._offset + self._counted(state.global_step)
+        loader.seek(rows % loader.num_steps if loader.num_steps else rows)
+        saved = {"rows": rows, "loader": loader.state_dict()}
+        state.stateful_callbacks[KEY] = {"args": {}, "attributes": saved}
+
+
+# -------------------------------------------------------------------------------------------------
+# For TRL, and whatever else takes a `datasets.Dataset`.
+
+
+def as_dataset(store: StoreInput, *, split: str | None = None) -> Any:
+    """The documents of a store as a `datasets.Dataset`: `input_ids` and `labels`, nothing copied.
+
+    >>> SFTTrainer(model, train_dataset=as_dataset("chats", split="train"), args=SFTConfig(...))
+
+    Labels are -100 where the store says that a token does not count; those of a store with masks
+    take 4 bytes of memory a token, everything else stays in the store's own files.
+    """
+    if find_spec("datasets") is None:
+        raise MissingExtraError("datasets", extra="trl", purpose="a datasets.Dataset of a store")
+    import datasets
+    import pyarrow as pa
+
+    [opened] = Mixture.of(store, max_epochs=None, split=split).stores
+    parts = [_shard_columns(opened, shard) for shard in range(len(opened.shards))]
+    ids, labels = (
+        pa.chunked_array([part[i] for part in parts], type=pa.list_(pa.from_numpy_dtype(dtype)))
+        for i, dtype in enumerate((opened.dtype, "int32" if opened.has_mask else opened.dtype))
+    )
+    table = datasets.table.InMemoryTable(pa.table({"input_ids": ids, "labels": labels}))
+    return datasets.Dataset(table, fingerprint=opened.content[:16])
+
+
+def _shard_columns(store: Store, number: int) -> tuple[Any, Any]:
+    import pyarrow as pa
+
+    shard: MappedShard = store.map_shard(number)
+    lengths = shard.index.lengths
+    ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    starts = shard.index.offsets // shard.index.dtype.itemsize
+    tokens, mask = shard.tokens[: len(shard.tokens)], shard.mask
+    if not np.array_equal(starts, ends[:-1]):
+        # Of other projects' files, read in place: documents need not lie one after the other.
+        places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+        tokens, mask = tokens[places], None if mask is None else mask[: len(mask)][places]
+    offsets = pa.array(ends.astype(np.int32))
+    ids = pa.ListArray.from_arrays(offsets, pa.array(tokens[: ends[-1]]))
+    if mask is None:
+        return ids, ids
+    counts = mask[: ends[-1]].astype(np.bool_)
+    labels = np.where(counts, tokens[: ends[-1]].astype(np.int32), np.int32(IGNORED))
+    return ids, pa.ListArray.from_arrays(offsets, pa.array(labels))
