@@ -215,6 +215,10 @@ class RowShape:
     )
     """More variables for the chat template, such as '{"enable_thinking": false}'. A field of this
     name in a row goes before them."""
+    template_version: str = option("training", SHAPE, choices=("training", "own", "prefix"))
+    """A chat template that writes earlier answers in another way once more is said, without their
+    reasoning: in its training version, which keeps it, where one is known (Qwen3); or as it is,
+    with answers found where it writes them; or such chats are rejected, as in stores of before."""
     train_on: str = option("assistant", SHAPE, choices=("assistant", "all", "last"))
     """What counts of a conversation: all that the assistant says, everything, or the assistant's
     last message."""
@@ -290,8 +294,11 @@ class RowShape:
         }
         if self.format == "text" and self.max_length is None:
             del values["max_length"], values["too_long"]
-        if self.format == "chat" and self.chat_template_kwargs is None:
-            del values["chat_template_kwargs"]
+        if self.format == "chat":
+            # Which one is used follows from the template too, so that the build says it.
+            del values["template_version"]
+            if self.chat_template_kwargs is None:
+                del values["chat_template_kwargs"]
         if self.piece_tokens is not None:
             # Once, such rows were left whole; a store of that kind is another one.
             values["pieces"] = True
@@ -305,6 +312,9 @@ class RowShape:
         known: dict[str, Any] = {name: config[name] for name in _OPTION_FORMATS if name in config}
         if known.get("too_long") == "split" and "pieces" not in config:
             known["max_length"] = None
+        if config["format"] == "chat":
+            version = str(config.get("template_version", "prefix"))
+            known["template_version"] = version.partition(":")[0]
         return RowShape(format=str(config["format"]), **known)
 
 
@@ -325,6 +335,7 @@ _OPTION_FORMATS = {
     "prompt_field": ("prompt-completion",),
     "completion_field": ("prompt-completion",),
     "messages_field": ("chat",),
+    "template_version": ("chat",),
     "train_on": ("chat",),
     "chat_date": ("chat",),
     "chat_template_kwargs": ("chat",),

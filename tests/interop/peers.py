@@ -22,9 +22,9 @@ PEERS = ROOT / ".venv-peers"
 SECONDS = 120
 
 
-def require() -> None:
-    """Skip the test where the other projects' packages are not there."""
-    if (PEERS / "stamp").exists():
+def require(package: str = "stamp") -> None:
+    """Skip the test where the other projects' packages, or one of them, are not there."""
+    if (PEERS / package).exists():
         return
     problem = "other projects' packages are not there (.venv-peers): make test brings them"
     if os.environ.get("CI"):

@@ -88,11 +88,18 @@ def request_identity(
     ways = _ways(options, settings)
     is_chat = shape is not None and shape.format == "chat"
     if is_chat:
-        from tokenmill.supervised.chat import digest, read_sources, with_template
+        from tokenmill.supervised.chat import digest, read_sources, version_used, with_template
 
         files = with_template(files, options.chat_template)
+        sources = read_sources(files.files)
         for way in ways:
-            way["chat_template"] = digest(read_sources(files.files))
+            way["chat_template"] = digest(sources)
+        assert shape is not None
+        if (version := version_used(sources, shape)) is not None:
+            # Stores of before go on as they were begun, by prefixes alone.
+            ways += [dict(way) for way in ways]
+            for way in ways[: len(ways) // 2]:
+                way["template_version"] = version
     contents = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
     manifest = facts.known_manifest(layout)
     known = None if manifest is None else manifest.identity

@@ -136,6 +136,9 @@ class BuildResult:
     None where it knows everything."""
     bytes_per_token: float | None = None
     """Of text; None where that is not known, as where rows were cut off."""
+    template_version: str | None = None
+    """How a chat template is used that writes earlier answers in another way once more is said:
+    `own`, or `training:` and the name of a version that keeps them."""
     part: str | None = None
     """Which part of the build this was; `totals` and `splits` are then those of its units alone."""
 
@@ -185,6 +188,7 @@ def make_result(
         memory_budget_bytes=0 if memory is None else memory.budget,
         dtype=identity.dtype.name,
         bytes_per_token=bytes_per_token(held.totals, identity.config),
+        template_version=_text(identity.config.get("template_version")),
         skipped_files=() if work is None else work.discovery.not_read,
         unknown=held.unknown,
         warnings=(*heard.warnings, *_unknown_warnings(held)),
@@ -218,6 +222,10 @@ def _unknown_warnings(held: Manifest | Tally) -> Iterator[str]:
     more = len(worst) - len(shown)
     shown += [f"as much of {words.count(more, 'other')}"] if more else []
     yield f"{said}; it is {words.listed(shown)}" if shown else said
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _limiting_stage(stages: dict[str, float]) -> str | None:

@@ -143,6 +143,7 @@ def build_rows(result: BuildResult) -> Iterator[Row]:
         yield "rejects", f"{rows}; file, row and reason of {listed}: {where}"
     yield "unknown", unknown_text(totals, result.unknown)
     yield "not read", first_of(result.skipped_files)
+    yield "template", version_text(result.template_version)
     yield "engine", _engine(result)
     if result.nothing_to_do:
         return
@@ -389,12 +390,25 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     yield "engine", engines_text(inspection)
 
 
+def version_text(version: object) -> str:
+    """How a chat template is used that rewrites what was said; empty where none does."""
+    if not isinstance(version, str):
+        return ""
+    kind, _, name = version.partition(":")
+    if kind != "training":
+        return "as it is; it may write earlier answers in another way, such as without reasoning"
+    if name == "nemotron-3":
+        return f"the {name} training version: its own text, all that the assistant writes counts"
+    return f"the {name} training version: earlier answers keep their reasoning, all of it counts"
+
+
 def shape_text(config: Mapping[str, object]) -> str:
     """What rows were made into; an empty string where each is the text of one field."""
     shape, template = config.get("format"), config.get("template")
     parts = []
     if shape == "chat":
         parts.append(f"chats; {_in_words(TRAINED_ON, 'train_on', config.get('train_on'))}")
+        parts.append(version_text(config.get("template_version")))
     elif shape == "prompt-completion":
         prompt, completion = config.get("prompt_field"), config.get("completion_field")
         parts.append(f"{template or f'{{{prompt}}}{{{completion}}}'!r}; {completion} counts")
@@ -405,7 +419,7 @@ def shape_text(config: Mapping[str, object]) -> str:
         parts.append(
             f"at most {most} tokens, {_in_words(LONG_ROWS, 'too_long', config.get('too_long'))}"
         )
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def sources_text(inspection: Inspection) -> str:

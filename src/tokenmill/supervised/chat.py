@@ -23,9 +23,16 @@ from tokenmill.engines.load import CHAT_TEMPLATE, TokenizerFiles
 from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.files import PathInput, is_remote, shown
 from tokenmill.records import RejectReason
-from tokenmill.supervised.rows import Conversation, RowError, RowText, read_conversation
+from tokenmill.supervised.rows import (
+    TOOL_ROLES,
+    Conversation,
+    RowError,
+    RowText,
+    read_conversation,
+)
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Collection, Iterator, Mapping
 
     from tokenmill.options import RowShape
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 
 
 ALL, LAST = "all", "last"
+# Of `--template-version`. A store of the first that has one names it after a colon.
+TRAINING, OWN, PREFIX = "training", "own", "prefix"
 # What the renderings may take together that look for the answers of a row, where a template looks
 # ahead: there is one for each message, so that the time grows with the square of the messages.
 STEPS_TOGETHER, STEPS_PER_CHARACTER = 16 << 20, 64
@@ -98,9 +107,39 @@ def digest(sources: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(sources), sort_keys=True).encode()).hexdigest()
 
 
-def load_templates(info: TokenizerInfo, shape: RowShape) -> dict[str, ChatTemplate]:
-    """Compile a tokenizer's templates, by name."""
-    with importing("jinja2", extra="chat", purpose="rendering chats with a chat template"):
+def version_used(sources: Mapping[str, str], shape: RowShape) -> str | None:
+    """How templates are used that may write an answer in another way once more is said.
+
+    None where there is no such template, or where such chats are to be rejected.
+    """
+    with _importing_jinja():
+        from tokenmill.supervised.sandbox import looks_ahead
+    if shape.train_on == ALL or shape.template_version == PREFIX:
+        return None
+    if not any(map(looks_ahead, sources.values())):
+        return None
+    known = filter(None, (_known_version(source, shape) for source in sources.values()))
+    return next((f"{TRAINING}:{name}" for name in known), OWN)
+
+
+def _known_version(source: str, shape: RowShape) -> str | None:
+    from tokenmill.supervised.sandbox import training_version
+
+    is_wanted = shape.template_version.partition(":")[0] == TRAINING
+    # The last answer alone is what its own template makes of all that is said.
+    return training_version(source) if is_wanted and shape.train_on not in (ALL, LAST) else None
+
+
+def _importing_jinja() -> contextlib.AbstractContextManager[None]:
+    return importing("jinja2", extra="chat", purpose="rendering chats with a chat template")
+
+
+def load_templates(
+    info: TokenizerInfo, shape: RowShape, *, versions: bool = False
+) -> dict[str, ChatTemplate]:
+    """Compile a tokenizer's templates, by name; with `versions` the training versions of those
+    that are to be used so."""
+    with _importing_jinja():
         from tokenmill.supervised.sandbox import ChatTemplate
     # `eos_token` and the like, as the tokenizer's own files name them; then the row shape's own.
     names: dict[str, str] = {}
@@ -125,7 +164,12 @@ def load_templates(info: TokenizerInfo, shape: RowShape) -> dict[str, ChatTempla
         what = f"chat_date={date!r} is not a day"
         raise UsageError(what, hint="write it as 2024-07-26") from error
     return {
-        name: ChatTemplate(source, variables=variables, date=day)
+        name: ChatTemplate(
+            source,
+            variables=variables,
+            date=day,
+            version=_known_version(source, shape) if versions else None,
+        )
         for name, source in read_sources(info.files).items()
     }
 
@@ -179,9 +223,18 @@ class ChatMaker:
     def __init__(self, info: TokenizerInfo, shape: RowShape) -> None:
         self._specials = special_tokens_of(info)
         self._train_on, self._field = shape.train_on, shape.messages_field
+        self._finds = shape.template_version != PREFIX
+        originals = load_templates(info, shape)
+        # Those that are used in their own version are not compiled twice.
+        templates = {
+            name: template
+            for name, template in load_templates(info, shape, versions=True).items()
+            if template.version is not None
+        }
+        self._originals = {name: originals[name] for name in templates}
         self._templates = {
             name: (template, Provenance(template, self._specials.tokens))
-            for name, template in load_templates(info, shape).items()
+            for name, template in (originals | templates).items()
         }
 
     def __call__(self, row: dict[str, Any]) -> RowText:
@@ -191,17 +244,36 @@ class ChatMaker:
         if not turns:
             raise RowError(RejectReason.NO_ASSISTANT_TURN, "no message has the role assistant")
         has_tools = conversation.tools is not None and WITH_TOOLS in self._templates
-        template, provenance = self._templates[WITH_TOOLS if has_tools else DEFAULT]
+        name = WITH_TOOLS if has_tools else DEFAULT
+        template, provenance = self._templates[name]
         generated = None
         if template.has_generation and self._train_on != ALL:
             text, generated = template.render_tracked(conversation)
+        elif template.version is not None:
+            text, places = template.render_placed(conversation)
+            _check_version(self._originals[name], conversation, text, places)
+            generated = _found(template, conversation, text, places)
+            if generated is None:
+                what = "the template's training version writes an answer in an unknown way"
+                raise RowError(RejectReason.NOT_A_PREFIX, f"{what}; use --template-version own")
         else:
             text = template.render(conversation)
         cut = self._specials.cut(text, provenance.without_doubt(conversation, text))
         if self._train_on == ALL:
             ranges = [(0, len(text))]
         elif generated is None:
-            ranges = self._answers(template, conversation, text, self._specials.places(cut))
+            specials = self._specials.places(cut)
+            try:
+                ranges = self._answers(template, conversation, text, specials)
+            except RowError as error:
+                if error.reason is not RejectReason.NOT_A_PREFIX or not self._finds:
+                    raise
+                again, places = template.render_placed(conversation)
+                found = _found(template, conversation, text, places) if again == text else None
+                if found is None:
+                    raise
+                found = found[-1:] if self._train_on == LAST else found
+                ranges = [_without_space(each, text, specials) for each in found]
         elif self._train_on == LAST and len(generated) == len(turns):
             ranges = generated[-1:]
         elif self._train_on == LAST and len(generated) > 1:
@@ -261,13 +333,90 @@ class ChatMaker:
             is_last = turn + 1 == len(conversation.messages)
             end = len(text) if is_last else place(turn + 1, prompt=False)
             if start < end:
-                # Without the white space that follows its end token.
-                last = bisect.bisect_right(specials, end, key=lambda one: one[1]) - 1
-                if last >= 0 and specials[last][0] >= start:
-                    own_end = specials[last][1]
-                    end = end if text[own_end:end].strip() else own_end
-                ranges.append((start, end))
+                ranges.append(_without_space((start, end), text, specials))
         return ranges
+
+
+def _without_space(answer: Range, text: str, specials: list[Range]) -> Range:
+    """An answer without the white space that follows its end token."""
+    start, end = answer
+    last = bisect.bisect_right(specials, end, key=lambda one: one[1]) - 1
+    if last < 0 or specials[last][0] < start:
+        return answer
+    own_end = specials[last][1]
+    return (start, end) if text[own_end:end].strip() else (start, own_end)
+
+
+def _found(
+    template: ChatTemplate, conversation: Conversation, text: str, places: list[int | None]
+) -> list[Range] | None:
+    """Ranges of the answers by what the template wrote of each message: all but its marker.
+
+    None where it does not begin with the marker, or has not what the message says.
+    """
+    marker = template.marker
+    if not places or not marker:
+        return None
+    ranges = []
+    for number, message in enumerate(conversation.messages):
+        # Nor may what a tool says be in an answer: such a template writes it there ahead.
+        if message["role"] in TOOL_ROLES:
+            own = text[places[number] or 0 : places[number + 1] or 0]
+            said = message.get("content")
+            if not own or (isinstance(said, str) and said.strip() not in own):
+                return None
+    for turn in conversation.assistant_turns:
+        start, end = places[turn], places[turn + 1]
+        if start is None or end is None:
+            return None
+        if turn + 1 == len(conversation.messages) and template.version is None:
+            end = len(text)
+        start += end - start - len(text[start:end].lstrip())
+        if not text.startswith(marker, start, end):
+            return None
+        start += len(marker)
+        content = conversation.messages[turn].get("content")
+        said = content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
+        if text.find(said, start, end) < 0:
+            return None
+        if start < end:
+            ranges.append((start, end))
+    return ranges
+
+
+def _check_version(
+    original: ChatTemplate, conversation: Conversation, text: str, places: list[int | None]
+) -> None:
+    """Raise unless a training version wrote what the template itself writes, and in answers one
+    piece more that it leaves out."""
+    whole, own = original.render_placed(conversation)
+    parts, theirs = _parts(text, places), _parts(whole, own)
+    is_same = bool(places) and len(parts) == len(theirs)
+    turns = {turn + 1 for turn in conversation.assistant_turns}  # the first part is before them all
+    for number, (part, other) in enumerate(zip(parts, theirs, strict=False)):
+        if part == other or not is_same:
+            continue
+        before = common_start(part, other)
+        after = common_start(part[before:][::-1], other[before:][::-1])
+        is_same = number in turns and before > 0 and before + after == len(other)
+    if not is_same:
+        what = (
+            "the template's training version writes more of this conversation in another way than "
+            "the reasoning of answers; use --template-version own"
+        )
+        raise RowError(RejectReason.NOT_A_PREFIX, what)
+
+
+def common_start(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _parts(text: str, places: list[int | None]) -> list[str]:
+    """A text cut where messages begin, and at the end of the last."""
+    bounds = [0, *(place or 0 for place in places), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def _head(conversation: Conversation, count: int) -> Conversation:

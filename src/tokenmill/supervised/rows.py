@@ -109,6 +109,7 @@ ASSISTANT = "assistant"
 ROLES = frozenset(
     ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython", "observation")
 )
+TOOL_ROLES = frozenset(("tool", "function", "ipython", "observation"))
 SHAREGPT_ROLES = {role: role for role in ("system", "user", ASSISTANT, "tool")}
 SHAREGPT_ROLES |= {"human": "user", "function_response": "tool", "observation": "tool"}
 SHAREGPT_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT)

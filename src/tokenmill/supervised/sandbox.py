@@ -20,6 +20,7 @@ This is the home of Jinja, and is imported where a template is to run.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 import operator
@@ -37,7 +38,7 @@ from jinja2.visitor import NodeTransformer
 
 from tokenmill.errors import BuildError, TokenizerError, UsageError
 from tokenmill.records import RejectReason
-from tokenmill.supervised.chat import GENERATION, PROMPT
+from tokenmill.supervised.chat import GENERATION, PROMPT, common_start
 from tokenmill.supervised.rows import Conversation, RowError, nesting
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ MOST_AT_ONCE = 5  # values that are put together before it is counted what that 
 MOST_CHARACTERS = 1 << 20
 _BLOCKS, _MESSAGES = "generation blocks", "messages"
 _TWO_ANSWERS = ("\ue000", "\ue001")
+_REASONING = "<think>"
 _ENTRY = 8  # what an entry of a list counts
 _WIDEST = 9999
 _DICT_METHODS = frozenset(dir(dict))
@@ -121,7 +123,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         filters = {name: f for name, f in self.filters.items() if name not in _ABSENT}
         self.filters = {name: self._limited(name, function) for name, function in filters.items()}
         # What `_Counting` writes into a template; no expression can have such a name.
-        for method in (self.built, self.part, self.compared, self.made, self.loop):
+        for method in (self.built, self.part, self.compared, self.made, self.loop, self.turn):
             self.filters[f" {method.__name__}"] = method
         for name in _COMPARING:
             self.tests[name] = self._limited_test(self.tests[name])
@@ -134,7 +136,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._next_look = STEPS - STEPS_AT_ONCE
         self.tracked = tracked
         self.notes: list[tuple[int, str]] = []
-        self.looped: Any = []
+        self.looped: list[Any] = []
         self._parts: list[str] = []
         self._noted_parts = self._noted_length = 0
         return self._parts
@@ -223,22 +225,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     @pass_context
-    def loop(self, _context: Any, values: Any, cost: int, is_main: bool = False) -> Any:
-        """What a loop goes through; where it is that of the messages, each may be noted."""
+    def loop(self, _context: Any, values: Any, cost: int) -> Any:
+        """What a loop goes through."""
         if type(cost) is not int or cost < 1:  # the filter map takes names as strings
             raise TemplateLimit("a loop costs something")
         if hasattr(values, "__len__"):
             self.step(len(values) * cost + 1)
-            return self._noted(values) if is_main and self.tracked == _MESSAGES else values
+            return values
         # The loop itself will say so where it is nothing to go through.
         return _Counted(values, self, cost) if hasattr(values, "__next__") else values
 
-    def _noted(self, values: Any) -> Iterator[Any]:
-        self.looped = values
-        for value in values:
+    @pass_context
+    def turn(self, _context: Any, value: Any) -> Any:
+        """A message that is about to be written, or none after the last one."""
+        if self.tracked == _MESSAGES:
             self.note()
-            yield value
-        self.note()
+            self.looped.append(value)
+        return value
 
     # What Jinja calls.
 
@@ -520,10 +523,15 @@ class _Counting(NodeTransformer):
         return self._told("made", nodes.Concat(terms))
 
     def visit_For(self, node: Any) -> Any:  # noqa: N802
-        cost = nodes.Const(_size(node))
+        cost, is_main = nodes.Const(_size(node)), node is self._main
         node = self.generic_visit(node)
-        node.iter = self._told("loop", node.iter, cost, nodes.Const(node is self._main))
-        return node
+        node.iter = self._told("loop", node.iter, cost)
+        if not is_main:
+            return node
+        # Not where the loop takes them: it takes one ahead to know whether that is the last.
+        value = nodes.Name(node.target.name, "load")
+        node.body.insert(0, nodes.ExprStmt(self._told("turn", value)))
+        return [node, nodes.ExprStmt(self._told("turn", nodes.Const(None)))]
 
 
 def _size(node: nodes.Node) -> int:
@@ -564,6 +572,7 @@ def _main_loop(tree: nodes.Template) -> nodes.For | None:
         if is_loop and member.attr in ("index", "index0", "first"):
             allowed.add(id(member.node))
     is_plain = isinstance(main.iter, nodes.Name) and main.iter.name in names
+    is_plain = is_plain and isinstance(main.target, nodes.Name)
     if not is_plain or main.test is not None or main.else_ or main.recursive:
         return None
     kinds = (nodes.Name, nodes.NSRef)
@@ -575,6 +584,95 @@ def _main_loop(tree: nodes.Template) -> nodes.For | None:
     made |= {macro.name for macro in tree.find_all(nodes.Macro)} | names | {"loop", "self"}
     later: Iterator[Any] = nodes.Template(after).find_all(kinds)
     return None if any(name.name in made for name in later) else main
+
+
+def _writing_loop(tree: nodes.Template) -> nodes.For | None:
+    """The one loop at the top that writes something of messages, whatever else it sees."""
+    names, found = {"messages"}, []
+    for node in _statements(tree.body):
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            if any(each.name in names for each in node.node.find_all(nodes.Name)):
+                names.add(node.target.name)
+        elif isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name):
+            outputs = [part for each in node.find_all(nodes.Output) for part in each.nodes]
+            is_said = any(
+                not isinstance(part, nodes.TemplateData) or part.data.strip() for part in outputs
+            )
+            if is_said and node.iter.name in names and isinstance(node.target, nodes.Name):
+                found.append(node)
+    return found[0] if len(found) == 1 else None
+
+
+# Training versions: a template that drops the reasoning of earlier answers, changed so that it
+# writes every answer as it does when that is the last thing said.
+#
+# A version is a change of the template that is at hand, made where its code is the known one; none
+# holds a template. What it writes is compared with the template's own text for every row.
+
+QWEN3, NEMOTRON3, DEEPSEEK_R1_DISTILL = "qwen3", "nemotron-3", "deepseek-r1-distill"
+# By sha256 of a template: the part of it that goes.
+_DEEPSEEK_R1_DISTILL = "56a1447ad31926fdc21fb07e56e5642bd9c850c4f52d8c8af7bbe5f079a84f5f"
+_DROPPING = re.compile(
+    r"\{%-? if '</think>' in content %\}\{%-? set content = "
+    r"content\.split\('</think>'\)\[-1\] %\}\{%-? endif %\}"
+)
+
+
+def training_version(source: str) -> str | None:
+    """The name of the training version that is known of a template."""
+    if hashlib.sha256(source.strip().encode()).hexdigest() == _DEEPSEEK_R1_DISTILL:
+        return DEEPSEEK_R1_DISTILL
+    try:
+        tree = Sandbox(None).parse(source)
+    except (jinja2.TemplateSyntaxError, RecursionError):
+        return None
+    if _writing_loop(tree) is None or GENERATION.search(source) is not None:
+        return None
+    if any(map(_is_later, tree.find_all(nodes.Compare))):
+        return QWEN3
+    # It writes what the template does; what counts of it is known.
+    names = {name.name for name in tree.find_all(nodes.Name)}
+    return NEMOTRON3 if "truncate_history_thinking" in names else None
+
+
+def _is_member(node: object, owner: str | None, name: str) -> bool:
+    if not isinstance(node, nodes.Getattr) or node.attr != name:
+        return False
+    return isinstance(node.node, nodes.Name) and owner in (None, node.node.name)
+
+
+def _is_later(node: nodes.Compare) -> bool:
+    """Whether it asks if an answer comes after the last question."""
+    if len(node.ops) != 1 or node.ops[0].op != "gt" or not _is_member(node.expr, "loop", "index0"):
+        return False
+    return _is_member(node.ops[0].expr, None, "last_query_index")
+
+
+class _Keeping(NodeTransformer):
+    """Has a template of Qwen3's kind write the reasoning of every answer."""
+
+    def visit_Compare(self, node: Any) -> Any:  # noqa: N802
+        return nodes.Const(True) if _is_later(node) else self.generic_visit(node)
+
+    def visit_Or(self, node: Any) -> Any:  # noqa: N802
+        # `loop.last or (not loop.last and reasoning_content)`
+        other = node.right
+        if _is_member(node.left, "loop", "last") and isinstance(other, nodes.And):
+            left, right = other.left, other.right
+            is_not_last = isinstance(left, nodes.Not) and _is_member(left.node, "loop", "last")
+            if is_not_last and isinstance(right, nodes.Name) and right.name == "reasoning_content":
+                return nodes.Const(True)
+        return self.generic_visit(node)
+
+
+def looks_ahead(source: str) -> bool:
+    """Whether a template may write a message in another way once more is said, unmarked."""
+    if GENERATION.search(source) is not None:
+        return False
+    try:
+        return _main_loop(Sandbox(None).parse(source)) is None
+    except (jinja2.TemplateSyntaxError, RecursionError):
+        return False  # it is refused with its own words
 
 
 def _statements(parts: list[nodes.Node]) -> Iterator[nodes.Node]:
@@ -606,9 +704,15 @@ class ChatTemplate:
     """A compiled template with the strings that it is given besides the conversation."""
 
     def __init__(
-        self, source: str, *, variables: Mapping[str, Any], date: datetime.date | None = None
+        self,
+        source: str,
+        *,
+        variables: Mapping[str, Any],
+        date: datetime.date | None = None,
+        version: str | None = None,
     ) -> None:
-        self.source = source
+        """`version` is the name of a training version that is known of it."""
+        self.source, self.version = source, version
         self.variables = dict(variables)
         self.has_generation = GENERATION.search(source) is not None
         self.has_prompt = PROMPT in source  # whether it can write the header of an answer alone
@@ -623,7 +727,11 @@ class ChatTemplate:
             raise _refused(f"has {len(source):,} characters, more than {MOST_CHARACTERS:,}")
         self._sandbox = Sandbox(date)
         try:
+            if version == DEEPSEEK_R1_DISTILL:
+                source = _DROPPING.sub("", source)
             tree = self._sandbox.parse(source)
+            if version == QWEN3:
+                tree = _Keeping().visit(tree)
             # Strings of its expressions: what it writes, and what it looks for.
             constants = [node.value for node in tree.find_all(nodes.Const)]
             self.literals = [each for each in constants if isinstance(each, str)]
@@ -635,7 +743,7 @@ class ChatTemplate:
             main = _main_loop(tree)
             # Whether what is written of a message follows from it and those before alone.
             self._is_forward = main is not None
-            tree = _Counting(main).visit(tree).set_environment(self._sandbox)
+            tree = _Counting(main or _writing_loop(tree)).visit(tree).set_environment(self._sandbox)
             self._template = self._sandbox.from_string(tree)
             # A chain of dicts otherwise, which is copied entry by entry for every conversation.
             self._template.globals = dict(self._template.globals)
@@ -716,16 +824,46 @@ class ChatTemplate:
         """
         if not self._is_forward:
             return None
-        asked = self.render(conversation, prompt=True, tracked=_MESSAGES)
-        places, values = [place for place, _ in self._sandbox.notes], self._sandbox.looped
+        asked, places = self.render_placed(conversation, prompt=True)
+        end = places[-1] if places else None
+        if end is None or not text.startswith(asked[:end]):
+            return None
+        return MessagePlaces(places, (text[end:], asked[end:]))
+
+    def render_placed(
+        self, conversation: Conversation, *, prompt: bool = False
+    ) -> tuple[str, list[int | None]]:
+        """The conversation's text with the place of each message, and the end of the last one.
+
+        No places where the template writes messages in no loop of its own; None for messages before
+        that loop.
+        """
+        text = self.render(conversation, prompt=prompt, tracked=_MESSAGES)
+        places, values = [place for place, _ in self._sandbox.notes], self._sandbox.looped[:-1]
         skipped = len(conversation.messages) - len(values)
         # Whatever the loop is over, it must be these very messages, from one of them on.
-        are_messages = len(places) == len(values) + 1 and skipped >= 0
-        if not are_messages or not all(map(operator.is_, values, conversation.messages[skipped:])):
-            return None
-        if not text.startswith(asked[: places[-1]]):
-            return None
-        return MessagePlaces([None] * skipped + places, (text[places[-1] :], asked[places[-1] :]))
+        rest = conversation.messages[max(skipped, 0) :]
+        if not places or skipped < 0 or not all(map(operator.is_, values, rest)):
+            return text, []
+        return text, [None] * skipped + places
+
+    @functools.cached_property
+    def marker(self) -> str:
+        """What an answer is known by: the header that the template writes before one is said, as
+        far as answers have it. Reasoning is part of what is said."""
+        question = Conversation([{"role": "user", "content": "?"}], None)
+        try:
+            before, asked = (self.render(question, prompt=prompt) for prompt in (False, True))
+        except RowError:
+            return ""
+        if not self.has_prompt:
+            header = self.answer_header
+        elif asked.startswith(before):
+            header = self.answer_header
+            header = header[: common_start(asked[len(before) :], header)]
+        else:
+            header = ""
+        return header.partition(_REASONING)[0]
 
     @functools.cached_property
     def answer_header(self) -> str:
@@ -741,8 +879,7 @@ class ChatTemplate:
             )
         except RowError:
             return ""
-        pairs = enumerate(zip(one, other, strict=False))
-        header = one[len(before) : next((place for place, (a, b) in pairs if a != b), len(one))]
+        header = one[len(before) : common_start(one, other)]
         return header if one.startswith(before) and header.strip() else ""
 
 
