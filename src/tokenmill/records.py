@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
+import xxhash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -245,3 +246,25 @@ class lazy(Generic[T]):  # noqa: N801 (used as a decorator)
             return self
         value = instance.__dict__[self._name] = self._compute(instance)
         return value
+
+
+# -------------------------------------------------------------------------------------------------
+# Which split a document belongs to: a hash of its text, so that it never moves.
+#
+# The text itself is the identity: a document keeps its split when its file is renamed, cut
+# otherwise or grows, and two equal documents are never in both training and
+# validation.
+
+VAL = "val"
+
+_SEED = 0x746F6B656E6D696C  # 'tokenmil': fixed for ever, or documents would move
+
+
+def in_validation(texts: TextBatch, fraction: float) -> NDArray[np.bool_]:
+    """True for the documents of the split `val`."""
+    threshold = int(fraction * 2**64)
+    data = np.ascontiguousarray(texts.data).data
+    bounds = texts.offsets.tolist()
+    digest = xxhash.xxh3_64_intdigest
+    chosen = (digest(data[a:b], _SEED) < threshold for a, b in itertools.pairwise(bounds))
+    return np.fromiter(chosen, np.bool_, count=len(texts))

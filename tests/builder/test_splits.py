@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.builder.stores import begin_older_store, tree
 
 import tokenmill
-from tokenmill.builder.worker import in_validation
 from tokenmill.errors import StoreError
-from tokenmill.records import TextBatch
+from tokenmill.records import TextBatch, in_validation
 
 
 def test_the_split_of_a_text_is_fixed_for_ever() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import itertools
 import math
 import os
 import threading
@@ -30,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import psutil
-import xxhash
 
 from tokenmill import words
 from tokenmill.builder import encode, plan
@@ -42,7 +40,16 @@ from tokenmill.errors import (
     UnknownTextError,
 )
 from tokenmill.files import is_remote
-from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, TokenBatch, cut_ranges
+from tokenmill.records import (
+    VAL,
+    Reject,
+    RejectReason,
+    RowBatch,
+    TextBatch,
+    TokenBatch,
+    cut_ranges,
+    in_validation,
+)
 from tokenmill.runners.local import FoundTask
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
@@ -115,28 +122,6 @@ class UnitReport(NamedTuple):
     engine: EngineFacts
     stage_seconds: dict[str, float]
     checked_bytes: int = 0
-
-
-# -------------------------------------------------------------------------------------------------
-# Which split a document belongs to: a hash of its text, so that it never moves.
-#
-# The text itself is the identity: a document keeps its split when its file is renamed, cut
-# otherwise or grows, and two equal documents are never in both training and
-# validation.
-
-VAL = "val"
-
-_SEED = 0x746F6B656E6D696C  # 'tokenmil': fixed for ever, or documents would move
-
-
-def in_validation(texts: TextBatch, fraction: float) -> NDArray[np.bool_]:
-    """True for the documents of the split `val`."""
-    threshold = int(fraction * 2**64)
-    data = np.ascontiguousarray(texts.data).data
-    bounds = texts.offsets.tolist()
-    digest = xxhash.xxh3_64_intdigest
-    chosen = (digest(data[a:b], _SEED) < threshold for a, b in itertools.pairwise(bounds))
-    return np.fromiter(chosen, np.bool_, count=len(texts))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -184,11 +184,13 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     Examples:
       tokenmill train my-store --model tiny --seq-len 256 --steps 100
       tokenmill train my-store --model small --batch-tokens 524288 --steps 1000 -o run --resume
+      tokenmill train my-store --model small --steps 50 -o before --feed encode
       torchrun --nproc-per-node 8 -m tokenmill train my-store --model medium --seq-len 16384
     """
     again = same_command()
     again += "" if " --resume" in again else " --resume"
-    kept = f"the steps that were made are kept in {options['out']}; go on with:\n  {again}"
+    kept = f"the steps that were made are kept in {options['out']}"
+    kept += f"; go on with:\n  {again}" if options["feed"] == "store" else ""
     with stoppable(kept), watch(TrainView(), quiet=quiet) as tell:
         result = tokenmill.train(store, on_progress=tell, **options)
     show.train_result(result, as_json=as_json)

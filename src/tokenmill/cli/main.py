@@ -240,7 +240,10 @@ def refuse_secret_arguments() -> None:
 # What other people's scripts call things, without dashes, and what they are here; a flag is offered
 # by the commands that have it.
 FOREIGN_FLAGS = {
-    "num_workers num_proc nproc n_proc num_processes processes jobs": ["--workers"],
+    "num_workers num_proc nproc n_proc num_processes processes jobs": [
+        "--workers",
+        "--feed-workers (with --feed workers; what is read from a store needs none)",
+    ],
     "output_dir output output_path output_prefix save_dir out_dir": ["--out"],
     "input_dir input input_path data_dir data_path dataset dataset_name": [
         "files, folders and names of corpora are given without a flag: tokenmill build FOLDER"

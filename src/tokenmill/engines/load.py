@@ -787,12 +787,15 @@ def known_policy(kind: str, special_tokens: str) -> tuple[TokenizerKind, Special
         ) from error
 
 
-def load_reference(kind: str, folder: PathLike[str], *, special_tokens: str) -> Engine:
+def load_reference(
+    kind: str, folder: PathLike[str], *, special_tokens: str, threads: int = 1
+) -> Engine:
     """The reference engine alone, of the tokenizer that is kept in a store's folder."""
     known, policy = known_policy(kind, special_tokens)
     # The byte tokenizer has no files to be found.
     where = kind if known is TokenizerKind.BYTES else folder
-    return load_engine(where, choice=REFERENCES[known], special_tokens=policy).reference
+    choice = REFERENCES[known]
+    return load_engine(where, choice=choice, special_tokens=policy, threads=threads).reference
 
 
 def _load_reference(

@@ -162,6 +162,14 @@ class TrainOptions:
     """How documents fill rows; tokenmill layout shows what each would do."""
     boundaries: str = option("keep", DATA, choices=("keep", "mask"))
     """Whether the first token of a document is to be predicted from the one before it."""
+    feed: str = option("store", DATA, choices=("store", "encode", "encode_batch", "workers"))
+    """From the store; or, to see what that costs, tokenize its text while training: a document in a
+    call, 64 in a call, or in the workers of a DataLoader."""
+    text: PathInput | None = option(None, DATA, "FILES", kind=str | None, shown="what was built")
+    """The text that --feed encode and its like read, in the order of its documents: a file, folder
+    or glob."""
+    feed_workers: int | None = option(None, DATA, "N", shown="a core each, but one")
+    """Processes that --feed workers starts."""
     seed: int = option(0, DATA, "N")
     """Of the weights and the order of rows."""
     out: PathInput = option("run", RUN, "FOLDER", short="-o")
@@ -197,6 +205,7 @@ class TrainOptions:
                     f"{each.name}={value!r} is not a whole number above 0",
                     hint=f"give one, like {each.name}=8",
                 )
+        self._check_feed()
         if self.warmup is not None and not 0 <= self.warmup < self.steps:
             raise UsageError(
                 f"warmup={self.warmup} leaves no step of {self.steps} for anything else",
@@ -216,10 +225,38 @@ class TrainOptions:
                 hint=f"use {longest} or less, or a model with a longer context (medium, large)",
             )
 
+    def _check_feed(self) -> None:
+        """Refuse what a feed would leave out in silence."""
+        if self.feed == "store":
+            given = {"text": self.text, "feed_workers": self.feed_workers}
+            for name, value in given.items():
+                if value is not None:
+                    raise UsageError(
+                        f"{name}={value!r} has no meaning with feed='store': the store is read",
+                        hint="leave it out, or use --feed encode or --feed workers",
+                    )
+            return
+        said = {"packing": "concat", "attention": "flash", "resume": False}
+        for name, needed in said.items():
+            value = getattr(self, name)
+            if value != needed:
+                raise UsageError(
+                    f"{name}={value!r} cannot be had with feed={self.feed!r}: text that is"
+                    " tokenized in the loop is cut end to end, from its beginning",
+                    hint="use --feed store, which can",
+                )
+        if self.feed_workers is not None and self.feed != "workers":
+            raise UsageError(
+                f"feed_workers={self.feed_workers} has no meaning with feed={self.feed!r}",
+                hint="leave it out, or use --feed workers",
+            )
+
     def essentials(self) -> dict[str, object]:
         """What a resumed run must have in common with the one it goes on with."""
         names = ("model", "seq_len", "optimizer", "attention", "packing", "boundaries", "seed")
-        return {name: getattr(self, name) for name in names} | {"shuffle": str(self.shuffle)}
+        found = {name: getattr(self, name) for name in names} | {"shuffle": str(self.shuffle)}
+        # Checkpoints of before, which were all fed from stores, do not have it.
+        return found if self.feed == "store" else {**found, "feed": self.feed}
 
     def as_json(self) -> dict[str, object]:
         """All of it, as JSON has it."""
@@ -227,7 +264,8 @@ class TrainOptions:
         values = {name: getattr(self, name) for name in names}
         # JSON has no infinity, which is a fair value for `clip`.
         infinite = {name: str(value) for name, value in values.items() if value == math.inf}
-        return {**values, **infinite, "out": str(self.out)}
+        text = None if self.text is None else str(self.text)
+        return {**values, **infinite, "out": str(self.out), "text": text}
 
 
 # -------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from tokenmill.store.facts import Checksum, Count, Fact, FileFacts, read_fact
 from tokenmill.store.layout import seal, sync_folder, unseal, write_synced
 from tokenmill.torch import DeviceFeeder
 from tokenmill.trainer import loop
+from tokenmill.trainer.feeds import TextFeeder
 from tokenmill.trainer.options import TrainNumbers, TrainProgress, TrainResult
 from tokenmill.words import format_size
 
@@ -564,6 +565,10 @@ class TrainingRun:
                 f"a step will take about {words.duration(seconds)} on {setup.device};"
                 " --batch-tokens and --model make it shorter"
             )
+        self.feeder: TextFeeder | DeviceFeeder
+        if self.options.feed != "store":
+            self.feeder = resources.enter_context(TextFeeder(store, setup))
+            self.notes.append(f"fed by {self.feeder.describe()}")
         loader = self._open(store, shuffle=self.options.shuffle, seed=self.options.seed)
         self.setup, kernel, notes = loop.choose_kernel(setup, lambda: _lengths(loader))
         self.notes += notes
@@ -574,9 +579,10 @@ class TrainingRun:
                 loader.load_state_dict(self._resume_from.facts["loader"])
             except RecursionError as error:
                 raise self._resume_from.damaged("nests its loader's state too deep") from error
-        self.feeder = resources.enter_context(
-            DeviceFeeder(loader, device=setup.device, fields=setup.fields)
-        )
+        if self.options.feed == "store":
+            self.feeder = resources.enter_context(
+                DeviceFeeder(loader, device=setup.device, fields=setup.fields)
+            )
         self.meter = resources.enter_context(StallMeter())
         self._val: Loader | None = None
         if val is not None:
@@ -594,6 +600,12 @@ class TrainingRun:
         newest = self.checkpoints.newest()
         if newest is not None:
             newest.require(self.essentials)
+            if "feed" in newest.facts["essentials"]:
+                raise UsageError(
+                    f"the run in {str(self.out)!r} tokenized its text while it trained, and where"
+                    " in the text it was is not known",
+                    hint="begin another in another folder: --out FOLDER",
+                )
             if "checksums" not in newest.facts:
                 self.notes.append(UNCHECKED.format(path=str(newest.path)))
         return newest
