@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from tokenmill.engines import AUTO, engine_names
 from tokenmill.errors import UsageError
+from tokenmill.where import parse
 from tokenmill.words import listed, parse_size
 
 if TYPE_CHECKING:
@@ -380,6 +381,10 @@ class BuildOptions(RowShape):
     be given repeatedly."""
     chat_template: PathInput | None = option(None, SHAPE, "FILE", shown="the tokenizer's own")
     """Jinja template that makes text of a conversation."""
+    where: str | None = option(None, TEXT, "CONDITION", shown="all rows")
+    """Use only rows for which this holds, such as "lang == 'en' and score > 0.5": == != < <= > >=,
+    in, like, is null, and, or, not. Rows left out are counted; a null, or a field that is missing,
+    compares with nothing."""
     limit: int | None = option(None, TEXT, "ROWS", shown="all")
     """Use only the first rows of the input. A later run without it adds the rest."""
     val: float = option(0.0, TEXT, "SHARE")
@@ -478,6 +483,8 @@ class BuildOptions(RowShape):
             raise UsageError(f"unit_bytes={self.unit_bytes!r} is no size", hint="use 1 or more")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers={self.workers!r} does no work", hint="use 1 or more")
+        if self.where is not None:
+            parse(self.where)  # refuses what is none
         for name in ("include", "exclude"):
             if "" in globs_of(getattr(self, name)):
                 raise UsageError(f"{name}='' matches no file", hint="use a glob, such as '*.jsonl'")
@@ -539,6 +546,8 @@ class BuildOptions(RowShape):
         """
         cut = {"unit_bytes": self.unit_size or UNITS_BY_INPUT, "groups": GROUPS_IN_ORDER}
         names: dict[str, str | bool] = {"files": FILES_OF_DATA}
+        if self.where is not None:
+            names["where"] = str(parse(self.where))
         if by_name if self.split_by_name is None else self.split_by_name:
             names["split_by_name"] = True
         shape = {} if self.shape is None else self.shape.shape_identity()
@@ -571,6 +580,8 @@ class BuildOptions(RowShape):
             files["split_by_name"] = self.split_by_name
         if self.max_unknown != _MAX_UNKNOWN:
             more["max_unknown"] = self.max_unknown
+        if self.where is not None:
+            files["where"] = str(parse(self.where))
         return self._plain_identity() | more | files
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import enum
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
@@ -190,13 +190,13 @@ class Reject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Consecutive rows of a unit: those with text, and those rejected while reading."""
+    """Consecutive rows of a unit: those with text, those rejected while reading, those left out."""
 
     # Text of the usable rows, in order. Empty strings are usable here; the build counts them.
     texts: TextBatch
     rows: NDArray[np.int64]  # position of each usable row among the rows of its unit
     rejects: tuple[Reject, ...]
-    num_rows: int  # len(texts) + len(rejects): every row is one or the other
+    num_rows: int  # len(texts) + len(rejects) + len(left_out): every row is one of them
     num_bytes: int  # bytes of input (decompressed) that this batch consumed: for progress and rates
     # Size of the largest row that was within the limit, in what the limit counts: bytes of a JSON
     # line, of a record or of a text. A smaller limit would have rejected it.
@@ -207,6 +207,9 @@ class RowBatch:
     blank_lines: int = 0  # among the lines of the rows
     # Of a unit that holds many files: the first row of each that has rows here, and its path.
     files: tuple[tuple[int, str], ...] = ()
+    # Rows that a condition leaves out, and those among them for which it is not false either.
+    left_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    undecided: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def file_of(self, row: int) -> tuple[str | None, int | None]:
         """The file of a row, and the row's number in it, where a unit holds many."""

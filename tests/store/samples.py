@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tokenmill.store.format import TokenArray
 
 EOS = 256
+FILTERED = ("filtered", "undecided")
 CONFIG = "config-of-the-tests"
 BYTES_ENGINE = EngineFacts(
     name="bytes",
@@ -51,7 +52,10 @@ BYTES_ENGINE = EngineFacts(
 
 @dataclass(frozen=True, kw_only=True)
 class SampleUnit:
-    """Rows of a unit: split and text; ("reject", text) is rejected, an empty text is left out."""
+    """Rows of a unit: split and text; ("reject", text) is rejected, an empty text is left out.
+
+    So are ("filtered", text) and ("undecided", text), by a condition.
+    """
 
     path: str
     index: int = 0
@@ -174,13 +178,13 @@ def fill_and_commit(
     piece_tokens: int | None = None,
     unknown: str | None = None,
 ) -> Receipt:
-    texts = [text for split, text in unit.rows if split != "reject" and text]
+    texts = [text for split, text in unit.rows if split not in ("reject", *FILTERED) and text]
     for row, (split, text) in enumerate(unit.rows):
         if split == "reject":
             detail = f"cannot use {text!r}"
             reason = RejectReason.INVALID_JSON
             writer.rejects([Reject(row=row, reason=reason, detail=detail, offset=7 * row)])
-        elif text:
+        elif text and split not in FILTERED:
             ids = ids_of(text if unknown is None else text.replace(unknown, "\0"))
             mask = mask_of(ids) if has_mask else None
             lengths = np.array(lengths_of(len(ids), piece_tokens))
@@ -210,6 +214,7 @@ def commit_facts(
     found = {} if unknown is None or not lost else {unknown: lost}
     pieces = [len(lengths_of(len(text.encode()) + 1, piece_tokens)) for text in held]
     rejected = sum(split == "reject" for split, _ in unit.rows)
+    filtered = sum(split in FILTERED for split, _ in unit.rows)
     sizes = [len(text.encode()) for text in texts]
     return {
         "source": SourceFacts(
@@ -224,8 +229,10 @@ def commit_facts(
         "counts": Counts.of(
             rows=len(unit.rows),
             documents=sum(pieces),
-            empty=len(unit.rows) - len(texts) - rejected,
+            empty=len(unit.rows) - len(texts) - rejected - filtered,
             rejected=rejected,
+            filtered=filtered,
+            undecided=sum(split == "undecided" for split, _ in unit.rows),
             input_bytes=20 * len(unit.rows),
             text_bytes=sum(sizes),
             tokens=sum(len(text.encode()) + 1 for text in held),
@@ -294,3 +301,14 @@ GOLDEN_GROUPS = replace(
 """The store in tests/golden/v5: the same with the other files in one group, and one more."""
 GOLDEN_UNKNOWN = replace(GOLDEN_GROUPS, unknown="\u2603")
 """The store in tests/golden/v6: the same where the tokenizer does not know the snowman."""
+GOLDEN_FILTERED = replace(
+    GOLDEN,
+    units=[
+        *GOLDEN.units[:3],
+        SampleUnit(
+            path="s3://bucket/data.jsonl.zst",
+            rows=[("filtered", "de"), ("train", "x"), ("undecided", "?"), ("filtered", "fr")],
+        ),
+    ],
+)
+"""The store in tests/golden/v7: that of v1 with three rows that a condition left out."""

@@ -20,6 +20,7 @@ from tokenmill.store.reader import Store
 
 from .samples import (
     GOLDEN,
+    GOLDEN_FILTERED,
     GOLDEN_GROUPS,
     GOLDEN_MASKED,
     GOLDEN_PIECES,
@@ -145,3 +146,20 @@ def _check_masks(store: Store) -> None:
 def test_the_writer_still_makes_the_golden_bytes(tmp_path: Path, version: str) -> None:
     write_golden(tmp_path, STORES[version])
     assert tree(tmp_path) == tree(GOLDEN_ROOTS / version)
+
+
+def test_the_golden_rows_that_were_left_out_still_are(tmp_path: Path) -> None:
+    """v7 is the store of v1 with rows that a condition left out."""
+    root = GOLDEN_ROOTS / "v7"
+    report = check_store(root)
+    assert (report.findings, report.notes) == ((), ())
+    store = Store(root, split="train")
+    totals = store.manifest.totals
+    assert (totals.rows, totals.documents, totals.filtered, totals.undecided) == (13, 6, 3, 1)
+    receipts = [store.receipt(unit.name) for unit in store.manifest.units]
+    assert [receipt.version for receipt in receipts] == [1, 1, 1, 7]
+    assert store.manifest.version == 7
+    place = store.source(len(store) - 1)
+    assert (place.path, place.row) == ("s3://bucket/data.jsonl.zst", 1)
+    write_golden(tmp_path, GOLDEN_FILTERED)
+    assert tree(tmp_path) == tree(root)

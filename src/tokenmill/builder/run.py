@@ -40,7 +40,7 @@ from tokenmill.errors import (
     TooManyRejectsError,
     UsageError,
 )
-from tokenmill.files import PathInput, shown
+from tokenmill.files import PathInput, shown, unreadable
 from tokenmill.options import (
     BuildOptions,
     FinishOptions,
@@ -55,6 +55,7 @@ from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     SourceOptions,
     least_unit_bytes,
+    open_decompressed,
     open_source,
     plan_units,
     reader_modules,
@@ -66,6 +67,7 @@ from tokenmill.store import layout as layouts
 from tokenmill.store.facts import Manifest, PartRecord, UnknownFacts
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
+from tokenmill.where import UNDECIDED, has, parse, row_of, unknown_column
 from tokenmill.words import listed
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.load import TokenizerFiles
     from tokenmill.runners.ray import RayCluster, RayRunner
     from tokenmill.store.layout import Json, StoreLayout
+    from tokenmill.where import Condition
 
 
 _MOST_SHOWN = 8
@@ -94,6 +97,7 @@ def source_options(
         text_field=str(config["text_field"]),
         fields=fields,
         needs_all_fields=needs_all,
+        where=parse(str(config["where"])) if config.get("where") is not None else None,
         separator=None if separator is None else str(separator),
         unit_bytes=unit_bytes if isinstance(unit_bytes, int) else None,
         in_order="groups" in config,
@@ -194,6 +198,8 @@ class BuildRun:
             from tokenmill.supervised.shaper import refuse_plain_text
 
             refuse_plain_text(discovery.files, self.options.shape)
+        if self.options.where is not None:
+            _refuse_without_columns(discovery, parse(self.options.where))
         return discovery
 
     def source_options(self, config: Mapping[str, object]) -> SourceOptions:
@@ -526,6 +532,44 @@ class BuildRun:
             seconds=time.monotonic() - self.started,
             lengths=lengths,
             part=None if self.part is None else str(self.part),
+        )
+
+
+# Of a file of JSON Lines that is looked into for the columns of a condition.
+_LOOKED_INTO_BYTES = 1 << 16
+
+
+def _refuse_without_columns(discovery: Discovery, condition: Condition) -> None:
+    """SourceError for files without columns, and for JSON Lines that lack all that is asked for.
+
+    Tables say which columns they have when they are opened; lines do not, so some are looked at.
+    """
+    files = [each for file in discovery.files for each in file.members or (file,)]
+    for file in files:
+        if not file.traits.has_fields:
+            raise SourceError(
+                f"{file.path!r} is a {file.traits.title} file, which has no columns that --where "
+                "could ask for",
+                hint="leave it out with --exclude, or build it into a store of its own",
+            )
+    of_lines = (file for file in files if file.format == "jsonl" and file.size)
+    first = next(of_lines, None)
+    if first is None:
+        return
+    try:
+        with closing(open_decompressed(first)) as reader:
+            lines = reader.read(_LOOKED_INTO_BYTES).split(b"\n")
+    except (OSError, EOFError) as error:
+        raise unreadable(first.path, error) from error
+    # The last may be cut off.
+    rows = [row for line in lines[:-1] or lines if (row := row_of(line)) is not None]
+    lacking = [column for column in condition.columns if not any(has(row, column) for row in rows)]
+    if rows and lacking and all(condition.verdict(row) == UNDECIDED for row in rows):
+        names = [*dict.fromkeys(name for row in rows for name in row)]
+        problem, hint = unknown_column(lacking[0], names)
+        raise SourceError(
+            f"the first {len(rows):,} rows of {first.path!r} have {problem}; no row would be used",
+            hint=f"{hint}; where only later rows have it: {lacking[0]} is not null and (...)",
         )
 
 
@@ -883,6 +927,7 @@ def _encode_sample(
             start = time.perf_counter()
             for batch in source.read(unit) if unit is not None else ():
                 used = np.flatnonzero(batch.rows < last)
+                left_out = int(np.count_nonzero(batch.left_out < last))
                 rejected = sum(reject.row < last for reject in batch.rejects)
                 texts = batch.texts if len(used) == len(batch.rows) else batch.texts.take(used)
                 encoding = Encoding(keeps_texts=False, unknown_text=unknown)
@@ -890,7 +935,7 @@ def _encode_sample(
                 lengths = encoder.framed(made).lengths
                 lengths, limit = lengths[lengths > 0], encoder.shape.piece_tokens
                 pieces = lengths if limit is None else cut_lengths(lengths, limit)[0]
-                rows = len(used) + rejected
+                rows = len(used) + rejected + left_out
                 num_bytes = round(batch.num_bytes * rows / max(batch.num_rows, 1))
                 sample["rows"] += rows
                 sample["input_bytes"] += num_bytes

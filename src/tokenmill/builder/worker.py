@@ -334,9 +334,14 @@ class UnitPass:
             kept = int(np.searchsorted(rows, self.row_limit))
             texts, rows = TextBatch(texts.data, texts.offsets[: kept + 1]), rows[:kept]
             rejects = tuple(reject for reject in rejects if reject.row < self.row_limit)
+        left_out, undecided = batch.left_out, batch.undecided
+        if self.row_limit is not None:
+            left_out, undecided = (each[each < self.row_limit] for each in (left_out, undecided))
         counts["rows"] += batch.num_rows
         counts["input_bytes"] += batch.num_bytes
-        counts["skipped"] += batch.num_rows - len(rows) - len(rejects)
+        counts["skipped"] += batch.num_rows - len(rows) - len(rejects) - len(left_out)
+        counts["filtered"] += len(left_out)
+        counts["undecided"] += len(undecided)
         self.largest_row_bytes = max(self.largest_row_bytes, batch.largest_row_bytes)
         made = self.worker.encoder.encode(texts, rows, self.encoding)
         self.largest_row_bytes = max(self.largest_row_bytes, self.encoding.largest_bytes)
@@ -540,6 +545,9 @@ def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
         # Rejects are between rows with text: each goes with the part before whose end it is.
         highest = math.inf if is_end else int(batch.rows[last])
         rejects = tuple(reject for reject in batch.rejects if lowest < reject.row < highest)
+        left_out, undecided = (
+            rows[(rows > lowest) & (rows < highest)] for rows in (batch.left_out, batch.undecided)
+        )
         texts = TextBatch(batch.texts.data, batch.texts.offsets[first : last + 1])
         num_bytes = left if is_end else texts.num_bytes
         yield dataclasses.replace(
@@ -547,7 +555,9 @@ def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
             texts=texts,
             rows=batch.rows[first:last],
             rejects=rejects,
-            num_rows=len(texts) + len(rejects),
+            left_out=left_out,
+            undecided=undecided,
+            num_rows=len(texts) + len(rejects) + len(left_out),
             num_bytes=num_bytes,
             places=None if batch.places is None else batch.places[first:last],
         )

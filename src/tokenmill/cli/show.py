@@ -191,6 +191,10 @@ def left_out(totals: Counts) -> str:
     """' of 12 rows (1 empty, 2 rejected)'; an empty string where each row is one document."""
     kinds = {"empty": totals.empty, "rejected": totals.rejected, "beyond the limit": totals.skipped}
     parts = [f"{count(number)} {word}" for word, number in kinds.items() if number]
+    if totals.filtered:
+        undecided = f", {count(totals.undecided)} of them for lack of a value"
+        by_condition = f"{count(totals.filtered)} left out by --where"
+        parts.append(by_condition + (undecided if totals.undecided else ""))
     if totals.split_rows:
         parts.append(f"{count(totals.split_rows)} split into {count(totals.pieces)}")
     return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""

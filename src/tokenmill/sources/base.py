@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tokenmill.records import RowBatch
+    from tokenmill.where import Condition
 
 
 MEGABYTE = 1 << 20
@@ -102,6 +103,7 @@ class SourceOptions:
     # Of a row of several: its text is then a JSON object that holds them. None for one text.
     fields: tuple[str, ...] = ()
     needs_all_fields: bool = True  # a table must have all of them, or one at least
+    where: Condition | None = None  # rows for which it is not true are left out
     separator: str | None = None  # between documents; None makes each text file one document
     unit_bytes: int | None = None  # of text; None chooses by the file's size
     least_unit_bytes: int = SMALLEST_UNIT_BYTES  # of that choice; less where the input is small

@@ -8,6 +8,7 @@ calls itself a string need not be valid UTF-8
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenmill import files as files_module
+from tokenmill import where
 from tokenmill.errors import SourceError
 from tokenmill.files import RemoteError, shown
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.sources.base import SourceOptions
+    from tokenmill.where import Condition, Test
 
 
 _BYTES = {
@@ -255,6 +258,203 @@ def damaged(path: str, error: Exception) -> Exception:
     return SourceError(
         f"{shown(path)!r} cannot be read as what its name says: {reason}",
         hint="copy or write the file again, or leave it out, then run the same command again",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Which rows a condition keeps: a verdict on each, of whole columns by Arrow's compute functions.
+#
+# A column is compared as what the condition takes it for: text as bytes, numbers as whole numbers
+# where all are, else as floats. A verdict follows from the row alone, whatever rows are beside it.
+
+_COMPARED = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_JOINED = {"and": pc.and_kleene, "or": pc.or_kleene}
+
+
+def where_columns(
+    schema: Any, condition: Condition | None, *, path: str
+) -> dict[str, tuple[str, ...]]:
+    """The names that lead to each column of a condition; SourceError where one does not fit."""
+    found: dict[str, tuple[str, ...]] = {}
+    for column, kind in ({} if condition is None else condition.columns).items():
+        names = (column,) if column in schema.names else tuple(column.split("."))
+        fields, type_ = list(schema), None
+        for name in names:
+            _refuse_doubles(name, [each.name for each in fields], path=path)
+            type_ = next((each.type for each in fields if each.name == name), None)
+            fields = list(type_) if type_ is not None and pa.types.is_struct(type_) else []
+        if type_ is None:
+            problem, hint = where.unknown_column(column, [*_leaves(schema)])
+            raise SourceError(f"{path!r} has {problem}", hint=hint)
+        if not _fits(type_, kind):
+            raise SourceError(
+                f"column {column!r} of {path!r} is of type {type_}, and --where compares it with "
+                f"{kind}: no row would be used",
+                hint="compare it with what it holds: text in single quotes, numbers without, or "
+                "true or false",
+            )
+        found[column] = names
+    return found
+
+
+def _fits(type_: Any, kind: str | None) -> bool:
+    type_ = type_.value_type if pa.types.is_dictionary(type_) else type_
+    if isinstance(type_, pa.BaseExtensionType):
+        type_ = type_.storage_type
+    types = pa.types
+    if kind is None or types.is_null(type_):
+        return True
+    if kind == where.FLAG:
+        return bool(types.is_boolean(type_))
+    is_number = types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_)
+    return bool(is_number) if kind == where.NUMBER else is_text(type_) or _is_time(type_)
+
+
+def _is_time(type_: Any) -> bool:
+    return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_) or pa.types.is_time(type_))
+
+
+def verdicts(condition: Condition, arrays: Mapping[str, Any], count: int) -> NDArray[np.int8]:
+    """A verdict on each of so many rows, from the columns of the condition by their names."""
+    ready = {name: _comparable(arrays[name], kind) for name, kind in condition.columns.items()}
+    found = where.combine(
+        condition.whole,
+        lambda test: _test(test, ready[test.column]),
+        invert=pc.invert,
+        join=_JOINED,
+    )
+    if isinstance(found, pa.ChunkedArray):
+        found = found.combine_chunks()
+    assert len(found) == count
+    decided = found.cast(pa.int8()).fill_null(where.UNDECIDED)
+    return np.asarray(decided.to_numpy(zero_copy_only=False), np.int8)
+
+
+def _comparable(array: Any, kind: str | None) -> Any:
+    """The values as what they are compared with; each of a dictionary once."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    array = checked(array)
+    if pa.types.is_dictionary(array.type):
+        values = _comparable(array.dictionary, kind)
+        return pa.DictionaryArray.from_arrays(array.indices, values, safe=False)
+    type_ = array.type
+    if kind is None:
+        return array
+    if pa.types.is_null(type_):
+        return array.cast({where.TEXT: pa.large_binary(), where.FLAG: pa.bool_()}.get(kind, _FLOAT))
+    if kind == where.TEXT:
+        return array if _is_time(type_) else array.cast(pa.large_binary())
+    if kind == where.NUMBER:
+        is_whole = pa.types.is_integer(type_) and type_ != pa.uint64()
+        return array.cast(pa.int64() if is_whole else _FLOAT, safe=False)
+    return array
+
+
+_FLOAT = pa.float64()
+
+
+def _test(test: Test, array: Any) -> Any:
+    if pa.types.is_dictionary(array.type):
+        found = _test(test, array.dictionary).take(array.indices)
+        return pc.fill_null(found, pa.scalar(value=True)) if test.operator == "is null" else found
+    if test.operator == "is null":
+        return pc.is_null(array)
+    if test.operator == "is true":
+        return array
+    if test.operator == "like":
+        return _is_like(array, str(test.values[0]))
+    if pa.types.is_integer(array.type) and any(isinstance(each, float) for each in test.values):
+        array = array.cast(_FLOAT, safe=False)
+    values = [_literal(value, array.type) for value in test.values]
+    if test.operator != "in":
+        return _COMPARED[test.operator](array, values[0])
+    found = pc.is_in(array, pa.array([each.as_py() for each in values], array.type))
+    return pc.if_else(pc.is_valid(array), found, pa.scalar(None, pa.bool_()))
+
+
+def _literal(value: where.Literal, type_: Any) -> Any:
+    if not isinstance(value, str):
+        return pa.scalar(value, type_)
+    if not _is_time(type_):
+        return pa.scalar(value.encode(), type_)
+    try:
+        return pa.scalar(value).cast(type_)
+    except pa.ArrowInvalid as error:
+        raise SourceError(
+            f"--where compares a column of type {type_} with {value!r}, which is none: {error}",
+            hint="write it as in '2024-07-26' or '2024-07-26 12:00:00'"
+            + (", with the zone: '2024-07-26 12:00:00Z'" if getattr(type_, "tz", None) else ""),
+        ) from error
+
+
+def _is_like(array: Any, pattern: str) -> Any:
+    if _is_time(array.type):
+        raise SourceError(
+            f"--where asks whether a column of type {array.type} is like {pattern!r}, and that is "
+            "for text",
+            hint="compare it: date >= '2024-07-01'",
+        )
+    if _is_valid_utf8(array):
+        return pc.match_like(array.view(pa.large_string()), pattern)
+    rule = where.like_rule(pattern)
+    texts = (None if each is None else each.decode(errors="replace") for each in array.to_pylist())
+    found = [None if text is None else rule.fullmatch(text) is not None for text in texts]
+    return pa.array(found, pa.bool_())
+
+
+_NUMBER_FORM = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+
+
+def of_text(array: Any, kind: str | None) -> Any:
+    """Text as what it is compared with, null where it is empty or something else: for CSV."""
+    array = array.cast(pa.large_binary())
+    given = pc.greater(pc.binary_length(array), 0)
+    array = pc.if_else(given, array, pa.scalar(None, array.type))
+    if kind in (None, where.TEXT):
+        return array
+    if not _is_valid_utf8(array):
+        texts = (
+            each if each is None or not utf8_error(each) else None for each in array.to_pylist()
+        )
+        array = pa.array(list(texts), array.type)
+    texts = array.view(pa.large_string())
+    if kind == where.FLAG:
+        lower = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
+        known = pc.is_in(lower, pa.array(["true", "false"], lower.type))
+        return pc.if_else(known, pc.equal(lower, "true"), pa.scalar(None, pa.bool_()))
+    numbers = pc.match_substring_regex(texts, _NUMBER_FORM)
+    texts = pc.if_else(numbers, texts, pa.scalar(None, texts.type))
+    return pc.utf8_ltrim(pc.utf8_trim_whitespace(texts), characters="+").cast(_FLOAT)
+
+
+def chosen(batch: RowBatch, first_row: int, found: NDArray[np.int8] | None) -> RowBatch:
+    """The batch without the rows that the verdicts on its rows leave out."""
+    if found is None or (found == where.KEPT).all():
+        return batch
+    rows = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    kept = found[batch.rows - first_row] == where.KEPT
+    texts = batch.texts
+    array = pa.Array.from_buffers(
+        pa.large_binary(),
+        len(texts),
+        [None, *map(pa.py_buffer, map(np.ascontiguousarray, (texts.offsets, texts.data)))],
+    )
+    return replace(
+        batch,
+        texts=text_batch(array.filter(pa.array(kept))),
+        rows=batch.rows[kept],
+        rejects=tuple(r for r in batch.rejects if found[r.row - first_row] == where.KEPT),
+        places=None if batch.places is None else batch.places[kept],
+        left_out=rows[found != where.KEPT],
+        undecided=rows[found == where.UNDECIDED],
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pv
 import xxhash
@@ -18,11 +19,23 @@ import xxhash
 from tokenmill.errors import SourceError
 from tokenmill.records import Reject, RejectReason, RowBatch
 from tokenmill.sources.base import Source, SourceFile, SourceOptions, Unit, open_decompressed
-from tokenmill.sources.columns import damaged, find_columns, is_utf8, json_rows, rows_of
+from tokenmill.sources.columns import (
+    chosen,
+    damaged,
+    find_columns,
+    is_utf8,
+    json_rows,
+    of_text,
+    rows_of,
+    verdicts,
+)
+from tokenmill.where import KEPT, unknown_column
 
 if TYPE_CHECKING:
     import io
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
 _SMALLEST_BLOCK_BYTES = 1 << 16
 _HEADER_ROWS = 1
@@ -37,8 +50,9 @@ _HIDDEN = {0xDC00 + byte: chr(_FIRST_BYTE + byte) for byte in range(0x80, 0x100)
 _SHOWN = {_FIRST_BYTE + byte: 0xDC00 + byte for byte in range(0x80, 0x100)}
 
 
-# Texts, null where a row is malformed; those rows; bytes read; whether all is UTF-8.
-_Piece = tuple[Any, dict[int, Reject], int, bool]
+# Texts, null where a row is malformed; those rows; bytes read; whether all is UTF-8; verdicts on
+# the rows, where there is a condition.
+_Piece = tuple[Any, dict[int, Reject], int, bool, "NDArray[np.int8] | None"]
 
 
 class CsvSource(Source):
@@ -71,33 +85,60 @@ class CsvSource(Source):
             fields = self._options.fields
             # Of several fields, only the header tells which are there.
             columns = self._columns() if fields else (self._options.text_field,)
-            batches = self._open(reader, columns, malformed)
+            condition = self._options.where
+            more = () if condition is None else tuple(condition.columns)
+            read = tuple(dict.fromkeys((*columns, *more)))
+            batches = self._open(reader, read, malformed)
             while batches is not None:
                 array = pa.array([], pa.large_binary())
+                found = np.empty(0, np.int8)
                 try:
                     batch = batches.read_next_batch()
                     if reader.has_hidden:
-                        batch = pa.record_batch([*map(_shown, batch.columns)], names=columns)
+                        batch = pa.record_batch([*map(_shown, batch.columns)], names=read)
                     array = json_rows(batch, columns) if fields else batch.column(0)
+                    if condition is not None:
+                        values = {
+                            name: of_text(batch.column(read.index(name)), kind)
+                            for name, kind in condition.columns.items()
+                        }
+                        found = verdicts(condition, values, batch.num_rows)
                 except StopIteration:
                     batches = None
                 except (pa.ArrowException, OSError) as error:
                     raise _unreadable_rows(self._file.path, error) from error
                 array, rejects = _with_gaps(array, malformed, first_row=row)
-                yield array, rejects, reader.size - done, not reader.has_hidden
+                every = None
+                if condition is not None:
+                    every = np.full(len(array), KEPT, np.int8)
+                    every[np.setdiff1d(np.arange(len(array)), [*rejects])] = found
+                yield array, rejects, reader.size - done, not reader.has_hidden, every
                 row, done = row + len(array), reader.size
             reader.read_rest()
 
     def _rows(self, piece: _Piece, first_row: int) -> RowBatch:
-        array, rejects, num_bytes, is_valid = piece
+        array, rejects, num_bytes, is_valid, found = piece
         limit = self._options.max_document_bytes
-        return rows_of(array, first_row, num_bytes, limit=limit, rejects=rejects, is_valid=is_valid)
+        batch = rows_of(
+            array, first_row, num_bytes, limit=limit, rejects=rejects, is_valid=is_valid
+        )
+        return chosen(batch, first_row, found)
 
     def _columns(self) -> tuple[str, ...]:
         """The columns to read, once the header is known to have them."""
         with _HashingReader(open_decompressed(self._file), xxhash.xxh3_64()) as reader:
             schema = self._open(reader, (), deque()).schema
+        self._check_where(schema.names)
         return find_columns(schema, self._options, path=self._file.path)
+
+    def _check_where(self, names: list[str]) -> None:
+        condition, path = self._options.where, self._file.path
+        for column in () if condition is None else condition.columns:
+            if names.count(column) != 1:
+                problem, hint = unknown_column(column, names)
+                if column in names:
+                    problem = f"several columns {column!r}, and --where asks for one"
+                raise SourceError(f"{path!r} has {problem}", hint=hint)
 
     def _open(
         self, reader: _HashingReader, columns: tuple[str, ...], malformed: deque[Reject]
@@ -111,6 +152,7 @@ class CsvSource(Source):
             return "skip"
 
         options = self._options
+        # All values are read as they are written.
         texts = columns or options.fields or (options.text_field,)
         types = dict.fromkeys(texts, pa.large_binary())
         block = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)

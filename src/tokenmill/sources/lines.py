@@ -46,12 +46,23 @@ from tokenmill.sources.base import (
     Unit,
     UnitCopy,
 )
-from tokenmill.sources.columns import is_utf8, rows_of, text_batch, too_large, utf8_error
+from tokenmill.sources.columns import (
+    chosen,
+    is_utf8,
+    rows_of,
+    text_batch,
+    too_large,
+    utf8_error,
+    verdicts,
+)
+from tokenmill.where import FLAG, KEPT, NUMBER, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
+    from tokenmill.where import Condition
 
 BOM = b"\xef\xbb\xbf"
 # Arrow's JSON parser counts the bytes of a block in 32 bits.
@@ -412,6 +423,7 @@ class JsonlParser:
         self._options = pj.ParseOptions(
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
         )
+        self._where, self._asking = options.where, _asking(options.where)
 
     def rows(self, block: LineBlock, *, first_row: int) -> RowBatch:
         """Rows of the block."""
@@ -431,11 +443,51 @@ class JsonlParser:
             texts = TextBatch(data, np.append(lines.starts, lines.ends[-1]))
             rows = np.arange(first_row, first_row + len(sizes), dtype=np.int64)
             largest = int(sizes.max())
-            return RowBatch(texts, rows, (), len(rows), num_bytes, largest, places, blank)
+            batch = RowBatch(texts, rows, (), len(rows), num_bytes, largest, places, blank)
+            return chosen(batch, first_row, self._verdicts(lines))
         batch = rows_of(
             array, first_row, num_bytes, limit=limit, rejects=rejects, offsets=places, sizes=sizes
         )
-        return replace(batch, blank_lines=blank)
+        return chosen(replace(batch, blank_lines=blank), first_row, self._verdicts(lines))
+
+    def _verdicts(self, lines: _Lines) -> NDArray[np.int8] | None:
+        """The verdict of the condition on each line; what is no object is kept, and rejected."""
+        if self._where is None:
+            return None
+        found = np.full(len(lines.starts), KEPT, np.int8)
+        plain = lines.take_out_odd()
+        if len(plain):
+            found[plain] = self._judged(lines, plain)
+        return found
+
+    def _judged(self, lines: _Lines, plain: NDArray[np.int64]) -> NDArray[np.int8]:
+        condition = self._where
+        assert condition is not None
+        data = lines.data[lines.starts[plain[0]] : lines.ends[plain[-1]]]
+        found = self._asked(data, len(plain))
+        if found is not None:
+            return found
+        if len(plain) > _FEW_LINES:
+            halves = np.array_split(plain, 2)
+            return np.concatenate([self._judged(lines, half) for half in halves])
+        one_by_one: list[int] = []
+        for _, start, end in lines.places(plain):
+            verdict = condition.decide(bytes(lines.data[start:end]))
+            if verdict is None:  # nested deeply, which Arrow does not mind
+                asked = self._asked(lines.data[start:end], 1)
+                verdict = KEPT if asked is None else int(asked[0])
+            one_by_one.append(verdict)
+        return np.array(one_by_one, np.int8)
+
+    def _asked(self, data: memoryview, count: int) -> NDArray[np.int8] | None:
+        """Verdicts on so many lines by Arrow; None where it refuses them."""
+        if self._asking is None or self._where is None:
+            return None
+        table = self._table(data, self._asking)
+        if table is None or table.num_rows != count:
+            return None
+        arrays = {name: _column(table, name) for name in self._where.columns}
+        return verdicts(self._where, arrays, count)
 
     def count(self, block: LineBlock) -> int:
         """Lines of the block that are not blank."""
@@ -480,12 +532,12 @@ class JsonlParser:
         rejects.add(np.array(refused, np.int64))
         return pa.array(texts, pa.large_binary()).view(pa.large_string())
 
-    def _table(self, data: memoryview) -> Any:
+    def _table(self, data: memoryview, options: Any = None) -> Any:
         """The values in the bytes as Arrow reads them; None where it refuses them."""
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             source = pa.BufferReader(pa.py_buffer(data))
-            return pj.read_json(source, parse_options=self._options, read_options=read)
+            return pj.read_json(source, parse_options=options or self._options, read_options=read)
         except MemoryError:
             raise
         except pa.ArrowException:
@@ -615,6 +667,50 @@ def _schema(field: str) -> Any:
         nested = pa.field(name, pa.struct([nested]))
     literal = [pa.field(field, pa.large_string())] if len(names) > 1 else []
     return pa.schema([*literal, nested])
+
+
+# The values of a condition, as Arrow is to read them.
+_TYPES = {TEXT: pa.large_string(), NUMBER: pa.float64(), FLAG: pa.bool_()}
+
+
+def _asking(condition: Condition | None) -> Any:
+    """How Arrow is to read the columns of a condition; None where that cannot be said.
+
+    That is where a column may be anything, or is an object and a value at once.
+    """
+    tree: dict[str, Any] = {}
+    for column, kind in ({} if condition is None else condition.columns).items():
+        if kind is None:
+            return None
+        for names in {(column,), tuple(column.split("."))}:
+            at = tree
+            for name in names[:-1]:
+                at = at.setdefault(name, {})
+                if not isinstance(at, dict):
+                    return None
+            if at.setdefault(names[-1], _TYPES[kind]) != _TYPES[kind]:
+                return None
+    if not tree:
+        return None
+    return pj.ParseOptions(
+        explicit_schema=pa.schema(_fields(tree)), unexpected_field_behavior="ignore"
+    )
+
+
+def _fields(tree: dict[str, Any]) -> list[Any]:
+    return [
+        pa.field(name, pa.struct(_fields(below)) if isinstance(below, dict) else below)
+        for name, below in tree.items()
+    ]
+
+
+def _column(table: Any, name: str) -> Any:
+    """The values of a field, as `field_of` finds them."""
+    literal, (first, *below) = _single(table.column(name)), name.split(".")
+    if not below:
+        return literal
+    nested = pc.struct_field(_single(table.column(first)), below)
+    return nested if literal.null_count == len(literal) else pc.coalesce(literal, nested)
 
 
 def _single(column: Any) -> Any:
@@ -784,6 +880,8 @@ def _moved(batch: RowBatch, before: int, path: str) -> RowBatch:
         rows=batch.rows + before,
         rejects=tuple(each._replace(row=each.row + before) for each in batch.rejects),
         files=((before, path),),
+        left_out=batch.left_out + before,
+        undecided=batch.undecided + before,
     )
 
 
@@ -806,4 +904,6 @@ def _joined(batches: list[RowBatch]) -> RowBatch:
         places=places,
         blank_lines=sum(each.blank_lines for each in batches),
         files=tuple(dict(each.files[0] for each in batches).items()),
+        left_out=np.concatenate([each.left_out for each in batches]),
+        undecided=np.concatenate([each.undecided for each in batches]),
     )

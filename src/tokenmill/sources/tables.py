@@ -28,7 +28,9 @@ from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, 
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
 
 class ColumnDigest:
@@ -37,9 +39,13 @@ class ColumnDigest:
     def __init__(self) -> None:
         self._lengths = xxhash.xxh3_128()
         self._data = xxhash.xxh3_128()
+        self._verdicts: Any = None
 
-    def update(self, array: Any) -> None:
-        """Take in the next rows, a flat array."""
+    def update(self, array: Any, verdicts: NDArray[np.int8] | None = None) -> None:
+        """Take in the next rows, a flat array, and where there is a condition its verdicts."""
+        if verdicts is not None:
+            self._verdicts = self._verdicts or xxhash.xxh3_128()
+            self._verdicts.update(verdicts.data)
         batch = columns.text_batch(array)
         lengths = batch.lengths
         if array.null_count:
@@ -50,7 +56,17 @@ class ColumnDigest:
             self._data.update(batch.data[batch.offsets[0] : batch.offsets[-1]].data)
 
     def hexdigest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._data.digest())
+        digests = self._lengths.digest() + self._data.digest()
+        if self._verdicts is not None:
+            digests += self._verdicts.digest()
+        return xxhash.xxh3_128_hexdigest(digests)
+
+
+class _Piece(NamedTuple):
+    """Texts of consecutive rows, and where there is a condition the verdicts on them."""
+
+    texts: Any
+    verdicts: NDArray[np.int8] | None
 
 
 class ColumnSource(Source):
@@ -62,6 +78,7 @@ class ColumnSource(Source):
 
     new_digest = ColumnDigest
     _columns: tuple[str, ...]
+    _where: dict[str, tuple[str, ...]]  # what leads to each column of the condition
     _num_parts: int  # row groups or record batches of the file
 
     @abstractmethod
@@ -74,17 +91,23 @@ class ColumnSource(Source):
     def _is_last(self, unit: Unit) -> bool:
         return unit.end is None or unit.end >= self._num_parts
 
-    def _rows(self, piece: Any, first_row: int) -> RowBatch:
-        size, limit = columns.text_batch(piece).num_bytes, self._options.max_document_bytes
-        return columns.rows_of(piece, first_row, size, limit=limit)
+    def _count(self, piece: _Piece) -> int:
+        return len(piece.texts)
 
-    def _pieces(self, unit: Unit, digest: ColumnDigest) -> Iterator[Any]:
-        held: list[Any] = []
+    def _rows(self, piece: _Piece, first_row: int) -> RowBatch:
+        texts = piece.texts
+        size, limit = columns.text_batch(texts).num_bytes, self._options.max_document_bytes
+        batch = columns.rows_of(texts, first_row, size, limit=limit)
+        return columns.chosen(batch, first_row, piece.verdicts)
+
+    def _pieces(self, unit: Unit, digest: ColumnDigest) -> Iterator[_Piece]:
+        held: list[_Piece] = []
         rows = size = 0
         try:
             for part in self._flat_arrays(unit):
                 held.append(part)
-                rows, size = rows + len(part), size + columns.text_batch(part).num_bytes
+                rows += len(part.texts)
+                size += columns.text_batch(part.texts).num_bytes
                 # A reader gives few rows at a time where it does not know how long they are.
                 if 2 * size >= self._options.batch_bytes or 2 * rows >= base.LARGEST_BATCH_ROWS:
                     del part
@@ -96,20 +119,30 @@ class ColumnSource(Source):
         except (*columns.UNREADABLE, StopIteration) as error:
             raise columns.damaged(self._file.path, error) from error
 
-    def _flat_arrays(self, unit: Unit) -> Iterator[Any]:
+    def _flat_arrays(self, unit: Unit) -> Iterator[_Piece]:
         """The text in arrays of about `batch_bytes`; most come as one."""
         most = self._options.batch_bytes
         for batch in self._batches(unit):
             fields = self._options.fields
+            found, at = self._verdicts(batch), 0
             array = (columns.json_rows if fields else columns.column_at)(batch, self._columns)
             for part in _undecoded(array, most):
                 whole = columns.flat(part)
                 texts = columns.text_batch(whole)
-                if texts.num_bytes <= 2 * most:
-                    yield whole
-                    continue
-                for low, high in cut_ranges(texts.offsets, most):
-                    yield whole.slice(low, high - low)
+                ranges: Iterable[tuple[int, int]] = [(0, len(whole))]
+                if texts.num_bytes > 2 * most:
+                    ranges = cut_ranges(texts.offsets, most)
+                for low, high in ranges:
+                    verdicts = None if found is None else found[at + low : at + high]
+                    yield _Piece(whole.slice(low, high - low), verdicts)
+                at += len(whole)
+
+    def _verdicts(self, batch: Any) -> NDArray[np.int8] | None:
+        condition = self._options.where
+        if condition is None:
+            return None
+        arrays = {name: columns.column_at(batch, path) for name, path in self._where.items()}
+        return columns.verdicts(condition, arrays, batch.num_rows)
 
 
 def _undecoded(array: Any, most_bytes: int) -> Iterator[Any]:
@@ -124,12 +157,16 @@ def _undecoded(array: Any, most_bytes: int) -> Iterator[Any]:
         yield array.slice(low, high - low)
 
 
-def _joined(arrays: list[Any], digest: ColumnDigest) -> Any:
-    """The arrays as one, digested, and the list without them."""
-    array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-    arrays.clear()
-    digest.update(array)
-    return array
+def _joined(pieces: list[_Piece], digest: ColumnDigest) -> _Piece:
+    """The pieces as one, digested, and the list without them."""
+    piece = pieces[0]
+    if len(pieces) > 1:
+        verdicts = [each.verdicts for each in pieces if each.verdicts is not None]
+        texts = pa.concat_arrays([each.texts for each in pieces])
+        piece = _Piece(texts, np.concatenate(verdicts) if verdicts else None)
+    pieces.clear()
+    digest.update(*piece)
+    return piece
 
 
 def open_native(path: str) -> Any:
@@ -150,14 +187,14 @@ class ParquetSource(ColumnSource):
     def __init__(self, file: SourceFile, options: SourceOptions) -> None:
         super().__init__(file, options)
         self._parquet = _open(file.location)
-        self._columns, self._paths, self._sizes = _facts(self._parquet, file, options)
+        self._columns, self._paths, self._sizes, self._where = _facts(self._parquet, file, options)
         self._num_parts = len(self._sizes)
 
     @staticmethod
     def plan(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
         """Runs of row groups whose text is about `unit_bytes` in all."""
         with _open(file.location) as parquet:
-            *_, sizes = _facts(parquet, file, options)
+            *_, sizes, _ = _facts(parquet, file, options)
         target = base.unit_bytes_for(sum(sizes), options)
         start = held = index = 0
         for group, size in enumerate(sizes):
@@ -232,13 +269,17 @@ def _open(path: str) -> Any:
 
 def _facts(
     parquet: Any, file: SourceFile, options: SourceOptions
-) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
-    """What `find_columns` says, the paths of those columns, and their bytes in each row group."""
+) -> tuple[tuple[str, ...], tuple[str, ...], list[int], dict[str, tuple[str, ...]]]:
+    """What `find_columns` says, the paths of all columns to read, the bytes of the first in each
+    row group, and what leads to the columns of the condition."""
     try:
         names = columns.find_columns(parquet.schema_arrow, options, path=file.path)
         paths = names if options.fields else (".".join(names),)
-        check_chunks(parquet.metadata, paths, size=file.size)
-        return names, paths, _text_sizes(parquet.metadata, paths)
+        of_where = columns.where_columns(parquet.schema_arrow, options.where, path=file.path)
+        more = (".".join(path) for path in of_where.values())
+        every = tuple(dict.fromkeys((*paths, *more)))
+        check_chunks(parquet.metadata, every, size=file.size)
+        return names, every, _text_sizes(parquet.metadata, paths), of_where
     except columns.UNREADABLE as error:
         raise columns.damaged(file.path, error) from error
 
@@ -410,7 +451,9 @@ class ArrowSource(ColumnSource):
         try:
             self._is_file = _is_file_format(self._native, file.path)
             self._restart()
-            self._columns = columns.find_columns(self._reader.schema, options, path=file.path)
+            schema = self._reader.schema
+            self._columns = columns.find_columns(schema, options, path=file.path)
+            self._where = columns.where_columns(schema, options.where, path=file.path)
             self._num_parts = self._reader.num_record_batches if self._is_file else len(self._needs)
         except columns.UNREADABLE as error:
             raise columns.damaged(file.path, error) from error

@@ -59,6 +59,8 @@ PIECES_VERSION = 3  # rows in several pieces
 UNLISTED_VERSION = 4  # rejected rows that are counted and not listed
 GROUPS_VERSION = 5  # units of several files, of any number of rows each
 UNKNOWN_VERSION = 6  # text that the tokenizer does not know
+FILTERED_VERSION = 7  # rows that a condition left out
+LATEST_VERSION = FILTERED_VERSION
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -133,7 +135,7 @@ def brief(value: object) -> str:
     return text if len(text) <= _BRIEF_CHARACTERS else f"{text[:_BRIEF_CHARACTERS]}..."
 
 
-_HEAD = re.compile(rb'\{\n"format_version":([%d-%d]),\n' % (FORMAT_VERSION, UNKNOWN_VERSION))
+_HEAD = re.compile(rb'\{\n"format_version":([%d-%d]),\n' % (FORMAT_VERSION, LATEST_VERSION))
 
 
 class FormatVersionError(StoreError):
@@ -188,6 +190,8 @@ def not_ours(kind: str, path: Path | str, error: Exception, *, hint: str | None)
 
 def version_of(counts: Counts, *, masks: bool) -> int:
     """The format version of a file that speaks of so much."""
+    if counts.filtered:
+        return FILTERED_VERSION
     if counts.has_unknown:
         return UNKNOWN_VERSION
     if counts.unlisted:
@@ -200,13 +204,13 @@ def version_of(counts: Counts, *, masks: bool) -> int:
 def check_version(members: dict[str, Json], *, path: Path | str) -> int:
     """Take the version out of the members; FormatVersionError where we do not read it."""
     version, writer = members.pop("format_version", None), members.get("created_by")
-    if type(version) is int and FORMAT_VERSION <= version <= UNKNOWN_VERSION:
+    if type(version) is int and FORMAT_VERSION <= version <= LATEST_VERSION:
         return version
-    newer = type(version) is int and version > UNKNOWN_VERSION
+    newer = type(version) is int and version > LATEST_VERSION
     raise FormatVersionError(
         f"{str(path)!r} has the format version {brief(version)}"
         + (f", written by {brief(writer)}" if isinstance(writer, str) else "")
-        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {UNKNOWN_VERSION}",
+        + f"; this tokenmill reads the versions {FORMAT_VERSION} to {LATEST_VERSION}",
         hint="read it with a newer tokenmill: pip install --upgrade tokenmill"
         if newer
         else "build the store again with this tokenmill",
@@ -284,15 +288,20 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     unknown_ids: Count = 0  # tokens that say "unknown", such as <unk>
     lost_characters: Count = 0  # of the documents' text, that the tokenizer does not know
     lost_bytes: Count = 0  # their UTF-8, out of `text_bytes`
+    filtered: Count = 0  # rows that a condition left out
+    undecided: Count = 0  # of those: it was not false either, since a value was missing
 
     def __post_init__(self) -> None:
-        used = self.documents + self.empty + self.rejected + self.skipped
+        used = self.documents + self.empty + self.rejected + self.skipped + self.filtered
         if self.rows != used - self.pieces + self.split_rows:
             pieces = f", {self.pieces} of them of {self.split_rows} rows," if self.pieces else ""
             raise ValueError(
                 f"{self.rows} rows are not {self.documents} documents{pieces} + {self.empty} empty"
                 f" + {self.rejected} rejected + {self.skipped} skipped"
+                + (f" + {self.filtered} left out by a condition" if self.filtered else "")
             )
+        if self.undecided > self.filtered:
+            raise ValueError(f"{self.undecided} of {self.filtered} rows left out are undecided")
         if bool(self.pieces) != bool(self.split_rows):
             raise ValueError(f"{self.pieces} documents are not pieces of {self.split_rows} rows")
         if self.unlisted > self.rejected:
