@@ -29,6 +29,8 @@ the package.
     training_gpu_table.py  its table
     optimizers_gpu.py what an update of the weights costs      python -m benchmarks.optimizers_gpu
     optimizers_gpu_table.py  its table
+    long_rows_gpu.py  attention within documents, memory       python -m benchmarks.long_rows_gpu
+    long_rows_gpu_table.py  its tables
     stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter
     stall_meter_table.py   its table
     stalls_gpu.py     is an account of a step right?           python -m benchmarks.stalls_gpu

@@ -17,6 +17,7 @@ from benchmarks import (
     feed_tables,
     feeding_gpu_table,
     interop_tables,
+    long_rows_gpu_table,
     optimizers_gpu_table,
     scaling_table,
     short_builds_table,
@@ -160,6 +161,12 @@ def optimizers_section(results: Mapping[str, Any]) -> str:
     """Everything between the `optimizers_gpu` markers."""
     packages = _named(results["versions"], ("torch", "triton", "torchao", "bitsandbytes"))
     return f"{_origin(results, packages)}\n\n{optimizers_gpu_table.optimizers_body(results)}"
+
+
+def long_rows_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `long_rows_gpu` markers."""
+    packages = _named(results["versions"], ("torch", "triton", "nvidia-cudnn-frontend"))
+    return f"{_origin(results, packages)}\n\n{long_rows_gpu_table.long_rows_body(results)}"
 
 
 def interop_section(results: Mapping[str, Any]) -> str:
@@ -368,6 +375,10 @@ SECTIONS = {
     "optimizers_gpu": (
         optimizers_section,
         "python -m benchmarks.optimizers_gpu, on a machine with a GPU",
+    ),
+    "long_rows_gpu": (
+        long_rows_section,
+        "python -m benchmarks.long_rows_gpu, on a machine with a GPU",
     ),
     "stall_meter": (stall_meter_section, "python -m benchmarks.stall_meter"),
     "stall_meter_gpu": (

@@ -25,6 +25,7 @@ between
 <!-- feeding_gpu:begin --><!-- feeding_gpu:end -->
 <!-- training_gpu:begin --><!-- training_gpu:end -->
 <!-- optimizers_gpu:begin --><!-- optimizers_gpu:end -->
+<!-- long_rows_gpu:begin --><!-- long_rows_gpu:end -->
 <!-- stall_meter:begin --><!-- stall_meter:end -->
 <!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
 <!-- stalls_gpu:begin --><!-- stalls_gpu:end -->
@@ -125,6 +126,9 @@ Not measured yet; run: python -m benchmarks.training_gpu, on a machine with a GP
 <!-- optimizers_gpu:begin -->
 Not measured yet; run: python -m benchmarks.optimizers_gpu, on a machine with a GPU
 <!-- optimizers_gpu:end -->
+<!-- long_rows_gpu:begin -->
+Not measured yet; run: python -m benchmarks.long_rows_gpu, on a machine with a GPU
+<!-- long_rows_gpu:end -->
 <!-- stall_meter:begin -->
 Not measured yet; run: python -m benchmarks.stall_meter
 <!-- stall_meter:end -->
