@@ -21,4 +21,6 @@ def main(text: str, tokenizer: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

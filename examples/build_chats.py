@@ -28,4 +28,6 @@ def main(chats: str, tokenizer: str, out: str, template: str | None = None) -> N
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -2,6 +2,8 @@
 
 python examples/feed_hf_trainer.py STORE [FOLDER FOR CHECKPOINTS]
 
+Needs: pip install torch transformers accelerate
+
 A TrainerDataset with its collator and its callback is all there is to it: labels as the model wants
 them, attention within documents, every rank its own rows, and a checkpoint of the Trainer's goes on
 with the row after the last one used. With several GPUs: `torchrun --nproc-per-node 8 ...`.
@@ -12,6 +14,7 @@ import sys
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+import tokenmill
 from tokenmill.hf import TrainerDataset
 
 STEPS = 20
@@ -21,8 +24,9 @@ def train(store: str, folder: str, *, until: int, resume: bool) -> list[float]:
     """Losses of the steps; `until` of them in all, those of the checkpoint included."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64,
+        vocab_size=tokenmill.Store(store, split=None).vocab_size, hidden_size=32,
+        intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     rows = TrainerDataset(store, seq_len=64, model=model)
@@ -55,4 +59,6 @@ def main(store: str, folder: str = "hf-checkpoints") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -2,6 +2,8 @@
 
 python examples/feed_lightning.py STORE [FOLDER FOR CHECKPOINTS]
 
+Needs: pip install torch lightning
+
 The feeder is a loader that Lightning can save, as it has state_dict and load_state_dict. Give the
 loader `epochs`: of one without an end Lightning takes a batch ahead, and saves that position.
 """
@@ -21,9 +23,9 @@ STEPS = 20
 
 
 class Model(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 257))
+        self.layers = nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size))
         self.seen: list[int | None] = []
 
     def training_step(self, batch: TensorBatch, _: int) -> STEP_OUTPUT:
@@ -56,7 +58,7 @@ def train(store: str, checkpoint: Path, *, until: int) -> list[int | None]:
         rank=trainer.global_rank,
         world_size=trainer.world_size,
     )
-    model = Model()
+    model = Model(tokenmill.Store(store, split=None).vocab_size)
     with DeviceFeeder(loader, device=trainer.strategy.root_device) as feeder:
         trainer.fit(model, feeder, ckpt_path=checkpoint if checkpoint.exists() else None)
         trainer.save_checkpoint(checkpoint)
@@ -70,4 +72,6 @@ def main(store: str, folder: str = ".") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,6 +1,8 @@
 """Train from a store with plain PyTorch; stop, and go on exactly where the run stopped.
 
 python examples/feed_pytorch.py STORE [FOLDER FOR CHECKPOINTS]
+
+Needs: pip install torch
 """
 
 import sys
@@ -22,7 +24,8 @@ def train(store: str, checkpoint: Path, *, until: int) -> list[float]:
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(257, 32), nn.Linear(32, 257)).to(device)
+    vocab_size = loader.mixture.stores[0].vocab_size
+    model = nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -64,4 +67,6 @@ def main(store: str, folder: str = ".") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

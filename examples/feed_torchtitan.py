@@ -2,6 +2,8 @@
 
 python examples/feed_torchtitan.py STORE [FOLDER FOR CHECKPOINTS]
 
+Needs: pip install torch (and not torchtitan itself)
+
 It yields ({"input": ids}, labels), and torch.distributed.checkpoint saves it like any other part of
 the run. The state is the same on every rank, and a run may go on with another number of ranks.
 """
@@ -57,4 +59,6 @@ def main(store: str, folder: str = "dcp") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

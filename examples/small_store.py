@@ -22,4 +22,6 @@ def build(out: str | Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     build(sys.argv[1])

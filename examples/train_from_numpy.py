@@ -19,6 +19,8 @@ def batches(store: tokenmill.Store, *, seed: int) -> Iterator[tuple[np.ndarray, 
     dice = np.random.default_rng(seed)
     shards = [store.map_shard(number).tokens for number in range(len(store.shards))]
     shards = [tokens for tokens in shards if len(tokens) > SEQUENCE]
+    if not shards:
+        sys.exit(f"no shard has more than {SEQUENCE} tokens: give a larger store")
     chance = np.array([len(tokens) for tokens in shards], np.float64)
     while True:
         rows = []
@@ -37,4 +39,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

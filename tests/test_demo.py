@@ -11,7 +11,7 @@ import tokenmill
 from tokenmill.builder.progress import BuildResult
 from tokenmill.builder.verify import VerifyReport
 from tokenmill.cli.show import tell
-from tokenmill.demo import Comparison, Heading, Step, demo_steps
+from tokenmill.demo import Comparison, Finished, Heading, Step, demo_steps
 from tokenmill.errors import UsageError
 
 
@@ -60,6 +60,13 @@ def test_the_demo_builds_verifies_and_compares_and_runs_again(
         "tokenmill inspect demo-store",
     ):
         assert words in story
+
+    ended = only(steps, Finished)
+    assert isinstance(ended, Finished)
+    assert len(ended.commands) == 5
+    for command in ended.commands:  # as they are printed
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
 
     second = only(small_demo(Path("demo-store")), BuildResult)
     assert isinstance(second, BuildResult)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import shlex
 import shutil
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -131,16 +132,27 @@ def demo_steps(
         yield Heading(number, title, why.format(seconds=peer_seconds))
         yield next(found)
     store, text, model = (shlex.quote(str(path)) for path in (out, corpus, tokenizer))
+    program = _program()
     yield Finished(
         f"\nDone in {duration(time.perf_counter() - started)}. The store is in {store}. Try:",
         (
-            f"tokenmill inspect {store}",
-            f"tokenmill inspect {store} --doc 7",
-            f"tokenmill layout {store} --seq-len 2048",
-            f"tokenmill plan {text} -t {model}",
-            f"tokenmill build {text} -t {model} -o my-store",
+            f"{program} inspect {store}",
+            f"{program} inspect {store} --doc 7",
+            f"{program} layout {store} --seq-len 2048",
+            f"{program} plan {text} -t {model}",
+            f"{program} build {text} -t {model} -o my-store",
         ),
     )
+
+
+def _program() -> str:
+    """What starts tokenmill in this shell: its name alone only where that finds this very one."""
+    own = Path(sys.argv[0])
+    if own.name != "tokenmill":  # python -m tokenmill, or a program of one's own
+        return f"{shlex.quote(sys.executable)} -m tokenmill"
+    found = shutil.which("tokenmill")
+    is_found = found is not None and Path(found).resolve() == own.resolve()
+    return "tokenmill" if is_found else shlex.quote(str(own))
 
 
 def _check_place(out: Path, *, corpus: Path) -> None:

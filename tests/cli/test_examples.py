@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import write_corpus
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -37,6 +39,14 @@ def test_text_is_tokenized_in_a_loop_of_ones_own(bpe: Path, corpus: Path) -> Non
     first, second = out.splitlines()
     assert first == second
     assert first.startswith("corpus.jsonl: ")
+
+
+@pytest.mark.parametrize("name", ["build_a_store.py", "train_from_numpy.py"])
+def test_an_example_without_arguments_says_what_it_needs(tmp_path: Path, name: str) -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"python examples/{name} " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_every_example_has_a_test() -> None:

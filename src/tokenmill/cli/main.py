@@ -269,7 +269,10 @@ FOREIGN_FLAGS = {
     "append_eod append_eos": ["every document ends in the end token, unless --no-eos is given"],
     "learning_rate": ["--lr"],
     "max_steps num_steps": ["--steps"],
-    "gradient_accumulation_steps grad_accum": ["--accumulate"],
+    "gradient_accumulation_steps gradient_accumulation grad_accum": ["--accumulate"],
+    "n_puzzles n_samples num_samples max_samples max_examples": ["--limit"],
+    "mixed_precision bf16 fp16 amp": ["--precision bf16 (as it is anyway where the GPU has it)"],
+    "benchmark": ["tokenmill diagnose DATA -t TOKENIZER --sweep tries workers and batches"],
     "resume_from_checkpoint": ["--resume"],
 }
 

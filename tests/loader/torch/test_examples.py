@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+import tokenmill
+from tokenmill.engines.references import train_bpe
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -26,9 +30,13 @@ def run(name: str, *args: str | Path, folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with a store in it."""
+    """A working folder with a store in it, of another vocabulary than that of bytes."""
     path = tmp_path_factory.mktemp("examples")
-    run("small_store.py", "store", folder=path)
+    run("small_store.py", "of-bytes", folder=path)
+    texts = [*map(tokenmill.Store(path / "of-bytes").decode, range(300))]
+    (path / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    train_bpe(texts, vocab_size=400, folder=path / "bpe")
+    tokenmill.build(path / "texts.jsonl", tokenizer=path / "bpe", out=path / "store")
     return path
 
 
