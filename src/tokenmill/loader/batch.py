@@ -6,6 +6,7 @@
     position_ids              0  1  2    0  1 0
     doc_ids                   0  0  0    1  1 -1
     cu_seqlens                0 3 5 6 6 6              ends, over all rows; the last one repeated
+                                                       (an attention window ends them earlier)
 
 With labels="same" a row is L tokens, all of them inputs, and each label is that of its own place:
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tokenmill.loader.loader import Loader
+    from tokenmill.loader.packing import Layout
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import SourceRow, Store
     from tokenmill.store.stream import Spans, TokenStream
@@ -224,7 +226,7 @@ class Batch:
     @lazy
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where documents begin in the flattened rows, 0 first, then the number of tokens."""
-        starts, _, _ = self._documents
+        starts, _ = self._window.attended(self._place)
         ends = np.full(self.attention_shape.size, len(self.tokens) * self.seq_len, np.int32)
         ends[: len(starts)] = starts
         return ends
@@ -289,12 +291,21 @@ class Window:
     """
 
     def __init__(
-        self, loader: Loader, seq_len: int, steps: range, sources: Ints, rows: Ints, epochs: Ints
+        self,
+        loader: Loader,
+        seq_len: int,
+        steps: range,
+        sources: Ints,
+        rows: Ints,
+        epochs: Ints,
+        *,
+        reaches: Ints | None = None,
     ) -> None:
         self.seq_len, self.steps = seq_len, steps
         # Tokens of a row that are labels alone: the last one, or none.
         self.lead = int(loader.labels == "next")
         self.row_tokens = seq_len + self.lead
+        self._reaches = reaches  # tokens of the attention window of each step; None: no window
         self.sources, self.rows, self.epochs = sources, rows, epochs
         self.dtype = loader.dtype
         self.masks_boundaries = loader.boundaries == "mask"
@@ -418,23 +429,45 @@ class Window:
     def _inputs(self) -> tuple[DocumentRanges, list[int]]:
         """The same for inputs: a document may have nothing in a row but its last token, a label."""
         (starts, lengths, is_padding), _ = self._documents
-        row, start = np.divmod(starts, self.row_tokens)
-        lengths = np.minimum(lengths, self.seq_len - start)
-        kept = lengths > 0
-        starts = (row * self.seq_len + start)[kept]
-        return (starts, lengths[kept], is_padding[kept]), self._of_steps(starts, self.seq_len)
+        starts, lengths, kept = _inputs_of(
+            starts, lengths, seq_len=self.seq_len, row_tokens=self.row_tokens
+        )
+        return (starts, lengths, is_padding[kept]), self._of_steps(starts, self.seq_len)
+
+    def attended(self, place: int) -> tuple[Ints, Ints]:
+        """Places and lengths of the ranges in the rows of a step that attention stays within."""
+        (starts, lengths), begins = self._attended
+        here = slice(begins[place], begins[place + 1])
+        return starts[here] - place * self.rows.shape[1] * self.seq_len, lengths[here]
+
+    @lazy
+    def _attended(self) -> tuple[tuple[Ints, Ints], list[int]]:
+        """Documents, or with an attention window their parts: one window after the other."""
+        (starts, lengths, _), begins = self._inputs
+        if self._reaches is None:
+            return (starts, lengths), begins
+        reach = np.repeat(self._reaches, np.diff(begins))
+        counts = -(-lengths // reach)
+        ends = np.cumsum(counts)
+        begin = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        begin *= np.repeat(reach, counts)
+        parts = np.minimum(np.repeat(lengths, counts) - begin, np.repeat(reach, counts))
+        starts = np.repeat(starts, counts) + begin
+        return (starts, parts), self._of_steps(starts, self.seq_len)
 
     @lazy
     def attention_shapes(self) -> list[AttentionShape]:
         """Of each step."""
-        (_, lengths, _), begins = self._inputs
+        (_, lengths), begins = self._attended
         counts = np.diff(begins)
         sizes = [room_for(documents + 1, self._sizes) for documents in counts.tolist()]
         # One more, so that a step may have no row at all.
-        longest, pairs = np.append(lengths, 0), np.append(lengths * (lengths + 1) // 2, 0)
+        longest, pairs = np.append(lengths, 0), np.append(causal_pairs(lengths), 0)
         longest = np.where(counts, np.maximum.reduceat(longest, begins[:-1]), 0)
         pairs = np.where(counts, np.add.reduceat(pairs, begins[:-1]), 0)
         rounded = [min(self.seq_len, rounded_up(most)) for most in longest.tolist()]
+        if self._reaches is not None:
+            rounded = list(map(min, rounded, self._reaches.tolist()))
         return list(map(AttentionShape, sizes, rounded, counts.tolist(), pairs.tolist()))
 
     def _of_steps(self, starts: Ints, row_tokens: int) -> list[int]:
@@ -451,6 +484,8 @@ class Window:
         for name, inputs in (("_documents", False), ("_inputs", True)):
             found = self.documents(place, inputs=inputs)
             one.__dict__[name] = found, [0, len(found[0])]
+        attended = self.attended(place)
+        one.__dict__["_attended"] = attended, [0, len(attended[0])]
         one.__dict__["attention_shapes"] = self.attention_shapes[place : place + 1]
         return one
 
@@ -481,6 +516,46 @@ class Window:
                 row=row,
                 parts=tuple(parts),
             )
+
+
+def causal_pairs(lengths: Ints, reach: Ints | int | None = None) -> Ints:
+    """Pairs of tokens of which one looks at the other, in each range of these lengths.
+
+    With a reach, the ranges are cut after so many tokens.
+    """
+    if reach is None:
+        return lengths * (lengths + 1) // 2
+    whole, rest = np.divmod(lengths, reach)
+    pairs: Ints = whole * (reach * (reach + 1) // 2) + rest * (rest + 1) // 2
+    return pairs
+
+
+def pairs_of_rows(layout: Layout, rows: Ints, *, seq_len: int, reach: Ints | None = None) -> Ints:
+    """What causal attention within documents has to do for the `seq_len` inputs of each row.
+
+    `reach` is the attention window of each row.
+    """
+    if not len(rows):
+        return rows
+    _, lengths = layout.segments(rows)
+    begins = np.cumsum(lengths) - lengths
+    row_tokens = layout.seq_len + 1  # the last one is no input, unless labels are "same"
+    starts, lengths, _ = _inputs_of(begins, lengths, seq_len=seq_len, row_tokens=row_tokens)
+    firsts = starts.searchsorted(np.arange(len(rows)) * seq_len)
+    if reach is not None:
+        reach = np.repeat(reach, np.diff(firsts, append=len(starts)))
+    found: Ints = np.add.reduceat(causal_pairs(lengths, reach), firsts)
+    return found
+
+
+def _inputs_of(
+    starts: Ints, lengths: Ints, *, seq_len: int, row_tokens: int
+) -> tuple[Ints, Ints, Bools]:
+    """Ranges without what comes after the inputs of each row, and which of them are left."""
+    row, start = np.divmod(starts, row_tokens)
+    lengths = np.minimum(lengths, seq_len - start)
+    kept = lengths > 0
+    return (row * seq_len + start)[kept], lengths[kept], kept
 
 
 def batches_of(chunk: Chunk) -> Iterator[Batch]:

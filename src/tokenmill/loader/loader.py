@@ -15,17 +15,33 @@ import threading
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from math import inf
+from math import expm1, inf
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from tokenmill.errors import UsageError
-from tokenmill.loader.batch import LABELS, NO_ROW, RowOrigin, Window, batches_of, check_pad_id
-from tokenmill.loader.mixture import Extent, Mixture, Plan, check_state, make_state, rows_of_batch
-from tokenmill.loader.order import check_shuffle, exact_weight, ordered_rows
+from tokenmill.errors import StateError, UsageError
+from tokenmill.loader.batch import (
+    LABELS,
+    NO_ROW,
+    RowOrigin,
+    Window,
+    batches_of,
+    check_pad_id,
+    pairs_of_rows,
+)
+from tokenmill.loader.mixture import (
+    Extent,
+    Mixture,
+    Plan,
+    Update,
+    check_state,
+    make_state,
+    rows_of_batch,
+)
+from tokenmill.loader.order import check_shuffle, dealt, exact_weight, ordered_rows
 from tokenmill.loader.packing import find_packing
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct
@@ -202,7 +218,12 @@ ROOM_OF_AVERAGE = 1.1
 ROOMS = (0.75, 1, 1.25, 1.5, 2)
 SLOW_READ_SECONDS = 2e-3
 SLOW_READ_SECONDS_PER_BYTE = 2e-9
-CHOICES = {"boundaries": ("keep", "mask"), "last": ("pad", "keep", "drop"), "labels": LABELS}
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "boundaries": ("keep", "mask"),
+    "last": ("pad", "keep", "drop"),
+    "labels": LABELS,
+    "balance": (None, "attention"),
+}
 DTYPES: dict[str, np.dtype[np.integer] | None] = {
     "int64": np.dtype(np.int64),
     "int32": np.dtype(np.int32),
@@ -211,6 +232,8 @@ DTYPES: dict[str, np.dtype[np.integer] | None] = {
 
 # Steps of a window that are read in one go: the places of the first, and after the last.
 _Part: TypeAlias = tuple[Window, int, int]
+# What a user may say of attention windows: from which token of the run on, how many tokens.
+Schedule: TypeAlias = "int | Sequence[tuple[float, int | None]] | None"
 
 
 class Loader:
@@ -227,6 +250,11 @@ class Loader:
     several ranks may have no row at all ("keep"), or left out ("drop"). `labels="same"` is for
     models that shift labels by themselves, as those of transformers do: a row is `seq_len` tokens,
     all of them inputs.
+
+    `balance="attention"` deals the rows of a global batch so that attention within documents is
+    about equally much work on every rank; with `accumulate=N`, the rows of N steps that your loop
+    adds up to one update. `window` cuts what attention stays within (`cu_seqlens`): so many tokens,
+    or a schedule `[(0, 1024), (2e9, 4096), (4e9, None)]` over the tokens of the run.
     """
 
     def __init__(
@@ -249,6 +277,9 @@ class Loader:
         prefetch: int = 2,
         cu_seqlens_capacity: int | Sequence[int] | None = None,
         split: str | None = None,
+        balance: str | None = None,
+        accumulate: int = 1,
+        window: Schedule = None,
     ) -> None:
         self.mixture = _mixture(source, epochs=epochs, split=split)
         self.packing = find_packing(packing)
@@ -258,6 +289,8 @@ class Loader:
         self.boundaries, self.last, self.prefetch = boundaries, last, prefetch
         self.labels = labels
         self.seed, self.rank = seed, rank
+        self.balance, self.accumulate = balance, accumulate
+        self.window = _reaches(window)
         self.cu_seqlens_capacity = None
         if cu_seqlens_capacity is not None:
             self.cu_seqlens_capacity = _capacities(cu_seqlens_capacity)
@@ -295,14 +328,16 @@ class Loader:
                 f"dtype={dtype!r} is not known",
                 hint='use "int64", "int32" or "stored" (narrow ids, labels as views)',
             )
-        shortest = 2 if self.labels == "same" else 1
-        for name, least in (
-            ("seq_len", shortest),
-            ("batch_size", 1),
-            ("world_size", 1),
-            ("prefetch", 0),
-        ):
-            require_number(name, getattr(self, name), at_least=least)
+        require_number("seq_len", self.seq_len, at_least=2 if self.labels == "same" else 1)
+        for name in ("batch_size", "world_size", "accumulate"):
+            require_number(name, getattr(self, name), at_least=1)
+        require_number("prefetch", self.prefetch, at_least=0)
+        if self.accumulate > 1 and self.balance is None:
+            raise UsageError(
+                f"accumulate={self.accumulate} says over which steps cost is balanced, and nothing"
+                " is without balance=",
+                hint='give balance="attention" too, or leave it out',
+            )
         if self.seq_len >= MAX_DOCUMENT_TOKENS:
             raise UsageError(
                 f"seq_len={self.seq_len:,} is more than any document can have",
@@ -364,20 +399,88 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """How far the run has come; the same on every rank."""
-        return make_state(self._plan, self._step, self._facts)
+        plan, step = self._plan, self._step
+        if not (step - plan.update_step) % self.accumulate or plan.find(step) is None:
+            return make_state(plan, step, self._facts)
+        # Inside an update: which of its rows were taken, the dealing alone says.
+        first = self._update_of(plan, step).start
+        before = (first - plan.update_step) % self.accumulate
+        update = self._dealing.but(steps=step - first, before=before)
+        return make_state(plan, step, self._facts, update=update)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was called; StateError for a state of something else."""
-        step, position = check_state(state, self._facts, num_sources=len(self.mixture.names))
+        step, position, update = check_state(
+            state, self._facts, num_sources=len(self.mixture.names)
+        )
+        now, before = step, 0
+        if update is not None:
+            if update.but(steps=0, before=0) != self._dealing:
+                done = update.before + update.steps
+                raise StateError(
+                    f"the state was saved inside an update, after {done:,} of its"
+                    f" {update.accumulate:,} steps of {update.batch_size:,} rows on"
+                    f" {update.world_size:,} ranks; dealt in another way, rows would come twice, or"
+                    " never",
+                    hint="resume with the same batch_size, world_size, accumulate, balance and"
+                    " window, or from a state that was saved after the last step of an update",
+                )
+            step, before = step - update.steps, update.before
         try:
             is_ours = self._first_plan.position(step) == position
+            is_ours &= step % self.accumulate == before
         except IndexError:
             is_ours = False
         # A run that was begun with another batch size has its steps counted from here on.
         self._plan = (
-            self._first_plan if is_ours else self._make_plan(origin=position, origin_step=step)
+            self._first_plan
+            if is_ours
+            else self._make_plan(origin=position, origin_step=step, update_step=step - before)
         )
-        self._step, self._has_ended = step, False
+        self._step, self._has_ended = now, False
+
+    @property
+    def _dealing(self) -> Update:
+        """What says how rows of several steps are dealt."""
+        return Update(
+            steps=0,
+            before=0,
+            accumulate=self.accumulate,
+            batch_size=self.batch_size,
+            world_size=self.world_size,
+            window=self.window,
+        )
+
+    def _update_of(self, plan: Plan, step: int) -> range:
+        """The steps whose rows are dealt together with those of a step: one, unless `accumulate`.
+
+        They are of one stage, whole, and none comes before the run was begun or resumed.
+        """
+        run = plan.find(step) if self.accumulate > 1 else None
+        if run is None or len(run.rows(step)) < run.batch_rows:
+            return range(step, step + 1)
+        first = step - (step - plan.update_step) % self.accumulate
+        end = first + self.accumulate
+        if run.num_rows is not None:
+            end = min(end, run.first_step + (run.num_rows - run.first_row) // run.batch_rows)
+        return range(max(first, run.first_step), end)
+
+    def window_at(self, step: int) -> int | None:
+        """Tokens of the attention window in a step; None where there is none."""
+        run = self._find(self._plan, step)
+        if run is None:
+            raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
+        found = self._reaches_of(run, np.array([step]))
+        return None if found is None or found[0] >= run.seq_len else int(found[0])
+
+    def _reaches_of(self, run: StageRun, steps: Ints) -> Ints | None:
+        """Tokens of the attention window in each of some steps of a stage; None: no window."""
+        if not self.window:
+            return None
+        begins = np.array([tokens for tokens, _ in self.window], np.int64)
+        reaches = [run.seq_len if reach is None else reach for _, reach in self.window]
+        found = np.minimum(np.array(reaches, np.int64), run.seq_len)
+        return found[begins.searchsorted(run.tokens_before(steps), side="right") - 1]
 
     def _facts(self, stage: int) -> dict[str, object]:
         """What a position in a stage depends on, as plain values."""
@@ -430,6 +533,7 @@ class Loader:
     def gather(self, steps: Sequence[int]) -> Batch:
         """The rows of any steps, all of one seq_len, as one batch."""
         drawn, place, seq_len = [], 0, self.seq_len
+        reaches: Ints | None = None
         while place < len(steps):
             first, end = steps[place], place + 1
             run = self._find(self._plan, first) if first >= 0 else None
@@ -438,11 +542,17 @@ class Loader:
             seq_len = run.seq_len
             last = inf if run.end_step is None else run.end_step
             while end < len(steps) and steps[end] == first + end - place < last:
+                if len(run.rows(steps[end])) < run.batch_rows:
+                    break  # drawn alone
                 end += 1
-            drawn.append(self._draw(run, range(first, first + end - place)))
+            here = range(first, first + end - place)
+            drawn.append(self._draw(self._plan, run, here))
+            if place == 0:
+                reaches = self._reaches_of(run, np.array(here[:1]))
             place = end
         columns = (np.concatenate(part, axis=None)[None] for part in zip(*drawn, strict=True))
-        window = Window(self, seq_len, range(steps[0], steps[0] + 1), *columns)
+        here = range(steps[0], steps[0] + 1)
+        window = Window(self, seq_len, here, *columns, reaches=reaches)
         return next(batches_of(window.read(0, 1)))
 
     def rows(self, step: int) -> list[RowOrigin]:
@@ -454,7 +564,10 @@ class Loader:
         if run is None:
             raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
         steps = range(step, step + 1)
-        return Window(self, run.seq_len, steps, *self._draw(run, steps))
+        reaches = self._reaches_of(run, np.array(steps))
+        return Window(
+            self, run.seq_len, steps, *self._draw(self._plan, run, steps), reaches=reaches
+        )
 
     def _find(self, plan: Plan, step: int) -> StageRun | None:
         """The stage of a step; None past the end, and for a last batch that is dropped."""
@@ -475,26 +588,38 @@ class Loader:
             # Steps that are drawn together have one shape; and a source of a few rows has many
             # epochs in a draw, of which each has an order of its own.
             drawn_rows = min(DRAW_ROWS, 4 * int(run.rows_per_epoch.max()))
-            end = first + stride * max(1, drawn_rows // rows)
+            num_steps = max(1, drawn_rows // rows)
+            if self.balance is not None:  # rows of all ranks are looked at
+                num_steps = max(self.accumulate, num_steps // self.world_size)
+            end = first + stride * num_steps
             if run.num_rows is not None:
                 full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
                 end = min(end, max(full, first + 1))
             steps = range(first, end, stride)
-            drawn, place = self._draw(run, steps), 0
+            drawn, place = self._draw(plan, run, steps), 0
+            reaches = self._reaches_of(run, np.array(steps))
             while place < len(steps):
                 here = slice(place, place + size)
-                window = Window(self, run.seq_len, steps[here], *(part[here] for part in drawn))
+                window = Window(
+                    self,
+                    run.seq_len,
+                    steps[here],
+                    *(part[here] for part in drawn),
+                    reaches=None if reaches is None else reaches[here],
+                )
                 place += size
                 for begin in range(0, len(window.steps), chunk):
                     yield window, begin, min(begin + chunk, len(window.steps))
                 size = min(2 * size, chunk if size < chunk else most)
             first += len(steps) * stride
 
-    def _draw(self, run: StageRun, steps: range) -> tuple[Ints, ...]:
+    def _draw(self, plan: Plan, run: StageRun, steps: range) -> tuple[Ints, ...]:
         """Source, row and epoch of each row of some steps of a stage, for this rank.
 
         A step that is not full is drawn alone.
         """
+        if self.balance is not None and len(run.rows(steps[0])) == run.batch_rows:
+            return self._draw_balanced(plan, run, steps)
         size = run.batch_rows // self.world_size
         first = run.first_row + (np.array(steps) - run.first_step) * run.batch_rows
         wanted = first[:, None] + (self.rank * size + np.arange(size))
@@ -506,6 +631,43 @@ class Loader:
         for part, found in zip(drawn, self._locate(run, wanted[inside]), strict=True):
             part[inside] = found
         return tuple(part[:, :kept] for part in drawn)
+
+    def _draw_balanced(self, plan: Plan, run: StageRun, steps: range) -> tuple[Ints, ...]:
+        """The same, of the rows that this rank is dealt of each global batch, or of each update.
+
+        Of an update, each rank has its dearest rows in the first step: steps are even too.
+        """
+        size = run.batch_rows // self.world_size
+        updates = list(dict.fromkeys(self._update_of(plan, step) for step in steps))
+        every = np.concatenate([np.array(update) for update in updates])
+        first = run.first_row + (every - run.first_step) * run.batch_rows
+        wanted = (first[:, None] + np.arange(run.batch_rows)).ravel()
+        located = self._locate(run, wanted)
+        reaches = self._reaches_of(run, every)
+        if reaches is not None:
+            reaches = np.repeat(reaches, run.batch_rows)
+        sources, rows, _ = located
+        costs = self._costs(run, sources, rows, reaches)
+        mine: dict[int, Ints] = {}
+        begin = 0
+        for update in updates:
+            end = begin + len(update) * run.batch_rows
+            places = begin + dealt(costs[begin:end], self.world_size)[self.rank]
+            mine |= zip(update, places.reshape(len(update), size), strict=True)
+            begin = end
+        places = np.stack([np.sort(mine[step]) for step in steps])
+        return tuple(part[places] for part in located)
+
+    def _costs(self, run: StageRun, sources: Ints, rows: Ints, reaches: Ints | None) -> Ints:
+        """Pairs of tokens that attention has to look at in rows of a stage."""
+        layouts, costs = self.layouts(run.seq_len), np.zeros_like(rows)
+        for source in distinct(sources):
+            here = sources == source
+            reach = None if reaches is None else reaches[here]
+            costs[here] = pairs_of_rows(
+                layouts[source], rows[here], seq_len=run.seq_len, reach=reach
+            )
+        return costs
 
     def _locate(self, run: StageRun, wanted: Ints) -> tuple[Ints, ...]:
         """Source, row and epoch of rows of a stage."""
@@ -535,14 +697,20 @@ class Loader:
         most = _quadrupled(rows * self.packing.most_pieces(seq_len) + 1)
         if self.cu_seqlens_capacity is not None:
             return self.cu_seqlens_capacity
-        usual = ROOM_OF_AVERAGE * rows * self._documents_of_row(seq_len)
-        found = {_quadrupled(int(usual * share) + 1) for share in ROOMS}
+        found = {
+            _quadrupled(int(ROOM_OF_AVERAGE * rows * usual * share) + 1)
+            for usual in self._documents_of_row(seq_len)
+            for share in ROOMS
+        }
         while (size := max(found)) < most:
             found.add(2 * size)
         return tuple(sorted({min(size, most) for size in found}))
 
-    def _documents_of_row(self, seq_len: int) -> float:
-        """On average, with one that goes on from the row before; of the stage with the most."""
+    def _documents_of_row(self, seq_len: int) -> set[float]:
+        """On average, with one that goes on from the row before; of the stage with the most.
+
+        With attention windows, for each of them, with the parts that it makes of documents.
+        """
         stores = self.mixture.stores
         densities = [store.num_documents / store.num_tokens for store in stores]
         average = 0.0
@@ -550,7 +718,16 @@ class Loader:
             shares = [float(exact_weight(weight)) for weight in stage.weights]
             pairs = zip(shares, densities, strict=True)
             average = max(average, sum(part * density for part, density in pairs) / sum(shares))
-        return 1 + seq_len * average
+        usual = {1 + seq_len * average}
+        if not self.window:
+            return usual
+        # Documents of random lengths have so many whole windows.
+        reaches = {seq_len if reach is None else min(reach, seq_len) for _, reach in self.window}
+        return {
+            each * (1 + 1 / expm1(min(700.0, reach * average)))
+            for each in usual
+            for reach in reaches
+        }
 
     def __repr__(self) -> str:
         return (
@@ -566,6 +743,32 @@ def _capacities(given: object) -> tuple[int, ...]:
     for size in sizes:
         require_number("cu_seqlens_capacity", size, at_least=2)
     return tuple(sorted(set(sizes)))
+
+
+def _reaches(given: Schedule) -> tuple[tuple[int, int | None], ...]:
+    """Attention windows: from which token of the run on, and how many tokens; UsageError."""
+    if given is None:
+        return ()
+    pairs = [(0, given)] if isinstance(given, int) else given
+    found = []
+    try:
+        for tokens, reach in pairs:
+            if tokens != int(tokens) or (
+                reach is not None and (type(reach) is not int or reach < 1)
+            ):
+                raise ValueError
+            found.append((int(tokens), reach))
+    except (TypeError, ValueError, OverflowError):
+        found = []
+    begins = [tokens for tokens, _ in found]
+    if not found or begins[0] or begins != sorted(set(begins)):
+        raise UsageError(
+            f"window={given!r} is no attention window: from which token of the run on it holds, and"
+            " of how many tokens it is, from 0 on, in order",
+            hint="write window=1024, or window=[(0, 1024), (2e9, 4096), (4e9, None)]; None is no"
+            " limit",
+        )
+    return tuple(found)
 
 
 def _quadrupled(entries: int) -> int:

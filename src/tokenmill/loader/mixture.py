@@ -442,6 +442,13 @@ class StageRun:
         end = first + self.batch_rows if self.num_rows is None else self.num_rows
         return range(min(first, end), min(first + self.batch_rows, end))
 
+    def tokens_before(self, steps: Ints) -> Ints:
+        """Tokens (rows * seq_len) that the run has drawn before steps of this stage."""
+        earlier = sum(done.seq_len * sum(done.rows) for done in self.start.past)
+        rows = sum(self.start.drawn) + self.first_row + (steps - self.first_step) * self.batch_rows
+        found: Ints = earlier + rows * self.seq_len
+        return found
+
     def drawn(self, row: int) -> Pass:
         """What this pass has drawn before a row of the stage."""
         counts = zip(self.start.drawn, self.schedule.first, self.schedule.counts(row), strict=True)
@@ -473,8 +480,11 @@ class Plan:
         measure: Callable[[int], Sequence[Extent]],
         origin: Position | None = None,
         origin_step: int = 0,
+        update_step: int | None = None,
     ) -> None:
         self.mixture = mixture
+        # Where an update of several steps begins, or would have: the others follow from it.
+        self.update_step = origin_step if update_step is None else update_step
         self.origin = origin or Position(stage=0, row=0, drawn=(0,) * len(mixture.names), past=())
         self.origin_step = origin_step
         self._measure = measure
@@ -621,7 +631,12 @@ class Plan:
 # would feed rows twice, or never, without a word. Batch size, ranks, workers and the form of the
 # batches are no part of it: they may change from one run to the next.
 
+#
+# Where the rows of several steps are dealt together (`accumulate`), a state between them says at
+# which of them, and how they were dealt; its position is where they begin, and its version is 2.
+
 STATE_VERSION = 1
+UPDATE_VERSION = 2
 _MEMBERS = {
     *("version", "order", "seed", "shuffle", "packing", "seq_len", "mixture", "stores", "layouts"),
     *("step", "position", "seen", "checksum"),
@@ -629,16 +644,33 @@ _MEMBERS = {
 _ANEW = "resume with what the run was begun with, or begin anew without load_state_dict"
 
 
+class Update(Fact, frozen=True, kw_only=True):
+    """An update of several steps that has begun, and how rows were dealt in it."""
+
+    steps: Count  # taken of those whose rows were dealt together
+    before: Count  # steps of the update before those: of another stage
+    accumulate: Count
+    batch_size: Count
+    world_size: Count
+    window: tuple[tuple[Count, Count | None], ...]
+
+
 def make_state(
-    plan: Plan, step: int, facts: Callable[[int], Mapping[str, object]]
+    plan: Plan,
+    step: int,
+    facts: Callable[[int], Mapping[str, object]],
+    *,
+    update: Update | None = None,
 ) -> dict[str, Any]:
     """A state dict of plain values: it survives JSON, pickle and torch.save.
 
-    `facts` are those that a position in a stage depends on.
+    `facts` are those that a position in a stage depends on; `update` is one that has begun.
     """
-    position = plan.position(step)
+    position = plan.position(step if update is None else step - update.steps)
+    more = {} if update is None else {"update": json.loads(json.dumps(update.to_json()))}
     state = {
-        "version": STATE_VERSION,
+        "version": STATE_VERSION if update is None else UPDATE_VERSION,
+        **more,
         "order": order.VERSION,
         **facts(position.stage),
         "step": step,
@@ -650,20 +682,24 @@ def make_state(
 
 def check_state(
     state: object, facts: Callable[[int], Mapping[str, object]], *, num_sources: int
-) -> tuple[int, Position]:
-    """Step and position of a state; StateError says what is not as it was saved."""
+) -> tuple[int, Position, Update | None]:
+    """Step and position of a state, and an update that has begun; StateError says what is not as
+    it was saved."""
     if not isinstance(state, dict):
         raise StateError(
             f"{brief(state)} is no state of a loader", hint="give what state_dict() gave"
         )
-    for name, known in (("version", STATE_VERSION), ("order", order.VERSION)):
+    has_update = state.get("version") == UPDATE_VERSION
+    version = UPDATE_VERSION if has_update else STATE_VERSION
+    for name, known in (("version", version), ("order", order.VERSION)):
         if name in state and state[name] != known:
             raise StateError(
                 f"the state has {name} {brief(state[name])}, and this release reads {name} {known}",
                 hint="resume with the release of tokenmill that saved it",
             )
-    if set(state) != _MEMBERS:
-        names = sorted(map(brief, set(state) - _MEMBERS)) + sorted(_MEMBERS - set(state))
+    members = _MEMBERS | {"update"} if has_update else _MEMBERS
+    if set(state) != members:
+        names = sorted(map(brief, set(state) - members)) + sorted(members - set(state))
         odd = ", ".join(names)[:200]
         raise StateError(
             f"the state is not one that a loader saved: {odd} is missing or unknown",
@@ -687,7 +723,16 @@ def check_state(
             raise _changed(name, state[name], ours)
     if type(step) is not int or not 0 <= step < MAX_NUMBER:
         raise StateError(f"the state has step {brief(step)}", hint="give what state_dict() gave")
-    return step, Position.from_json(position, num_sources=num_sources)
+    update = None
+    if has_update:
+        try:
+            update = read_fact(state["update"], Update, where="update")
+        except ValueError as error:
+            raise _damaged(str(error)) from error
+        begun = update.before + update.steps
+        if not 0 < begun < update.accumulate or begun > step:
+            raise _damaged(f"{begun:,} of {update.accumulate:,} steps before step {step:,}")
+    return step, Position.from_json(position, num_sources=num_sources), update
 
 
 def _changed(name: str, saved: Any, ours: Any) -> StateError:

@@ -174,6 +174,67 @@ def _block_rows(
 
 
 # -------------------------------------------------------------------------------------------------
+# Which rank takes which rows of a global batch, so that their costs are even.
+#
+# Rows are dealt from the dearest on to the rank that has the least so far; then the rank that has
+# the most exchanges a row with another one, whichever makes the larger of the two the smallest, as
+# long as that helps. Integers alone: every rank and every machine finds the same.
+
+EVEN = Fraction(1, 1000)  # above the mean: not worth another exchange
+MOST_EXCHANGES = 1 << 20  # to choose among; with more rows than that, dealing them is even enough
+
+
+def dealt(costs: Ints, ranks: int) -> Ints:
+    """Places of the rows of each rank, equally many and by decreasing cost: (ranks, rows of one).
+
+    >>> dealt(np.array([9, 1, 8, 1]), 2)
+    array([[0, 3], [2, 1]])
+    """
+    size = len(costs) // ranks
+    places = np.argsort(-costs, kind="stable")
+    # The first row of each is that of its number: a heap of sums and ranks that have room.
+    taken: list[list[int]] = [[place] for place in places[:ranks].tolist()]
+    heap = [(int(costs[row]), rank) for rank, (row,) in enumerate(taken)] if size > 1 else []
+    heapq.heapify(heap)
+    for place, cost in zip(places[ranks:].tolist(), costs[places[ranks:]].tolist(), strict=True):
+        total, rank = heap[0]
+        taken[rank].append(place)
+        if len(taken[rank]) == size:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (total + cost, rank))
+    found = np.array(taken, np.int64)
+    _exchange(found, costs[found])
+    order = np.argsort(-costs[found], axis=1, kind="stable")
+    return np.take_along_axis(found, order, axis=1)
+
+
+def _exchange(places: Ints, costs: Ints) -> None:
+    """Rows of the rank that has the most for others, in place, as long as that helps."""
+    if costs.size * costs.shape[1] > MOST_EXCHANGES:
+        return
+    sums = costs.sum(axis=1)
+    ranks, total = len(sums), int(sums.sum())
+    for _ in range(4 * ranks):
+        most = int(sums.argmax())
+        if (int(sums[most]) * ranks - total) * EVEN.denominator <= total * EVEN.numerator:
+            return
+        less = costs[most][:, None, None] - costs  # what it has less after each exchange
+        larger = np.maximum(sums[most] - less, sums[:, None] + less)
+        best = int(larger.argmin())
+        if larger.flat[best] >= sums[most]:
+            return
+        mine, other, theirs = (int(at) for at in np.unravel_index(best, larger.shape))
+        change = less[mine, other, theirs]
+        for table in (places, costs):
+            kept = table[most, mine]
+            table[most, mine] = table[other, theirs]
+            table[other, theirs] = kept
+        sums[most] -= change
+        sums[other] += change
+
+
+# -------------------------------------------------------------------------------------------------
 # Which source of a mixture gives which row: integer arithmetic, O(1) for any row, no state.
 #
 #   weights -> parts (whole numbers, their sum is the period) -> Round (one period) -> schedule
