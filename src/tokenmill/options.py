@@ -193,13 +193,20 @@ def check_template_kwargs(values: object) -> dict[str, Any]:
     return values
 
 
+# A prompt and its completion that are lists of messages.
+CHAT_COMPLETION = "chat-completion"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShape:
     """What a row becomes, where it is more than the text of one field."""
 
-    format: str = option("text", SHAPE, choices=("text", "chat", "prompt-completion"))
-    """What a row is: a text, a conversation, or a prompt with its completion. The last two make a
-    store with masks, which say what counts for the loss."""
+    format: str = option(
+        "text", SHAPE, choices=("text", "chat", "prompt-completion", CHAT_COMPLETION)
+    )
+    """What a row is: a text, a conversation, or a prompt with its completion, as texts or (which
+    the first row tells, or the last format says) lists of messages. All but the first make a store
+    with masks, which say what counts for the loss."""
     template: str | None = option(None, SHAPE, "TEXT")
     """Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are understood, {{
     and }} are braces."""
@@ -240,7 +247,9 @@ class RowShape:
             given = getattr(self, name)
             if given != defaults[name] and self.format not in formats:
                 problem = f"{name}={given!r} has no meaning for the format {self.format!r}"
-                raise UsageError(problem, hint=f"leave it out, or use --format {formats[0]}")
+                other = CHAT_COMPLETION if self.format == "prompt-completion" else formats[0]
+                other = other if other in formats else formats[0]
+                raise UsageError(problem, hint=f"leave it out, or use --format {other}")
         if self.too_long != "split" and self.max_length is None:
             hint = "say how long: --max-length 2048"
             raise UsageError(f"too_long={self.too_long!r} needs a length", hint=hint)
@@ -261,8 +270,15 @@ class RowShape:
             ) from error
 
     @property
+    def is_chat(self) -> bool:
+        """Whether rows are rendered by a chat template."""
+        return self.format in ("chat", CHAT_COMPLETION)
+
+    @property
     def chat_fields(self) -> tuple[str, ...]:
         """Where a row may have its conversation and what belongs to it."""
+        if self.format == CHAT_COMPLETION:
+            return (self.prompt_field, self.completion_field, "tools", "chat_template_kwargs")
         found = (self.messages_field,) if self.messages_field else ("messages", "conversations")
         return (*found, "tools", "system", "chat_template_kwargs")
 
@@ -298,8 +314,8 @@ class RowShape:
         if self.format == "chat":
             # Which one is used follows from the template too, so that the build says it.
             del values["template_version"]
-            if self.chat_template_kwargs is None:
-                del values["chat_template_kwargs"]
+        if self.is_chat and self.chat_template_kwargs is None:
+            del values["chat_template_kwargs"]
         if self.piece_tokens is not None:
             # Once, such rows were left whole; a store of that kind is another one.
             values["pieces"] = True
@@ -333,15 +349,15 @@ WAYS_OF_READING = ("groups", "files")
 
 _OPTION_FORMATS = {
     "template": ("text", "prompt-completion"),
-    "prompt_field": ("prompt-completion",),
-    "completion_field": ("prompt-completion",),
+    "prompt_field": ("prompt-completion", CHAT_COMPLETION),
+    "completion_field": ("prompt-completion", CHAT_COMPLETION),
     "messages_field": ("chat",),
     "template_version": ("chat",),
     "train_on": ("chat",),
-    "chat_date": ("chat",),
-    "chat_template_kwargs": ("chat",),
-    "max_length": ("text", "chat", "prompt-completion"),
-    "too_long": ("text", "chat", "prompt-completion"),
+    "chat_date": ("chat", CHAT_COMPLETION),
+    "chat_template_kwargs": ("chat", CHAT_COMPLETION),
+    "max_length": ("text", "chat", "prompt-completion", CHAT_COMPLETION),
+    "too_long": ("text", "chat", "prompt-completion", CHAT_COMPLETION),
 }
 
 
@@ -501,12 +517,13 @@ class BuildOptions(RowShape):
                 f"text_field={self.text_field!r} has no meaning where a row has several fields",
                 hint="name the fields in --template, or with the options of the format",
             )
-        if self.format != "chat":
+        if not self.is_chat:
             if self.chat_template is not None:
+                other = CHAT_COMPLETION if self.format == "prompt-completion" else "chat"
                 raise UsageError(
                     f"chat_template={str(self.chat_template)!r} has no meaning for the format "
                     f"{self.format!r}",
-                    hint="leave it out, or use --format chat",
+                    hint=f"leave it out, or use --format {other}",
                 )
             return
         if isinstance(self.eos, str) or self.bos is not False:

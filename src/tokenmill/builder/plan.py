@@ -86,7 +86,7 @@ def request_identity(
     settings = options.identity(by_name=by_name)
     shape = options.shape
     ways = _ways(options, settings)
-    is_chat = shape is not None and shape.format == "chat"
+    is_chat = shape is not None and shape.is_chat
     if is_chat:
         from tokenmill.supervised.chat import digest, read_sources, version_used, with_template
 

@@ -42,6 +42,7 @@ from tokenmill.errors import (
 )
 from tokenmill.files import PathInput, shown, unreadable
 from tokenmill.options import (
+    CHAT_COMPLETION,
     BuildOptions,
     FinishOptions,
     PlanOptions,
@@ -198,9 +199,28 @@ class BuildRun:
             from tokenmill.supervised.shaper import refuse_plain_text
 
             refuse_plain_text(discovery.files, self.options.shape)
+            if self.options.format == "prompt-completion" and self._has_messages(discovery):
+                self.options = dataclasses.replace(self.options, format=CHAT_COMPLETION)
         if self.options.where is not None:
             _refuse_without_columns(discovery, parse(self.options.where))
         return discovery
+
+    def _has_messages(self, discovery: Discovery) -> bool:
+        """Whether prompts and completions are lists of messages, as the first row has them."""
+        from tokenmill.supervised.shaper import holds_messages
+
+        shape = self.options.shape
+        assert shape is not None
+        if shape.template is not None or not discovery.files:
+            return False
+        options = self.source_options(self.options.identity())
+        file = discovery.files[0].members[:1] or discovery.files[:1]
+        with closing(open_source(file[0], options)) as source:
+            unit = next(plan_units(file[0], options), None)
+            for batch in source.read(unit) if unit is not None else ():
+                if len(batch.texts):
+                    return holds_messages(batch.texts.bytes_at(0), shape)
+        return False
 
     def source_options(self, config: Mapping[str, object]) -> SourceOptions:
         """How a store of this configuration reads; document sizes follow from the budget alone."""
@@ -432,7 +452,7 @@ class BuildRun:
     def run_tasks(self, work: Work, monitor: Monitor, lock_token: str) -> None:
         """Have the workers build and commit every unit that is to be built."""
         tokenizer, shape = work.request.describe(), self.options.shape
-        if shape is not None and shape.format == "chat" and shape.train_on != "all":
+        if shape is not None and shape.is_chat and shape.train_on != "all":
             from tokenmill.supervised.chat import doubtful_header
 
             # What a person should know about the masks that are made.

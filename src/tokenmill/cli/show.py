@@ -13,6 +13,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.output import make_console, print_json
+from tokenmill.options import CHAT_COMPLETION
 from tokenmill.visible import visible, visible_lines
 from tokenmill.words import (
     compact,
@@ -413,6 +414,8 @@ def shape_text(config: Mapping[str, object]) -> str:
     if shape == "chat":
         parts.append(f"chats; {_in_words(TRAINED_ON, 'train_on', config.get('train_on'))}")
         parts.append(version_text(config.get("template_version")))
+    elif shape == CHAT_COMPLETION:
+        parts.append(f"prompts and completions of messages; {config['completion_field']} counts")
     elif shape == "prompt-completion":
         prompt, completion = config.get("prompt_field"), config.get("completion_field")
         parts.append(f"{template or f'{{{prompt}}}{{{completion}}}'!r}; {completion} counts")

@@ -439,7 +439,7 @@ def measure_all(request: DiagnoseOptions, info: TokenizerInfo) -> dict[str, Any]
                 info,
                 workers=workers,
                 # A conversation has the token at its end inside it, too.
-                avoid=info.eos_token if request.format == "chat" else None,
+                avoid=info.eos_token if request.is_chat else None,
             ),
             workers=workers,
             batch=BATCH,
@@ -607,7 +607,7 @@ def fix_commands(
     for name, value in request.changed("text_field", "separator", "chat_template").items():
         text = value.translate(escapes) if name in ("separator", "template") else str(value)
         command += [f"--{name.replace('_', '-')}", text]
-    if request.format != "chat" and eos_note(info):
+    if not request.is_chat and eos_note(info):
         command += ["--eos", "TOKEN"]
     if recommendation is not None:
         command += ["--workers", str(recommendation.build_workers)]
@@ -680,7 +680,7 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
         hint = "name it: --tokenizer tokenizer.json"
         raise UsageError("text alone cannot be timed: the tokenizer is missing", hint=hint)
     files, cores = find_tokenizer(options.tokenizer), found.machine.cores
-    if options.format == "chat":
+    if options.is_chat:
         from tokenmill.supervised.chat import with_template
 
         files = with_template(files, options.chat_template)
@@ -696,9 +696,7 @@ def _measured(options: DiagnoseOptions, found: Diagnosis) -> Diagnosis:
         said = [line_for(need, ways, verdicts) for need in needs]
     said += disturbance([*ways, *measured["sweep"]], cores=cores) + little_text(sample)
     said += cost_of_building(by_key.get("build"), sample) + seams(by_key.get("joined"))
-    said += (
-        failures(ways) + rendered(options) + (eos_note(info) if options.format != "chat" else [])
-    )
+    said += failures(ways) + rendered(options) + (eos_note(info) if not options.is_chat else [])
     return dataclasses.replace(
         found,
         **measured,

@@ -22,12 +22,14 @@ from tokenmill.engines.base import TokenizerInfo, TokenizerKind
 from tokenmill.engines.load import CHAT_TEMPLATE, TokenizerFiles
 from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.files import PathInput, is_remote, shown
+from tokenmill.options import CHAT_COMPLETION
 from tokenmill.records import RejectReason
 from tokenmill.supervised.rows import (
     TOOL_ROLES,
     Conversation,
     RowError,
     RowText,
+    read_completion,
     read_conversation,
 )
 
@@ -114,7 +116,7 @@ def version_used(sources: Mapping[str, str], shape: RowShape) -> str | None:
     """
     with _importing_jinja():
         from tokenmill.supervised.sandbox import looks_ahead
-    if shape.train_on == ALL or shape.template_version == PREFIX:
+    if shape.train_on == ALL or shape.template_version == PREFIX or shape.format != "chat":
         return None
     if not any(map(looks_ahead, sources.values())):
         return None
@@ -125,7 +127,7 @@ def version_used(sources: Mapping[str, str], shape: RowShape) -> str | None:
 def _known_version(source: str, shape: RowShape) -> str | None:
     from tokenmill.supervised.sandbox import training_version
 
-    is_wanted = shape.template_version.partition(":")[0] == TRAINING
+    is_wanted = shape.template_version == TRAINING and shape.format == "chat"
     # The last answer alone is what its own template makes of all that is said.
     return training_version(source) if is_wanted and shape.train_on not in (ALL, LAST) else None
 
@@ -224,6 +226,9 @@ class ChatMaker:
         self._specials = special_tokens_of(info)
         self._train_on, self._field = shape.train_on, shape.messages_field
         self._finds = shape.template_version != PREFIX
+        self._completion: tuple[str, str] | None = None
+        if shape.format == CHAT_COMPLETION:
+            self._completion = shape.prompt_field, shape.completion_field
         originals = load_templates(info, shape)
         # Those that are used in their own version are not compiled twice.
         templates = {
@@ -239,12 +244,13 @@ class ChatMaker:
 
     def __call__(self, row: dict[str, Any]) -> RowText:
         """The text of a row's conversation."""
+        if self._completion is not None:
+            return self._completed(row, *self._completion)
         conversation = read_conversation(row, self._field)
         turns = conversation.assistant_turns
         if not turns:
             raise RowError(RejectReason.NO_ASSISTANT_TURN, "no message has the role assistant")
-        has_tools = conversation.tools is not None and WITH_TOOLS in self._templates
-        name = WITH_TOOLS if has_tools else DEFAULT
+        name = self._name_of(conversation)
         template, provenance = self._templates[name]
         generated = None
         if template.has_generation and self._train_on != ALL:
@@ -282,6 +288,25 @@ class ChatMaker:
         else:
             ranges = generated
         return RowText(text, ranges, cut)
+
+    def _name_of(self, conversation: Conversation) -> str:
+        has_tools = conversation.tools is not None and WITH_TOOLS in self._templates
+        return WITH_TOOLS if has_tools else DEFAULT
+
+    def _completed(self, row: dict[str, Any], prompt_field: str, completion_field: str) -> RowText:
+        """The text of a prompt and its completion; all that follows the prompt counts."""
+        conversation, count = read_completion(row, prompt_field, completion_field)
+        template, provenance = self._templates[self._name_of(conversation)]
+        text = template.render(conversation)
+        before = template.render(_head(conversation, count), prompt=True)
+        if not text.startswith(before):
+            what = "the template writes the prompt in another way once it is answered"
+            raise RowError(RejectReason.NOT_A_PREFIX, what)
+        start = len(before)
+        if not template.has_prompt and text.startswith(template.answer_header, start):
+            start += len(template.answer_header)
+        cut = self._specials.cut(text, provenance.without_doubt(conversation, text))
+        return RowText(text, [(start, len(text))] if start < len(text) else [], cut)
 
     def _answers(
         self, template: ChatTemplate, conversation: Conversation, text: str, specials: list[Range]

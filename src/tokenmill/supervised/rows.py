@@ -153,6 +153,29 @@ def read_conversation(row: dict[str, Any], field: str | None) -> Conversation:
     return Conversation(messages, tools, variables)
 
 
+def read_completion(
+    row: dict[str, Any], prompt_field: str, completion_field: str
+) -> tuple[Conversation, int]:
+    """The conversation of a prompt and its completion, and how many messages are the prompt."""
+    parts = [
+        [_message(entry, place) for place, entry in enumerate(_list(lookup(row, field), field))]
+        for field in (prompt_field, completion_field)
+    ]
+    prompt, completion = parts
+    if not prompt:
+        raise _bad(f"field {prompt_field!r} is an empty array")
+    if prompt[-1]["role"] == ASSISTANT:
+        raise _bad(f"field {prompt_field!r} ends with what the assistant says")
+    if not completion:
+        raise RowError(RejectReason.NOTHING_TO_TRAIN, "the completion is empty")
+    if completion[0]["role"] != ASSISTANT:
+        what = f"field {completion_field!r} does not begin with what the assistant says"
+        raise RowError(RejectReason.NO_ASSISTANT_TURN, what)
+    whole = {MESSAGES: [*prompt, *completion]}
+    whole |= {name: row[name] for name in (TOOLS, VARIABLES) if name in row}
+    return read_conversation(whole, MESSAGES), len(prompt)
+
+
 def _bad(detail: str) -> RowError:
     return RowError(RejectReason.BAD_CONVERSATION, detail)
 

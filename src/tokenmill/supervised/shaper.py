@@ -36,6 +36,7 @@ from tokenmill.supervised.rows import (
     RowError,
     RowText,
     encoded,
+    lookup,
     parse_row,
     text_of,
 )
@@ -763,7 +764,7 @@ class Shaper:
         self._inner: Engine | None = None
         self._fields: FieldMaker | None = None
         self._chats: ChatMaker | None = None
-        if shape.format != "chat":
+        if not shape.is_chat:
             self._fields = FieldMaker(shape, bos=bos, eos=eos, refused=refused)
         else:
             self._chats = ChatMaker(engine.info, shape)
@@ -780,7 +781,7 @@ class Shaper:
         """The options by which a user says which fields a row has."""
         if self._shape.template is not None:
             return "the names in --template"
-        named = {"chat": "--messages-field"}
+        named = {"chat": "--messages-field"}  # others have a prompt and a completion
         return named.get(self._shape.format, "--prompt-field and --completion-field")
 
     def shape(self, texts: TextBatch, rows: NDArray[np.int64]) -> Shaped:
@@ -833,10 +834,20 @@ def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
     """The fields to read, and whether all of them must be there; none for one text per row."""
     if shape is None or not shape.has_fields:
         return (), True
-    if shape.format == "chat":
+    if shape.is_chat:
         return shape.chat_fields, False
     named = [text for is_field, text in field_template(shape) if is_field]
     return tuple(dict.fromkeys(named)), True
+
+
+def holds_messages(line: bytes, shape: RowShape) -> bool:
+    """Whether the prompt and the completion of a row are lists of messages."""
+    try:
+        row = parse_row(line)
+        found = [lookup(row, name) for name in (shape.prompt_field, shape.completion_field)]
+    except RowError:
+        return False
+    return all(isinstance(each, list) for each in found)
 
 
 def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> None:
