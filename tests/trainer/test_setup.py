@@ -22,7 +22,7 @@ from tokenmill.trainer.loop import (
     peak_flops,
 )
 from tokenmill.trainer.model import Model, learning_rates
-from tokenmill.trainer.options import peak_of
+from tokenmill.trainer.options import attention_windows, peak_of
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,12 @@ def test_numbers_that_do_not_come_out_even_get_the_nearest_that_do(
         ({"precision": "fp8"}, "precision='fp8'"),
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
         ({"attention": "none"}, "attention='none'"),
+        ({"window": "1024"}, "window='1024' would have no effect with attention='flash'"),
+        ({"window": "512:1024", "attention": "documents"}, "window='512:1024' is no schedule"),
+        ({"window": "0:16,0:32", "attention": "documents"}, "window='0:16,0:32' is no schedule"),
+        ({"window": "0:0", "attention": "documents"}, "window='0:0' is no schedule"),
+        ({"window": "1k", "attention": "documents"}, "window='1k' is no schedule"),
+        ({"window": "0:8,1e999:9", "attention": "documents"}, "is no schedule"),
         ({"packing": "tight"}, "packing='tight'"),
         ({"micro_batch": 0}, "micro_batch=0"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
@@ -118,6 +124,13 @@ def test_activations_are_computed_again_as_far_as_they_do_not_fit() -> None:
     assert need(1) > need(0) > need(2)
     assert fitting_layers(setup, free=math.ceil(need(7))) == 7
     assert fitting_layers(setup, free=0) == 20
+
+
+def test_a_schedule_of_windows_is_read() -> None:
+    assert attention_windows(None) is None
+    assert attention_windows("1024") == [(0, 1024)]
+    expected = [(0, 1024), (2_000_000_000, 4096), (20_000_000_000, None)]
+    assert attention_windows("0:1024,2e9:4096, 20_000_000_000:all") == expected
 
 
 def test_a_cosine_rises_and_falls_to_a_tenth() -> None:

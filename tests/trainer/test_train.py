@@ -116,11 +116,16 @@ def test_a_store_without_val_says_how_to_make_one_and_is_trained_on(
     assert "--val 0.01" in result.notes[0]
 
 
-@pytest.mark.parametrize("attention", ["flash", "documents"])
+@pytest.mark.parametrize(
+    ("attention", "window"),
+    # Of 256 tokens a step: another one from the fifth step on, and none from the ninth.
+    [("flash", None), ("documents", None), ("documents", "0:3,1024:9,2048:all")],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(
-    place: Path, tmp_path: Path, attention: str
+    place: Path, tmp_path: Path, attention: str, window: str | None
 ) -> None:
     said = {**TINY, "attention": attention, "packing": "best-fit", "save_every": 5}
+    said["window"] = window
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     tokenmill.train(place / "store", out=whole, **said)
 
@@ -136,6 +141,30 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     assert losses(parts) == losses(whole)
     done = tokenmill.train(place / "store", out=parts, resume=True, **said)
     assert (done.steps, done.resumed_from) == (12, 12)
+
+
+def test_an_attention_window_holds_from_its_token_on(place: Path, tmp_path: Path) -> None:
+    """By what attention computes: fewer pairs of tokens while a window is short."""
+    said = {**TINY, "attention": "documents", "steps": 6}
+    found = {}
+    for window in (None, "3", "0:3,512:9,1024:all"):
+        out = tmp_path / f"run-{window}"
+        told: list[str] = []
+        tokenmill.train(
+            place / "store",
+            out=out,
+            window=window,
+            on_progress=lambda each, told=told: told.append(str(each.message)),  # type: ignore[misc]
+            **said,
+        )
+        found[window] = losses(out)
+        is_told = any("attention looks back 3 tokens" in message for message in told)
+        assert is_told == (window is not None)
+    plain, short, growing = found.values()
+    # The loss of a step is made before its update.
+    assert growing[1] == short[1] != plain[1]
+    assert growing[2] == short[2]
+    assert growing[3] != short[3]
 
 
 def test_what_gives_a_run_its_meaning_may_not_change(place: Path, tmp_path: Path) -> None:
@@ -283,15 +312,17 @@ def test_a_long_step_is_told_before_it_begins(place: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_steps_of_one(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attention", ["flash", "documents"])
+def test_two_processes_make_the_steps_of_one(place: Path, tmp_path: Path, attention: str) -> None:
     common = [str(place / "store"), *flags(6), "--packing", "pad", "--boundaries", "mask"]
+    common += ["--attention", attention]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2", "-m", "tokenmill", "train"]
     two = train_command(
         *common, "--micro-batch", "2", "--out", "two", "--json", folder=tmp_path, launcher=launcher
     )
     assert json.loads(two.stdout)["steps"] == 6
-    said = {**TINY, "steps": 6, "packing": "pad", "boundaries": "mask"}
+    said = {**TINY, "steps": 6, "packing": "pad", "boundaries": "mask", "attention": attention}
     tokenmill.train(place / "store", out=tmp_path / "one", **said)
     expected = losses(tmp_path / "one")
     assert losses(tmp_path / "two") == pytest.approx(expected, rel=1e-4)

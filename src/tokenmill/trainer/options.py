@@ -122,6 +122,9 @@ class TrainOptions:
     """Inputs of a row."""
     attention: str = option("flash", MODEL, choices=("flash", "documents"))
     """Look back over the whole row, or only within the own document."""
+    window: str | None = option(None, MODEL, "FROM:TOKENS,...", shown="none")
+    """How far back attention looks within documents, as a schedule over the tokens of the run:
+    0:1024,2e9:4096,20e9:all; or one number for the whole run."""
     precision: str = option(
         "auto",
         MODEL,
@@ -206,6 +209,13 @@ class TrainOptions:
                     hint=f"give one, like {each.name}=8",
                 )
         self._check_feed()
+        if self.window is not None and self.attention != "documents":
+            raise UsageError(
+                f"window={self.window!r} would have no effect with attention={self.attention!r}: a"
+                " window is cut into documents",
+                hint="add --attention documents",
+            )
+        attention_windows(self.window)
         if self.warmup is not None and not 0 <= self.warmup < self.steps:
             raise UsageError(
                 f"warmup={self.warmup} leaves no step of {self.steps} for anything else",
@@ -251,6 +261,11 @@ class TrainOptions:
                 hint="leave it out, or use --feed workers",
             )
 
+    @property
+    def windows(self) -> list[tuple[int, int | None]] | None:
+        """What a Loader takes for `window`."""
+        return attention_windows(self.window)
+
     def essentials(self) -> dict[str, object]:
         """What a resumed run must have in common with the one it goes on with."""
         names = ("model", "seq_len", "optimizer", "attention", "packing", "boundaries", "seed")
@@ -266,6 +281,35 @@ class TrainOptions:
         infinite = {name: str(value) for name, value in values.items() if value == math.inf}
         text = None if self.text is None else str(self.text)
         return {**values, **infinite, "out": str(self.out), "text": text}
+
+
+def attention_windows(text: str | None) -> list[tuple[int, int | None]] | None:
+    """From which token of the run on, how many tokens (None: all); UsageError if it is no schedule.
+
+    >>> attention_windows("0:1024,2e9:4096,20e9:all")
+    [(0, 1024), (2000000000, 4096), (20000000000, None)]
+    """
+    if text is None:
+        return None
+    found: list[tuple[int, int | None]] = []
+    try:
+        for part in str(text).replace("_", "").split(","):
+            begin, colon, reach = part.strip().rpartition(":")
+            first = float(begin) if colon else 0.0
+            tokens = None if reach.strip() == "all" else int(reach)
+            if first != int(first) or (tokens is not None and tokens < 1):
+                raise ValueError(part)
+            found.append((int(first), tokens))
+    except (ValueError, OverflowError):
+        found = []
+    begins = [first for first, _ in found]
+    if not found or begins[0] or begins != sorted(set(begins)):
+        raise UsageError(
+            f"window={text!r} is no schedule: from which token of the run on, and how many tokens"
+            " back, beginning with 0 and in order",
+            hint="write it like --window 0:1024,2e9:4096,20e9:all, or --window 1024",
+        )
+    return found
 
 
 # -------------------------------------------------------------------------------------------------

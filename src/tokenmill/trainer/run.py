@@ -569,9 +569,28 @@ class TrainingRun:
         if self.options.feed != "store":
             self.feeder = resources.enter_context(TextFeeder(store, setup))
             self.notes.append(f"fed by {self.feeder.describe()}")
-        loader = self._open(store, shuffle=self.options.shuffle, seed=self.options.seed)
+        # Ranks would wait for the one that has the longest documents.
+        is_dealt = setup.has_documents and setup.ranks.world_size > 1
+        dealt = {"balance": "attention", "accumulate": setup.accumulate} if is_dealt else {}
+        loader = self._open(
+            store,
+            shuffle=self.options.shuffle,
+            seed=self.options.seed,
+            window=self.options.windows,
+            **dealt,
+        )
         self.setup, kernel, notes = loop.choose_kernel(setup, lambda: _lengths(loader))
         self.notes += notes
+        if (windows := self.options.windows) is not None:
+            parts = [
+                "all of a document" if reach is None else f"{reach:,} tokens"
+                for _, reach in windows
+            ]
+            later = [
+                f"; {part} from token {begin:,} on"
+                for part, (begin, _) in zip(parts[1:], windows[1:], strict=True)
+            ]
+            self.notes.append(f"attention looks back {parts[0]}{''.join(later)}")
         for message in (*self.notes, self._opening(kernel)):
             self._tell(replace(self._seen, message=message))
         if self._resume_from is not None:
