@@ -299,7 +299,8 @@ IDS_SETTING = base.Setting(
 COLUMNS_SETTING = base.Setting(
     default="auto",
     help="columns beside the ids, of labels, attention_mask, loss_mask, with commas between; auto:"
-    " loss_mask where the store has one, attention_mask where the packing pads; none",
+    " labels and loss_mask where the store has a mask, labels and attention_mask where the packing"
+    " pads; none",
 )
 # Of formats with columns of one's choice.
 WRITE_SETTINGS = {"ids": IDS_SETTING, "columns": COLUMNS_SETTING}
@@ -551,7 +552,8 @@ class RowFormat(base.Format):
         if text == "auto":
             pads = options.seq_len is not None and not LAYOUTS[options.packing].back_to_back
             has_mask = any(store.has_mask for store in export.stores.values())
-            found = {"attention_mask": pads, "loss_mask": has_mask}
+            # Trainers look at labels alone, and without them count everything.
+            found = {"labels": pads or has_mask, "attention_mask": pads, "loss_mask": has_mask}
             wanted = {name for name, is_there in found.items() if is_there}
         if unknown := wanted - {*EXTRA_COLUMNS}:
             raise UsageError(

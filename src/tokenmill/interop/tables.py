@@ -177,7 +177,7 @@ class Arrow(_Table):
     about = base.About(
         name="arrow",
         title="Hugging Face datasets on disk (Arrow)",
-        read_by="datasets (load_from_disk), TRL, Axolotl, pyarrow",
+        read_by="datasets (load_from_disk) and with it TRL's SFTTrainer, by `labels`; pyarrow",
         kept="documents or rows, loss masks",
         lost="nothing",
         rows=True,
@@ -306,7 +306,8 @@ class Parquet(_Table):
     about = base.About(
         name="parquet",
         title="Parquet with lists of ids",
-        read_by="datasets, pyarrow, polars, DuckDB, Daft, Ray Data",
+        read_by="datasets and with it TRL's SFTTrainer, by `labels`; pyarrow, polars, DuckDB, Daft,"
+        " Ray Data",
         kept="documents or rows, loss masks, numbers of documents",
         lost="nothing",
         rows=True,
