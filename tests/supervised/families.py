@@ -166,6 +166,7 @@ _LLAMA = (
     "<|python_tag|>",
     "<|start_header_id|>",
     "<|end_header_id|>",
+    "<|end_of_text|>",
 )
 _QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 FAMILIES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.supervised.families import CHATML
 from tests.supervised.shaping import Press, chat, transformers_tokenizer
 
 import tokenmill
-from tokenmill.errors import BuildError, SourceError, StoreError, UsageError
+from tokenmill.errors import BuildError, SourceError, StoreError, TokenizerError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -267,7 +268,7 @@ def test_mistakes_are_told_before_the_work_begins(family_dir: Folder, tmp_path: 
     for source, more, error in (
         (tmp_path / "notes.txt", {"format": "chat"}, SourceError),
         (tmp_path / "t.parquet", {"format": "chat"}, SourceError),
-        (tmp_path / "t.parquet", {"template": "{title} {text}"}, SourceError),
+        (tmp_path / "t.parquet", {"template": "{title} {text}", "eos": False}, SourceError),
         (chats, {"format": "chat", "eos": "<|im_end|>"}, UsageError),
         (chats, {"format": "chat", "special_tokens": "parse"}, UsageError),
         (chats, {"chat_template": "x.jinja"}, UsageError),
@@ -277,3 +278,58 @@ def test_mistakes_are_told_before_the_work_begins(family_dir: Folder, tmp_path: 
         with pytest.raises(error):
             tokenmill.build(source, **options, **more)
     assert not (tmp_path / "s" / "tokenmill.json").exists()
+
+
+# -------------------------------------------------------------------------------------------------
+# Plain texts with a tokenizer for chats: what ends them.
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama3"])
+def test_plain_texts_do_not_end_as_turns_do_unless_it_is_said(
+    family: str, family_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(family_dir(family), tmp_path / "tokenizer")
+    turn, text = ("<|im_end|>", "<|endoftext|>")
+    if family == "llama3":
+        turn, text = ("<|eot_id|>", "<|end_of_text|>")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = config | {"eos_token": turn}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "one", "answer": "two"}\n{"text": "three", "answer": "four"}\n')
+    given: dict[str, Any] = {"tokenizer": folder, "serial": True}
+    with pytest.raises(TokenizerError, match="which its chat template writes after a turn") as no:
+        tokenmill.build(source, out=tmp_path / "s", **given)
+    assert f"--eos '{text}', or --eos '{turn}'" in str(no.value.hint)
+    right = tokenmill.build(source, out=tmp_path / "s", eos=text, **given)
+    assert (right.eos and right.eos.token, right.warnings) == (text, ())
+    said = tokenmill.build(source, out=tmp_path / "t", eos=turn, **given)
+    assert "a model that is trained on them learns to end its turn" in said.warnings[0]
+    # A prompt with its completion is a turn.
+    shape: dict[str, Any] = {"format": "prompt-completion", "prompt_field": "text"}
+    shape["completion_field"] = "answer"
+    pairs = tokenmill.build(source, out=tmp_path / "p", **shape, **given)
+    assert (pairs.eos and pairs.eos.token, pairs.warnings) == (turn, ())
+    # A tokenizer without a template is for no chats, and one without another end has no choice.
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": turn}))
+    plain = tokenmill.build(source, out=tmp_path / "plain", **given)
+    assert (plain.eos and plain.eos.token, plain.warnings) == (turn, ())
+
+
+def test_a_store_that_was_begun_keeps_its_end_token(
+    family_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"tokenizer": family_dir("chatml"), "serial": True}
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    # This is what the default was: the tokenizer's own.
+    tokenmill.build(files, out=tmp_path / "s", eos=True, **given)
+    before = (tmp_path / "s/tokenmill.json").read_bytes()
+    assert tokenmill.build(files, out=tmp_path / "s", **given).nothing_to_do
+    (tmp_path / "s/tokenmill.json").unlink()
+    next((tmp_path / "s/shards").glob("a-*.json")).unlink()
+    again = tokenmill.build(files, out=tmp_path / "s", **given)
+    assert (again.units_built, again.units_resumed) == (1, 1)
+    assert "documents end in '<|im_end|>'" in again.warnings[0]
+    assert (tmp_path / "s/tokenmill.json").read_bytes() == before

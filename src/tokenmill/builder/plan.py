@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +22,7 @@ from tokenmill._version import __version__
 from tokenmill.builder.encode import LEAST_WHOLE_BYTES, LONG_FACTOR
 from tokenmill.engines.base import SpecialTokens, TokenizerInfo, TokenizerKind, trim_heap
 from tokenmill.engines.load import TokenizerFiles, describe, find_tokenizer, resolve_token
-from tokenmill.errors import MemoryBudgetError, StoreError, UsageError
+from tokenmill.errors import MemoryBudgetError, StoreError, TokenizerError, UsageError
 from tokenmill.options import UNITS_BY_INPUT, WAYS_OF_READING
 from tokenmill.sources import base
 from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, UnitCopy
@@ -128,6 +129,8 @@ def request_identity(
     begun = _begun_with(layout)
     settings = next((way for way in ways if fingerprint_of(config=way) in begun), settings)
     fingerprint = fingerprint_of(config=settings)
+    if options.format == "text" and options.eos is None and eos and fingerprint not in begun:
+        _refuse_end_of_turn(files, info, eos[0])
     kind, vocab_size = str(info.kind), info.vocab_size
     tokenizer = TokenizerFacts(
         kind=kind, fingerprint=info.fingerprint, vocab_size=vocab_size, files=contents
@@ -143,6 +146,24 @@ def request_identity(
         mask=shape is not None and shape.has_mask,
     )
     return Request(files, identity, info)
+
+
+def _refuse_end_of_turn(files: TokenizerFiles, info: TokenizerInfo, eos: str) -> None:
+    """TokenizerError where a tokenizer for chats names its end of a turn, and has an end of text.
+
+    A store that was begun keeps what it has.
+    """
+    from tokenmill.supervised.chat import ends_of_text, ends_turns
+
+    ends = ends_of_text(info) if ends_turns(files, eos) else []
+    if ends:
+        raise TokenizerError(
+            f"this tokenizer names {eos!r} as its end token, which its chat template writes after "
+            f"a turn, and it has {' and '.join(map(repr, ends))} too; plain texts that end as "
+            "turns do teach a model to end its turn where a document ends",
+            hint=f"say which of them ends a document: --eos {shlex.quote(ends[0])}, or --eos "
+            f"{shlex.quote(eos)}",
+        )
 
 
 def _ways(

@@ -30,6 +30,7 @@ from tokenmill.monitor import Recorder, rss_bytes
 from tokenmill.records import RejectReason
 from tokenmill.runners import local
 from tokenmill.store.facts import (
+    BoundaryToken,
     Counts,
     SplitTotals,
     StoreIdentity,
@@ -134,6 +135,8 @@ class BuildResult:
     unknown: UnknownFacts | None = None
     """What became of text that the tokenizer does not know, and which it is; `totals` has how much.
     None where it knows everything."""
+    eos: BoundaryToken | None = None
+    """The token after every document, and its id."""
     bytes_per_token: float | None = None
     """Of text; None where that is not known, as where rows were cut off."""
     template_version: str | None = None
@@ -187,6 +190,7 @@ def make_result(
         peak_memory_bytes=heard.peak_bytes,
         memory_budget_bytes=0 if memory is None else memory.budget,
         dtype=identity.dtype.name,
+        eos=identity.eos,
         bytes_per_token=bytes_per_token(held.totals, identity.config),
         template_version=_text(identity.config.get("template_version")),
         skipped_files=() if work is None else work.discovery.not_read,

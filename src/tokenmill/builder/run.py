@@ -466,7 +466,7 @@ class BuildRun:
             token=lock_token,
             tokenizer=tokenizer,
         )
-        if (doubt := _doubtful_names(work)) is not None:
+        for doubt in filter(None, (_doubtful_names(work), _doubtful_end(work))):
             monitor.warn(doubt)
         try:
             runner = self._runner(work.settings.memory)
@@ -613,6 +613,21 @@ def _doubtful_names(work: Work) -> str | None:
         f"files that are called {listed(held_out)}, such as {example!r}, are in the split train: "
         "the store was begun before names told splits, and is kept as it is; --rebuild with "
         "--split-by-name makes splits of them"
+    )
+
+
+def _doubtful_end(work: Work) -> str | None:
+    """What a person should know where plain texts end as turns of a chat do."""
+    eos = work.request.identity.eos
+    if eos is None or work.settings.options.format != "text":
+        return None
+    from tokenmill.supervised.chat import ends_turns
+
+    if not ends_turns(work.request.files, eos.token):
+        return None
+    return (
+        f"documents end in {eos.token!r}, which the chat template of this tokenizer writes after a "
+        "turn: a model that is trained on them learns to end its turn where a document ends"
     )
 
 

@@ -45,7 +45,13 @@ if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import LayoutReport
-    from tokenmill.store.facts import Counts, SourceEntry, SplitTotals, UnknownFacts
+    from tokenmill.store.facts import (
+        BoundaryToken,
+        Counts,
+        SourceEntry,
+        SplitTotals,
+        UnknownFacts,
+    )
     from tokenmill.trainer.options import TrainResult
 
     Row = tuple[str, str]
@@ -133,6 +139,7 @@ def build_rows(result: BuildResult) -> Iterator[Row]:
     yield "part", "" if result.part is None else f"{result.part}; what follows is of it alone"
     yield "documents", f"{count(totals.documents)}{left_out(totals)}"
     yield "tokens", tokens_text(result)
+    yield "end token", "" if result.eos is None else end_token(result.eos)
     yield "splits", splits_text(result.splits)
     if result.lengths is not None:
         yield from _length_rows(result.lengths, totals)
@@ -186,6 +193,11 @@ def unknown_text(totals: Counts | None, unknown: UnknownFacts | None) -> str:
     lost = count(totals.lost_characters, "character")
     most = examples(unknown.examples)
     return visible(f"{lost}, {part} of the text, {became}; most often: {most}")
+
+
+def end_token(eos: BoundaryToken) -> str:
+    """The token after every document."""
+    return f"{visible(eos.token)} ({eos.id}) after every document"
 
 
 def left_out(totals: Counts) -> str:

@@ -104,6 +104,31 @@ def read_sources(files: Mapping[str, Path]) -> dict[str, str]:
     )
 
 
+# Tokens that end a text in tokenizers that tell it from the end of a turn.
+_ENDS_OF_TEXT = frozenset(
+    (
+        *("<|endoftext|>", "<|end_of_text|>", "<|end_of_document|>", "<|eos|>", "</s>", "<eos>"),
+        *("<EOS_TOKEN>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    )
+)
+
+
+def ends_turns(files: TokenizerFiles, token: str) -> bool:
+    """Whether a token ends turns of a chat, and no texts: the tokenizer's template writes it."""
+    if token in _ENDS_OF_TEXT:
+        return False
+    try:
+        sources = read_sources(with_template(files, None).files)
+    except TokenizerError:  # it is for no chats
+        return False
+    return any(token in source for source in sources.values())
+
+
+def ends_of_text(info: TokenizerInfo) -> list[str]:
+    """The special tokens that end a text by their names."""
+    return [token for token in info.special_tokens if token in _ENDS_OF_TEXT]
+
+
 def digest(sources: Mapping[str, str]) -> str:
     """sha256 of templates, for a store's identity."""
     return hashlib.sha256(json.dumps(dict(sources), sort_keys=True).encode()).hexdigest()
