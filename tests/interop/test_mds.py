@@ -57,7 +57,8 @@ def test_mosaicml_reads_documents_and_writes_the_same_bytes(tmp_path: Path, ids:
 
 def test_mosaicml_reads_rows_and_writes_the_same_bytes(tmp_path: Path) -> None:
     store = small_store(tmp_path / "store", LENGTHS)
-    export_store(store.path, to="mds", out=tmp_path / "ours", seq_len=64, size_limit=20_000)
+    plain: dict[str, Any] = {"size_limit": 20_000, "columns": "none"}
+    export_store(store.path, to="mds", out=tmp_path / "ours", seq_len=64, **plain)
     rows = concatenated(store, 64)
 
     assert ask("mosaicml", "dataset", tmp_path / "ours") == rows

@@ -56,6 +56,25 @@ def test_torch_loads_rows_without_running_anything(
     rows = concatenated(store, 64)
     assert [row for chunk in chunks for row in chunk["input_ids"].tolist()] == rows
     assert (facts["rows"], facts["seq_len"]) == (len(rows), 64)
+    lacking = len(rows) * 64 - store.num_tokens
+    assert facts["padding"] == lacking > 0
+    assert facts["columns"] == ["input_ids", "attention_mask"]
+    assert sum(int(chunk["attention_mask"].sum()) for chunk in chunks) == store.num_tokens
+    tokenizer = store.manifest.identity.tokenizer
+    assert facts["tokenizer"]["fingerprint"] == tokenizer.fingerprint
+    assert facts["tokenizer"]["kind"] == "bytes"
+
+
+def test_ids_are_not_imported_under_another_tokenizer(
+    tmp_path: Path, bpe_tokenizer_dir: Path
+) -> None:
+    store = small_store(tmp_path / "store", [[5, 70, 3]])
+    export_store(store.path, to="pt", out=tmp_path / "ours", seq_len=16)
+    with pytest.raises(UsageError, match="they would be another text"):
+        tokenmill.import_(tmp_path / "ours", tokenizer=bpe_tokenizer_dir, out=tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    (tmp_path / "ours/metadata.json").write_text("{}")
+    tokenmill.import_(tmp_path / "ours", tokenizer=bpe_tokenizer_dir, out=tmp_path / "back")
 
 
 def test_labels_and_masks_stand_beside_rows(tmp_path: Path) -> None:

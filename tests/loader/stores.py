@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tests.store.samples import BYTES_ENGINE, CONFIG, EOS, identity
 
+from tokenmill.engines.load import describe, find_tokenizer
 from tokenmill.store.facts import (
     Bounds,
     Counts,
@@ -54,6 +55,9 @@ def write_store(
     ]
     names = [receipt.unit.name for receipt in receipts]
     facts = identity(vocab_size=vocab_size, mask=masks is not None)
+    # That of the tokenizer `bytes`, so that files made of the store can be imported with it.
+    named = describe(find_tokenizer("bytes")).fingerprint
+    facts = facts.but(tokenizer=facts.tokenizer.but(fingerprint=named))
     write_manifest(layout, assemble_manifest(layout, facts, units=names))
     return Store(root)
 

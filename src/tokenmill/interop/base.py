@@ -293,6 +293,7 @@ class Foreign:
     blocks: Callable[[ForeignPart], Blocks]  # the documents of a part
     has_boundaries: bool = True  # the format says where documents end
     has_mask: bool = False
+    tokenizer: str | None = None  # fingerprint of the one that made the ids, where files say it
     note: str | None = None  # what a person should know: no boundaries, ...
 
 

@@ -35,6 +35,7 @@ import xxhash
 
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop import base, records
+from tokenmill.loader.packing import LAYOUTS
 from tokenmill.store.format import map_file
 
 if TYPE_CHECKING:
@@ -603,7 +604,7 @@ class LitData(ItemFormat):
         title="LitData chunks for TokensLoader",
         read_by="litdata, litgpt",
         kept="documents or rows, as items, which TokensLoader does not look at",
-        lost="loss masks",
+        lost="loss masks; rows that are padded",
         masks=False,
         row_overlap=1,
         rows=True,
@@ -614,6 +615,24 @@ class LitData(ItemFormat):
             ),
         },
     )
+
+    def plan(self, export: Export) -> list[base.ExportTask]:
+        options = export.options
+        if options.seq_len is not None and not LAYOUTS[options.packing].back_to_back:
+            raise UsageError(
+                f"rows packed by {options.packing!r} are filled up with padding, and LitData has no"
+                " place to say where: it would be trained on",
+                hint="use --packing concat, or a format with masks: --to mds",
+            )
+        return super().plan(export)
+
+    def _lengths(self, export: Export, split: str, first: int, last: int) -> Places:
+        """Tokens of items: a last row has those that are there, and no padding after them."""
+        source = self.records(export, split)
+        lengths = source.lengths(first, last)
+        if isinstance(source, records.RowRecords) and last == source.count:
+            lengths[-1:] -= source.padding
+        return lengths
 
     def _chunk_bytes(self, export: Export, split: str) -> int:
         # Half of what offsets can say: the last document may go beyond it.
@@ -632,8 +651,12 @@ class LitData(ItemFormat):
         source = self.records(export, part.split)
         dtype = self.dtype(export, part.split)
         file = out.create(part.files[0])
-        file.write(offset_header(source.lengths(part.first, part.last) * dtype.itemsize))
+        lengths = self._lengths(export, part.split, part.first, part.last)
+        file.write(offset_header(lengths * dtype.itemsize))
         for batch in source.batches(part.first, part.last):
+            if batch.real is not None:
+                file.write(np.ascontiguousarray(batch.tokens[batch.real], dtype).data)
+                continue
             rows = batch.tokens if batch.tokens.ndim == 2 else batch.tokens[None]
             # A long document comes as one view of the store: it is widened piece by piece.
             for start in range(0, rows.shape[1], records.BATCH_TOKENS):
@@ -648,7 +671,7 @@ class LitData(ItemFormat):
                 {
                     "chunk_bytes": (export.root / part.files[0]).stat().st_size,
                     "chunk_size": part.last - part.first,
-                    "dim": part.tokens,
+                    "dim": int(self._lengths(export, split, part.first, part.last).sum()),
                     "filename": part.files[0].rpartition("/")[2],
                 }
                 for part in parts
@@ -675,10 +698,19 @@ class LitData(ItemFormat):
         length = export.options.seq_len
         size = "SEQ_LEN + 1" if length is None else length + 1
         loader = f"litdata.TokensLoader(block_size={size})"
-        return [
+        notes = [
             f"read it with: litdata.StreamingDataset({folder!r}, item_loader={loader})"
             for folder in export.folders()
         ]
+        for split in export.stores if length is not None else ():
+            rows = self.rows(export, split)
+            if rows.padding:
+                left = rows.length - rows.padding
+                notes.append(
+                    f"{split}: the last row has {left:,} tokens of {rows.length:,}, which a"
+                    " TokensLoader leaves out"
+                )
+        return notes
 
     def is_index(self, index: Mapping[str, Any]) -> bool:
         return isinstance(index.get("chunks"), list) and "config" in index

@@ -198,6 +198,7 @@ def run_import(options: base.ImportRequest, named: NamedTokenizer | None = None)
     )
     with base.reading(path):
         foreign = found.open(path, options)
+    _refuse_other_tokenizer(path, foreign, named.facts)
     refuse_other_folder(layout.root)
     was_there = layout.root.exists()
     run = ImportRun(foreign, found.about.name, options, named, layout, started)
@@ -209,6 +210,18 @@ def run_import(options: base.ImportRequest, named: NamedTokenizer | None = None)
         if not was_there and not any(layout.shards.glob("*.json")):
             shutil.rmtree(layout.root, ignore_errors=True)
         raise
+
+
+def _refuse_other_tokenizer(path: Path, foreign: base.Foreign, known: facts.TokenizerFacts) -> None:
+    made_by = foreign.tokenizer
+    if made_by in (None, UNKNOWN) or known.fingerprint in (UNKNOWN, made_by):
+        return
+    raise UsageError(
+        f"the ids in {str(path)!r} were made by a tokenizer with the fingerprint {made_by!r}, and"
+        f" the one that is named has {known.fingerprint!r}; under it they would be another text",
+        hint="name the tokenizer that made them: -t TOKENIZER; a store has it in its tokenizer/. If"
+        " it is that one, only written anew, take 'tokenizer' out of metadata.json",
+    )
 
 
 def _refuse_packed(path: Path, format_: base.Format) -> None:

@@ -299,8 +299,8 @@ IDS_SETTING = base.Setting(
 COLUMNS_SETTING = base.Setting(
     default="auto",
     help="columns beside the ids, of labels, attention_mask, loss_mask, with commas between; auto:"
-    " labels and loss_mask where the store has a mask, labels and attention_mask where the packing"
-    " pads; none",
+    " labels and loss_mask where the store has a mask; where rows are padded, be it the last alone,"
+    " attention_mask (arrow, parquet: labels too); none",
 )
 # Of formats with columns of one's choice.
 WRITE_SETTINGS = {"ids": IDS_SETTING, "columns": COLUMNS_SETTING}
@@ -447,6 +447,16 @@ class RowRecords:
             rows = -(-(store.num_tokens - overlap) // self._step)
             self.count = max(1, rows) if store.num_tokens else 0
 
+    @property
+    def padding(self) -> int:
+        """Places of rows that no token stands in."""
+        if not self.count:
+            return 0
+        if self.layout is None:
+            held = self.count * self._step + self.length - self._step
+            return held - self._store.num_tokens
+        return self.layout.account().padding
+
     def lengths(self, first: int, last: int) -> Lengths:
         """All the same."""
         return np.full(last - first, self.length, np.int64)
@@ -516,6 +526,8 @@ class RowFormat(base.Format):
     """A format of records, some to a file, and of files that describe those of a split."""
 
     index: tuple[str, ...] = ()  # the latter
+    # What says where rows are padded, unless other columns are asked for.
+    padding_columns: tuple[str, ...] = ("attention_mask",)
 
     def records(self, export: Export, split: str) -> Records:
         """What is written of a split: rows where `seq_len` is given, else documents.
@@ -550,17 +562,24 @@ class RowFormat(base.Format):
         text = str(options.settings.get("columns", "none"))
         wanted = {name.strip() for name in text.split(",")} - {"none", ""}
         if text == "auto":
-            pads = options.seq_len is not None and not LAYOUTS[options.packing].back_to_back
-            has_mask = any(store.has_mask for store in export.stores.values())
-            # Trainers look at labels alone, and without them count everything.
-            found = {"labels": pads or has_mask, "attention_mask": pads, "loss_mask": has_mask}
-            wanted = {name for name, is_there in found.items() if is_there}
+            wanted = {*self.padding_columns} if self.pads(export) else set()
+            if any(store.has_mask for store in export.stores.values()):
+                # Trainers look at labels alone, and without them count everything.
+                wanted |= {"labels", "loss_mask"}
         if unknown := wanted - {*EXTRA_COLUMNS}:
             raise UsageError(
                 f"columns={text!r}: there is no column {min(unknown)!r}",
                 hint=f"use some of {', '.join(EXTRA_COLUMNS)}; auto; or none",
             )
         return tuple(name for name in EXTRA_COLUMNS if name in wanted)
+
+    def pads(self, export: Export) -> bool:
+        """Whether some row is filled up, if only the last one of a split."""
+        if export.options.seq_len is None:
+            return False
+        if not LAYOUTS[export.options.packing].back_to_back:
+            return True
+        return any(self.rows(export, split).padding for split in export.stores)
 
     @abstractmethod
     def ranges(self, export: Export, split: str) -> list[Range]:

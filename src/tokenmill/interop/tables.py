@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # What `datasets` makes of columns with these names.
 TYPES = {"labels": pa.int64(), "attention_mask": pa.int8(), "loss_mask": pa.int8()}
+# What labels are there for, where it is not to say what counts for the loss.
+LABELS_OF = b"tokenmill.labels"
 FILE_TOKENS = 64 << 20
 CHUNK_INDEX = "chunk_index"
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -55,6 +57,15 @@ GROUP_TOKENS = 4 << 20
 
 class _Table(records.RowFormat):
     """Files of columns of lists."""
+
+    # Trainers that take such rows look at labels; some make attention masks of their own.
+    padding_columns = ("labels", "attention_mask")
+
+    def schema(self, export: Export, fields: Sequence[Any]) -> Any:
+        """Of files with these fields; it says where labels tell of padding alone."""
+        has_mask = any(store.has_mask for store in export.stores.values())
+        says = {LABELS_OF: b"padding"} if self.pads(export) and not has_mask else None
+        return pa.schema(fields, metadata=says)
 
     def ranges(self, export: Export, split: str) -> list[records.Range]:
         budget = export.options.file_tokens or FILE_TOKENS
@@ -126,6 +137,8 @@ def _rows(block: base.DocumentBlock, first: int, last: int) -> base.DocumentBloc
 def _table_columns(schema: Any, options: base.ImportOptions, *, path: Path) -> records.Columns:
     """Which columns of lists to read."""
     names = [field.name for field in schema if any(check(field.type) for check in LISTS)]
+    if (schema.metadata or {}).get(LABELS_OF) == b"padding" and "attention_mask" in names:
+        names = [name for name in names if name != "labels"]
     columns = records.Columns.choose(names, options, path=path)
     for name in (*columns.names, CHUNK_INDEX):
         if len(schema.get_all_field_indices(name)) > 1:
@@ -192,7 +205,7 @@ class Arrow(_Table):
 
     def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         columns, dtype = self.columns(export), self.dtype(export, part.split)
-        schema = pa.schema(_fields(columns, dtype))
+        schema = self.schema(export, _fields(columns, dtype))
         with pa.ipc.new_stream(out.create(part.files[0]), schema) as writer:
             for batch in self.records(export, part.split).batches(part.first, part.last):
                 arrays = _arrays(batch, columns, dtype, batch.lengths)
@@ -330,7 +343,7 @@ class Parquet(_Table):
         chunked, limit = options.seq_len is None, int(options.settings["row_tokens"])
         numbers = [pa.field(ID, pa.int64())]
         numbers += [pa.field(CHUNK_INDEX, pa.int32())] if chunked else []
-        schema = pa.schema(numbers + _fields(columns, dtype))
+        schema = self.schema(export, numbers + _fields(columns, dtype))
         first, groups = part.first, int(options.settings["group_tokens"])
         with pq.ParquetWriter(
             out.create(part.files[0]),

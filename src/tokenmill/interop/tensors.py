@@ -1,16 +1,20 @@
 """Rows of one length in files of tensors (`.pt`) and of numpy arrays (`.npz`, `.npy`).
 
     chunk_000000.pt    {"input_ids": (rows, seq_len), ...}, for torch.load(..., weights_only=True)
-    metadata.json      length of rows, type, padding, and the files with their rows
+    metadata.json      tokenizer, length of rows, type, padding, and the files with their rows
 
     train.npz                    `input`, `target` and `mask`, not compressed; or, with kind=npy,
     train_input.npy, ...         each in a file of its own, which numpy can map
+
+Rows that are padded, if only the last one, have an `attention_mask` (.pt) or False in their `mask`.
 
 Tensors: an import also reads bare ones, and lists of them. Whatever is not a tensor is refused:
 loading it would mean to run what the file says.
 
 Arrays are for training loops of one page. A row has `seq_len` inputs and their targets, which are
 the inputs shifted by one; `mask` is False where a target is padding or is not in the loss mask.
+Where it may be either, in stores with masks, `lengths` has the tokens of each row, its last target
+counted.
 Rows are written as they are read, an array after the other, so that a file of any size costs no
 memory. Read are arrays of ids, or inputs with their targets and masks: mapped, in parts where they
 are not compressed; the checksums of an archive are compared before that. Arrays of objects are
@@ -19,6 +23,8 @@ refused: they are pickles.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import math
 import mmap
@@ -98,13 +104,20 @@ class Pt(records.RowFormat):
 
     def describe(self, export: Export, split: str, parts: Sequence[base.ExportTask]) -> list[bytes]:
         store, source = export.stores[split], self.rows(export, split)
+        tokenizer = store.manifest.identity.tokenizer
         facts = {
+            "tokenizer": {
+                "kind": tokenizer.kind,
+                "files": sorted(tokenizer.files),
+                "fingerprint": tokenizer.fingerprint,
+            },
             "rows": source.count,
             "seq_len": source.length,
             "packing": export.options.packing,
             "columns": [records.IDS, *self.columns(export)],
             "dtype": self.dtype(export, split).name,
             "pad_id": source.pad_id,
+            "padding": source.padding,
             "eos_id": store.eos_id,
             "vocab_size": store.vocab_size,
             "tokens": store.num_tokens,
@@ -132,7 +145,7 @@ class Pt(records.RowFormat):
             )
             for name, file in records.row_files(path, *TENSOR_SUFFIXES, what=".pt files")
         ]
-        return records.open_rows(
+        opened = records.open_rows(
             parts,
             lambda part: _read_tensors(part.file, options),
             options,
@@ -141,6 +154,16 @@ class Pt(records.RowFormat):
                 for part in parts
             ),
         )
+        return dataclasses.replace(opened, tokenizer=_tokenizer_of(path))
+
+
+def _tokenizer_of(path: Path) -> str | None:
+    """The fingerprint of the tokenizer that made the ids, where a file beside them says it."""
+    for _, folder in records.split_folders(path, METADATA):
+        with contextlib.suppress(KeyError, TypeError):
+            found = records.read_json(folder / METADATA)["tokenizer"]["fingerprint"]
+            return found if isinstance(found, str) else None
+    return None
 
 
 def _require_torch(purpose: str) -> None:
@@ -242,9 +265,10 @@ def _tensor_rows(value: Any, name: str, path: Path) -> Any:
 
 
 ARRAYS = INPUT, TARGET, MASK = ("input", "target", "mask")
+LENGTHS = "lengths"
 MAGIC = b"\x93NUMPY"
 ARRAY_SUFFIXES = (".npz", ".npy")
-_KNOWN = {*records.ID_NAMES, *ARRAYS, "labels", "attention_mask", "loss_mask"}
+_KNOWN = {*records.ID_NAMES, *ARRAYS, LENGTHS, "labels", "attention_mask", "loss_mask"}
 _NO_HEADER = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError)
 _numpy_format: Any = np.lib.format  # most of it has no types
 
@@ -278,28 +302,36 @@ class Npz(records.RowFormat):
 
     def ranges(self, export: Export, split: str) -> list[records.Range]:
         """The arrays of each file, by their numbers."""
-        source = self.rows(export, split)
+        source, count = self.rows(export, split), len(self._arrays(export, split))
         tokens = source.count * (source.length - 1)
         if export.options.settings["kind"] == "npz":
-            return [(0, len(ARRAYS), tokens * len(ARRAYS))]
-        return [(number, number + 1, tokens) for number in range(len(ARRAYS))]
+            return [(0, count, tokens * count)]
+        return [(number, number + 1, tokens) for number in range(count)]
+
+    def _arrays(self, export: Export, split: str) -> tuple[str, ...]:
+        """Three, and one that says what of rows is padding where the mask alone does not."""
+        return (*ARRAYS, LENGTHS) if export.stores[split].has_mask else ARRAYS
 
     def file_name(self, export: Export, split: str, number: int, count: int) -> str:
-        return f"{split}.npz" if count == 1 else f"{split}_{ARRAYS[number]}.npy"
+        return f"{split}.npz" if count == 1 else f"{split}_{(*ARRAYS, LENGTHS)[number]}.npy"
 
     def write(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         file = out.create(part.files[0])
         if export.options.settings["kind"] == "npy":
-            self._write_array(file, export, part.split, ARRAYS[part.first])
+            name = self._arrays(export, part.split)[part.first]
+            self._write_array(file, export, part.split, name)
             return
         with zipfile.ZipFile(file, "w") as archive:
-            for name in ARRAYS:
+            for name in self._arrays(export, part.split):
                 # Without a date: the same rows must make the same bytes.
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                     self._write_array(member, export, part.split, name)
 
     def _write_array(self, target: IO[bytes], export: Export, split: str, name: str) -> None:
         source = self.rows(export, split)
+        if name == LENGTHS:
+            self._write_lengths(target, source)
+            return
         shape = source.count, source.length - 1
         kind = np.dtype(np.bool_) if name == MASK else self.dtype(export, split)
         header = {"descr": kind.str, "fortran_order": False, "shape": shape}
@@ -310,6 +342,14 @@ class Npz(records.RowFormat):
                 values = np.ones(batch.tokens.shape, np.bool_)
             values = values[:, :-1] if name == INPUT else values[:, 1:]
             target.write(np.ascontiguousarray(values, kind).data.cast("B"))
+
+    def _write_lengths(self, target: IO[bytes], source: records.RowRecords) -> None:
+        kind = np.dtype("<i4")
+        header = {"descr": kind.str, "fortran_order": False, "shape": (source.count,)}
+        _numpy_format.write_array_header_1_0(target, header)
+        for batch in source.batches(0, source.count):
+            found = batch.lengths if batch.real is None else batch.real.sum(axis=1)
+            target.write(found.astype(kind).data.cast("B"))
 
     def how_to_read(self, export: Export) -> list[str]:
         mapped = ', mmap_mode="r"' if export.options.settings["kind"] == "npy" else ""
@@ -331,7 +371,7 @@ class Npz(records.RowFormat):
         others = {
             name.removesuffix(f"_{INPUT}.npy") + f"_{other}.npy"
             for name in found
-            for other in (TARGET, MASK)
+            for other in (TARGET, MASK, LENGTHS)
             if name.endswith(f"_{INPUT}.npy")
         }
         files = {name: file for name, file in found.items() if name not in others}
@@ -364,7 +404,7 @@ def _find_arrays(path: Path, *, check: bool = False) -> dict[str, _Array]:
         stem = path.name.removesuffix(f"_{INPUT}.npy")
         files = {"input_ids": path}
         if stem != path.name:
-            files = {name: path.with_name(f"{stem}_{name}.npy") for name in ARRAYS}
+            files = {name: path.with_name(f"{stem}_{name}.npy") for name in (*ARRAYS, LENGTHS)}
         return {name: _Array(file) for name, file in files.items() if file.is_file()}
     found: dict[str, _Array] = {}
     with zipfile.ZipFile(path) as archive:
@@ -475,6 +515,10 @@ class _Rows:
         self._arrays = {name: found[name] for name in sorted(names)}
         if any(array.shape != shape for array in self._arrays.values()):
             raise base.damaged(path, "has arrays of different shapes")
+        if self._with_target and LENGTHS in found:
+            if found[LENGTHS].shape != shape[:1]:
+                raise base.damaged(path, f"has other {LENGTHS} than one for each row")
+            self._arrays[LENGTHS] = found[LENGTHS]
         self.count, self._length = (shape[0], shape[1]) if len(shape) == 2 else (1, shape[0])
         self.are_packed = any(array.is_packed for array in self._arrays.values())
         self.row_bytes = self._length * 4 * len(self._arrays)  # about
@@ -494,7 +538,10 @@ class _Rows:
     def _blocks(self, first: int, last: int) -> Iterator[dict[str, NDArray[Any]]]:
         step = max(1, base.BLOCK_BYTES // (8 * max(1, self._length)))
         shape = self.count, self._length
-        values = {name: array.values.reshape(shape) for name, array in self._arrays.items()}
+        values = {
+            name: array.values if name == LENGTHS else array.values.reshape(shape)
+            for name, array in self._arrays.items()
+        }
         for begin in range(first, last, step):
             end = min(begin + step, last)
             yield {name: each[begin:end] for name, each in values.items()}
@@ -537,6 +584,10 @@ class _Rows:
             return base.DocumentBlock(ids.reshape(-1), np.full(rows, length + 1, np.int64))
         padded = ~mask & (targets == targets[:, -1:])
         tail = np.logical_and.accumulate(padded[:, ::-1], axis=1).sum(axis=1)
+        if LENGTHS in taken:
+            tail = length + 1 - taken[LENGTHS].astype(np.int64)
+            if (tail < 0).any() or (tail > length).any():
+                raise base.damaged(self._columns.path, f"has {LENGTHS} that rows cannot have")
         self._columns.check_padding(tail)
         most = np.full(rows, length if joins else length + 1)
         most[-1:] += joins and ends
