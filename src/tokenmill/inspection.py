@@ -9,13 +9,13 @@ many.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tokenmill.errors import UsageError
-from tokenmill.options import InspectOptions, with_options
+from tokenmill.options import InspectOptions, RowShape, with_options
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.reader import Store
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnknownFacts,
     )
     from tokenmill.store.format import Ints
+    from tokenmill.supervised.fim import Fim, FimParts, FimTokens
 
 PERCENTILES = (1, 10, 50, 90, 99)
 TOP_TOKENS = 20
@@ -41,6 +42,7 @@ COUNTED_TOKENS = 200_000_000  # a few seconds of counting
 CHUNK_TOKENS = 1 << 22
 # Longer documents are kept one by one; for the others a table of counts is exact and small.
 LONG_TOKENS = 1 << 20
+FIM_DOCUMENTS = 100_000  # looked at for how many were reordered, spread evenly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,15 @@ class MaskTotals:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FimTotals:
+    """Documents that were reordered for fill-in-the-middle, among those that were looked at."""
+
+    style: str
+    documents: int
+    reordered: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentView:
     """One document, its tokens and where it came from."""
 
@@ -103,6 +114,7 @@ class DocumentView:
     line: int | None
     piece: int  # which document of that row, counted from 0, where the row became several
     pieces: int
+    fim: FimParts | None = None  # of one that was reordered for fill-in-the-middle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +148,7 @@ class Inspection:
     ids_seen: int
     unknown: UnknownFacts | None = None
     mask: MaskTotals | None = None
+    fim: FimTotals | None = None
     document: DocumentView | None = None
 
     @property
@@ -179,6 +192,7 @@ def inspect(asked: InspectOptions) -> Inspection:
         ids_seen=int(np.count_nonzero(counts)),
         unknown=store.manifest.unknown,
         mask=mask,
+        fim=_fim_totals(store),
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
     )
 
@@ -206,7 +220,50 @@ def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView
         line=source.line,
         piece=source.piece,
         pieces=source.pieces,
+        fim=_fim_parts(store, ids.tolist(), engine=engine),
     )
+
+
+def _fim_of(store: Store) -> tuple[Fim, FimTokens] | None:
+    identity = store.manifest.identity
+    shape = RowShape.of_identity(identity.config)
+    if shape is None or not shape.fim:
+        return None
+    from tokenmill.engines.base import SpecialTokens
+    from tokenmill.engines.load import describe, find_tokenizer
+    from tokenmill.supervised.fim import Fim, fim_tokens
+
+    policy = SpecialTokens(identity.special_tokens)
+    return Fim(shape), fim_tokens(describe(find_tokenizer(str(store.tokenizer_dir)), policy=policy))
+
+
+def _fim_totals(store: Store) -> FimTotals | None:
+    """How many documents begin as reordered ones do, of as many as are soon looked at."""
+    found = _fim_of(store)
+    if found is None:
+        return None
+    first, place = found[1].ids[0], int(store.manifest.identity.bos is not None)
+    every = max(1, len(store) // FIM_DOCUMENTS)
+    numbers = range(0, len(store), every)
+    begin = (store[number][place : place + 1].tolist() for number in numbers)
+    reordered = sum(ids == [first] for ids in begin)
+    return FimTotals(style=found[1].style, documents=len(numbers), reordered=reordered)
+
+
+def _fim_parts(store: Store, ids: list[int], *, engine: Engine) -> FimParts | None:
+    found, identity = _fim_of(store), store.manifest.identity
+    if found is None:
+        return None
+    from tokenmill.supervised.fim import parts_of
+
+    eos, bos = (None if each is None else each.id for each in (identity.eos, identity.bos))
+    start = int(bos is not None and ids[:1] == [bos])
+    end = len(ids) - int(eos is not None and ids[-1:] == [eos])
+    parts = parts_of(ids[start:end], found[1], found[0], engine.decode)
+    if parts is None or not start:
+        return parts
+    moved = {name: (a + 1, b + 1) for name, (a, b) in parts.tokens.items()}
+    return replace(parts, tokens=moved)
 
 
 def measure_lengths(

@@ -230,6 +230,13 @@ class RowShape:
     train_on: str = option("assistant", SHAPE, choices=("assistant", "all", "last"))
     """What counts of a conversation: all that the assistant says, everything, or the assistant's
     last message."""
+    fim: float = option(0.0, SHAPE, "SHARE")
+    """Fill-in-the-middle for code: this share of the documents is cut in three and reordered, with
+    the tokenizer's own tokens for it."""
+    fim_spm: float = option(0.5, SHAPE, "SHARE")
+    """The share of those that have the suffix before the prefix."""
+    fim_seed: int = option(0, SHAPE, "N")
+    """Which documents these are, and where they are cut, follows from this and their text."""
     max_length: int | None = option(None, SHAPE, "TOKENS", shown="any")
     """Most tokens of a document, end token counted."""
     too_long: str = option("split", SHAPE, choices=("split", "truncate", "reject"))
@@ -250,6 +257,17 @@ class RowShape:
                 other = CHAT_COMPLETION if self.format == "prompt-completion" else formats[0]
                 other = other if other in formats else formats[0]
                 raise UsageError(problem, hint=f"leave it out, or use --format {other}")
+        for name in ("fim", "fim_spm"):
+            if not 0 <= getattr(self, name) <= 1:
+                hint = f"use a share from 0 to 1: --{name.replace('_', '-')} 0.5"
+                raise UsageError(f"{name}={getattr(self, name)!r} is no share", hint=hint)
+        for name in ("fim_spm", "fim_seed"):
+            if not self.fim and getattr(self, name) != defaults[name]:
+                problem = f"{name}={getattr(self, name)!r} has no meaning without fim"
+                raise UsageError(problem, hint="say how many documents: --fim 0.5")
+        if not 0 <= self.fim_seed < 1 << 63:
+            problem = f"fim_seed={self.fim_seed!r} is no number from 0 to 2**63 - 1"
+            raise UsageError(problem, hint="use a small number: --fim-seed 1")
         if self.too_long != "split" and self.max_length is None:
             hint = "say how long: --max-length 2048"
             raise UsageError(f"too_long={self.too_long!r} needs a length", hint=hint)
@@ -309,6 +327,9 @@ class RowShape:
             for name, formats in _OPTION_FORMATS.items()
             if self.format in formats
         }
+        if not self.fim:
+            # A store without it is what it was before there was any.
+            values = {name: each for name, each in values.items() if not name.startswith("fim")}
         if self.format == "text" and self.max_length is None:
             del values["max_length"], values["too_long"]
         if self.format == "chat":
@@ -351,6 +372,9 @@ _OPTION_FORMATS = {
     "template": ("text", "prompt-completion"),
     "prompt_field": ("prompt-completion", CHAT_COMPLETION),
     "completion_field": ("prompt-completion", CHAT_COMPLETION),
+    "fim": ("text",),
+    "fim_spm": ("text",),
+    "fim_seed": ("text",),
     "messages_field": ("chat",),
     "template_version": ("chat",),
     "train_on": ("chat",),
@@ -810,6 +834,9 @@ class DiagnoseOptions(RowShape):
 
     def __post_init__(self) -> None:
         super(DiagnoseOptions, self).__post_init__()
+        if self.fim:
+            problem = f"fim={self.fim!r} has no meaning for a measurement"
+            raise UsageError(problem, hint="leave --fim out: it takes next to no time")
         _ = self.build  # which refuses what does not go together
         if not 0 < self.seconds <= 60:
             problem = f"seconds={self.seconds!r} is no time to measure each way for"

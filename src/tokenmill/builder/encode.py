@@ -269,7 +269,7 @@ class RowEncoder:
         self.frame_left: Frame = (None, None) if self._fits else self._frame
         self._reject_special = identity.special_tokens == "reject"
         self.unknown = UnknownText.of(engine.info, engine.reference)
-        if self.shape.has_fields:
+        if self.shape.has_fields or self.shape.fim:
             from tokenmill.supervised.shaper import Shaper
 
             bos, eos = self._frame

@@ -118,6 +118,10 @@ def request_identity(
         policy=SpecialTokens(options.special_tokens),
         when_harmless=functools.partial(when_harmless, files),
     )
+    if shape is not None and shape.fim:
+        from tokenmill.supervised.fim import fim_tokens
+
+        fim_tokens(info)  # refused before anything is written
     asked = options.eos, options.bos
     eos_name, bos_name = (each if isinstance(each, str) else None for each in asked)
     # A chat has the tokens that its template writes, and no others.

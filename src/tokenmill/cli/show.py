@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         SplitTotals,
         UnknownFacts,
     )
+    from tokenmill.supervised.fim import FimParts
     from tokenmill.trainer.options import TrainResult
 
     Row = tuple[str, str]
@@ -382,6 +383,12 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
             silent = count(mask.silent, "document has", plural="documents have")
             text += f"; {silent} no token that counts: nothing is learned there"
         yield "mask", text
+    if (fim := inspection.fim) is not None:
+        held = (
+            f"{count(fim.reordered)} of {count(fim.documents, 'document')}{_of_split(inspection)}"
+        )
+        part = share(fim.reordered, fim.documents)
+        yield "fim", f"{held} ({part}) reordered, with tokens of {fim.style}'s style"
     yield "splits", splits_text(inspection.splits)
     if reasons := [f"{count(rows)} {reason}" for reason, rows in inspection.rejects.items()]:
         where = visible(shlex.quote(f"{inspection.store}/rejects"))
@@ -433,6 +440,9 @@ def shape_text(config: Mapping[str, object]) -> str:
         parts.append(f"{template or f'{{{prompt}}}{{{completion}}}'!r}; {completion} counts")
     elif template is not None:
         parts.append(repr(template))
+    if "fim" in config:
+        shares = f"{config['fim']:.0%} of documents reordered", f"{config['fim_spm']:.0%} of them"
+        parts.append(f"{shares[0]} for fill-in-the-middle, {shares[1]} as suffix, prefix, middle")
     if (limit := config.get("max_length")) is not None:
         most = count(limit) if isinstance(limit, int) else repr(limit)
         parts.append(
@@ -539,12 +549,25 @@ def document(view: DocumentView) -> None:
         how = "the grey ones do not" if coloured else f"those in {OPEN} {CLOSE}"
         said = f"{count(counting)} of {count(all_tokens)} count for the loss"
         console.print(f"{said} ({share(counting, all_tokens)}): {how}\n", soft_wrap=True)
+    if view.fim is not None:
+        console.print(f"{fim_text(view.fim)}\n", soft_wrap=True)
     console.print(with_boundaries(shown, coloured=coloured), soft_wrap=True)
     console.print("\nids", style="bold")
     console.print(" ".join(str(token.id) for token in shown), soft_wrap=True)
     if len(shown) < all_tokens:
         rest = count(all_tokens - len(shown), "more token")
         console.print(f"... and {rest}; all of them: add --json")
+
+
+def fim_text(parts: FimParts) -> str:
+    """How a document was reordered: its parts in their order, as tokens, and where it was cut."""
+    spans = parts.spans
+    said = [f"{name} tokens {count(a)} to {count(b)}" for name, (a, b) in parts.tokens.items()]
+    text = f"reordered for fill-in-the-middle: {', '.join(said)}"
+    if spans is None:
+        return f"{text}; where its text was cut cannot be told"
+    cut = f"cut at characters {count(spans.start)} and {count(spans.end)}"
+    return f"{text}; {spans.order}, {cut} of {count(parts.num_characters)}"
 
 
 def with_boundaries(tokens: Sequence[Token], *, coloured: bool) -> Text:

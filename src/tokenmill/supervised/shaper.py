@@ -29,7 +29,8 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch, lazy
 from tokenmill.sources.base import FORMATS, SourceFile
 from tokenmill.sources.columns import is_utf8, text_batch
-from tokenmill.supervised.chat import PLAIN, ChatMaker
+from tokenmill.supervised.chat import PLAIN, ChatMaker, PieceCut
+from tokenmill.supervised.fim import Fim, FimTokens, fim_tokens, reordered
 from tokenmill.supervised.rows import (
     MOST_NESTED,
     Range,
@@ -764,10 +765,15 @@ class Shaper:
         self._inner: Engine | None = None
         self._fields: FieldMaker | None = None
         self._chats: ChatMaker | None = None
-        if not shape.is_chat:
-            self._fields = FieldMaker(shape, bos=bos, eos=eos, refused=refused)
-        else:
+        self._fim: tuple[Fim, FimTokens] | None = None
+        self._special = SpecialText(refused)
+        if shape.is_chat:
             self._chats = ChatMaker(engine.info, shape)
+        elif shape.has_fields:
+            self._fields = FieldMaker(shape, bos=bos, eos=eos, refused=refused)
+        if shape.fim:
+            self._fim = Fim(shape), fim_tokens(engine.info)
+        if shape.is_chat or shape.fim:
             self._inner = load_inner(engine.info)
         self._refused = re.compile("|".join(map(re.escape, refused))) if refused else None
         # Texts without a mask have no boundaries to find.
@@ -786,12 +792,40 @@ class Shaper:
 
     def shape(self, texts: TextBatch, rows: NDArray[np.int64]) -> Shaped:
         """Read and render the rows; those that cannot be used come back as rejects."""
-        make = self._render if self._fields is None else self._fields.make
+        make: Any = self._plain
+        if self._chats is not None:
+            make = self._render
+        elif self._fields is not None:
+            make = self._fields.make
         pieces, made, kept, refused = make(texts)
+        if self._fim is not None:
+            pieces = self._reordered(made, *self._fim)
         rejects = tuple(
             Reject(int(rows[number]), why.reason, why.detail) for number, why in refused.items()
         )
         return Shaped(pieces, rows[kept], made, rejects)
+
+    def _plain(
+        self, texts: TextBatch
+    ) -> tuple[FieldTexts, TextBatch, NDArray[np.int64], dict[int, RowError]]:
+        """Texts as they are, but for those with the string of a special token."""
+        refused = {
+            at: _holds_special() for at in np.flatnonzero(self._special.find(texts)).tolist()
+        }
+        kept = np.setdiff1d(np.arange(len(texts)), list(refused))
+        texts = texts.take(kept) if refused else texts
+        return FieldTexts(texts), texts, kept, refused
+
+    def _reordered(self, texts: TextBatch, fim: Fim, tokens: FimTokens) -> RowPieces:
+        """Texts of which some are cut in three and put together in another order."""
+        pieces = RowPieces()
+        for place in range(len(texts)):
+            spans, text = fim.spans(texts.bytes_at(place)), texts.text_at(place)
+            if spans is None:
+                pieces.add(RowText(text, (), PieceCut([text], [PLAIN])))
+            else:
+                pieces.add(reordered(text, spans, tokens))
+        return pieces
 
     def _render(
         self, texts: TextBatch
