@@ -396,6 +396,10 @@ def test_what_is_no_model_of_transformers_is_refused(store: Store) -> None:
         ModelInputs(torch.nn.Linear(1, 1))
     with pytest.raises(UsageError, match=r"Loader\(\.\.\., labels=.same.\)|shifts labels"):
         ModelFeeder(Loader(store, seq_len=8, batch_size=1), make_model())
+    windowed = Loader(store, seq_len=8, batch_size=1, labels="same", window=4)
+    with pytest.raises(UsageError, match=r"window=.* with the one it has it would see whole"):
+        ModelFeeder(windowed, make_model())
+    assert ModelFeeder(windowed, make_model(), flatten=True).loader is windowed
 
 
 # Several ranks.

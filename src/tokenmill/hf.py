@@ -145,6 +145,14 @@ class ModelFeeder(DeviceFeeder):
                 hint='make it with Loader(..., labels="same")',
             )
         self._inputs = ModelInputs(model, flatten=flatten)
+        if loader.window and not self._inputs.flatten:
+            raise UsageError(
+                f"window={loader.window!r} of this loader is in cu_seqlens, at which"
+                f" {type(unwrapped(model)).__name__} looks with flash attention alone: with the one"
+                " it has it would see whole documents",
+                hint='give the model attn_implementation="flash_attention_2", or make the loader'
+                " without window=",
+            )
         if device is None:
             device = next((each.device for each in model.parameters()), None)
         fields = (*FIELDS, "cu_seqlens") if self._inputs.flatten else FIELDS

@@ -14,15 +14,25 @@ from __future__ import annotations
 import contextlib
 import copy
 import dis
+import math
 import operator
 import sys
 import time
 import warnings
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeAlias, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +52,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
+    from torch.nn.attention.flex_attention import BlockMask
+
     from tokenmill.loader.batch import AttentionShape, Batch, Bools
     from tokenmill.loader.mixture import StoreInput
     from tokenmill.store.format import TokenArray
 
 __all__ = [
     "BatchDataset",
+    "ContextSlice",
     "DeviceFeeder",
     "TensorBatch",
     "TokenDataset",
@@ -122,6 +135,40 @@ class TensorBatch(dict[str, torch.Tensor]):
             return self[name]
         except KeyError:
             raise AttributeError(f"this batch has no {name!r}, only {[*self.keys()]}") from None
+
+    def block_mask(self, block_size: int = 128) -> BlockMask:
+        """Causal attention within the ranges of `cu_seqlens`, for torch's `flex_attention`.
+
+        Of a batch of (rows, seq_len); one for all layers. Nothing waits for the device.
+        """
+        return block_mask(self._boundaries(), self._row_shape(), block_size=block_size)
+
+    def context_slice(self, *, rank: int, size: int) -> ContextSlice:
+        """What peer `rank` of `size` context-parallel peers holds of every document; all of them
+        must have this batch."""
+        most = self.max_seqlen or self._row_shape()[1]
+        tokens = math.prod(self._row_shape())
+        return context_slice(self._boundaries(), tokens, max_seqlen=most, rank=rank, size=size)
+
+    def _boundaries(self) -> torch.Tensor:
+        if "cu_seqlens" not in self:
+            raise UsageError(
+                f"this batch has only {[*super().keys()]}, and where documents begin is not among"
+                " them",
+                hint='ask for it: DeviceFeeder(loader, fields=("input_ids", "labels",'
+                ' "position_ids", "cu_seqlens"))',
+            )
+        return self["cu_seqlens"]
+
+    def _row_shape(self) -> tuple[int, int]:
+        shapes = [tensor.shape for tensor in self.values() if tensor.dim() == 2]
+        if not shapes:
+            raise UsageError(
+                "this batch has no field of rows, which would say how long they are",
+                hint='ask for one besides cu_seqlens, like fields=("input_ids", "cu_seqlens")',
+            )
+        rows, length = shapes[0]
+        return rows, length
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TensorBatch:
         """The same batch on another device."""
@@ -868,7 +915,8 @@ def distributed_ranks(group: distributed.ProcessGroup | None = None) -> Ranks:
 #   size=2, rows of 8        rank 0: 0 1 6 7      rank 1: 2 3 4 5
 #
 # Labels are next tokens already, so `input_ids`, `labels`, `position_ids`, `doc_ids` and
-# `loss_mask` are cut alike. `cu_seqlens` counts whole rows and cannot be cut.
+# `loss_mask` are cut alike. `cu_seqlens` counts whole rows and cannot be cut: with attention within
+# documents, chunks of rows are unequal work. `context_slice` cuts every document instead.
 
 
 Rows = TypeVar("Rows", bound="torch.Tensor | NDArray[Any]")
@@ -879,11 +927,7 @@ def slice_row(array: Rows, *, rank: int, size: int, order: str = "zigzag") -> Ro
 
     >>> slice_row(batch.input_ids, rank=0, size=2)
     """
-    if size < 1 or not 0 <= rank < size:
-        raise UsageError(
-            f"rank {rank} of {size} context-parallel peers does not exist",
-            hint=f"use a rank from 0 to {max(size, 1) - 1}",
-        )
+    _check_peer(rank, size)
     if order not in ("zigzag", "contiguous"):
         raise UsageError(
             f"order={order!r} is not known", hint='use order="zigzag" or order="contiguous"'
@@ -904,3 +948,159 @@ def slice_row(array: Rows, *, rank: int, size: int, order: str = "zigzag") -> Ro
     # Neighbouring chunks come as a view; of a tensor, many want to take a view in turn.
     contiguous: Callable[[], Rows] | None = getattr(taken, "contiguous", None)
     return taken if contiguous is None else contiguous()
+
+
+# -------------------------------------------------------------------------------------------------
+# Attention within documents, of the boundaries alone: masks of blocks, and parts for peers.
+#
+# Of no tensor here the host has to know a value, so it never waits for the device, and all shapes
+# follow from those of the batch.
+
+
+def _starts(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Where the range of each token begins in the flattened batch."""
+    places = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return cu_seqlens[torch.searchsorted(cu_seqlens, places, right=True) - 1]
+
+
+def block_mask(
+    cu_seqlens: torch.Tensor, shape: tuple[int, int], *, block_size: int = 128
+) -> BlockMask:
+    """What `create_block_mask` makes, without asking about every pair of tokens.
+
+    Ranges follow each other: a block of queries looks at all blocks from the one where the range of
+    its first query begins to its own; at those in full that lie in the range of its last query too.
+    """
+    from torch.nn.attention.flex_attention import BlockMask  # importing it takes a second
+
+    rows, length = shape
+    row_starts = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype) * length
+    starts = _starts(cu_seqlens, rows * length).view(shape) - row_starts[:, None]
+    blocks = torch.arange(-(-length // block_size), device=starts.device)
+    firsts = blocks * block_size
+    lasts = (firsts + block_size - 1).clamp(max=length - 1)
+    q, kv = blocks[None, :, None], blocks[None, None, :]
+    reached = (kv <= q) & (lasts[kv] >= starts[:, firsts, None])
+    full = (kv < q) & (firsts[kv] >= starts[:, lasts, None])
+    if block_size == 1:
+        full = reached
+    if length % block_size:
+        full = full & (q < len(blocks) - 1)  # a block that is not whole is never full
+    in_part, in_full = _listed(reached & ~full), _listed(full)
+
+    def mask_mod(
+        row: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        return (key <= query) & (key >= starts[row, query])
+
+    return BlockMask.from_kv_blocks(*(*in_part, *in_full, block_size, mask_mod, (length, length)))
+
+
+def _listed(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks of keys there are for each block of queries of one head, and which."""
+    order = table.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return table.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextSlice:
+    """What one of several context-parallel peers holds of a batch, and what it attends to.
+
+    The tokens of its two parts of each document stand one after the other, equally many on each
+    peer. Their keys and values are gathered from all peers, in the order of their ranks:
+
+    >>> part = batch.context_slice(rank=rank, size=size)
+    >>> ids = batch.input_ids.flatten()[part.index]         # labels and position_ids likewise
+    >>> keys = all_gather(k)[part.kv_index]                 # values likewise
+    >>> flash_attn_varlen_func(q, keys, values, part.cu_seqlens_q, part.cu_seqlens_k,
+    ...                        part.max_seqlen_q, part.max_seqlen_k, causal=True)
+
+    Causal means here what it does in flash attention since 2.1: the last query sees the last key.
+    """
+
+    index: torch.Tensor
+    """Places of the peer's tokens in the flattened batch."""
+    kv_index: torch.Tensor
+    """Places of the keys in those that were gathered: for each part, its document up to its end.
+    What follows after the last part is of no use, so that shapes stay the same."""
+    cu_seqlens_q: torch.Tensor
+    """Where parts begin in the peer's tokens, two for each entry of the batch's `cu_seqlens`."""
+    cu_seqlens_k: torch.Tensor
+    """Where the keys of each part begin in `kv_index`."""
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def context_slice(
+    cu_seqlens: torch.Tensor, tokens: int, *, max_seqlen: int, rank: int, size: int
+) -> ContextSlice:
+    """Every document in 2 * size chunks, of which peer r has the r-th and the r-th from the end.
+
+    Chunks of a document are as long as each other, or one token longer: the tokens that are left
+    over go round the peers, through all documents, to the last chunk of a peer first.
+    """
+    _check_peer(rank, size)
+    if tokens % size:
+        raise UsageError(
+            f"a batch of {tokens:,} tokens cannot be cut into {size} equal parts",
+            hint=f"use rows of a multiple of {size} tokens",
+        )
+    device, num_chunks = cu_seqlens.device, 2 * size
+    begins, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
+    whole, left = lengths // num_chunks, lengths % num_chunks
+    dealt_after = left.cumsum(0)
+    peers = torch.arange(size, device=device)
+
+    def received(dealt: torch.Tensor) -> torch.Tensor:
+        """Of tokens that are dealt out one by one, how many each peer has."""
+        return (dealt[:, None] + size - 1 - peers) // size
+
+    more = received(dealt_after) - received(dealt_after - left)  # 0, 1 or 2 for (document, peer)
+    heads = whole[:, None] + (more > 1)
+    tails = whole[:, None] + (more > 0)
+    chunks = torch.cat((heads, tails.flip(1)), dim=1)  # (document, chunk): how long
+    ends = begins[:, None] + chunks.cumsum(1)
+    mine = torch.stack((peers, num_chunks - 1 - peers), dim=1)  # (peer, part): which chunk
+    # (peer, document, part), one after the other: every peer has equally many tokens.
+    lengths_q = chunks[:, mine].transpose(0, 1).reshape(size, -1)
+    ends_q = ends[:, mine].transpose(0, 1).reshape(size, -1)
+    index = _ranges((ends_q - lengths_q).flatten(), lengths_q.flatten(), tokens).view(size, -1)
+    gathered = torch.empty_like(index.flatten())
+    gathered[index.flatten()] = torch.arange(tokens, device=device)
+    # Keys of a part: from the start of its document to the end of its chunk, if it has a token.
+    begins_k = begins.repeat_interleave(2)
+    lengths_k = (ends_q[rank] - begins_k) * (lengths_q[rank] > 0)
+    # A document's two parts have no more keys than it has tokens, one chunk and one token.
+    most = tokens + tokens // num_chunks + len(lengths)
+    unused = most - lengths_k.sum(0, keepdim=True)
+    keys = _ranges(
+        torch.cat((begins_k, begins_k.new_zeros(1))), torch.cat((lengths_k, unused)), most
+    )
+    return ContextSlice(
+        index=index[rank],
+        kv_index=gathered[keys.clamp(max=tokens - 1)],
+        cu_seqlens_q=_ends_of(lengths_q[rank]),
+        cu_seqlens_k=_ends_of(lengths_k),
+        max_seqlen_q=max_seqlen // num_chunks + 1,
+        max_seqlen_k=max_seqlen,
+    )
+
+
+def _ranges(begins: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
+    """The numbers of all ranges, one range after the other."""
+    shifts = begins - lengths.cumsum(0) + lengths
+    return torch.arange(total, device=begins.device) + shifts.repeat_interleave(
+        lengths, output_size=total
+    )
+
+
+def _ends_of(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+
+
+def _check_peer(rank: int, size: int) -> None:
+    if size < 1 or not 0 <= rank < size:
+        raise UsageError(
+            f"rank {rank} of {size} context-parallel peers does not exist",
+            hint=f"use a rank from 0 to {max(size, 1) - 1}",
+        )
