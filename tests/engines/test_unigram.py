@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
@@ -304,6 +305,17 @@ def test_documents_with_many_near_ties_are_left_to_the_reference(
     monkeypatch.setattr(engine.fast, "_by_reference", None)
     with pytest.raises(TypeError):
         engine.encode(TextBatch.from_texts(["abcdef abab " * 400]))
+    one_long = TextBatch.from_texts(["a " * 3000 + "abcdef" * 4])
+    engine.encode(one_long)
+    monkeypatch.setattr(unigram, "_MOST_PIECES", 8)
+    with pytest.raises(TypeError):
+        engine.encode(one_long)
+
+
+def test_one_near_tie_is_decided_at_every_sum(near_ties: Path) -> None:
+    engine = load_engine(near_ties, choice="words")
+    pairs = map("".join, itertools.product("abcdef", repeat=2))
+    encode_both(engine, [f"{'a ' * (97 * k)}{pair}" for k, pair in enumerate([*pairs] * 2)])
 
 
 def test_an_older_package_is_not_trusted_with_sums(

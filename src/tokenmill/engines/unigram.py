@@ -156,7 +156,8 @@ class Lattice:
 
         Of paths that are as good the first counts. With `sums`, one for each text, scores are
         added to those as the package sentencepiece does: in float32, and where the best sum at a
-        place is too low, all that are found so far become relative to that one.
+        place is too low, all that are found so far become relative to that one. Then there are no
+        gaps.
         """
         firsts, lasts, pieces = self._edges(data)
         ends = np.append(starts[1:], len(data)) - 1
@@ -169,11 +170,14 @@ class Lattice:
         scores = self.scores.astype(kind)[pieces]
         best: NDArray[Any] = np.full(len(data), -np.inf, kind)
         best[starts] = 0 if sums is None else sums
-        next_best: NDArray[Any] = np.full(len(data), -np.inf, kind)
+        next_best = np.full(len(data), -np.inf)
         chosen = np.zeros(len(data), np.int32)
+        # How much a path adds to a sum at most.
+        depth = float(np.abs(self.scores).max()) * 1.001 * int((ends - starts).max(initial=0))
+        may_reset = sums is not None and bool((sums < depth - RESET).any())
         done = 0
         for step, bound in enumerate(np.cumsum(np.bincount(steps)).tolist()):
-            if sums is not None:
+            if may_reset:
                 at = (starts + step)[starts + step < ends]
                 for place in at[(best[at] < -RESET) & (best[at] > -np.inf)].tolist():
                     end = ends[np.searchsorted(starts, place, side="right") - 1]
@@ -181,8 +185,9 @@ class Lattice:
             to = lasts[done:bound]
             found = best[firsts[done:bound]] + scores[done:bound]
             before = best[to]
-            next_best[to] = np.maximum(next_best[to], np.minimum(found, before))
-            better = np.flatnonzero(found > before)
+            if sums is None:
+                next_best[to] = np.maximum(next_best[to], np.minimum(found, before))
+            better = (found > before).nonzero()[0]
             best[to[better]] = found[better]
             chosen[to[better]] = better + done
             done = bound
@@ -195,7 +200,7 @@ class Lattice:
         lengths = np.diff(bounds)
         gaps = np.full(len(starts), np.inf)
         some = lengths > 0
-        if some.any():
+        if sums is None and some.any():
             gaps[some] = np.minimum.reduceat(best[path] - next_best[path], bounds[:-1][some])
         return Paths(ids, lengths, gaps, best[ends])
 
@@ -503,6 +508,7 @@ _HALF_ULP = 2.0**-24  # what one addition is wrong by, at most, of its result
 _ROUNDS = 8  # in which the words of a document are decided, before it is the reference's
 # A document is the reference's where more than these of its words must be decided.
 _FEW, _SHARE = 64, 1 / 8
+_MOST_PIECES = 128  # and where one of them has more, which takes as many steps
 
 
 class ModelLearner:
@@ -526,8 +532,10 @@ class ModelLearner:
         self._data = np.frombuffer(b"".join(segmenter.pieces), np.uint8)
         self._sizes = np.fromiter(map(len, segmenter.pieces), np.int64, len(segmenter.pieces))
 
-    def learn(self, words: Sequence[bytes]) -> tuple[TokenBatch, NDArray[np.float32]]:
-        """Pieces of words, and up to which sum before them, in size, they are these.
+    def learn(
+        self, words: Sequence[bytes]
+    ) -> tuple[TokenBatch, NDArray[np.float32], NDArray[np.float32]]:
+        """Pieces of words, up to which sum before them, in size, they are these, and their sizes.
 
         Below that their gaps are larger than what can be rounded off: two paths of a part have at
         most as many additions as it has bytes, each. Hardly a score is above 0, so that no sum on
@@ -544,7 +552,13 @@ class ModelLearner:
         found = self._segmenter.segment(texts)
         tokens = TokenBatch(found.ids, np.append(0, np.cumsum(found.lengths)))
         limits = (found.gaps - 1e-9) / (2.002 * _HALF_ULP) - 2 * self._bonus
-        return tokens, limits.astype(np.float32)
+        sums = np.append(0, np.cumsum(np.abs(self._scores[self._numbers(found.ids)]), dtype=float))
+        sizes = sums[tokens.offsets[1:]] - sums[tokens.offsets[:-1]]
+        return tokens, limits.astype(np.float32), (sizes * 1.001 + 0.001).astype(np.float32)
+
+    def _numbers(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Whose scores those of pieces are: of unknown characters there is one."""
+        return np.minimum(ids, np.uint32(self._lattice.unknown))
 
     def finish(self, found: TokenBatch) -> TokenBatch:
         """Documents of pieces with the ids of unknown characters."""
@@ -564,17 +578,24 @@ class ModelLearner:
         *,
         lengths: NDArray[np.int64],
         limits: NDArray[np.float32],
+        sizes: NDArray[np.float32],
         firsts: NDArray[np.int64],
     ) -> tuple[TokenBatch, NDArray[np.int64]]:
         """The pieces of documents, and which documents are left to the reference.
 
-        `found` are pieces of documents by their words alone. Of each word: how many it has, and up
-        to which sum it is decided; `firsts` are the first words of documents, and their number.
+        `found` are pieces of documents by their words alone. Of each word: how many it has, up to
+        which sum it is decided, and what it adds to the sum at most, in size; `firsts` are the
+        first words of documents, and their number.
         """
-        tops = found.lengths * self._worst
-        suspected = np.flatnonzero(limits < tops.max(initial=0))
+        # No sum is larger than that: what float32 rounds off is less than 2 ** -23 a piece.
+        tops = np.cumsum(sizes, dtype=float)
+        before = np.append(0, tops)[firsts]
+        most = 1 + 2.0**-23 * len(found.ids)
+        suspected = np.flatnonzero(limits < tops * most)
         documents = np.searchsorted(firsts, suspected, side="right") - 1
-        documents = np.unique(documents[limits[suspected] < tops[documents]])
+        suspects = limits[suspected] < (tops[suspected] - before[documents]) * most
+        is_long = np.diff(before) * most > RESET - self._worst * LONGEST_PART
+        documents = np.union1d(documents[suspects], np.flatnonzero(is_long))
         if not len(documents):
             return found, documents
         counts = np.diff(firsts)[documents]
@@ -592,6 +613,7 @@ class ModelLearner:
             sums = self._sums(ids, lengths, counts, is_open)
             is_open |= np.abs(sums[ends - 1]) > limits
             fails = np.bincount(owners[is_open], minlength=len(counts)) > _FEW + _SHARE * counts
+            fails[owners[is_open & (lengths > _MOST_PIECES)]] = True
             at = np.flatnonzero(is_open & ~fails[owners])
             before = np.where(starts[at] == bounds[owners[at]], 0, sums[starts[at] - 1])
             paths = self._decide(ids[_ranges(starts[at], lengths[at])[1]], lengths[at], before)
@@ -632,8 +654,8 @@ class ModelLearner:
         In such a word only the last one is right. There may be one wherever its worst pieces could
         come to the limit.
         """
-        numbers = np.minimum(ids, self._lattice.unknown)
-        scores = self._scores[numbers]
+        numbers = self._numbers(ids)
+        scores = self._scores.take(numbers)
         sums: NDArray[np.float32] = np.empty_like(scores)
         ends = np.cumsum(lengths)
         starts = ends - lengths

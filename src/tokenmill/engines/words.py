@@ -529,7 +529,10 @@ def build(
 # A batch is looked up in two steps. The words that came most often so far are an arrow array, whose
 # places arrow itself finds; the rest, a tenth, is made distinct first and looked up in a dict.
 
-SLICE_BYTES = 4 << 20  # of text at a time: little memory, and few words that are looked up twice
+# Of text at a time: little memory, whose pages are not new ones each time, and few words that are
+# looked up twice. What a SentencePiece Unigram model needs for each slice is more.
+SLICE_BYTES = 2 << 20
+MODEL_SLICES = 2
 MOST_WORDS = 1 << 19  # in the cache: some 150 bytes each
 MOST_PARTS = 1 << 18
 COMMON_WORDS = 1 << 15
@@ -603,7 +606,8 @@ class WordEngine:
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         parts = []
-        for first, last in cut_ranges(texts.offsets, SLICE_BYTES):
+        size = SLICE_BYTES * (MODEL_SLICES if isinstance(self._learner, ModelLearner) else 1)
+        for first, last in cut_ranges(texts.offsets, size):
             with taken_from(range(first, last)):
                 parts.append(self._encode(TextBatch(texts.data, texts.offsets[first : last + 1])))
         return parts[0] if len(parts) == 1 else TokenBatch.joined(parts)
@@ -637,8 +641,13 @@ class WordEngine:
         delicate = np.flatnonzero(self._words.is_delicate[places])
         held = np.unique(np.searchsorted(firsts, delicate, side="right") - 1)
         if isinstance(self._learner, ModelLearner):
-            lengths, limits = self._words.lengths[places], self._words.limits[places]
-            found, left = self._learner.settle(found, lengths=lengths, limits=limits, firsts=firsts)
+            found, left = self._learner.settle(
+                found,
+                lengths=self._words.lengths.take(places),
+                limits=self._words.limits.take(places),
+                sizes=self._words.sizes.take(places),
+                firsts=firsts,
+            )
             found, held = self._learner.finish(found), np.union1d(held, left)
         if not len(held):
             return found
@@ -680,16 +689,16 @@ class WordEngine:
             return self._encode_by_parts(words)
         held = self._cutting.find_delicate(words)
         if isinstance(self._learner, ModelLearner):
-            tokens, limits = self._learner.learn(words)
+            tokens, limits, sizes = self._learner.learn(words)
             held |= limits == -np.inf
-            return tokens.ids, tokens.offsets[:-1], tokens.lengths, held, limits
+            return tokens.ids, tokens.offsets[:-1], tokens.lengths, held, limits, sizes
         tokens, left = self._learner.learn(words)
         ids, starts, lengths = tokens.ids, tokens.offsets[:-1], tokens.lengths
         if len(left):
             other = self._encode_by_parts([words[place] for place in left.tolist()])
             starts[left], lengths[left] = len(ids) + other[1], other[2]
             ids, held[left] = np.append(ids, other[0]), other[3]
-        return ids, starts, lengths, held, _unlimited(words)
+        return ids, starts, lengths, held, *_unlimited(words)
 
     def _encode_by_parts(self, words: list[bytes]) -> Learned:
         """Encode words by their parts."""
@@ -710,7 +719,7 @@ class WordEngine:
         ids, ends = self._parts.ids_of(places)
         offsets = np.append(0, ends)[firsts]
         held |= np.logical_or.reduceat(self._parts.is_delicate[places], firsts[:-1])
-        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held, _unlimited(words)
+        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held, *_unlimited(words)
 
     def _encode_parts(self, parts: list[bytes]) -> Learned:
         """Have the reference encode parts of words, each as a text of its own."""
@@ -730,21 +739,22 @@ class WordEngine:
                     texts[place], held[place], before[place] = b"", True, -1
         skipped = self._ids_before[before]
         starts, lengths = tokens.offsets[:-1] + skipped, tokens.lengths - skipped
-        return tokens.ids, starts, lengths, held, _unlimited(parts)
+        return tokens.ids, starts, lengths, held, *_unlimited(parts)
 
 
-def _unlimited(words: Sequence[bytes]) -> NDArray[np.float32]:
-    return np.full(len(words), np.inf, np.float32)
+def _unlimited(words: Sequence[bytes]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return np.full(len(words), np.inf, np.float32), np.zeros(len(words), np.float32)
 
 
 # The ids of some words or parts, where those of each begin, how many they are, which may be encoded
-# by the reference alone, with the document that holds them, and up to which sum of scores before it
-# a word has these ids.
+# by the reference alone, with the document that holds them, up to which sum of scores before it a
+# word has these ids, and how much it adds to that at most.
 Learned = tuple[
     "NDArray[np.uint32]",
     "NDArray[np.int64]",
     "NDArray[np.int64]",
     "NDArray[np.bool_]",
+    "NDArray[np.float32]",
     "NDArray[np.float32]",
 ]
 
@@ -764,6 +774,7 @@ class Cache:
         self._counts = np.empty(0, np.int64)
         self.is_delicate = np.empty(0, bool)
         self.limits = np.empty(0, np.float32)
+        self.sizes = np.empty(0, np.float32)
         self._common: pyarrow.Array | None = None
         self._common_places = np.empty(0, np.int64)
         self._seen = self._sorted_at = 0
@@ -775,12 +786,15 @@ class Cache:
 
     def ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """The ids of words back to back, and where those of each end."""
-        lengths = self.lengths[places]
+        lengths = self.lengths.take(places)
         ends = np.cumsum(lengths)
-        # Where each id is in the cache: its word's first one, and as many further on.
-        sources = np.repeat(self._starts[places] - ends + lengths, lengths)
-        sources += np.arange(len(sources))
-        return self._ids[sources], ends
+        # Where each id is in the cache: behind the one before, but for the first one of a word.
+        some = lengths.nonzero()[0]
+        starts, sizes = self._starts.take(places[some]), lengths.take(some)
+        steps = np.ones(sizes.sum(), np.int64)
+        steps[:1] = starts[:1]
+        steps[ends.take(some[:-1])] = starts[1:] - starts[:-1] - sizes[:-1] + 1
+        return self._ids.take(np.cumsum(steps, out=steps)), ends
 
     def look_up(self, data: NDArray[np.uint8], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The place of each word in the cache; those that are new get one."""
@@ -818,7 +832,7 @@ class Cache:
 
     def _add(self, words: list[bytes]) -> NDArray[np.int64]:
         """Learn words; their places."""
-        ids, starts, lengths, held, limits = self._learn(words)
+        ids, starts, lengths, held, limits, sizes = self._learn(words)
         first = len(self._starts)
         self._starts = np.append(self._starts, len(self._ids) + starts)
         self.lengths = np.append(self.lengths, lengths)
@@ -826,6 +840,7 @@ class Cache:
         self._counts = np.append(self._counts, np.zeros(len(words), np.int64))
         self.is_delicate = np.append(self.is_delicate, held)
         self.limits = np.append(self.limits, limits)
+        self.sizes = np.append(self.sizes, sizes)
         places = range(first, first + len(words))
         self._known.update(zip(words, places, strict=True))
         return np.array(places)
@@ -839,6 +854,7 @@ class Cache:
         self.lengths, self._counts = self.lengths[kept], self._counts[kept]
         self._starts = np.cumsum(self.lengths) - self.lengths
         self.is_delicate, self.limits = self.is_delicate[kept], self.limits[kept]
+        self.sizes = self.sizes[kept]
         self._set_common(np.arange(number))
 
     def _most_common(self, number: int) -> NDArray[np.int64]:
