@@ -171,7 +171,8 @@ class Engine(Protocol):
 
     One that keeps caches has `recycle()` too, which gives their memory back to the system. One that
     costs much for each call has `few_bytes`: for so much text its `encode_one(text)`, or the
-    reference's where it has none, is faster than its `encode`.
+    reference's where it has none, is faster than its `encode`. One has `plain(text)`, a list of ids
+    by the reference itself, for texts of fewer than `plain_characters`.
     """
 
     name: str

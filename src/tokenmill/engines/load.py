@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module, metadata
-from itertools import accumulate
+from itertools import accumulate, chain
 from json.encoder import encode_basestring_ascii
 from operator import itemgetter
 from pathlib import Path
@@ -916,6 +916,9 @@ class Tokenizer:
         # What the reference itself encodes needs no check.
         self._is_checked = own is not self._checked.reference and hasattr(own, "encode_one")
         self._encode_one: Any = getattr(own if self._is_checked else plain, "encode_one", None)
+        # A list of ids by the reference itself, for texts with fewer characters than that.
+        self._plain: Any = getattr(own, "plain", None)
+        self._plain_characters: int = own.plain_characters if self._plain else 0
         coverages = {each.engine: each for each in self._checked.info.coverages}
         self._ascii_is_safe = own.name in coverages and not coverages[own.name].contested
 
@@ -954,7 +957,14 @@ class Tokenizer:
     def encode(self, text: str) -> NDArray[np.uint32]:
         """Ids of one text."""
         started = time.perf_counter()
-        ids = self._encode([text])[0]
+        ids = None
+        try:
+            if len(text) < self._plain_characters:
+                ids = np.array(self._plain(text), np.uint32)
+        except BaseException as error:
+            failure_of(error)
+        if ids is None:
+            ids = self._encode([text])[0]
         self._last = 1, time.perf_counter() - started
         return ids
 
@@ -965,7 +975,12 @@ class Tokenizer:
     def _encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]] | TokenBatch:
         few = None
         try:
-            if sum(map(len, texts)) <= self._few_bytes and self._may_be_alone(texts):
+            is_few = sum(map(len, texts)) <= self._few_bytes
+            if is_few and max(map(len, texts), default=0) < self._plain_characters:
+                lists = list(map(self._plain, texts))
+                ids = np.array(list(chain.from_iterable(lists)), np.uint32)
+                return TokenBatch(ids, np.array([0, *accumulate(map(len, lists))], np.int64))
+            if is_few and self._may_be_alone(texts):
                 few = list(map(self._encode_one, texts))
                 if not self._is_checked or self._sample.passes(texts):
                     return few

@@ -527,12 +527,12 @@ _SHORT = 512
 
 def _short_form(processor: Any) -> Callable[[str], list[int]]:
     """Ids of one text, past the wrapper where the package is built as is known here."""
-    options = (False, -1, 0.1, False, False, False)  # no sampling, no bos or eos, not reversed
     text = "a text, and <unk>"
     try:
         direct = processor._processor._EncodeAsIds
-        if direct(text, *options) == processor.encode(text):
-            return lambda text: direct(text, *options)
+        # No sampling, no bos or eos, not reversed.
+        if direct(text, False, -1, 0.1, False, False, False) == processor.encode(text):
+            return lambda text: direct(text, False, -1, 0.1, False, False, False)
     except (AttributeError, TypeError):
         pass
     return processor.encode  # type: ignore[no-any-return]
@@ -547,6 +547,7 @@ class SentencePieceEngine:
 
     name = "sentencepiece"
     few_bytes = 1 << 15
+    plain_characters = _SHORT
 
     def __init__(self, path: Path, *, special_tokens: SpecialTokens, threads: int = 1) -> None:
         if special_tokens is SpecialTokens.PARSE:
@@ -567,14 +568,16 @@ class SentencePieceEngine:
                 f"the sentencepiece package {self.version} cannot load {str(path)!r}: {error}",
                 hint="copy the file again from where it came from",
             ) from error
-        self._short = _short_form(self._processor)
+        self.plain = _short_form(self._processor)
         # Releases before 0.2.2 have lists alone, which take longer for a long text, and no offsets.
         self._long = getattr(self._processor, "encode_as_numpy", self._processor.encode)
         self._has_offsets = hasattr(self._processor, "encode_as_offset_mapping")
 
     def encode_one(self, text: str) -> NDArray[np.uint32]:
         """Ids of one text, by the package's plain call; its own errors."""
-        return np.array((self._short if len(text) < _SHORT else self._long)(text), np.uint32)
+        return np.array(
+            (self.plain if len(text) < self.plain_characters else self._long)(text), np.uint32
+        )
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         encode = self._one_by_one

@@ -567,6 +567,7 @@ class WordEngine:
         self._is_space = np.zeros(256, bool)
         self._is_space[list(cutting.spaces)] = True
         self._encode_few: Any = getattr(reference, "encode_one", None)
+        self.plain: Any = getattr(reference, "plain", None)
         self.decode = reference.decode
         self.token_bytes = reference.token_bytes
         # A part is encoded after a character that it may be cut from; how many ids that one has.
@@ -577,6 +578,11 @@ class WordEngine:
             tokens = reference.encode(TextBatch.from_texts([chr(byte) for byte in needed]))
             self._ids_before[needed] = tokens.lengths
         self._forget()
+
+    @property
+    def plain_characters(self) -> int:
+        """Texts with fewer are the reference's own."""
+        return FEW_CHARACTERS
 
     def recycle(self) -> bool:
         """Forget all words, and give their memory back."""
