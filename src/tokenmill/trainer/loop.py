@@ -478,12 +478,17 @@ def step_seconds(setup: Setup) -> float | None:
     """About how long a step will take; None where that is not known."""
     rate = (peak_flops(setup.device, setup.dtype) or 0) * USUAL_SHARE
     if setup.device.type == "cpu":
-        # What it multiplies in a tenth of a second, of which a model gets about half.
-        matrix, begun, made = torch.ones(512, 512), time.perf_counter(), 0
-        while time.perf_counter() - begun < 0.1:
+        # What one thread multiplies in a second of its own, whatever else the machine does; of all
+        # of them together a model gets about half.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        matrix, taken = torch.ones(512, 512), list[float]()
+        while len(taken) < 3 or sum(taken) < 0.1:
+            begun = time.thread_time()
             torch.mm(matrix, matrix)
-            made += 2 * 512**3
-        rate = USUAL_SHARE * made / (time.perf_counter() - begun)
+            taken.append(time.thread_time() - begun)
+        torch.set_num_threads(threads)
+        rate = USUAL_SHARE * threads * 2 * 512**3 / min(taken)
     flops = setup.config.flops_per_token(setup.seq_len, setup.vocab_size)
     tokens = setup.batch_tokens // setup.ranks.world_size
     return tokens * flops / rate if rate else None

@@ -195,7 +195,8 @@ class TrainOptions:
     """Largest norm of a step's gradient."""
     shuffle: bool | str = True
     eval_rows: int | None = None
-    """Rows of the split val that are looked at, the same every time: 256, or what 8 steps have."""
+    """Rows of the split val that are looked at, the same every time: 256, on a CPU what 8 steps
+    have."""
     on_progress: Callable[[TrainProgress], None] | None = None
 
     def __post_init__(self) -> None:

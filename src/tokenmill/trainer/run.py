@@ -473,7 +473,7 @@ def set_random_states(states: object, device: torch.device, *, rank: int = 0) ->
 PARTS_OF_A_RUN = 10  # checkpoints, and evaluations, of a run that does not say how often
 LEAST_STEPS = 100  # but not more often than every so many steps
 MOST_EVAL_ROWS = 256
-STEPS_OF_EVALUATION = 8  # of the model's usual size: a tiny one is evaluated in seconds too
+STEPS_OF_EVALUATION = 8
 LONG_STEP = 60.0  # seconds, about which one is told before
 FREEZE_AFTER = 3  # steps until all that lives as long as the run has been made
 NO_SPLIT = (
@@ -562,7 +562,7 @@ class TrainingRun:
         seconds = loop.step_seconds(setup)
         if seconds is not None and seconds > LONG_STEP:
             self.notes.append(
-                f"a step will take about {words.duration(seconds)} on {setup.device};"
+                f"a step will take about {words.spoken(seconds)} on {setup.device};"
                 " --batch-tokens and --model make it shorter"
             )
         self.feeder: TextFeeder | DeviceFeeder
@@ -812,8 +812,9 @@ class TrainingRun:
         self._tell(self._seen)
 
     def _eval_rows(self) -> int:
-        # By the model and its rows, which a resume does not change.
-        few = STEPS_OF_EVALUATION * self.setup.config.batch_tokens // self.setup.seq_len
+        few = MOST_EVAL_ROWS
+        if self.setup.device.type == "cpu":  # where all of them may take longer than the run
+            few = STEPS_OF_EVALUATION * self.setup.batch_tokens // self.setup.seq_len
         return self.options.eval_rows or max(1, min(MOST_EVAL_ROWS, few))
 
     @torch.no_grad()
