@@ -27,7 +27,7 @@ from tokenmill.where import parse
 from tokenmill.words import listed, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tokenmill.builder.progress import Progress
     from tokenmill.files import PathInput
@@ -164,7 +164,7 @@ def globs_of(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if given is None else (given,) if isinstance(given, str) else tuple(given)
 
 
-def as_list(inputs: PathInput | Sequence[PathInput]) -> list[PathInput]:
+def as_list(inputs: PathInput | Iterable[PathInput]) -> list[PathInput]:
     """Inputs as a list, where one alone may be given too."""
     return [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
 
@@ -398,7 +398,9 @@ class BuildOptions(RowShape):
 
     PANELS = (NEEDED, TEXT, SHAPE, TOKENS, SPEED, MACHINES, RERUN)
 
-    inputs: PathInput | Sequence[PathInput] = field(kw_only=False)
+    # Files; or, from Python, rows: a table, a dataset, an iterable of dicts or texts, or names of
+    # these.
+    inputs: PathInput | Iterable[Any] | Mapping[str, Any] = field(kw_only=False)
     tokenizer: PathInput = option(MISSING, NEEDED, "PATH|ID", short="-t")
     """A tokenizer.json or a folder with one, a SentencePiece .model, a tiktoken rank file, a
     Hugging Face hub id, or the word bytes (256 ids, needs no file)."""

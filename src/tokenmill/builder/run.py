@@ -37,6 +37,7 @@ from tokenmill.errors import (
     BuildError,
     SourceError,
     StoreError,
+    TokenmillError,
     TooManyRejectsError,
     UsageError,
 )
@@ -63,6 +64,7 @@ from tokenmill.sources.base import (
     text_size,
 )
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
+from tokenmill.sources.objects import rows_in
 from tokenmill.store import facts
 from tokenmill.store import layout as layouts
 from tokenmill.store.facts import Manifest, PartRecord, UnknownFacts
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
 
     from tokenmill.engines.load import TokenizerFiles
     from tokenmill.runners.ray import RayCluster, RayRunner
+    from tokenmill.sources.objects import Rows
     from tokenmill.store.layout import Json, StoreLayout
     from tokenmill.where import Condition
 
@@ -135,6 +138,8 @@ class BuildRun:
     finishes: int | None = None
     # Largest document, where it does not follow from this machine's budget but was said.
     document_bytes: int | None = None
+    # What is built instead of files: objects with rows.
+    rows: Rows | None = None
     on_unit: Callable[[UnitReport], None] | None = None
     started: float = field(default_factory=time.monotonic)
     _cluster: RayCluster | None = None
@@ -142,7 +147,7 @@ class BuildRun:
 
     def run(self) -> BuildResult:
         """Carry out what was asked for."""
-        discovery = self.discover()
+        discovery = self.discover() if self.rows is None else None
         layouts.refuse_other_folder(self.layout.root)
         if self.options.runner == "ray":
             self.cluster()  # reached before anything is written
@@ -151,10 +156,15 @@ class BuildRun:
             budget = budget or planning.default_budget()
             state = Monitor(budget=budget, on_progress=told, phase="planning", started=self.started)
             state.tell()
-            work = self.prepare(discovery, starts=True)
-            self.refuse(work)
-            finished = self._finished(work)
-            return self._work(work, lock.token) if finished is None else finished
+            try:
+                # Rows are written into the store's folder, which is to be this build's own.
+                work = self.prepare(discovery or self.discover(), starts=True)
+                self.refuse(work)
+                finished = self._finished(work)
+                return self._work(work, lock.token) if finished is None else finished
+            finally:
+                if self.part is None:
+                    shutil.rmtree(self.layout.rows, ignore_errors=True)
 
     def prepare(self, discovery: Discovery, *, starts: bool = False) -> Work:
         """What is to be done; nothing is written yet. What will work may start meanwhile."""
@@ -189,12 +199,16 @@ class BuildRun:
 
     def discover(self) -> Discovery:
         """The input files, all of a kind that the rows can come from."""
-        discovery = discover(
-            self.inputs,
-            self.source_options(self.options.identity()),
-            include=globs_of(self.options.include),
-            exclude=globs_of(self.options.exclude),
-        )
+        options = self.source_options(self.options.identity())
+        if self.rows is not None:
+            discovery = self.rows.write(self.layout.rows, options, limit=self.options.limit)
+        else:
+            discovery = discover(
+                self.inputs,
+                options,
+                include=globs_of(self.options.include),
+                exclude=globs_of(self.options.exclude),
+            )
         if self.options.shape is not None:
             from tokenmill.supervised.shaper import refuse_plain_text
 
@@ -651,6 +665,11 @@ def _differences(asked: Mapping[str, Json], before: Mapping[str, Json]) -> list[
 def build(options: BuildOptions) -> BuildResult:
     """Turn text into a store of tokens, or update an existing one.
 
+    `inputs` are files, or rows that the program has: a `datasets.Dataset`, a table of pandas,
+    polars or pyarrow, an iterable of dicts or texts, or a mapping of names (of splits) to these.
+    Rows are written into a file in the store's folder first, which goes at the end; the same rows
+    given again resume.
+
     `eos` and `bos` take a token, True for the tokenizer's own, or False for none. `prune` drops
     what files no longer among the inputs left in the store; `rebuild` drops what was built with
     another tokenizer or configuration. Without them such a store is refused. `verify_sources` reads
@@ -668,13 +687,21 @@ def build(options: BuildOptions) -> BuildResult:
     is_plain = options.monitor is None and options.profile is None
     try:
         return run.run() if is_plain else progress.run_recorded(run)
+    except TokenmillError as error:
+        if run.rows is not None and run.rows.are_used_up:
+            again = "the rows came from an iterator, which is used up: make it anew to go on"
+            error.hint = f"{error.hint}; {again}" if error.hint else again
+        raise
     finally:
         run.close()
 
 
 def make_run(options: BuildOptions) -> BuildRun:
     """A run that can be carried out or estimated."""
-    inputs = [corpus_files(each) for each in as_list(options.inputs)]
+    rows = rows_in(options.inputs)
+    if rows is not None:
+        _refuse_rows(options)
+    inputs = [] if rows is not None else [corpus_files(each) for each in as_list(options.inputs)]
     part = planning.parse_part(options.part) if options.part else None
     layout = layouts.open_layout(options.out)
     if part and options.prune:
@@ -685,7 +712,23 @@ def make_run(options: BuildOptions) -> BuildRun:
     if part:
         corner = f"part-{part.number}-of-{part.of}-{secrets.token_hex(4)}"
         layout = dataclasses.replace(layout, corner=corner)
-    return BuildRun(inputs=inputs, layout=layout, options=options, part=part)
+    return BuildRun(inputs=inputs, layout=layout, options=options, part=part, rows=rows)
+
+
+def _refuse_rows(options: BuildOptions) -> None:
+    """UsageError for what takes files, where rows of this program are given."""
+    others = {
+        "part": options.part,
+        "runner='ray'": options.runner == "ray",
+        "include": options.include,
+        "exclude": options.exclude,
+        "plan": isinstance(options, PlanOptions),
+    }
+    if named := [name for name, is_given in others.items() if is_given]:
+        raise UsageError(
+            f"{named[0]} is for files, and the input is rows that this program has",
+            hint="write them into files first, such as: dataset.to_parquet('rows.parquet')",
+        )
 
 
 # -------------------------------------------------------------------------------------------------

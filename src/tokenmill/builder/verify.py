@@ -26,6 +26,7 @@ from tokenmill.options import RowShape, VerifyOptions, with_options
 from tokenmill.records import RejectReason, TextBatch, TokenBatch
 from tokenmill.sources.base import Unit, open_source
 from tokenmill.sources.discovery import source_file
+from tokenmill.sources.objects import OF_PYTHON
 from tokenmill.store.check import Finding, check_store
 from tokenmill.store.reader import Store
 from tokenmill.supervised.chat import with_template
@@ -203,6 +204,8 @@ def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[
 
 def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, bytes]:
     """Text of the documents, read from their source."""
+    if receipt.unit.path.startswith(OF_PYTHON):
+        raise SourceError("was rows of a Python program, which no file holds")
     file = source_file(receipt.unit.path, members=receipt.unit.members)
     if (file.size, file.version) != (receipt.source.size, receipt.source.version):
         raise SourceError(f"{file.title}: not what was built from, but changed since")

@@ -134,6 +134,8 @@ class SourceFile:
     address: str | None = field(default=None, compare=False, repr=False)
     # The split of all its rows, where its name tells: another of them than those drawn by text.
     split: str | None = None
+    # What the system says of the file, where its version follows from its content instead.
+    as_found: str | None = field(default=None, compare=False, repr=False)
     # When anything about it was last changed, in ns; never written into a store.
     changed: int = field(default=0, compare=False, repr=False)
 
@@ -364,10 +366,11 @@ def plan_units(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
 def check_unchanged(file: SourceFile) -> None:
     """Raise if the file is not the one that was planned with."""
     found = files.stat(file.location, fresh=True)
-    if (found.size, found.version) != (file.size, file.version):
+    version = file.as_found or file.version
+    if (found.size, found.version) != (file.size, version):
         raise SourceError(
             f"{file.path!r} changed while it was in use: {file.size:,} bytes (version "
-            f"{file.version}) when the build was planned, now {found.size:,} ({found.version}); "
+            f"{version}) when the build was planned, now {found.size:,} ({found.version}); "
             "its rows would be a mixture of both",
             hint="wait until nothing writes to it, then run the same command again",
         )

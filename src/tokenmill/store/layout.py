@@ -136,6 +136,11 @@ class StoreLayout:
         return self.root / "tmp" / self.corner
 
     @property
+    def rows(self) -> Path:
+        """Where rows of a Python program are while they are built; gone when the build ends."""
+        return self.root / ".rows"
+
+    @property
     def locks(self) -> tuple[Path, ...]:
         """Files that are locked, not read: no part of what a store holds."""
         return self.lock, self.worker_lock, self.turn_lock
