@@ -404,6 +404,51 @@ def test_what_is_no_model_of_transformers_is_refused(store: Store) -> None:
 
 # Several ranks.
 
+
+def test_accelerate_is_refused_what_it_would_read_on_one_rank_for_all(store: Store) -> None:
+    from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
+
+    for world_size in (1, 2):
+        loader = Loader(store, seq_len=SEQ_LEN, batch_size=1, world_size=world_size, epochs=1)
+        plain = DataLoader(BatchDataset(loader), batch_size=None)
+        assert len(list(plain)) == len(loader)
+        shard = IterableDatasetShard(BatchDataset(loader), batch_size=1, num_processes=2)
+        for dealt in (shard, DataLoaderDispatcher(BatchDataset(loader), batch_size=None)):
+            if world_size == 1:
+                assert next(iter(dealt))["labels"].shape == (1, SEQ_LEN)
+                continue
+            with pytest.raises(UsageError, match="rows of other ranks would never be read"):
+                next(iter(dealt))
+
+
+def test_the_callback_says_what_it_cannot_be_used_with(store: Store, tmp_path: Path) -> None:
+    model = make_model()
+    rows = TrainerDataset(store, seq_len=SEQ_LEN, model=model)
+    same = TokenDataset(store, seq_len=SEQ_LEN, labels="same")
+    trainer = make_trainer(model, tmp_path, same, Callbacks=[rows.callback], max_steps=1)
+    with pytest.raises(UsageError, match="the Trainer trains on something else: TokenDataset"):
+        trainer.train()
+    deals = {"dispatch_batches": True}
+    trainer = make_trainer(model, tmp_path, rows, max_steps=1, accelerator_config=deals)
+    with pytest.raises(UsageError, match="dispatch_batches=True has rank 0 read"):
+        trainer.train()
+
+
+@pytest.mark.slow
+def test_workers_read_the_same_rows(store: Store, tmp_path: Path) -> None:
+    def train(**options: Any) -> list[float]:
+        model = make_model()
+        rows = TrainerDataset(store, seq_len=SEQ_LEN, model=model)
+        # An epoch ends within these steps.
+        options |= {"per_device_train_batch_size": 16, "max_steps": 30}
+        trainer = make_trainer(model, tmp_path, rows, **options)
+        trainer.train()
+        return losses(trainer)
+
+    workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
+    assert train(**workers) == train()
+
+
 RANK = """
 import json, sys
 import torch

@@ -327,6 +327,12 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # it has no types her
                 f" else: {type(train_dataloader.dataset).__name__}",
                 hint="give it Trainer(train_dataset=rows, ..., callbacks=[rows.callback])",
             )
+        if type(train_dataloader).__name__ == "DataLoaderDispatcher":
+            raise UsageError(
+                "dispatch_batches=True has rank 0 read the rows of all ranks and send them on, and"
+                " each can read its own",
+                hint="leave it out of the Trainer's accelerator_config",
+            )
         # As accelerate counts them: of all ranks.
         self._rows = getattr(train_dataloader, "total_batch_size", samplers[-1].batch_size)
         self._batches = len(train_dataloader)
