@@ -25,7 +25,7 @@ from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+dealing = pytest.importorskip("accelerate.data_loader")
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
@@ -406,14 +406,12 @@ def test_what_is_no_model_of_transformers_is_refused(store: Store) -> None:
 
 
 def test_accelerate_is_refused_what_it_would_read_on_one_rank_for_all(store: Store) -> None:
-    from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
-
     for world_size in (1, 2):
         loader = Loader(store, seq_len=SEQ_LEN, batch_size=1, world_size=world_size, epochs=1)
         plain = DataLoader(BatchDataset(loader), batch_size=None)
         assert len(list(plain)) == len(loader)
-        shard = IterableDatasetShard(BatchDataset(loader), batch_size=1, num_processes=2)
-        for dealt in (shard, DataLoaderDispatcher(BatchDataset(loader), batch_size=None)):
+        shard = dealing.IterableDatasetShard(BatchDataset(loader), batch_size=1, num_processes=2)
+        for dealt in (shard, dealing.DataLoaderDispatcher(BatchDataset(loader), batch_size=None)):
             if world_size == 1:
                 assert next(iter(dealt))["labels"].shape == (1, SEQ_LEN)
                 continue

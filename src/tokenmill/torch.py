@@ -264,9 +264,9 @@ def _model_in_sight(frame: FrameType) -> torch.nn.Module | None:
         seen += [child for name, child in each.named_children() if name in names]
     for each in seen:
         # As torch's own wrappers call what they wrap, and PEFT's.
-        wrapped = getattr(each, "module", getattr(each, "_orig_mod", each))
-        if isinstance(wrapped, torch.nn.Module) and hasattr(wrapped, "get_base_model"):
-            wrapped = wrapped.get_base_model()
+        wrapped: Any = getattr(each, "module", getattr(each, "_orig_mod", each))
+        get_base_model: Any = getattr(type(wrapped), "get_base_model", lambda model: model)
+        wrapped = get_base_model(wrapped)
         if known is not None and isinstance(wrapped, known.PreTrainedModel):
             found: torch.nn.Module = wrapped
             return found

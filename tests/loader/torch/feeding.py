@@ -27,6 +27,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {"packing": "concat", "boundaries": "mask"},
     {"packing": "best-fit", "boundaries": "mask", "pad_id": 256},
     {"packing": "pad", "pad_id": 256},
+    {"packing": "concat", "labels": "same"},
+    {"packing": "best-fit", "boundaries": "mask", "labels": "same"},
 ]
 
 

@@ -38,6 +38,8 @@ def test_tensors_hold_what_the_batch_holds(tmp_path: Path, layout: dict[str, Any
         assert tensors.attention_pairs == batch.attention_pairs
         plain = to_tensors(batch)  # for which no document is looked up
         assert (plain.max_seqlen, plain.num_documents, plain.attention_pairs) == (8, None, None)
+        assert torch.equal(plain.labels, tensors.labels)
+        assert plain.labels_are == batch.labels_are
         ignored.append(int((tensors.labels == -100).sum()))
     assert max(ignored) > 0
     assert min(ignored) == 0 or layout != LAYOUTS[0]
