@@ -133,3 +133,27 @@ def test_an_imported_store_says_where_it_is_from_and_no_more(tmp_path: Path) -> 
     assert re.search(r"engine +imported from megatron by tokenmill [\d.]+, 1 unit\n", shown)
     assert re.search(r"specials +what became of special-token strings .* is not known\n", shown)
     assert "bytes of text per token" not in shown
+
+
+def test_what_was_left_out_and_what_names_told_are_shown(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cli = Cli(tmp_path_factory.mktemp("chosen"))
+    for split in ("train", "dev"):
+        rows = ('{"text": "a", "n": 1}', '{"text": "b", "n": 2}', '{"text": "c"}')
+        (cli.folder / f"{split}.jsonl").write_text("\n".join(rows))
+    (cli.folder / "README.md").write_text("# x")
+    built = cli("build", ".", "-t", "bytes", "-o", "store", "--where", "n<2", "--quiet").out
+    assert "2 of 6 rows (4 left out by --where, 2 of them for lack of a value)" in built
+    assert "not read    README.md: text beside data files; to have it read, name it" in built
+    assert "end token   <|endoftext|> (256) after every document" in built
+    shown = cli("inspect", "store").out
+    for fact in (
+        r"where +n < 2\n",
+        r"splits +train: 1 document, 2 tokens, 1 shard\n +val: 1 document, .*\n +by the names of",
+    ):
+        assert re.search(fact, shown), fact
+    only = ["dev.jsonl", "-t", "bytes", "-o", "other", "--split-by-name", "--quiet"]
+    assert "val: 3 documents" in cli("build", *only).out
+    both = cli("build", *only, "--no-split-by-name", code=2).err
+    assert "--split-by-name and --no-split-by-name exclude each other" in both

@@ -160,7 +160,8 @@ def _read(values: dict[str, Any], name: str, off: str | None) -> object:
     if off and values.pop(f"no_{name}"):
         if value is not None:
             hint = "leave one of them out"
-            raise UsageError(f"--{name} {value} and {off} exclude each other", hint=hint)
+            given = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+            raise UsageError(f"{given} and {off} exclude each other", hint=hint)
         return False
     if name in _ESCAPED:
         return unescape(value, f"--{name}")

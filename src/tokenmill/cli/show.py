@@ -376,6 +376,7 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     yield "documents", f"{count(totals.documents)}{left_out(totals)}"
     yield "tokens", tokens_text(inspection)
     yield "rows", shape_text(config)
+    yield "where", visible(str(config.get("where") or ""))
     if mask is not None:
         counting = f"{count(mask.counted)} of {count(mask.tokens)} tokens{_of_split(inspection)}"
         text = f"{counting} count for the loss ({share(mask.counted, mask.tokens)})"
@@ -389,7 +390,8 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
         )
         part = share(fim.reordered, fim.documents)
         yield "fim", f"{held} ({part}) reordered, with tokens of {fim.style}'s style"
-    yield "splits", splits_text(inspection.splits)
+    by_name = "\nby the names of files and folders" if config.get("split_by_name") else ""
+    yield "splits", splits_text(inspection.splits) + by_name
     if reasons := [f"{count(rows)} {reason}" for reason, rows in inspection.rejects.items()]:
         where = visible(shlex.quote(f"{inspection.store}/rejects"))
         listed = f"all but {count(totals.unlisted, 'row')}" if totals.unlisted else "every row"
