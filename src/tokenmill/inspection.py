@@ -4,23 +4,30 @@
 
 Joins the store with the tokenizer that it carries. Lengths are exact, from every index. Token
 counts read at most `COUNTED_TOKENS` ids, spread evenly over the store: `tokens_counted` tells how
-many.
+many. What cannot be had back from ids is seen on a few documents, those with which units begin: to
+read others, all before them would have to be read.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.builder.verify import source_texts
+from tokenmill.errors import SourceError, UsageError
+from tokenmill.files import is_remote
 from tokenmill.options import InspectOptions, RowShape, with_options
+from tokenmill.sources.discovery import source_file
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -102,6 +109,26 @@ class FimTotals:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LossExample:
+    """The first place where a document is not what its source says."""
+
+    path: str
+    row: int
+    source: str  # what is there, and a little around it
+    decoded: str  # what its ids say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovery:
+    """What came of documents that were decoded and compared with their source."""
+
+    documents: int
+    same: int
+    lost: Mapping[str, int]  # what was lost, such as line breaks -> in how many documents
+    example: LossExample | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentView:
     """One document, its tokens and where it came from."""
 
@@ -123,7 +150,9 @@ class Inspection:
 
     `split` is the one looked at; None means all of them. `totals` is always the whole store.
     `rejects` counts rows by reason. `lengths` is None where there is no document, `mask` where the
-    store has no masks. `ids_seen` are the different ids among the `tokens_counted`.
+    store has no masks, `recovery` where no text could be compared: sources that are gone, changed
+    or in a bucket, rows of several fields, and reordered ones. `ids_seen` are the different ids
+    among the `tokens_counted`.
     """
 
     store: str
@@ -150,6 +179,7 @@ class Inspection:
     mask: MaskTotals | None = None
     fim: FimTotals | None = None
     document: DocumentView | None = None
+    recovery: Recovery | None = None
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -194,7 +224,139 @@ def inspect(asked: InspectOptions) -> Inspection:
         mask=mask,
         fim=_fim_totals(store),
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
+        recovery=None if doc is not None else compare_texts(store, most=asked.sample),
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# What normalization takes away.
+
+_COMPARED_UNITS = 8
+_COMPARED_TOKENS = 1 << 16  # of one document: longer ones are left out
+_AROUND = 24  # characters before and after a difference that are shown
+_SPACES = re.compile(r"[^\S\n\r]{2,}")
+
+
+def compare_texts(store: Store, *, most: int) -> Recovery | None:
+    """Decode documents with which units begin, and compare them with the text in their source.
+
+    None where there is none to compare.
+    """
+    # As they stand there: what a manifest says may be new.
+    config = store.manifest.identity.config
+    has_fields = config.get("format", "text") != "text" or config.get("template") is not None
+    if most < 1 or has_fields or config.get("import") is not None or config.get("fim"):
+        return None
+    shards = [shard for shard in store.shards if shard.documents]
+    step = max(1, len(shards) // _COMPARED_UNITS)
+    result, lost = _Compared(), Counter[str]()
+    for shard in shards[::step][:_COMPARED_UNITS]:
+        few = min(shard.documents, -(-most // _COMPARED_UNITS) if len(shards) > 1 else most)
+        documents = range(shard.first_document, shard.first_document + few)
+        for number, text in _texts_of(store, shard.unit, documents).items():
+            _compare(store, number, text.decode(), result, lost)
+    if not result.documents:
+        return None
+    return Recovery(
+        documents=result.documents,
+        same=result.same,
+        lost=dict(lost.most_common()),
+        example=result.example,
+    )
+
+
+@dataclass(slots=True)
+class _Compared:
+    documents: int = 0
+    same: int = 0
+    example: LossExample | None = None
+
+
+def _texts_of(store: Store, unit: str, documents: range) -> dict[int, bytes]:
+    """Text of documents that are one row each, and not cut off; none where it cannot be had."""
+    receipt, config = store.receipt(unit), store.manifest.identity.config
+    limit = config.get("max_length") if config.get("too_long") == "truncate" else None
+    most = min(limit - 1, _COMPARED_TOKENS) if isinstance(limit, int) else _COMPARED_TOKENS
+    chosen = [
+        number
+        for number in documents
+        if len(store[number]) <= most and store.source(number).pieces == 1
+    ]
+    try:
+        paths = receipt.unit.members or (receipt.unit.path,)
+        if any(map(is_remote, paths)) or not chosen:
+            return {}
+        file = source_file(receipt.unit.path, members=receipt.unit.members)
+        # What comes before would have to be decompressed.
+        if file.compression is not None and receipt.unit.index:
+            return {}
+        return source_texts(store, receipt, chosen)
+    except (SourceError, UsageError):
+        return {}
+
+
+def _compare(store: Store, number: int, text: str, result: _Compared, lost: Counter[str]) -> None:
+    identity, ids = store.manifest.identity, store[number]
+    if identity.eos_id is not None and len(ids) and ids[-1] == identity.eos_id:
+        ids = ids[:-1]
+    if identity.bos_id is not None and len(ids) and ids[0] == identity.bos_id:
+        ids = ids[1:]
+    unknown = store.manifest.unknown
+    has_unknown = unknown is not None and unknown.id is not None and unknown.id in ids
+    decoded = store.reference.decode(ids)
+    result.documents += 1
+    if decoded == text:
+        result.same += 1
+        return
+    lost.update(losses(text, decoded, has_unknown=bool(has_unknown)))
+    if result.example is None:
+        pairs = enumerate(zip(text, decoded, strict=False))
+        shorter = min(len(text), len(decoded))
+        at = next((place for place, (one, other) in pairs if one != other), shorter)
+        origin, here = store.source(number), slice(max(0, at - _AROUND), at + _AROUND)
+        result.example = LossExample(
+            path=origin.path, row=origin.row, source=text[here], decoded=decoded[here]
+        )
+
+
+def losses(text: str, decoded: str, *, has_unknown: bool = False) -> list[str]:
+    """What of a text is not in what its ids say."""
+    counts: dict[str, Callable[[str], int]] = {
+        "line breaks": lambda given: given.count("\n") + given.count("\r"),
+        "runs of spaces": lambda given: len(_SPACES.findall(given)),
+        "space at the ends": lambda given: len(given) - len(given.strip()),
+        "capital letters": lambda given: sum(map(str.isupper, given)),
+    }
+    if not has_unknown:  # else they may be what is unknown
+        counts["accents"] = lambda given: sum(
+            unicodedata.combining(each) > 0 for each in unicodedata.normalize("NFD", given)
+        )
+        counts["wide and other forms of characters"] = lambda given: sum(map(_is_form, given))
+    found = ["unknown characters"] if has_unknown else []
+    found += [name for name, count in counts.items() if count(text) > count(decoded)]
+    if not found:
+        composed, spaced = (
+            [change(each) for each in (text, decoded)] for change in (_composed, _without_spaces)
+        )
+        if composed[0] == composed[1]:
+            return ["how accents are composed"]
+        found.append("where spaces are" if spaced[0] == spaced[1] else "other characters")
+    return found
+
+
+def _is_form(character: str) -> bool:
+    """Whether it is another form of characters, such as a wide letter or a ligature."""
+    normal = unicodedata.normalize("NFC", character)
+    is_other = unicodedata.normalize("NFKC", character) != normal
+    return is_other and not character.isspace()
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView:

@@ -683,6 +683,8 @@ class InspectOptions:
     """Show document K of the split, counted from 0, with the boundaries of its tokens."""
     split: str | None = option(None, WHERE, "NAME", shown="all")
     """Look at one split: train or val."""
+    sample: int = option(32, WHERE, "N", least=0)
+    """Documents that are decoded and compared with their source, where it is a local file."""
 
 
 @dataclass(kw_only=True)

@@ -213,3 +213,16 @@ def test_a_unit_is_refused_before_it_is_read_to_its_end(model: Path) -> None:
 def test_a_threshold_is_a_share() -> None:
     with pytest.raises(UsageError, match="max_unknown=2 is not a share of the text"):
         tokenmill.build("a.jsonl", tokenizer="bytes", out="store", max_unknown=2)
+
+
+def test_a_build_warns_where_line_breaks_are_lost(
+    model: Path, sentencepiece_bpe_model: Path, bpe_tokenizer_dir: Path
+) -> None:
+    write_jsonl(Path("a.jsonl"), ["no line here", "one stone\nturns", "in water\n"])
+    (warning,) = build("a.jsonl", model).warnings
+    assert "loses line breaks: 'one stone\\nturns' does not come back with them" in warning
+    for number, other in enumerate([sentencepiece_bpe_model, bpe_tokenizer_dir, "bytes"]):
+        eos: dict[str, Any] = {"eos": False}
+        assert build("a.jsonl", other, str(number), **eos).warnings == ()  # type: ignore[arg-type]
+    write_jsonl(Path("b.jsonl"), ["no line here", "one at the end\n"])
+    assert build("b.jsonl", model, "none").warnings == ()

@@ -294,6 +294,7 @@ class Monitor:
     peak_bytes: int = 0
     _memory: int = 0
     _num_ready: int = 0
+    _lost_breaks: bool = False
     _place: str | None = None
     _begun: dict[str, ProgressReport] = field(default_factory=dict)  # units that are not committed
     _workers: dict[int, WorkerProgress] = field(default_factory=dict)
@@ -361,6 +362,14 @@ class Monitor:
         self.units.add(report.unit)
         self.built += report.counts
         self.checked_bytes += report.checked_bytes
+        if report.lost_breaks is not None and not self._lost_breaks:
+            self._lost_breaks = True
+            self.warn(
+                f"this tokenizer loses line breaks: {report.lost_breaks!r} does not come back with"
+                " them; what else is lost is told by tokenmill inspect. SentencePiece keeps them in"
+                " models trained with --normalization_rule_name=identity"
+                " --remove_extra_whitespaces=false --byte_fallback"
+            )
         if self.on_unit is not None:
             self.on_unit(report)
         for stage, seconds in report.stage_seconds.items():

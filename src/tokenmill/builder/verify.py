@@ -155,7 +155,7 @@ def _reencode(store: Store, result: _Reencoding, *, sample: int, seed: int) -> N
     for unit_name, documents in _draw(store, remaker, sample=sample, seed=seed).items():
         receipt = store.receipt(unit_name)
         try:
-            texts = _texts(store, receipt, documents)
+            texts = source_texts(store, receipt, documents)
         except SourceError as error:
             result.unavailable += len(documents)
             result.notes.append(Finding(receipt.unit.path, error.message))
@@ -202,7 +202,7 @@ def _draw(store: Store, remaker: Remaker, *, sample: int, seed: int) -> Mapping[
     return by_unit
 
 
-def _texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, bytes]:
+def source_texts(store: Store, receipt: Receipt, documents: list[int]) -> dict[int, bytes]:
     """Text of the documents, read from their source."""
     if receipt.unit.path.startswith(OF_PYTHON):
         raise SourceError("was rows of a Python program, which no file holds")

@@ -32,6 +32,7 @@ import psutil
 
 from tokenmill import words
 from tokenmill.builder import encode, plan
+from tokenmill.engines.base import TokenizerKind, UnencodableError
 from tokenmill.engines.parity import Sample
 from tokenmill.errors import (
     MemoryBudgetError,
@@ -122,6 +123,7 @@ class UnitReport(NamedTuple):
     engine: EngineFacts
     stage_seconds: dict[str, float]
     checked_bytes: int = 0
+    lost_breaks: str | None = None  # text with line breaks that does not come back with them
 
 
 # -------------------------------------------------------------------------------------------------
@@ -363,6 +365,7 @@ class UnitPass:
             rejects = tuple(sorted(rejects, key=lambda reject: reject.row))
             self._count_rejects(rejects)
             thread.submit(self.writer.rejects, rejects)
+        self.worker.look_at_breaks(made.texts)
         counts["text_bytes"] += int(made.sizes.sum())
         if made.lost is not None:
             counts["lost_characters"] += int(made.lost.characters.sum())
@@ -612,6 +615,7 @@ def enough_share(part: int, whole: int) -> str:
 # where there is none, the worker that has the unit decompresses the stream up to it.
 
 _POLL_SECONDS = 0.01
+_LOOKED_AT_BYTES, _LOOKED_AT_BREAKS, _AROUND_BREAK = 1 << 18, 16, 24
 
 
 def _size(path: str | Path) -> int | None:
@@ -688,6 +692,11 @@ class BuildWorker:
         self._source: Source | None = None
         self._file: SourceFile | None = None
         self._kept_free = 0  # what a reader may take at any moment
+        # Text whose line breaks are lost; "" where they are not, None before one was looked at.
+        self._lost_breaks: str | None = None
+        kind = self.engine.info.kind
+        if self.encoder.unknown is None and kind is not TokenizerKind.SENTENCEPIECE:
+            self._lost_breaks = ""  # a tokenizer of bytes has one for line breaks too
         self.has_turn = False  # at a large document
         self._process = psutil.Process()
         # What is alive now stays alive: the collector need not look at it again and again.
@@ -740,6 +749,26 @@ class BuildWorker:
         if self._process.memory_info().rss > limit:
             self.engine.recycle()
             plan.release_free_memory()
+
+    def look_at_breaks(self, texts: TextBatch) -> None:
+        """See once whether a line break of the text is there when its ids are decoded."""
+        if self._lost_breaks is not None or not texts.num_bytes:
+            return
+        data, first = texts.data[texts.offsets[0] : texts.offsets[-1]], int(texts.offsets[0])
+        places = np.flatnonzero(data[:_LOOKED_AT_BYTES] == ord("\n"))[:_LOOKED_AT_BREAKS]
+        for place in (places + first).tolist():
+            at = int(np.searchsorted(texts.offsets, place, side="right")) - 1
+            low, high = texts.offsets[at : at + 2].tolist()
+            near = slice(max(low, place - _AROUND_BREAK), min(high, place + _AROUND_BREAK))
+            text = texts.data[near].tobytes().decode(errors="ignore").strip()
+            if "\n" not in text:
+                continue
+            with suppress(UnencodableError):
+                ids = self.engine.reference.encode(TextBatch.from_texts([text])).ids
+                decoded = self.engine.reference.decode(ids)
+                is_lost = decoded.count("\n") < text.count("\n")
+                self._lost_breaks = text if is_lost else ""
+                return
 
     def _out_of_memory(self, file: SourceFile) -> MemoryBudgetError:
         budget = self.settings.memory.budget
@@ -874,4 +903,5 @@ class BuildWorker:
                 os.truncate(copy.path, 0)
         encoding.clock["write"] += time.perf_counter() - start
         what = receipt.unit.name, os.getpid(), receipt.counts, engine, dict(encoding.clock)
-        made.report(UnitReport(*what, checked_bytes=encoding.checked_bytes))
+        broken = self._lost_breaks or None
+        made.report(UnitReport(*what, encoding.checked_bytes, lost_breaks=broken))

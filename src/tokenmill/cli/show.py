@@ -41,7 +41,14 @@ if TYPE_CHECKING:
     from tokenmill.demo import Step
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.files import PathInput
-    from tokenmill.inspection import DocumentView, Inspection, LengthBin, Lengths, Token
+    from tokenmill.inspection import (
+        DocumentView,
+        Inspection,
+        LengthBin,
+        Lengths,
+        Recovery,
+        Token,
+    )
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import LayoutReport
@@ -397,6 +404,7 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
         listed = f"all but {count(totals.unlisted, 'row')}" if totals.unlisted else "every row"
         yield "rejects", f"{', '.join(reasons)}; {listed}: {where}"
     yield "unknown", unknown_text(totals, inspection.unknown)
+    yield "read back", recovery_text(inspection.recovery)
     yield "sources", sources_text(inspection)
     ids, fingerprint = f"{count(inspection.vocab_size)} ids", inspection.tokenizer_fingerprint[:12]
     yield "tokenizer", f"{inspection.tokenizer_kind}, {ids}, sha256 {fingerprint}..."
@@ -475,6 +483,23 @@ def sources_text(inspection: Inspection) -> str:
         size, rows = format_size(sum(one.size for one in texts)), sum(one.rows for one in texts)
         lines.append(f"{count(rows, 'text file')} ({size})")
     return "\n".join(lines)
+
+
+def recovery_text(recovery: Recovery | None) -> str:
+    """Whether documents can be had back from their ids, and what is lost where they cannot."""
+    if recovery is None:
+        return ""
+    compared = count(recovery.documents, "document")
+    if recovery.same == recovery.documents:
+        return f"{compared} compared with the source: decoded, each is its text"
+    other = recovery.documents - recovery.same
+    text = f"{count(other)} of {compared} compared with the source cannot be had back"
+    text += f" ({share(other, recovery.documents)}): " + ", ".join(
+        f"{what} lost in {count(number)}" for what, number in recovery.lost.items()
+    )
+    if (first := recovery.example) is not None:
+        text += f"\n{first.source!r} became {first.decoded!r} (row {first.row} of {first.path})"
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def _lost_text(sources: Sequence[SourceEntry]) -> str:
