@@ -388,8 +388,9 @@ def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView
 
 def _fim_of(store: Store) -> tuple[Fim, FimTokens] | None:
     identity = store.manifest.identity
-    shape = RowShape.of_identity(identity.config)
-    if shape is None or not shape.fim:
+    # Looked at first: other words of a manifest may be new.
+    shape = RowShape.of_identity(identity.config) if identity.config.get("fim") else None
+    if shape is None:
         return None
     from tokenmill.engines.base import SpecialTokens
     from tokenmill.engines.load import describe, find_tokenizer
