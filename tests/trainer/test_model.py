@@ -196,7 +196,7 @@ def test_plans_are_made_for_few_sizes_that_are_hardly_too_large() -> None:
     sizes = {rounded_up(number, least=4) for number in range(1, 4097)}
     assert len(sizes) <= 2 * math.log2(4096)
     for number in range(4, 4097):
-        assert number <= rounded_up(number, least=4) <= number * 1.5
+        assert number <= rounded_up(number, least=4) < 2 * max(number, 4)
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,8 @@ def _alone(x_thk: torch.Tensor, part: slice) -> torch.Tensor:
 
 
 def rounded_up(number: int, *, least: int) -> int:
-    """To a power of two, or one and a half of it: few sizes, and at most half too much."""
-    power = max(least, 1 << (number - 1).bit_length())
-    return power * 3 // 4 if number <= power * 3 // 4 and power > least else power
+    """To a power of two: few sizes, since cuDNN takes a tenth of a second to plan each."""
+    return max(least, 1 << (number - 1).bit_length())
 
 
 @lru_cache
@@ -324,7 +323,7 @@ def _places(
 ) -> Places:
     documents, longest = extent.tolist()
     if kernel == "cudnn":
-        documents, longest = rounded_up(documents, least=4), rounded_up(longest, least=128)
+        documents, longest = rounded_up(documents, least=16), rounded_up(longest, least=512)
     documents, longest = min(documents, len(cu_seqlens) - 1), min(longest, tokens)
     part = slice(documents + 1)
     return Places(cu_seqlens[part], offsets[part], sum_offsets[part], lengths[:documents], longest)
