@@ -765,6 +765,19 @@ Learned = tuple[
 ]
 
 
+_OF_WORDS = ("_starts", "lengths", "_counts", "is_delicate", "limits", "sizes")
+
+
+def _extended(array: NDArray[Any], size: int, values: NDArray[Any]) -> NDArray[Any]:
+    """The first `size` members and then the values, in an array that may be longer."""
+    end = size + len(values)
+    if end > len(array):
+        # Twice as long: or few new words would cost a copy of all of them.
+        array = np.append(array[:size], np.zeros(max(end, 2 * size) - size, array.dtype))
+    array[size:end] = values
+    return array
+
+
 class Cache:
     """Ids of words, or of their parts; `learn` encodes those that are new."""
 
@@ -773,8 +786,9 @@ class Cache:
         self._most = most
         self._known: dict[bytes, int] = {}
         # Of each word: its ids, where they begin, how many they are, how often it came; and
-        # whether only the reference may encode documents that hold it.
+        # whether only the reference may encode documents that hold it. There is room for more.
         self._ids = np.empty(0, np.uint32)
+        self._num_ids = 0
         self._starts = np.empty(0, np.int64)
         self.lengths = np.empty(0, np.int64)
         self._counts = np.empty(0, np.int64)
@@ -839,15 +853,20 @@ class Cache:
     def _add(self, words: list[bytes]) -> NDArray[np.int64]:
         """Learn words; their places."""
         ids, starts, lengths, held, limits, sizes = self._learn(words)
-        first = len(self._starts)
-        self._starts = np.append(self._starts, len(self._ids) + starts)
-        self.lengths = np.append(self.lengths, lengths)
-        self._ids = np.append(self._ids, ids)
-        self._counts = np.append(self._counts, np.zeros(len(words), np.int64))
-        self.is_delicate = np.append(self.is_delicate, held)
-        self.limits = np.append(self.limits, limits)
-        self.sizes = np.append(self.sizes, sizes)
+        first = len(self._known)
         places = range(first, first + len(words))
+        made = (
+            self._num_ids + starts,
+            lengths,
+            np.zeros(len(words), np.int64),
+            held,
+            limits,
+            sizes,
+        )
+        for name, values in zip(_OF_WORDS, made, strict=True):
+            setattr(self, name, _extended(getattr(self, name), first, values))
+        self._ids = _extended(self._ids, self._num_ids, ids)
+        self._num_ids += len(ids)
         self._known.update(zip(words, places, strict=True))
         return np.array(places)
 
@@ -857,14 +876,14 @@ class Cache:
         names = list(self._known)
         self._known = {names[place]: new for new, place in enumerate(kept.tolist())}
         self._ids, _ = self.ids_of(kept)
-        self.lengths, self._counts = self.lengths[kept], self._counts[kept]
+        self._num_ids = len(self._ids)
+        for name in _OF_WORDS:
+            setattr(self, name, getattr(self, name)[kept])
         self._starts = np.cumsum(self.lengths) - self.lengths
-        self.is_delicate, self.limits = self.is_delicate[kept], self.limits[kept]
-        self.sizes = self.sizes[kept]
         self._set_common(np.arange(number))
 
     def _most_common(self, number: int) -> NDArray[np.int64]:
-        return np.argpartition(-self._counts, number - 1)[:number]
+        return np.argpartition(-self._counts[: len(self._known)], number - 1)[:number]
 
     def _set_common(self, places: NDArray[np.int64]) -> None:
         import pyarrow
@@ -875,9 +894,12 @@ class Cache:
 
     def _count(self, places: NDArray[np.int64]) -> None:
         """Note how often words came; after each time as many again, which are the most common."""
-        self._counts += np.bincount(places, minlength=len(self._counts))
+        if 16 * len(places) < len(self._counts):
+            np.add.at(self._counts, places, 1)
+        else:
+            self._counts += np.bincount(places, minlength=len(self._counts))
         self._seen += len(places)
-        if self._seen < 2 * self._sorted_at or len(self._counts) < COMMON_WORDS:
+        if self._seen < 2 * self._sorted_at or len(self._known) < COMMON_WORDS:
             return
         self._sorted_at = self._seen
         self._set_common(self._most_common(COMMON_WORDS))
