@@ -26,7 +26,8 @@ import numpy as np
 from tokenmill.errors import MissingExtraError, UsageError
 from tokenmill.loader.batch import IGNORED
 from tokenmill.loader.loader import Loader
-from tokenmill.loader.mixture import Mixture
+from tokenmill.loader.mixture import Mixture, open_split
+from tokenmill.store.reader import Pair
 from tokenmill.torch import DeviceFeeder, to_tensors
 
 if find_spec("transformers") is None:
@@ -385,14 +386,18 @@ def as_dataset(store: StoreInput, *, split: str | None = None) -> Any:
     >>> SFTTrainer(model, train_dataset=as_dataset("chats", split="train"), args=SFTConfig(...))
 
     Labels are -100 where the store says that a token does not count; those of a store with masks
-    take 4 bytes of memory a token, everything else stays in the store's own files.
+    take 4 bytes of memory a token, everything else stays in the store's own files. Those of a store
+    of pairs are `prompt_ids`, `chosen_ids` and `rejected_ids`, in memory, as TRL's DPOTrainer makes
+    them.
     """
     if find_spec("datasets") is None:
         raise MissingExtraError("datasets", extra="trl", purpose="a datasets.Dataset of a store")
     import datasets
     import pyarrow as pa
 
-    [opened] = Mixture.of(store, max_epochs=None, split=split).stores
+    opened = open_split(store, split)
+    if opened.has_pairs:
+        return _pairs_dataset(opened)
     parts = [_shard_columns(opened, shard) for shard in range(len(opened.shards))]
     ids, labels = (
         pa.chunked_array([part[i] for part in parts], type=pa.list_(pa.from_numpy_dtype(dtype)))
@@ -400,6 +405,19 @@ def as_dataset(store: StoreInput, *, split: str | None = None) -> Any:
     )
     table = datasets.table.InMemoryTable(pa.table({"input_ids": ids, "labels": labels}))
     return datasets.Dataset(table, fingerprint=opened.content[:16])
+
+
+def _pairs_dataset(store: Store) -> Any:
+    import datasets
+    import pyarrow as pa
+
+    type_ = pa.list_(pa.from_numpy_dtype(store.dtype))
+    pairs = [store.pair(number) for number in range(store.num_pairs)]
+    columns = {
+        name: pa.array([getattr(pair, name) for pair in pairs], type=type_) for name in Pair._fields
+    }
+    table = datasets.table.InMemoryTable(pa.table(columns))
+    return datasets.Dataset(table, fingerprint=store.content[:16])
 
 
 def _shard_columns(store: Store, number: int) -> tuple[Any, Any]:

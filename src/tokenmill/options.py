@@ -195,6 +195,10 @@ def check_template_kwargs(values: object) -> dict[str, Any]:
 
 # A prompt and its completion that are lists of messages.
 CHAT_COMPLETION = "chat-completion"
+# A prompt with a chosen and a rejected answer: texts, and lists of messages.
+PREFERENCE, CHAT_PREFERENCE = "preference", "chat-preference"
+# What a format becomes where rows are lists of messages.
+MESSAGE_FORMATS = {"prompt-completion": CHAT_COMPLETION, PREFERENCE: CHAT_PREFERENCE}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,11 +206,14 @@ class RowShape:
     """What a row becomes, where it is more than the text of one field."""
 
     format: str = option(
-        "text", SHAPE, choices=("text", "chat", "prompt-completion", CHAT_COMPLETION)
+        "text",
+        SHAPE,
+        choices=("text", "chat", "prompt-completion", CHAT_COMPLETION, PREFERENCE, CHAT_PREFERENCE),
     )
-    """What a row is: a text, a conversation, or a prompt with its completion, as texts or (which
-    the first row tells, or the last format says) lists of messages. All but the first make a store
-    with masks, which say what counts for the loss."""
+    """What a row is: a text, a conversation, a prompt with its completion, or one with a chosen and
+    a rejected answer. The last two are texts or lists of messages, which the first row tells or the
+    chat- formats say. All but the first make a store with masks, which say what counts for the
+    loss."""
     template: str | None = option(None, SHAPE, "TEXT")
     """Text made of fields in braces, such as '{title}\\n\\n{body}'; \\n and \\t are understood, {{
     and }} are braces."""
@@ -214,6 +221,10 @@ class RowShape:
     """The prompt."""
     completion_field: str = option("completion", SHAPE, "NAME")
     """The completion; in a --template everything from it on counts for the loss."""
+    chosen_field: str = option("chosen", SHAPE, "NAME")
+    """The answer that was chosen; without a prompt, both sides whole, which begin alike."""
+    rejected_field: str = option("rejected", SHAPE, "NAME")
+    """The answer that was rejected."""
     messages_field: str | None = option(None, SHAPE, "NAME", shown="messages or conversations")
     """The conversation: a list of messages with role and content, or from and value."""
     chat_date: str | None = option(None, SHAPE, "DAY")
@@ -254,7 +265,7 @@ class RowShape:
             given = getattr(self, name)
             if given != defaults[name] and self.format not in formats:
                 problem = f"{name}={given!r} has no meaning for the format {self.format!r}"
-                other = CHAT_COMPLETION if self.format == "prompt-completion" else formats[0]
+                other = MESSAGE_FORMATS.get(self.format, formats[0])
                 other = other if other in formats else formats[0]
                 raise UsageError(problem, hint=f"leave it out, or use --format {other}")
         for name in ("fim", "fim_spm"):
@@ -268,6 +279,9 @@ class RowShape:
         if not 0 <= self.fim_seed < 1 << 63:
             problem = f"fim_seed={self.fim_seed!r} is no number from 0 to 2**63 - 1"
             raise UsageError(problem, hint="use a small number: --fim-seed 1")
+        if self.has_pairs and self.max_length is not None and self.too_long == "split":
+            problem = "max_length is that of each side of a pair, and a side cannot be split"
+            raise UsageError(problem, hint="say what to do: --too-long truncate, or reject")
         if self.too_long != "split" and self.max_length is None:
             hint = "say how long: --max-length 2048"
             raise UsageError(f"too_long={self.too_long!r} needs a length", hint=hint)
@@ -290,13 +304,22 @@ class RowShape:
     @property
     def is_chat(self) -> bool:
         """Whether rows are rendered by a chat template."""
-        return self.format in ("chat", CHAT_COMPLETION)
+        return self.format in ("chat", CHAT_COMPLETION, CHAT_PREFERENCE)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a row is two documents: with a chosen and with a rejected answer."""
+        return self.format in (PREFERENCE, CHAT_PREFERENCE)
 
     @property
     def chat_fields(self) -> tuple[str, ...]:
         """Where a row may have its conversation and what belongs to it."""
         if self.format == CHAT_COMPLETION:
             return (self.prompt_field, self.completion_field, "tools", "chat_template_kwargs")
+        if self.has_pairs:
+            sides = (self.chosen_field, self.rejected_field)
+            more = ("tools", "chat_template_kwargs") if self.is_chat else ()
+            return (self.prompt_field, *sides, *more)
         found = (self.messages_field,) if self.messages_field else ("messages", "conversations")
         return (*found, "tools", "system", "chat_template_kwargs")
 
@@ -313,7 +336,7 @@ class RowShape:
     @property
     def piece_tokens(self) -> int | None:
         """The most tokens of a document, where longer rows become several."""
-        return self.max_length if self.too_long == "split" else None
+        return self.max_length if self.too_long == "split" and not self.has_pairs else None
 
     @property
     def has_mask(self) -> bool:
@@ -368,20 +391,23 @@ FILES_OF_DATA = "data"
 # Members of a configuration that say how an input is found and cut, and are not options.
 WAYS_OF_READING = ("groups", "files")
 
+_FORMATS = ("text", "chat", "prompt-completion", CHAT_COMPLETION, PREFERENCE, CHAT_PREFERENCE)
 _OPTION_FORMATS = {
     "template": ("text", "prompt-completion"),
-    "prompt_field": ("prompt-completion", CHAT_COMPLETION),
+    "prompt_field": ("prompt-completion", CHAT_COMPLETION, PREFERENCE, CHAT_PREFERENCE),
     "completion_field": ("prompt-completion", CHAT_COMPLETION),
+    "chosen_field": (PREFERENCE, CHAT_PREFERENCE),
+    "rejected_field": (PREFERENCE, CHAT_PREFERENCE),
     "fim": ("text",),
     "fim_spm": ("text",),
     "fim_seed": ("text",),
     "messages_field": ("chat",),
     "template_version": ("chat",),
     "train_on": ("chat",),
-    "chat_date": ("chat", CHAT_COMPLETION),
-    "chat_template_kwargs": ("chat", CHAT_COMPLETION),
-    "max_length": ("text", "chat", "prompt-completion", CHAT_COMPLETION),
-    "too_long": ("text", "chat", "prompt-completion", CHAT_COMPLETION),
+    "chat_date": ("chat", CHAT_COMPLETION, CHAT_PREFERENCE),
+    "chat_template_kwargs": ("chat", CHAT_COMPLETION, CHAT_PREFERENCE),
+    "max_length": _FORMATS,
+    "too_long": _FORMATS,
 }
 
 
@@ -545,7 +571,7 @@ class BuildOptions(RowShape):
             )
         if not self.is_chat:
             if self.chat_template is not None:
-                other = CHAT_COMPLETION if self.format == "prompt-completion" else "chat"
+                other = MESSAGE_FORMATS.get(self.format, "chat")
                 raise UsageError(
                     f"chat_template={str(self.chat_template)!r} has no meaning for the format "
                     f"{self.format!r}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ import trl
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl.chat_template_utils import get_training_chat_template
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+from tokenmill.hf import as_dataset
+
 datasets.disable_progress_bars()
+
+COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def count(tokenizer: str, names: list[str], chats: list[list[dict[str, Any]]]) -> Any:
@@ -58,15 +64,52 @@ def complete(tokenizer: str, template: str, rows: list[dict[str, Any]], folder: 
     return trainer.train_dataset.to_dict()
 
 
-def tiny(vocab_size: int) -> Any:
+def prefer(
+    tokenizer: str, template: str, given: dict[str, list[dict[str, Any]]], stores: dict[str, str]
+) -> Any:
+    """Columns of pairs as DPOTrainer makes them, and its loss on them and on those of a store."""
+    answers: dict[str, Any] = {}
+    for name, rows in given.items():
+        made: Any = PreTrainedTokenizerFast
+        tool = made.from_pretrained(tokenizer, pad_token="<|endoftext|>")
+        tool.chat_template = template
+        columns, losses = [], []
+        for dataset in (datasets.Dataset.from_list(rows), as_dataset(stores[name])):
+            with tempfile.TemporaryDirectory() as folder:
+                trainer = StoreDPOTrainer(
+                    model=tiny(len(tool)),
+                    ref_model=tiny(len(tool), seed=1),
+                    args=trl.DPOConfig(
+                        output_dir=folder, max_length=64, report_to=[], use_cpu=True
+                    ),
+                    train_dataset=dataset,
+                    processing_class=tool,
+                )
+                batch = trainer.data_collator([*trainer.train_dataset])
+                with torch.no_grad():
+                    losses.append(float(trainer.compute_loss(trainer.model, batch)))
+                columns.append({each: trainer.train_dataset[each][:] for each in COLUMNS})
+        answers[name] = {"columns": columns, "losses": losses}
+    return answers
+
+
+class StoreDPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
+    """As docs/supervised.md writes it."""
+
+    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+        is_ready = "prompt_ids" in dataset.column_names
+        return dataset if is_ready else super()._prepare_dataset(dataset, *args)
+
+
+def tiny(vocab_size: int, *, seed: int = 0) -> Any:
     """A model of a few thousand weights, the same every time."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": vocab_size}
     return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
 if __name__ == "__main__":
-    functions: dict[str, Any] = {"count": count, "complete": complete}
+    functions: dict[str, Any] = {"count": count, "complete": complete, "prefer": prefer}
     function, *arguments = json.loads(sys.argv[1])
     print("\n" + json.dumps(functions[function](*arguments)))

@@ -2,7 +2,7 @@
 
 v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces, v4 one
 with rejected rows that are not listed too, v5 one with a group of files too, v6 one with text
-that the tokenizer does not know too. If this fails
+that the tokenizer does not know too, v8 one of pairs. If this fails
 because the writer's bytes changed, the format changed: give it a new version, keep reading these,
 and add a golden store beside them. `write_golden` made them.
 """
@@ -146,6 +146,22 @@ def _check_masks(store: Store) -> None:
 def test_the_writer_still_makes_the_golden_bytes(tmp_path: Path, version: str) -> None:
     write_golden(tmp_path, STORES[version])
     assert tree(tmp_path) == tree(GOLDEN_ROOTS / version)
+
+
+def test_the_golden_pairs_still_say_the_same() -> None:
+    """v8 was built of three rows with bytes as the tokenizer, the second of them rejected."""
+    root = GOLDEN_ROOTS / "v8"
+    report = check_store(root)
+    assert (report.findings, report.notes) == ((), ())
+    store = Store(root)
+    assert store.manifest.version == 8
+    assert (store.num_documents, store.num_pairs) == (4, 2)
+    pairs = [
+        [bytes((ids % 256).tolist()).decode() for ids in store.pair(number)] for number in range(2)
+    ]
+    assert pairs == [["2+2 is ", "4\0", "5\0"], ["Say", " yes\0", " no\0"]]
+    assert [store.source(number).row for number in range(4)] == [0, 0, 2, 2]
+    assert store.reject_counts() == {"nothing-to-train-on": 1}
 
 
 def test_the_golden_rows_that_were_left_out_still_are(tmp_path: Path) -> None:

@@ -128,6 +128,10 @@ class Fitted(NamedTuple):
 
 def fit_rows(shape: RowShape, tokens: TokenBatch, frame: Frame) -> Fitted:
     """The rows that are kept; those with masks are framed already, others are framed here."""
+    if shape.has_pairs:
+        from tokenmill.supervised.pairs import fit_sides
+
+        return Fitted(*fit_sides(shape, tokens))
     if not shape.has_mask:
         tokens = _framed(tokens, frame)
     limit = shape.max_length

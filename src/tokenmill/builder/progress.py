@@ -142,6 +142,8 @@ class BuildResult:
     template_version: str | None = None
     """How a chat template is used that writes earlier answers in another way once more is said:
     `own`, or `training:` and the name of a version that keeps them."""
+    pairs: int | None = None
+    """Chosen and rejected answers, of which a document each holds one; None for other stores."""
     part: str | None = None
     """Which part of the build this was; `totals` and `splits` are then those of its units alone."""
 
@@ -192,6 +194,7 @@ def make_result(
         dtype=identity.dtype.name,
         eos=identity.eos,
         bytes_per_token=bytes_per_token(held.totals, identity.config),
+        pairs=held.totals.documents // 2 if identity.has_pairs else None,
         template_version=_text(identity.config.get("template_version")),
         skipped_files=() if work is None else work.discovery.not_read,
         unknown=held.unknown,
@@ -564,7 +567,12 @@ def measure_rows(path: PathInput, shape: RowShape) -> RowLengths | None:
     with Store(path, split=None) as store:
         if not len(store):
             return None
-        lengths = np.concatenate([store.row_lengths(shard) for shard in range(len(store.shards))])
+        # Of pairs each side by itself.
+        shards = range(len(store.shards))
+        if shape.has_pairs:
+            lengths = np.concatenate([store.map_shard(shard).index.lengths for shard in shards])
+        else:
+            lengths = np.concatenate([store.row_lengths(shard) for shard in shards])
         counted, silent = (store.num_counted, store.num_silent) if store.has_mask else (None, 0)
         totals = store.manifest.totals
         is_near = shape.too_long != "truncate" or not store.is_remote
@@ -587,8 +595,8 @@ def measure_rows(path: PathInput, shape: RowShape) -> RowLengths | None:
         at_limit=0 if limit is None else int(np.count_nonzero(lengths == limit)),
         cut_off=cut_off,
         rejected_too_long=reasons.get(RejectReason.TOO_LONG, 0),
-        split_rows=totals.split_rows,
-        pieces=totals.pieces,
+        split_rows=0 if shape.has_pairs else totals.split_rows,
+        pieces=0 if shape.has_pairs else totals.pieces,
         silent_documents=silent,
     )
 

@@ -43,7 +43,7 @@ from tokenmill.errors import (
 )
 from tokenmill.files import PathInput, shown, unreadable
 from tokenmill.options import (
-    CHAT_COMPLETION,
+    MESSAGE_FORMATS,
     BuildOptions,
     FinishOptions,
     PlanOptions,
@@ -213,14 +213,15 @@ class BuildRun:
             from tokenmill.supervised.shaper import refuse_plain_text
 
             refuse_plain_text(discovery.files, self.options.shape)
-            if self.options.format == "prompt-completion" and self._has_messages(discovery):
-                self.options = dataclasses.replace(self.options, format=CHAT_COMPLETION)
+            of_messages = MESSAGE_FORMATS.get(self.options.format)
+            if of_messages is not None and self._has_messages(discovery):
+                self.options = dataclasses.replace(self.options, format=of_messages)
         if self.options.where is not None:
             _refuse_without_columns(discovery, parse(self.options.where))
         return discovery
 
     def _has_messages(self, discovery: Discovery) -> bool:
-        """Whether prompts and completions are lists of messages, as the first row has them."""
+        """Whether prompts and answers are lists of messages, as the first row has them."""
         from tokenmill.supervised.shaper import holds_messages
 
         shape = self.options.shape
@@ -1013,6 +1014,8 @@ def _encode_sample(
                 lengths = encoder.framed(made).lengths
                 lengths, limit = lengths[lengths > 0], encoder.shape.piece_tokens
                 pieces = lengths if limit is None else cut_lengths(lengths, limit)[0]
+                if encoder.shape.has_pairs:
+                    pieces = np.repeat(lengths, 2)
                 rows = len(used) + rejected + left_out
                 num_bytes = round(batch.num_bytes * rows / max(batch.num_rows, 1))
                 sample["rows"] += rows

@@ -240,7 +240,16 @@ def _compare(store: Store, remaker: Remaker, texts: dict[int, bytes], result: _R
         # Where its tokens are in those of its row, and how many such pieces the row has.
         origin, pieces = store.source(document), 1
         first, last = tokens.offsets[place : place + 2].tolist()
-        if limit is not None:
+        if remaker.shape.has_pairs:
+            from tokenmill.supervised.pairs import side_lengths
+
+            assert tokens.mask is not None
+            if first < last:
+                of_row = np.array([last - first])
+                middle = first + int(side_lengths(tokens.mask[first:last], of_row)[0])
+                first, last = ((first, middle), (middle, last))[origin.piece % 2]
+            pieces = 2
+        elif limit is not None:
             pieces = -((first - last) // limit)
             first += origin.piece * limit
             last = min(first + limit, last)

@@ -402,6 +402,13 @@ class UnitPass:
                 # Rows with a mask are framed where it is made.
                 mask, _ = frame(tokens.mask, dtype=np.dtype(np.uint8), scratch=of_mask)
             of_rows, limit = rows[documents], self.worker.encoder.shape.piece_tokens
+            if self.worker.encoder.shape.has_pairs:
+                from tokenmill.supervised.pairs import side_lengths
+
+                assert mask is not None
+                counts["split_rows"] += len(lengths)
+                counts["pieces"] += 2 * len(lengths)
+                lengths, of_rows = side_lengths(mask, lengths), np.repeat(of_rows, 2)
             if limit is not None and lengths.max() > limit:
                 lengths, pieces = encode.cut_lengths(lengths, limit)
                 of_rows = np.repeat(of_rows, pieces)

@@ -13,7 +13,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.output import make_console, print_json
-from tokenmill.options import CHAT_COMPLETION
+from tokenmill.options import CHAT_COMPLETION, CHAT_PREFERENCE, PREFERENCE
 from tokenmill.visible import visible, visible_lines
 from tokenmill.words import (
     compact,
@@ -145,9 +145,11 @@ def build_rows(result: BuildResult) -> Iterator[Row]:
     totals, built, kept = result.totals, result.units_built, result.units_resumed
     yield "store", visible(result.store)
     yield "part", "" if result.part is None else f"{result.part}; what follows is of it alone"
-    yield "documents", f"{count(totals.documents)}{left_out(totals)}"
+    is_pairs = result.pairs is not None
+    yield "documents", f"{count(totals.documents)}{left_out(totals, pairs=is_pairs)}"
     yield "tokens", tokens_text(result)
     yield "end token", "" if result.eos is None else end_token(result.eos)
+    yield "pairs", pairs_text(result.pairs)
     yield "splits", splits_text(result.splits)
     if result.lengths is not None:
         yield from _length_rows(result.lengths, totals)
@@ -208,7 +210,7 @@ def end_token(eos: BoundaryToken) -> str:
     return f"{visible(eos.token)} ({eos.id}) after every document"
 
 
-def left_out(totals: Counts) -> str:
+def left_out(totals: Counts, *, pairs: bool = False) -> str:
     """' of 12 rows (1 empty, 2 rejected)'; an empty string where each row is one document."""
     kinds = {"empty": totals.empty, "rejected": totals.rejected, "beyond the limit": totals.skipped}
     parts = [f"{count(number)} {word}" for word, number in kinds.items() if number]
@@ -216,7 +218,7 @@ def left_out(totals: Counts) -> str:
         undecided = f", {count(totals.undecided)} of them for lack of a value"
         by_condition = f"{count(totals.filtered)} left out by --where"
         parts.append(by_condition + (undecided if totals.undecided else ""))
-    if totals.split_rows:
+    if totals.split_rows and not pairs:
         parts.append(f"{count(totals.split_rows)} split into {count(totals.pieces)}")
     return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""
 
@@ -380,7 +382,9 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     """The facts of a store, in the order of a reader's questions."""
     totals, config, mask = inspection.totals, inspection.config, inspection.mask
     yield "store", visible(f"{inspection.store}, written by {inspection.created_by}")
-    yield "documents", f"{count(totals.documents)}{left_out(totals)}"
+    is_pairs = config.get("format") in (PREFERENCE, CHAT_PREFERENCE)
+    yield "documents", f"{count(totals.documents)}{left_out(totals, pairs=is_pairs)}"
+    yield "pairs", pairs_text(totals.documents // 2 if is_pairs else None)
     yield "tokens", tokens_text(inspection)
     yield "rows", shape_text(config)
     yield "where", visible(str(config.get("where") or ""))
@@ -424,6 +428,15 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     yield "engine", engines_text(inspection)
 
 
+def pairs_text(pairs: int | None) -> str:
+    """How many pairs there are; empty where documents are no pairs."""
+    return (
+        ""
+        if pairs is None
+        else f"{count(pairs)}: a chosen and a rejected answer, each with the prompt"
+    )
+
+
 def version_text(version: object) -> str:
     """How a chat template is used that rewrites what was said; empty where none does."""
     if not isinstance(version, str):
@@ -443,6 +456,10 @@ def shape_text(config: Mapping[str, object]) -> str:
     if shape == "chat":
         parts.append(f"chats; {_in_words(TRAINED_ON, 'train_on', config.get('train_on'))}")
         parts.append(version_text(config.get("template_version")))
+    elif shape in (PREFERENCE, CHAT_PREFERENCE):
+        kind = "texts" if shape == PREFERENCE else "lists of messages"
+        names = config["chosen_field"], config["rejected_field"]
+        parts.append(f"pairs of two documents, {names[0]} and {names[1]}, from {kind}")
     elif shape == CHAT_COMPLETION:
         parts.append(f"prompts and completions of messages; {config['completion_field']} counts")
     elif shape == "prompt-completion":

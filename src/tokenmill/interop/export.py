@@ -513,6 +513,7 @@ def open_splits(store: PathInput | Store, split: str | Sequence[str] | None) -> 
     """A store for each split that is asked for, None: for all it has."""
     wanted = [split] if isinstance(split, str) else split
     if isinstance(store, Store):
+        store.refuse_pairs("an export")
         if wanted is not None and [*wanted] != [store.split]:
             raise UsageError(
                 f"the store was opened with split={store.split!r}, and split={split!r} is asked",
@@ -520,6 +521,7 @@ def open_splits(store: PathInput | Store, split: str | Sequence[str] | None) -> 
             )
         return {store.split or "train": store}
     whole = Store(store, split=None)
+    whole.refuse_pairs("an export")
     if wanted is None:
         wanted = [*whole.manifest.splits] or ["train"]
     return {name: whole.of_split(name) for name in wanted}

@@ -120,7 +120,9 @@ class Mixture:
         split: str | None,
     ) -> None:
         self.names = tuple(sources)
-        self.stores = tuple(_open(store, split) for store, _ in sources.values())
+        self.stores = tuple(open_split(store, split) for store, _ in sources.values())
+        for store in self.stores:
+            store.refuse_pairs("a loader")
         _check_stores(self.names, self.stores)
         weights = tuple(weight for _, weight in sources.values())
         self.stages = _full_stages(self.names, weights, stages)
@@ -232,7 +234,8 @@ def _check_sources(sources: object) -> None:
             )
 
 
-def _open(store: StoreInput, split: str | None) -> Store:
+def open_split(store: StoreInput, split: str | None) -> Store:
+    """A store open with one split, or with all documents where that was said."""
     if not isinstance(store, Store):
         opened = Store(store, split=split)
         names = [*opened.manifest.splits]

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, Ty
 import msgspec
 
 from tokenmill.errors import StoreError
+from tokenmill.options import CHAT_PREFERENCE, PREFERENCE
 from tokenmill.store.format import TokenDtype, check_runs, index_bytes, split_counts, token_dtype
 from tokenmill.store.layout import (
     SPLIT_NAME,
@@ -60,7 +61,8 @@ UNLISTED_VERSION = 4  # rejected rows that are counted and not listed
 GROUPS_VERSION = 5  # units of several files, of any number of rows each
 UNKNOWN_VERSION = 6  # text that the tokenizer does not know
 FILTERED_VERSION = 7  # rows that a condition left out
-LATEST_VERSION = FILTERED_VERSION
+PAIRS_VERSION = 8  # rows of two sides, of which one is not to be learned: manifests alone
+LATEST_VERSION = PAIRS_VERSION
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -654,6 +656,11 @@ class StoreIdentity(Fact, frozen=True, kw_only=True, omit_defaults=True):
     def bos_id(self) -> int | None:
         return None if self.bos is None else self.bos.id
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether two documents after each other are a pair: a chosen and a rejected answer."""
+        return self.config.get("format") in (PREFERENCE, CHAT_PREFERENCE)
+
 
 def config_fingerprint(**content: Any) -> str:
     """sha256 of all that decides the bytes of a store."""
@@ -811,6 +818,8 @@ class Manifest:
     @property
     def version(self) -> int:
         """Its format version."""
+        if self.identity.has_pairs:
+            return PAIRS_VERSION
         return version_of(self.totals, masks=self.identity.mask)
 
     def shards(self, *, split: str | None = None) -> Iterator[tuple[UnitEntry, ShardEntry]]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast
 
 import numpy as np
 
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.files import PathInput, local_path
 from tokenmill.records import lazy
 from tokenmill.store.facts import (
@@ -343,6 +343,14 @@ class RejectedRow(Fact, frozen=True, kw_only=True):
     detail: str
 
 
+class Pair(NamedTuple):
+    """A prompt with two answers, as ids."""
+
+    prompt_ids: TokenArray
+    chosen_ids: TokenArray
+    rejected_ids: TokenArray
+
+
 class Store:
     """The documents of one split of a store, or of all (`split=None`), with their text.
 
@@ -526,6 +534,34 @@ class Store:
         """1 for each token of a document that counts, else 0; None where there are no masks."""
         shard, local = self.locate(number)
         return self.map_shard(shard).document_mask(local)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether documents 2k and 2k + 1 are a pair: with a chosen and with a rejected answer."""
+        return self.manifest.identity.has_pairs
+
+    @property
+    def num_pairs(self) -> int:
+        return self.num_documents // 2 if self.has_pairs else 0
+
+    def pair(self, number: int) -> Pair:
+        """A prompt with its chosen and its rejected answer."""
+        if not 0 <= number < self.num_pairs:
+            raise IndexError(f"there is no pair {number}: {self!r} has {self.num_pairs}")
+        chosen, rejected = self[2 * number], self[2 * number + 1]
+        mask = self.mask(2 * number)
+        assert mask is not None
+        size = int(mask.argmax())
+        return Pair(chosen[:size], chosen[size:], rejected[size:])
+
+    def refuse_pairs(self, what: str) -> None:
+        """Raise for a store of pairs: what takes all documents would learn rejected answers."""
+        if self.has_pairs:
+            raise UsageError(
+                f"{str(self.path)!r} holds pairs of chosen and rejected answers, and {what} would "
+                "take both alike: a model would learn what was rejected",
+                hint="take them as pairs: tokenmill.hf.as_dataset(store), or store.pair(0)",
+            )
 
     def locate(self, number: SupportsIndex) -> tuple[int, int]:
         """Position of the shard that holds a document, and the document's place in it."""

@@ -24,6 +24,7 @@ from tokenmill.errors import TokenizerError, UsageError, importing
 from tokenmill.files import PathInput, is_remote, shown
 from tokenmill.options import CHAT_COMPLETION
 from tokenmill.records import RejectReason
+from tokenmill.supervised.pairs import read_chat_sides
 from tokenmill.supervised.rows import (
     TOOL_ROLES,
     Conversation,
@@ -249,6 +250,7 @@ class ChatMaker:
 
     def __init__(self, info: TokenizerInfo, shape: RowShape) -> None:
         self._specials = special_tokens_of(info)
+        self._shape = shape
         self._train_on, self._field = shape.train_on, shape.messages_field
         self._finds = shape.template_version != PREFIX
         self._completion: tuple[str, str] | None = None
@@ -332,6 +334,25 @@ class ChatMaker:
             start += len(template.answer_header)
         cut = self._specials.cut(text, provenance.without_doubt(conversation, text))
         return RowText(text, [(start, len(text))] if start < len(text) else [], cut)
+
+    def sides(self, row: dict[str, Any]) -> list[RowText]:
+        """A pair: the prompt with the header of an answer, and both sides with it, whole."""
+        pair, found = read_chat_sides(row, self._shape), list[RowText]()
+        template, provenance = self._templates[self._name_of(pair.chosen)]
+        before = template.render(_head(pair.chosen, pair.prompt), prompt=True)
+        if not template.has_prompt:
+            before += template.answer_header
+        for conversation in (pair.chosen, pair.rejected):
+            text = template.render(conversation)
+            if not text.startswith(before):
+                what = "the template writes the prompt in another way once it is answered"
+                raise RowError(RejectReason.NOT_A_PREFIX, what)
+            checked = provenance.without_doubt(conversation, text)
+            if not found:
+                size = len(before)
+                found.append(RowText(before, (), self._specials.cut(before, checked[:size])))
+            found.append(RowText(text, (), self._specials.cut(text, checked)))
+        return found
 
     def _answers(
         self, template: ChatTemplate, conversation: Conversation, text: str, specials: list[Range]

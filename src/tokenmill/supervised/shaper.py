@@ -31,6 +31,7 @@ from tokenmill.sources.base import FORMATS, SourceFile
 from tokenmill.sources.columns import is_utf8, text_batch
 from tokenmill.supervised.chat import PLAIN, ChatMaker, PieceCut
 from tokenmill.supervised.fim import Fim, FimTokens, fim_tokens, reordered
+from tokenmill.supervised.pairs import join_sides, read_sides
 from tokenmill.supervised.rows import (
     MOST_NESTED,
     Range,
@@ -769,10 +770,11 @@ class Shaper:
         self._special = SpecialText(refused)
         if shape.is_chat:
             self._chats = ChatMaker(engine.info, shape)
-        elif shape.has_fields:
+        elif shape.has_fields and not shape.has_pairs:
             self._fields = FieldMaker(shape, bos=bos, eos=eos, refused=refused)
         if shape.fim:
             self._fim = Fim(shape), fim_tokens(engine.info)
+        self._frame = bos, eos
         if shape.is_chat or shape.fim:
             self._inner = load_inner(engine.info)
         self._refused = re.compile("|".join(map(re.escape, refused))) if refused else None
@@ -787,13 +789,17 @@ class Shaper:
         """The options by which a user says which fields a row has."""
         if self._shape.template is not None:
             return "the names in --template"
+        if self._shape.has_pairs:
+            return "--prompt-field, --chosen-field and --rejected-field"
         named = {"chat": "--messages-field"}  # others have a prompt and a completion
         return named.get(self._shape.format, "--prompt-field and --completion-field")
 
     def shape(self, texts: TextBatch, rows: NDArray[np.int64]) -> Shaped:
         """Read and render the rows; those that cannot be used come back as rejects."""
         make: Any = self._plain
-        if self._chats is not None:
+        if self._shape.has_pairs:
+            make = self._pairs
+        elif self._chats is not None:
             make = self._render
         elif self._fields is not None:
             make = self._fields.make
@@ -804,6 +810,40 @@ class Shaper:
             Reject(int(rows[number]), why.reason, why.detail) for number, why in refused.items()
         )
         return Shaped(pieces, rows[kept], made, rejects)
+
+    def _pairs(
+        self, texts: TextBatch
+    ) -> tuple[RowPieces, TextBatch, NDArray[np.int64], dict[int, RowError]]:
+        """Of each row its prompt and both sides with it, taken apart."""
+        pieces, kept, made = RowPieces(), list[int](), list[str]()
+        refused: dict[int, RowError] = {}
+        for number in range(len(texts)):
+            try:
+                row = parse_row(texts.bytes_at(number))
+                sides = self._sides(row) if self._chats is None else self._chats.sides(row)
+                if self._refused is not None and any(self._refused.search(s.text) for s in sides):
+                    raise _holds_special()
+                for side in sides:
+                    encoded(side.text)
+            except RowError as error:
+                refused[number] = error
+                continue
+            for side in sides:
+                pieces.add(side)
+            kept.append(number)
+            prompt, chosen, rejected = (side.text for side in sides)
+            made.append(chosen + rejected.removeprefix(prompt))
+        return pieces, TextBatch.from_texts(made), np.array(kept, np.int64), refused
+
+    def _sides(self, row: dict[str, Any]) -> list[RowText]:
+        """Texts of a pair, with their boundary tokens; a prompt has no end."""
+        (bos, eos), sides = self._frame, []
+        for number, text in enumerate(read_sides(row, self._shape)):
+            ends = None if number == 0 else eos
+            framed = [("", bos), (text, PLAIN), ("", ends)]
+            cut = [(string, kind) for string, kind in framed if kind is not None]
+            sides.append(RowText(text, (), PieceCut([s for s, _ in cut], [k for _, k in cut])))
+        return sides
 
     def _plain(
         self, texts: TextBatch
@@ -861,6 +901,8 @@ class Shaper:
     def assemble(self, shaped: Shaped, tokens: TokenBatch) -> TokenBatch:
         """The rows, whole, with their loss masks; rows of one text have none."""
         joined, mask = shaped.pieces.put_together(tokens, self._boundaries, self._inner_boundaries)
+        if self._shape.has_pairs:
+            return join_sides(joined)
         return TokenBatch(joined.ids, joined.offsets, mask if self._shape.has_mask else None)
 
 
@@ -868,17 +910,20 @@ def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
     """The fields to read, and whether all of them must be there; none for one text per row."""
     if shape is None or not shape.has_fields:
         return (), True
-    if shape.is_chat:
+    if shape.is_chat or shape.has_pairs:
         return shape.chat_fields, False
     named = [text for is_field, text in field_template(shape) if is_field]
     return tuple(dict.fromkeys(named)), True
 
 
 def holds_messages(line: bytes, shape: RowShape) -> bool:
-    """Whether the prompt and the completion of a row are lists of messages."""
+    """Whether what is learned of a row is lists of messages."""
+    names = (shape.prompt_field, shape.completion_field)
+    if shape.has_pairs:
+        names = (shape.chosen_field, shape.rejected_field)
     try:
         row = parse_row(line)
-        found = [lookup(row, name) for name in (shape.prompt_field, shape.completion_field)]
+        found = [lookup(row, name) for name in names]
     except RowError:
         return False
     return all(isinstance(each, list) for each in found)
