@@ -29,6 +29,7 @@ the package.
     training_gpu_table.py  its table
     optimizers_gpu.py what an update of the weights costs      python -m benchmarks.optimizers_gpu
     optimizers_gpu_table.py  its table
+    balance.py        the slowest of many ranks, simulated     python -m benchmarks.balance
     long_rows_gpu.py  attention within documents, memory       python -m benchmarks.long_rows_gpu
     long_rows_gpu_table.py  its tables
     stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter

@@ -169,6 +169,29 @@ def long_rows_section(results: Mapping[str, Any]) -> str:
     return f"{_origin(results, packages)}\n\n{long_rows_gpu_table.long_rows_body(results)}"
 
 
+def balance_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `balance` markers."""
+    lines = [
+        f"Tokenized with {results['tokenizer']}; the mix is of lengths alone.",
+        "",
+        "| text | packing | ranks | 4 rows | balanced | least | 8, balanced | 16 | balanced |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    groups: dict[tuple[str, str, int], dict[int, Row]] = {}
+    for row in results["measurements"]:
+        groups.setdefault((row["text"], row["packing"], row["ranks"]), {})[row["rows"]] = row
+
+    def cell(row: Row, name: str) -> str:
+        return f"{row[name]:.3f} ({row[f'{name}_most']:.3f})"
+
+    for facts, (four, eight, many) in ((key, each.values()) for key, each in groups.items()):
+        cells = [cell(four, "as_drawn"), cell(four, "balanced"), f"{four['least']:.3f}"]
+        cells += [cell(eight, "balanced"), cell(many, "as_drawn"), cell(many, "balanced")]
+        lines.append(f"| {' | '.join([*map(str, facts), *cells])} |")
+    table = "\n".join(lines)
+    return f"{_origin(results, _named(results['versions'], ('tokenmill', 'numpy')))}\n\n{table}"
+
+
 def interop_section(results: Mapping[str, Any]) -> str:
     """Everything between the `interop` markers."""
     packages = _named(results["versions"], ("tokenmill", "numpy", "pyarrow", "torch"))
@@ -367,6 +390,7 @@ SECTIONS = {
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
     "interop": (interop_section, "make bench"),
+    "balance": (balance_section, "python -m benchmarks.balance"),
     "feeding_gpu": (gpu_section, "python -m benchmarks.feeding_gpu, on a machine with a GPU"),
     "training_gpu": (
         training_section,

@@ -732,6 +732,11 @@ class LayoutOptions:
     )
     batch_size: int | None = option(None, ROWS, "ROWS")
     """Rows of a step, those of all ranks together: shows the steps of an epoch."""
+    ranks: int | None = option(None, ROWS, "N")
+    """Data-parallel ranks: shows how much longer than the mean the slowest takes, with
+    balance="attention" of the Loader and without."""
+    width: int = option(2048, ROWS, "N")
+    """Of the model, for --ranks: the wider, the less of the time is attention."""
     on_progress: Callable[[int, int], None] | None = None
 
 

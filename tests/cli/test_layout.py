@@ -42,6 +42,19 @@ def test_each_packing_has_a_line_of_numbers_and_a_sentence(cli: Cli) -> None:
         assert re.search(fact, shown), f"{fact}\n{shown}"
 
 
+def test_ranks_are_told_how_long_the_slowest_takes(cli: Cli) -> None:
+    shown = cli("layout", "store", "--seq-len", "64", "--ranks", "2").out
+    for fact in (
+        r"\nranks +concat: the slowest of 2 ranks takes 1\.\d{3} of the mean, 1\.\d{3} with ",
+        r"\n +4 rows of each in an update, attention within documents; mean of 32 updates",
+    ):
+        assert re.search(fact, shown), f"{fact}\n{shown}"
+    asked = ("layout", "store", "--seq-len", "64", "--batch-size", "6", "--ranks", "2", "--json")
+    for load in cli(*asked).json["loads"]:
+        assert load["rows"] == 3
+        assert 1 <= load["least"] <= load["balanced"] <= load["as_drawn"] <= load["as_drawn_most"]
+
+
 def test_json_has_every_number_of_every_packing(cli: Cli) -> None:
     found = cli(
         "layout", "store", "--seq-len", "16", "--split", "val", "--batch-size", "7", "--json"

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.loader.stores import numbered_store
 
 from tokenmill.errors import StateError, UsageError
-from tokenmill.loader.batch import pairs_of_rows
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
 from tokenmill.loader.order import dealt
+from tokenmill.loader.packing import layout as lay_out
+from tokenmill.loader.packing import pairs_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -428,3 +429,42 @@ def test_rows_of_several_steps_are_gathered_as_they_are_dealt(store: Store, last
                 batch = loader.gather(steps)
                 assert rows_of(batch) == expected
                 assert max(np.diff(batch.cu_seqlens)) <= (9 if more else 32)
+
+
+# What `tokenmill layout` says before a run.
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_load_of_ranks_is_that_of_a_loaders_batches(store: Store, packing: str) -> None:
+    report = lay_out(store, seq_len=32, packings=[packing], batch_size=24, ranks=4, width=1)
+    [load] = report.loads
+    assert (load.packing, load.ranks, load.rows) == (packing, 4, 6)
+    for expected, most, more in (
+        (load.as_drawn, load.as_drawn_most, {}),
+        (load.balanced, load.balanced_most, {"balance": "attention"}),
+    ):
+        loaders = ranks_of(store, 4, batch_size=6, packing=packing, **{"seed": 0, **more})
+        costs = [
+            [loader.batch(step).attention_pairs + 6 * 32 * 6 for loader in loaders]
+            for step in range(load.updates)
+        ]
+        found = np.max(costs, axis=1) / np.mean(costs, axis=1)
+        assert np.isclose(found.mean(), expected)
+        assert np.isclose(found.max(), most)
+    assert 1 <= load.least <= load.balanced + 1e-12 <= load.as_drawn
+    assert not lay_out(store, seq_len=32).loads
+    # Of three steps in one update, the same rows are dealt.
+    update = lay_out(store, seq_len=32, packings=[packing], batch_size=72, ranks=4, width=1).loads[
+        0
+    ]
+    assert update.rows == 18
+    assert update.balanced <= load.balanced
+
+
+def test_rows_that_do_not_come_out_even_for_ranks_are_refused(store: Store) -> None:
+    for batch_size in (6, 3):
+        with pytest.raises(UsageError, match="whole number of rows for each of 4 ranks"):
+            lay_out(store, seq_len=32, batch_size=batch_size, ranks=4)
+    for ranks, width in ((0, 8), (2, 0)):
+        with pytest.raises(UsageError, match="is not a whole number of 1 or more"):
+            lay_out(store, seq_len=32, ranks=ranks, width=width)

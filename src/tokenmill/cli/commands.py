@@ -166,6 +166,7 @@ def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     Examples:
       tokenmill layout my-store --seq-len 2048
       tokenmill layout my-store --seq-len 8192 --packing best-fit --batch-size 512
+      tokenmill layout my-store --seq-len 32768 --ranks 64
     """
     with stoppable("no plan was kept"), watch_amount("planning", "document", quiet=quiet) as tell:
         report = tokenmill.layout(store, on_progress=tell, **options)

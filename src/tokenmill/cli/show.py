@@ -794,9 +794,21 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
         for account in report.accounts
     ]
     as_arrays = "as input and target (int32) and mask of fixed length (export --to npz)"
+    loads = [
+        f"{load.packing}: the slowest of {count(load.ranks, 'rank')} takes {load.as_drawn:.3f} of"
+        f' the mean, {load.balanced:.3f} with balance="attention"'
+        for load in report.loads
+    ]
+    if report.loads:
+        load = report.loads[0]
+        loads.append(
+            f"{count(load.rows, 'row')} of each in an update, attention within documents; mean of"
+            f" {count(load.updates, 'update')}"
+        )
     facts(
         ("best", layout_advice(report)),
         ("epoch", "\n".join(epochs)),
+        ("ranks", "\n".join(loads)),
         ("arrays", "\n".join((*arrays, as_arrays))),
     )
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import UsageError
 from tokenmill.loader.order import Ints
-from tokenmill.loader.packing import PADDING
+from tokenmill.loader.packing import PADDING, causal_pairs, inputs_of
 from tokenmill.records import lazy
 from tokenmill.store.stream import NO_SHARD, distinct
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tokenmill.loader.loader import Loader
-    from tokenmill.loader.packing import Layout
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import SourceRow, Store
     from tokenmill.store.stream import Spans, TokenStream
@@ -429,7 +428,7 @@ class Window:
     def _inputs(self) -> tuple[DocumentRanges, list[int]]:
         """The same for inputs: a document may have nothing in a row but its last token, a label."""
         (starts, lengths, is_padding), _ = self._documents
-        starts, lengths, kept = _inputs_of(
+        starts, lengths, kept = inputs_of(
             starts, lengths, seq_len=self.seq_len, row_tokens=self.row_tokens
         )
         return (starts, lengths, is_padding[kept]), self._of_steps(starts, self.seq_len)
@@ -516,46 +515,6 @@ class Window:
                 row=row,
                 parts=tuple(parts),
             )
-
-
-def causal_pairs(lengths: Ints, reach: Ints | int | None = None) -> Ints:
-    """Pairs of tokens of which one looks at the other, in each range of these lengths.
-
-    With a reach, the ranges are cut after so many tokens.
-    """
-    if reach is None:
-        return lengths * (lengths + 1) // 2
-    whole, rest = np.divmod(lengths, reach)
-    pairs: Ints = whole * (reach * (reach + 1) // 2) + rest * (rest + 1) // 2
-    return pairs
-
-
-def pairs_of_rows(layout: Layout, rows: Ints, *, seq_len: int, reach: Ints | None = None) -> Ints:
-    """What causal attention within documents has to do for the `seq_len` inputs of each row.
-
-    `reach` is the attention window of each row.
-    """
-    if not len(rows):
-        return rows
-    _, lengths = layout.segments(rows)
-    begins = np.cumsum(lengths) - lengths
-    row_tokens = layout.seq_len + 1  # the last one is no input, unless labels are "same"
-    starts, lengths, _ = _inputs_of(begins, lengths, seq_len=seq_len, row_tokens=row_tokens)
-    firsts = starts.searchsorted(np.arange(len(rows)) * seq_len)
-    if reach is not None:
-        reach = np.repeat(reach, np.diff(firsts, append=len(starts)))
-    found: Ints = np.add.reduceat(causal_pairs(lengths, reach), firsts)
-    return found
-
-
-def _inputs_of(
-    starts: Ints, lengths: Ints, *, seq_len: int, row_tokens: int
-) -> tuple[Ints, Ints, Bools]:
-    """Ranges without what comes after the inputs of each row, and which of them are left."""
-    row, start = np.divmod(starts, row_tokens)
-    lengths = np.minimum(lengths, seq_len - start)
-    kept = lengths > 0
-    return (row * seq_len + start)[kept], lengths[kept], kept
 
 
 def batches_of(chunk: Chunk) -> Iterator[Batch]:

@@ -30,7 +30,6 @@ from tokenmill.loader.batch import (
     Window,
     batches_of,
     check_pad_id,
-    pairs_of_rows,
 )
 from tokenmill.loader.mixture import (
     Extent,
@@ -42,7 +41,7 @@ from tokenmill.loader.mixture import (
     rows_of_batch,
 )
 from tokenmill.loader.order import check_shuffle, dealt, exact_weight, ordered_rows
-from tokenmill.loader.packing import find_packing
+from tokenmill.loader.packing import find_packing, pairs_of_rows
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct
 

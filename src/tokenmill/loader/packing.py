@@ -6,12 +6,13 @@ import shlex
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.loader.order import Ints
+from tokenmill.loader.order import Ints, dealt, ordered_rows
 from tokenmill.options import LayoutOptions, with_options
 from tokenmill.records import lazy
 from tokenmill.store import plans
@@ -648,6 +649,117 @@ def find_packing(name: object) -> type[Layout]:
 
 
 # -------------------------------------------------------------------------------------------------
+# What rows cost: attention within documents takes the square of their lengths, all else the same
+# for every token. So it is attention alone by which rows are dealt to ranks, and both that say how
+# long a rank takes.
+#
+# The cost of a row in pairs of tokens is the operations of a model whose blocks have 12 * width**2
+# parameters: 6 for each parameter and token, 12 * width for each pair. Per block, a token costs as
+# much as 6 * width pairs.
+
+
+def causal_pairs(lengths: Ints, reach: Ints | int | None = None) -> Ints:
+    """Pairs of tokens of which one looks at the other, in each range of these lengths.
+
+    With a reach, the ranges are cut after so many tokens.
+    """
+    if reach is None:
+        return lengths * (lengths + 1) // 2
+    whole, rest = np.divmod(lengths, reach)
+    pairs: Ints = whole * (reach * (reach + 1) // 2) + rest * (rest + 1) // 2
+    return pairs
+
+
+def pairs_of_rows(layout: Layout, rows: Ints, *, seq_len: int, reach: Ints | None = None) -> Ints:
+    """What causal attention within documents has to do for the `seq_len` inputs of each row.
+
+    `reach` is the attention window of each row.
+    """
+    if not len(rows):
+        return rows
+    _, lengths = layout.segments(rows)
+    begins = np.cumsum(lengths) - lengths
+    row_tokens = layout.seq_len + 1  # the last one is no input, unless labels are "same"
+    starts, lengths, _ = inputs_of(begins, lengths, seq_len=seq_len, row_tokens=row_tokens)
+    firsts = starts.searchsorted(np.arange(len(rows)) * seq_len)
+    if reach is not None:
+        reach = np.repeat(reach, np.diff(firsts, append=len(starts)))
+    found: Ints = np.add.reduceat(causal_pairs(lengths, reach), firsts)
+    return found
+
+
+def inputs_of(
+    starts: Ints, lengths: Ints, *, seq_len: int, row_tokens: int
+) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Ranges without what comes after the inputs of each row, and which of them are left."""
+    row, start = np.divmod(starts, row_tokens)
+    lengths = np.minimum(lengths, seq_len - start)
+    kept = lengths > 0
+    return (row * seq_len + start)[kept], lengths[kept], kept
+
+
+# Updates that a load is the mean of, and rows of all of them at most.
+LOOKED_UPDATES = 32
+ROWS_OF_RANK = 4  # in an update, unless the size of a batch says so
+LOOKED_ROWS = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankLoad:
+    """How much longer than the mean of all ranks the slowest takes, over some updates."""
+
+    packing: str
+    ranks: int
+    rows: int
+    """Of each rank in an update."""
+    updates: int
+    """That were looked at: the first ones of a shuffled run."""
+    as_drawn: float
+    """Mean of slowest/mean."""
+    as_drawn_most: float
+    balanced: float
+    """The same with `balance="attention"` over the rows of an update."""
+    balanced_most: float
+    least: float
+    """No dealing can be below: the dearest row comes with as many others."""
+
+
+def rank_load(layout: Layout, *, inputs: int, ranks: int, rows: int, width: int) -> RankLoad:
+    """Simulated with the rows that a loader draws; `inputs` are those of a row."""
+    size = ranks * rows
+    updates = max(1, min(LOOKED_UPDATES, LOOKED_ROWS // size))
+    drawn, _ = ordered_rows(
+        np.arange(updates * size),
+        shuffle="full",
+        seed=0,
+        source="",
+        num_rows=layout.num_rows,
+        seq_len=layout.seq_len,
+    )
+    pairs = pairs_of_rows(layout, drawn, seq_len=inputs).reshape(updates, size)
+    found = []
+    for places, update in zip(
+        map(dealt, pairs, repeat(ranks)), pairs + 6 * width * inputs, strict=True
+    ):
+        each = update.reshape(ranks, rows).sum(axis=1), update[places].sum(axis=1)
+        mean, ordered = update.sum() / ranks, np.sort(update)
+        least = max(mean, ordered[-1] + ordered[: rows - 1].sum())
+        found.append([most / mean for most in (*(sums.max() for sums in each), least)])
+    as_drawn, balanced, least = np.array(found).T
+    return RankLoad(
+        packing=layout.name,
+        ranks=ranks,
+        rows=rows,
+        updates=updates,
+        as_drawn=float(as_drawn.mean()),
+        as_drawn_most=float(as_drawn.max()),
+        balanced=float(balanced.mean()),
+        balanced_most=float(balanced.max()),
+        least=float(least.mean()),
+    )
+
+
+# -------------------------------------------------------------------------------------------------
 # The verb `layout`: what each packing would do with a store, before anyone trains on it.
 #
 # Only `best-fit` needs more than a pass over the lengths: its plan is made if there is none yet,
@@ -669,6 +781,8 @@ class LayoutReport:
     accounts: tuple[Account, ...]
     batch_size: int | None = None
     """Rows of a global batch: those of all ranks together."""
+    loads: tuple[RankLoad, ...] = ()
+    """Of each packing that has rows, where ranks were asked for."""
 
     def steps(self, account: Account) -> int | None:
         """Batches of one epoch, the last one full or not; None where no size was given."""
@@ -685,9 +799,27 @@ def layout(asked: LayoutOptions) -> LayoutReport:
     for name, value in (("seq_len", seq_len), ("batch_size", asked.batch_size)):
         if value is not None and not 0 < value < MAX_DOCUMENT_TOKENS:
             raise UsageError(f"{name} {value:,} is not from 1 to {MAX_DOCUMENT_TOKENS - 1:,}")
+    ranks, rows = asked.ranks, 0
+    if ranks is not None:
+        for name, value in (("ranks", ranks), ("width", asked.width)):
+            if value < 1:
+                raise UsageError(f"{name} {value:,} is not a whole number of 1 or more")
+        rows, left = divmod(asked.batch_size or ROWS_OF_RANK * ranks, ranks)
+        if left or not rows:
+            raise UsageError(
+                f"batch_size {asked.batch_size:,} is no whole number of rows for each of"
+                f" {ranks:,} ranks",
+                hint=f"use a multiple, like batch_size {ROWS_OF_RANK * ranks}",
+            )
     chosen = dict.fromkeys(map(find_packing, LAYOUTS if packings is None else packings))
     opened = store if isinstance(store, Store) else Store(store, split=asked.split)
     stream = TokenStream(opened)
+    layouts = [packing(stream, seq_len=seq_len, progress=asked.on_progress) for packing in chosen]
+    loads = [
+        rank_load(each, inputs=seq_len, ranks=ranks, rows=rows, width=asked.width)
+        for each in layouts
+        if ranks is not None and each.num_rows
+    ]
     return LayoutReport(
         store=str(opened.path if opened.is_remote or isinstance(store, Store) else store),
         split=opened.split,
@@ -695,9 +827,7 @@ def layout(asked: LayoutOptions) -> LayoutReport:
         documents=opened.num_documents,
         tokens=opened.num_tokens,
         counted=opened.num_counted if opened.has_mask else None,
-        accounts=tuple(
-            packing(stream, seq_len=seq_len, progress=asked.on_progress).account()
-            for packing in chosen
-        ),
+        accounts=tuple(each.account() for each in layouts),
         batch_size=asked.batch_size,
+        loads=tuple(loads),
     )
