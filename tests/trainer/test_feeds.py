@@ -46,16 +46,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def feeder_of(store: tokenmill.Store, **said: Any) -> TextFeeder:
-    options = {"model": "tiny", "seq_len": SEQ_LEN, "micro_batch": 3, "accumulate": 1, **said}
-    setup = settle(TrainOptions(store, device="cpu", **options), vocab_size=store.vocab_size)
+    usual = {"model": "tiny", "seq_len": SEQ_LEN, "micro_batch": 3, "accumulate": 1}
+    options = {**usual, "device": "cpu", **said}
+    setup = settle(TrainOptions(store, **options), vocab_size=store.vocab_size)
     return TextFeeder(store, setup)
 
 
-@pytest.mark.parametrize("feed", ["encode", "encode_batch"])
+@pytest.mark.parametrize(
+    "said",
+    [{"feed": "encode"}, {"feed": "encode_batch"}, {"feed": "workers", "feed_workers": 1}],
+    ids=["encode", "encode_batch", "workers"],
+)
 @pytest.mark.parametrize("boundaries", ["keep", "mask"])
 @pytest.mark.parametrize("name", ["bytes", "bpe"])
 def test_rows_are_those_of_the_store_in_its_order(
-    place: Path, name: str, feed: str, boundaries: str
+    place: Path, name: str, said: dict[str, Any], boundaries: str
 ) -> None:
     store, _ = open_splits(place / f"{name}-store")
     loader = tokenmill.Loader(
@@ -63,11 +68,27 @@ def test_rows_are_those_of_the_store_in_its_order(
     )
     steps = len(loader) - 1  # the last one has padding
     assert steps > 10
-    with feeder_of(store, feed=feed, boundaries=boundaries) as feeder:
+    with feeder_of(store, boundaries=boundaries, **said) as feeder:
         for made, batch in itertools.islice(zip(feeder, loader, strict=False), steps):
             assert made.input_ids.dtype == made.labels.dtype == torch.int64
             assert np.array_equal(made.input_ids, batch.input_ids)
             assert np.array_equal(made.labels, batch.labels)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("said", [{"feed": "encode"}, {"feed": "workers", "feed_workers": 1}])
+def test_they_come_to_the_device_while_it_works(place: Path, said: dict[str, Any]) -> None:
+    store, _ = open_splits(place / "bpe-store")
+    loader = tokenmill.Loader(store, seq_len=SEQ_LEN, batch_size=3, shuffle=False, epochs=1)
+    weight = torch.randn(4096, 4096, device="cuda")
+    with feeder_of(store, device="cuda", **said) as feeder:
+        for made, batch in itertools.islice(zip(feeder, loader, strict=False), 20):
+            assert made.input_ids.device.type == "cuda"
+            for _ in range(4):
+                weight = torch.mm(weight, weight).tanh()
+            assert np.array_equal(made.input_ids.cpu(), batch.input_ids)
+            assert np.array_equal(made.labels.cpu(), batch.labels)
 
 
 def test_after_the_last_text_the_first_comes_again(place: Path) -> None:
