@@ -15,7 +15,13 @@ from tests.builder.stores import documents, make_texts, tree
 from tests.interop import peers
 
 import tokenmill
-from tokenmill.errors import SourceError, TokenmillError, UsageError
+from tokenmill.errors import (
+    MemoryBudgetError,
+    SourceError,
+    TokenizerError,
+    TokenmillError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,6 +274,12 @@ def test_what_takes_files_is_refused_for_rows(tmp_path: Path) -> None:
             build(ROWS, tmp_path / "s", **more)
     with pytest.raises(UsageError, match="plan is for files"):
         tokenmill.plan(ROWS, tokenizer="bytes")
+    left = iter(ROWS)
+    with pytest.raises(TokenizerError):
+        build(left, tmp_path / "s", tokenizer=tmp_path / "missing")
+    with pytest.raises(MemoryBudgetError):
+        build(left, tmp_path / "s", memory="10MB")
+    assert next(left) == ROWS[2]  # one was looked at for each
     with pytest.raises(SourceError, match="no column") as caught:
         build(iter(ROWS), tmp_path / "s", where="lang == 'en'")
     assert "the rows came from an iterator, which is used up" in str(caught.value.hint)

@@ -32,7 +32,7 @@ from tokenmill.builder.progress import BuildResult, Monitor
 from tokenmill.builder.worker import UnitReport, WorkerStart, enough_share, refuse_unknown
 from tokenmill.engines import AUTO, PACKAGES, gigatoken
 from tokenmill.engines.base import SpecialTokens, TokenizerKind
-from tokenmill.engines.load import CHAT_TEMPLATE, load_ahead
+from tokenmill.engines.load import CHAT_TEMPLATE, find_tokenizer, load_ahead
 from tokenmill.errors import (
     BuildError,
     SourceError,
@@ -201,6 +201,9 @@ class BuildRun:
         """The input files, all of a kind that the rows can come from."""
         options = self.source_options(self.options.identity())
         if self.rows is not None:
+            # What is wrong with the rest is told before rows are read that may be read only once.
+            tokenizer = find_tokenizer(self.options.tokenizer).files.values()
+            self.memory_plan(sum(path.stat().st_size for path in tokenizer))
             discovery = self.rows.write(self.layout.rows, options, limit=self.options.limit)
         else:
             discovery = discover(
