@@ -855,7 +855,7 @@ class Cache:
         ids, starts, lengths, held, limits, sizes = self._learn(words)
         first = len(self._known)
         places = range(first, first + len(words))
-        made = (
+        made: tuple[NDArray[Any], ...] = (
             self._num_ids + starts,
             lengths,
             np.zeros(len(words), np.int64),
