@@ -254,10 +254,12 @@ FOREIGN_FLAGS = {
     ],
     "chunk_size shard_size max_shard_size": [
         "--file-tokens",
+        "--seq-len",
         "a store is cut by its input; tokenmill export --file-tokens N writes files of a size",
     ],
     "config subset dataset_config config_name": [
-        "name the files of the subset: 'hf://datasets/OWNER/NAME/SUBSET/*.parquet'"
+        "--model",
+        "name the files of the subset: 'hf://datasets/OWNER/NAME/SUBSET/*.parquet'",
     ],
     "pretokenized pre_tokenized tokenized": ["give the store itself: tokenmill train STORE"],
     "use_8bit_optim use_8bit_adam adam8bit optim_8bit": ["--optimizer adamw8bit"],
