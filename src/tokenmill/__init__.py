@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tokenmill.loader.mixture import Stage as Stage
     from tokenmill.loader.packing import LayoutReport as LayoutReport
     from tokenmill.loader.packing import layout as layout
+    from tokenmill.loader.pairs import PairBatch as PairBatch
+    from tokenmill.loader.pairs import PairLoader as PairLoader
     from tokenmill.stalls import StallMeter as StallMeter
     from tokenmill.stalls import StallReport as StallReport
     from tokenmill.store.reader import RejectedRow as RejectedRow
@@ -66,6 +68,7 @@ _HOMES = {
     "loader.loader": ["Loader"],
     "loader.mixture": ["Mixture", "Stage"],
     "loader.packing": ["LayoutReport", "layout"],
+    "loader.pairs": ["PairBatch", "PairLoader"],
     "stalls": ["StallMeter", "StallReport"],
     "store.reader": ["RejectedRow", "SourceRow", "Store"],
     "trainer.options": ["TrainResult", "train"],

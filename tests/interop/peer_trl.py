@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl.chat_template_utils import get_training_chat_template
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+from tokenmill import PairLoader
 from tokenmill.hf import as_dataset
 
 datasets.disable_progress_bars()
@@ -74,7 +75,8 @@ def prefer(
         tool = made.from_pretrained(tokenizer, pad_token="<|endoftext|>")
         tool.chat_template = template
         columns, losses = [], []
-        for dataset in (datasets.Dataset.from_list(rows), as_dataset(stores[name])):
+        given_rows = datasets.Dataset.from_list(rows)
+        for dataset in (given_rows, as_dataset(stores[name])):
             with tempfile.TemporaryDirectory() as folder:
                 trainer = StoreDPOTrainer(
                     model=tiny(len(tool)),
@@ -88,6 +90,15 @@ def prefer(
                 batch = trainer.data_collator([*trainer.train_dataset])
                 with torch.no_grad():
                     losses.append(float(trainer.compute_loss(trainer.model, batch)))
+                if dataset is not given_rows:
+                    loader = PairLoader(
+                        stores[name], seq_len=64, batch_size=len(rows), shuffle=False
+                    )
+                    own = loader.batch(0)
+                    keys = ("input_ids", "attention_mask", "completion_mask")
+                    batch = {key: torch.from_numpy(getattr(own, key)) for key in keys}
+                    with torch.no_grad():
+                        losses.append(float(trainer.compute_loss(trainer.model, batch)))
                 columns.append({each: trainer.train_dataset[each][:] for each in COLUMNS})
         answers[name] = {"columns": columns, "losses": losses}
     return answers

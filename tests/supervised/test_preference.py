@@ -231,4 +231,68 @@ def test_columns_and_the_loss_of_dpo_are_those_of_trl(family_dir: Folder, tmp_pa
         theirs, ours = answer["columns"]
         assert ours == theirs, name
         assert np.isfinite(answer["losses"]).all()
+        assert len(answer["losses"]) == 3
         assert answer["losses"][0] == answer["losses"][1], name
+        # The same rows in a longer batch.
+        assert answer["losses"][2] == pytest.approx(answer["losses"][0], rel=1e-6), name
+
+
+def pairs_store(tokenizer: Path, folder: Path, count: int) -> tokenmill.Store:
+    source = write(folder / "pairs.jsonl", texts(count))
+    options: dict[str, Any] = {"tokenizer": tokenizer, "format": "preference", "serial": True}
+    tokenmill.build(source, out=folder / "s", **options)
+    return tokenmill.Store(folder / "s")
+
+
+def test_a_loader_of_pairs_gives_every_pair_once_to_all_ranks_and_goes_on_anywhere(
+    bpe_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    store = pairs_store(bpe_tokenizer_dir, tmp_path, 48)
+    options: dict[str, Any] = {"seq_len": 24, "epochs": 2, "seed": 3}
+    alone = [*tokenmill.PairLoader(store, batch_size=8, **options)]
+    assert len(alone) == 12
+    numbers = np.concatenate([batch.pairs for batch in alone])
+    for epoch in (numbers[:48], numbers[48:]):
+        assert sorted(epoch.tolist()) == [*range(48)]
+        assert epoch.tolist() != [*range(48)]
+    for batch in alone:
+        for place, number in enumerate(batch.pairs.tolist()):
+            for row, side in ((place, 0), (place + 8, 1)):
+                pair = store.pair(number)
+                both = np.concatenate([pair.prompt_ids, pair[1 + side]])[:24].tolist()
+                inside = batch.attention_mask[row] == 1
+                assert batch.input_ids[row][inside].tolist() == both
+                assert (batch.labels[row] != -100).tolist() == (
+                    batch.completion_mask[row] == 1
+                ).tolist()
+                counted = batch.labels[row][batch.labels[row] != -100].tolist()
+                assert counted == pair[1 + side].tolist()[: 24 - len(pair.prompt_ids)]
+    ranks = [
+        tokenmill.PairLoader(store, batch_size=4, rank=r, world_size=2, **options) for r in (0, 1)
+    ]
+    for batch, *parts in zip(alone, *ranks, strict=True):
+        assert np.concatenate([part.pairs for part in parts]).tolist() == batch.pairs.tolist()
+    first = tokenmill.PairLoader(store, batch_size=8, **options)
+    for _ in range(5):
+        batch = next(iter(first))
+    again = tokenmill.PairLoader(store, batch_size=4, rank=1, world_size=2, **options)
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [part.pairs.tolist() for part in again] == [b.pairs[4:].tolist() for b in alone[5:]]
+    with pytest.raises(UsageError, match="seed"):
+        again.load_state_dict(first.state_dict() | {"seed": 4})
+
+
+def test_a_loader_of_pairs_refuses_what_it_cannot_feed(
+    bpe_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    store = pairs_store(bpe_tokenizer_dir, tmp_path, 5)
+    with pytest.raises(StoreError, match="--too-long truncate"):
+        next(iter(tokenmill.PairLoader(store, seq_len=3, batch_size=2)))
+    with pytest.raises(UsageError, match="5 pairs make no batch of 6"):
+        tokenmill.PairLoader(store, seq_len=30, batch_size=6, epochs=1)
+    with pytest.raises(UsageError, match="rank"):
+        tokenmill.PairLoader(store, seq_len=30, batch_size=1, rank=1)
+    source = write(tmp_path / "texts.jsonl", [{"text": "x"}])
+    tokenmill.build(source, tokenizer=bpe_tokenizer_dir, out=tmp_path / "plain", serial=True)
+    with pytest.raises(UsageError, match="holds no pairs"):
+        tokenmill.PairLoader(tmp_path / "plain", seq_len=30, batch_size=1)

@@ -560,7 +560,8 @@ class Store:
             raise UsageError(
                 f"{str(self.path)!r} holds pairs of chosen and rejected answers, and {what} would "
                 "take both alike: a model would learn what was rejected",
-                hint="take them as pairs: tokenmill.hf.as_dataset(store), or store.pair(0)",
+                hint="take them as pairs: tokenmill.PairLoader(store, ...), store.pair(0), or "
+                "tokenmill.hf.as_dataset(store) for TRL",
             )
 
     def locate(self, number: SupportsIndex) -> tuple[int, int]:
