@@ -398,10 +398,17 @@ def as_dataset(store: StoreInput, *, split: str | None = None) -> Any:
     opened = open_split(store, split)
     if opened.has_pairs:
         return _pairs_dataset(opened)
-    parts = [_shard_columns(opened, shard) for shard in range(len(opened.shards))]
+    # One type for all shards: files of other projects, read in place, may be one large shard.
+    is_large = any(shard.tokens > np.iinfo(np.int32).max for shard in opened.shards)
+    kind = pa.LargeListArray if is_large else pa.ListArray
+    parts = [_shard_columns(opened, shard, kind) for shard in range(len(opened.shards))]
+    dtypes = (opened.dtype, "int32" if opened.has_mask else opened.dtype)
     ids, labels = (
-        pa.chunked_array([part[i] for part in parts], type=pa.list_(pa.from_numpy_dtype(dtype)))
-        for i, dtype in enumerate((opened.dtype, "int32" if opened.has_mask else opened.dtype))
+        pa.chunked_array(
+            [part[i] for part in parts],
+            type=(pa.large_list if is_large else pa.list_)(pa.from_numpy_dtype(dtype)),
+        )
+        for i, dtype in enumerate(dtypes)
     )
     table = datasets.table.InMemoryTable(pa.table({"input_ids": ids, "labels": labels}))
     return datasets.Dataset(table, fingerprint=opened.content[:16])
@@ -420,7 +427,7 @@ def _pairs_dataset(store: Store) -> Any:
     return datasets.Dataset(table, fingerprint=store.content[:16])
 
 
-def _shard_columns(store: Store, number: int) -> tuple[Any, Any]:
+def _shard_columns(store: Store, number: int, kind: Any) -> tuple[Any, Any]:
     import pyarrow as pa
 
     shard: MappedShard = store.map_shard(number)
@@ -432,10 +439,10 @@ def _shard_columns(store: Store, number: int) -> tuple[Any, Any]:
         # Of other projects' files, read in place: documents need not lie one after the other.
         places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
         tokens, mask = tokens[places], None if mask is None else mask[: len(mask)][places]
-    offsets = pa.array(ends.astype(np.int32))
-    ids = pa.ListArray.from_arrays(offsets, pa.array(tokens[: ends[-1]]))
+    offsets = pa.array(ends if kind is pa.LargeListArray else ends.astype(np.int32))
+    ids = kind.from_arrays(offsets, pa.array(tokens[: ends[-1]]))
     if mask is None:
         return ids, ids
     counts = mask[: ends[-1]].astype(np.bool_)
     labels = np.where(counts, tokens[: ends[-1]].astype(np.int32), np.int32(IGNORED))
-    return ids, pa.ListArray.from_arrays(offsets, pa.array(labels))
+    return ids, kind.from_arrays(offsets, pa.array(labels))

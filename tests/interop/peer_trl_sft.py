@@ -19,10 +19,13 @@ from tokenmill.hf import as_dataset
 datasets.disable_progress_bars()
 
 
-def labels(tokenizer: str, chats: str, store: str, exports: dict[str, str]) -> dict[str, Any]:
+def labels(
+    tokenizer: str, chats: str, store: str, exports: dict[str, str], others: list[str]
+) -> dict[str, Any]:
     """What TRL makes of chats by itself, and what it takes from the same ones otherwise.
 
-    Of each way the ids and labels of all rows, and how many labels a batch of all of them counts.
+    Of each way the ids and labels of all rows, and how many labels a batch of all of them counts;
+    and the rows of other stores.
     """
     rows = [json.loads(line) for line in Path(chats).read_text().splitlines()]
     ways: dict[str, Any] = {
@@ -33,10 +36,11 @@ def labels(tokenizer: str, chats: str, store: str, exports: dict[str, str]) -> d
             "parquet", data_dir=exports["parquet"], split="train", cache_dir=exports["cache"]
         ),
     }
-    return {
+    made = {
         way: _taken(_trainer(tokenizer, dataset, assistant_only_loss=way == "trl", max_length=None))
         for way, dataset in ways.items()
     }
+    return made | {"others": [as_dataset(each).to_dict() for each in others]}
 
 
 def _taken(trainer: Any) -> dict[str, Any]:

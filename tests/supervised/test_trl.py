@@ -9,8 +9,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.interop import peers
+from tests.interop.stores import random_shards
+from tests.loader.stores import write_store
 from tests.supervised.shaping import chat
 
 import tokenmill
@@ -50,7 +53,14 @@ def test_trl_counts_what_it_would_find_by_itself(
     for to in ("arrow", "parquet"):
         exports[to] = str(tmp_path / to)
         tokenmill.export_store(store, to=to, out=tmp_path / to, workers=1)
-    found = peers.run("trl_sft", "labels", tokenizer, tmp_path / "chats.jsonl", store, exports)
+    shards = random_shards(2, documents=12)
+    masks = [[[int(n % 3 > 0) for n in range(len(ids))] for ids in shard] for shard in shards]
+    others = [
+        write_store(tmp_path / "masked", shards, masks=masks),
+        write_store(tmp_path / "plain", shards),
+    ]
+    chats, paths = tmp_path / "chats.jsonl", [other.path for other in others]
+    found = peers.run("trl_sft", "labels", tokenizer, chats, store, exports, paths)
 
     # Each chat is a document, in the order of the rows.
     assert found["store"] == found["trl"]
@@ -59,6 +69,13 @@ def test_trl_counts_what_it_would_find_by_itself(
     tokens = sum(map(len, found["trl"]["ids"]))
     counted = tokenmill.Store(store).num_counted
     assert found["trl"]["counted"] == counted < tokens / 2
+
+    for other, rows in zip(others, found["others"], strict=True):
+        documents = [(ids.tolist(), other.mask(k)) for k, ids in enumerate(other)]
+        assert rows["input_ids"] == [ids for ids, _ in documents]
+        assert rows["labels"] == [
+            ids if mask is None else np.where(mask, ids, -100).tolist() for ids, mask in documents
+        ]
 
 
 @pytest.mark.slow
