@@ -468,3 +468,27 @@ def test_rows_that_do_not_come_out_even_for_ranks_are_refused(store: Store) -> N
     for ranks, width in ((0, 8), (2, 0)):
         with pytest.raises(UsageError, match="is not a whole number of 1 or more"):
             lay_out(store, seq_len=32, ranks=ranks, width=width)
+
+
+def test_a_run_that_was_resumed_is_resumed_from_every_step_of_its_stages(store: Store) -> None:
+    stages = [Stage(tokens=tokens, seq_len=seq_len) for tokens, seq_len in ((700, 32), (900, 64))]
+    mixture = Mixture({"a": (store, 1.0)}, stages=[*stages, Stage(tokens=1500, seq_len=32)])
+    begun = make(mixture, batch_size=4)
+    begun.seek(2)
+    options: dict[str, Any] = {"batch_size": 2, "balance": "attention", "accumulate": 4}
+    loader = make(mixture, **options)
+    loader.load_state_dict(begun.state_dict())
+    states: list[dict[str, Any]] = []
+    expected, versions = [], []
+    for batch in loader:
+        expected.append(rows_of(batch))
+        states.append(loader.state_dict())
+        versions.append(states[-1]["version"])
+    assert versions.count(2) > 20
+    assert {state["update"]["before"] for state in states if "update" in state} > {0}
+    for place, state in enumerate(states, start=1):
+        again = make(mixture, **options)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        if place < len(states):
+            assert [rows_of(batch) for batch in again] == expected[place:]

@@ -131,6 +131,23 @@ def test_a_batch_without_boundaries_has_no_mask() -> None:
         TensorBatch({"cu_seqlens": torch.tensor([0, 8])}).block_mask()
 
 
+def test_no_value_has_to_come_back_from_the_device(batches: list[TensorBatch]) -> None:
+    """Tensors without values have the shapes of those with them: nothing asks for a value."""
+    for batch in batches:
+        bare = batch.to("meta")
+        mask, bare_mask = batch.block_mask(), bare.block_mask()
+        for name in ("kv_indices", "full_kv_indices", "q_indices", "full_q_num_blocks"):
+            assert getattr(bare_mask, name).shape == getattr(mask, name).shape
+        part, bare_part = (each.context_slice(rank=3, size=4) for each in (batch, bare))
+        for field in fields(ContextSlice):
+            one, other = (getattr(each, field.name) for each in (part, bare_part))
+            if isinstance(one, torch.Tensor):
+                assert other.is_meta
+                assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            else:
+                assert one == other
+
+
 # Parts of context-parallel peers.
 
 
