@@ -310,6 +310,8 @@ def _compare(store: Store, number: int, text: str, result: _Compared, lost: Coun
         return
     lost.update(losses(text, decoded, has_unknown=bool(has_unknown)))
     if result.example is None:
+        if text.strip() != decoded.strip():  # else it is all that there is
+            text, decoded = text.strip(), decoded.strip()
         pairs = enumerate(zip(text, decoded, strict=False))
         shorter = min(len(text), len(decoded))
         at = next((place for place, (one, other) in pairs if one != other), shorter)
@@ -325,9 +327,9 @@ def losses(text: str, decoded: str, *, has_unknown: bool = False) -> list[str]:
         "line breaks": lambda given: given.count("\n") + given.count("\r"),
         "runs of spaces": lambda given: len(_SPACES.findall(given)),
         "space at the ends": lambda given: len(given) - len(given.strip()),
-        "capital letters": lambda given: sum(map(str.isupper, given)),
     }
     if not has_unknown:  # else they may be what is unknown
+        counts["capital letters"] = lambda given: sum(map(str.isupper, given))
         counts["accents"] = lambda given: sum(
             unicodedata.combining(each) > 0 for each in unicodedata.normalize("NFD", given)
         )

@@ -78,6 +78,9 @@ def test_text_that_is_mostly_unknown_is_refused_with_what_was_lost_and_the_rest_
     lost = "".join(japanese(50))
     totals = result.totals
     assert (totals.lost_characters, totals.lost_bytes) == (len(lost), len(lost.encode()))
+    verdict = dict(show.verify_rows(tokenmill.verify("store")))["verdict"]
+    assert verdict.startswith("whole, but ")
+    assert verdict.endswith("% of the text is unknown to the tokenizer")
     # Few ids stand for all of it: a row of unknown characters is one.
     assert totals.unknown_ids == 50
 
@@ -115,7 +118,9 @@ def test_verify_says_it_and_counts_the_ids_again(model: Path) -> None:
     build("a.jsonl", model)
     report = tokenmill.verify("store")
     assert report.ok
-    assert dict(show.verify_rows(report))["unknown"].startswith("1 character, ")
+    shown = dict(show.verify_rows(report))
+    assert shown["unknown"].startswith("1 character, ")
+    assert shown["verdict"] == "whole and right", "it is less than 0.1%"
     layout = StoreLayout(Path("store"))
     name = facts.read_manifest(Path("store")).units[0].name
     receipt = facts.read_receipt(layout, name)

@@ -30,6 +30,7 @@ from tokenmill.monitor import Recorder, rss_bytes
 from tokenmill.records import RejectReason
 from tokenmill.runners import local
 from tokenmill.store.facts import (
+    UNKNOWN_SHARE,
     BoundaryToken,
     Counts,
     SplitTotals,
@@ -203,8 +204,6 @@ def make_result(
     )
 
 
-# More of a text than this should not go without a word.
-_UNKNOWN_SHARE = 0.001
 _SHOWN_SOURCES = 3
 
 
@@ -215,12 +214,12 @@ def _unknown_warnings(held: Manifest | Tally) -> Iterator[str]:
         (
             (source.lost_bytes / source.text_bytes, source.path)
             for source in getattr(held, "sources", ())
-            if source.lost_bytes > _UNKNOWN_SHARE * source.text_bytes
+            if source.lost_bytes > UNKNOWN_SHARE * source.text_bytes
         ),
         reverse=True,
     )
     lost = totals.lost_bytes
-    if unknown is None or not (worst or lost > _UNKNOWN_SHARE * totals.text_bytes):
+    if unknown is None or not (worst or totals.is_much_unknown):
         return
     became = "left out" if unknown.id is None else f"became {unknown.token!r}"
     said = f"{words.small_share(lost, totals.text_bytes)} of the text is unknown to this tokenizer"

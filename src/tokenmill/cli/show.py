@@ -708,7 +708,11 @@ def verify_result(report: VerifyReport, *, store: str, as_json: bool) -> None:
 def verify_rows(report: VerifyReport) -> Iterator[Row]:
     """The verdict and what it rests on."""
     found = count(len(report.findings), "problem")
-    yield "verdict", "whole and right" if report.ok else f"NOT whole: {found}"
+    totals, right = report.totals, "whole and right"
+    if totals is not None and totals.is_much_unknown:
+        part = small_share(totals.lost_bytes, totals.text_bytes)
+        right = f"whole, but {part} of the text is unknown to the tokenizer"
+    yield "verdict", right if report.ok else f"NOT whole: {found}"
     files = f"{count(report.files)} of {format_size(report.bytes)}"
     yield "files", f"{files}: checksums, indexes, ids"
     if report.reference:

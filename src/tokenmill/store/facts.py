@@ -321,6 +321,11 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
         """Whether there is anything that the tokenizer does not know."""
         return bool(self.unknown_ids or self.lost_bytes)
 
+    @property
+    def is_much_unknown(self) -> bool:
+        """Whether it is more than should go without a word."""
+        return self.lost_bytes > UNKNOWN_SHARE * self.text_bytes
+
     @classmethod
     def of(cls, **given: int) -> Counts:
         """Those given, and 0 of everything else."""
@@ -345,6 +350,8 @@ def bytes_per_token(totals: Counts, config: Mapping[str, object]) -> float | Non
 COUNTS = Counts.__struct_fields__
 
 
+# More of a text than this should not be unknown without a word.
+UNKNOWN_SHARE = 0.001
 _MOST_EXAMPLES = 16
 
 
