@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -170,9 +171,10 @@ def test_what_is_counted_does_not_follow_from_workers_parts_or_resuming(model: P
 
 
 def test_finish_refuses_what_the_parts_were_asked_to_refuse(model: Path) -> None:
-    write_jsonl(Path("a.jsonl"), [*english(40), *japanese(1)])
+    write_jsonl(Path("a.jsonl"), [*english(40), *japanese(10)])
     build("a.jsonl", model, part="1/1", max_unknown=1.0)
-    assert tokenmill.finish("store").totals.lost_bytes > 0
+    totals = tokenmill.finish("store").totals
+    assert totals.lost_bytes > 0.05 * totals.text_bytes
     with pytest.raises(UnknownTextError, match=r"more than the threshold of 0\.10%"):
         build("a.jsonl", model, "strict", part="1/1", max_unknown=0.001)
 
@@ -213,6 +215,33 @@ def test_a_unit_is_refused_before_it_is_read_to_its_end(model: Path) -> None:
         build("a.jsonl", model, unit_bytes=10 * size)
     assert "tmp" not in {path.name for path in Path("store").iterdir()}
     assert caught.value.hint is not None
+
+
+def test_a_compressed_file_is_refused_at_its_end(model: Path) -> None:
+    raw = write_jsonl(Path("raw"), english(30) + japanese(30)).read_bytes()
+    Path("a.jsonl.gz").write_bytes(gzip.compress(raw, mtime=0))
+    with pytest.raises(UnknownTextError, match=r"of the text of 'a\.jsonl\.gz' \(unit 0\)"):
+        build("a.jsonl.gz", model)
+
+
+def test_a_small_input_is_measured_as_a_whole_and_what_is_built_stays(model: Path) -> None:
+    rows = [*japanese(600), *english(9000)]
+    # Each of its units may have more than the share, since it stands for a larger one.
+    random.Random(0).shuffle(rows)
+    assert write_jsonl(Path("a.jsonl"), rows).stat().st_size > 600_000
+    lost = len("".join(japanese(600)).encode())
+    share = lost / sum(len(text.encode()) for text in rows)
+    first = build("a.jsonl", model, "whole", max_unknown=2 * share)
+    assert first.units_built > 3
+    for each in (0.9 * share, 1.1 * share):
+        if each < share:
+            with pytest.raises(UnknownTextError, match="of the text of the input"):
+                build("a.jsonl", model, max_unknown=each)
+            assert not Path("store/tokenmill.json").exists()
+        else:
+            result = build("a.jsonl", model, max_unknown=each)
+            assert (result.units_built, result.units_resumed) == (0, first.units_built)
+    assert tree(Path("store")) == tree(Path("whole"))
 
 
 def test_a_threshold_is_a_share() -> None:
