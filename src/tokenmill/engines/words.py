@@ -541,7 +541,7 @@ FEW_CHARACTERS = 64  # of a text that the reference encodes in less time
 # without spaces, or data.
 LONG_WORDS = 24
 # The same where a quarter is not ASCII, for Unigram models, whose reference is fast.
-LONG_FOREIGN_WORDS = 12
+LONG_FOREIGN_WORDS = 10
 
 
 class WordEngine:
