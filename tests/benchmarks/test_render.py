@@ -26,6 +26,7 @@ between
 <!-- training_gpu:begin --><!-- training_gpu:end -->
 <!-- optimizers_gpu:begin --><!-- optimizers_gpu:end -->
 <!-- long_rows_gpu:begin --><!-- long_rows_gpu:end -->
+<!-- balance:begin --><!-- balance:end -->
 <!-- stall_meter:begin --><!-- stall_meter:end -->
 <!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
 <!-- stalls_gpu:begin --><!-- stalls_gpu:end -->
@@ -129,6 +130,9 @@ Not measured yet; run: python -m benchmarks.optimizers_gpu, on a machine with a 
 <!-- long_rows_gpu:begin -->
 Not measured yet; run: python -m benchmarks.long_rows_gpu, on a machine with a GPU
 <!-- long_rows_gpu:end -->
+<!-- balance:begin -->
+Not measured yet; run: python -m benchmarks.balance
+<!-- balance:end -->
 <!-- stall_meter:begin -->
 Not measured yet; run: python -m benchmarks.stall_meter
 <!-- stall_meter:end -->
