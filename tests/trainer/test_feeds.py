@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from tests.trainer.runs import COMMAND, SEQ_LEN, train_command
+from tests.trainer.runs import COMMAND, SEQ_LEN
 
 import tokenmill
 from tokenmill.engines.references import train_bpe
@@ -179,15 +179,24 @@ def test_what_cannot_be_fed_in_the_loop_is_refused(place: Path, tmp_path: Path) 
         feeder_of(open_splits(tmp_path / "store")[0], feed="encode")
 
 
-def test_the_command_says_what_feeds_it_and_does_not_resume(place: Path, tmp_path: Path) -> None:
-    how = [*FLAGS, "--steps", "4", "-o", str(tmp_path / "run")]
-    done = train_command(place / "bpe-store", *how, "--feed", "encode", folder=place)
-    assert "fed by the text of 2 files, tokenized while training" in done.stderr
-    assert "% of the time for data" in done.stdout
-    done = train_command(place / "bpe-store", *how, "--resume", folder=place, code=2)
-    assert "tokenized its text while it trained" in done.stderr
+def test_a_run_says_what_feeds_it_and_does_not_resume(place: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"model": "tiny", "seq_len": SEQ_LEN, "batch_tokens": 4 * SEQ_LEN}
+    how |= {"device": "cpu", "steps": 4, "out": tmp_path / "run"}
+    told: list[str | None] = []
+    result = tokenmill.train(
+        place / "bpe-store",
+        feed="encode",
+        on_progress=lambda seen: told.append(seen.message),
+        **how,
+    )
+    assert result.wait_share is not None
+    assert "fed by the text of 2 files, tokenized while training" in result.notes[-1]
+    assert result.notes[-1] in told
+    with pytest.raises(UsageError, match="tokenized its text while it trained"):
+        tokenmill.train(place / "bpe-store", resume=True, **how)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_takes_its_workers_with_it(place: Path, tmp_path: Path) -> None:
     how = [*FLAGS, "--steps", "100000", "-o", str(tmp_path / "run"), "--log-every", "1"]
     how += ["--feed", "workers", "--feed-workers", "2"]
