@@ -58,6 +58,7 @@ def long_rows_body(results: Mapping[str, Any]) -> str:
     )
     speeds = {name: found for name, found in measured.items() if name.count(":") == 2}
     speeds = {name: found for name, found in speeds.items() if not name.startswith("memory")}
+    memory = [_memory(name, each) for name, each in measured.items() if name.startswith("memory")]
     parts = [
         facts,
         _table(SPEED_HEAD, [_speed(name, found) for name, found in sorted(speeds.items())]),
@@ -66,11 +67,7 @@ def long_rows_body(results: Mapping[str, Any]) -> str:
             KERNEL_HEAD,
             [_kernels(name, each) for name, each in measured.items() if name.startswith("kernels")],
         ),
-        "Memory, estimated and used:",
-        _table(
-            MEMORY_HEAD,
-            [_memory(name, each) for name, each in measured.items() if name.startswith("memory")],
-        ),
+        *([] if not memory else ["Memory, estimated and used:", _table(MEMORY_HEAD, memory)]),
         _losses(measured.get("losses", {})),
     ]
     return "\n\n".join(part for part in parts if part)

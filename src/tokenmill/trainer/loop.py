@@ -379,8 +379,9 @@ class MemoryNeed(NamedTuple):
         parameters = 4 * config.num_parameters(setup.vocab_size)
         numbers = NUMBERS_OF_A_BLOCK + (0 if setup.compiles else NOT_COMPILED[size])
         block = numbers * config.width * size
-        # Logits and their gradient; where they are not one with the loss, three copies in float32.
-        logits = padded_vocab(setup.vocab_size) * (2 * size if setup.compiles else 12)
+        # Logits, whose gradient takes their place; where they are not one with the loss, three
+        # copies in float32.
+        logits = padded_vocab(setup.vocab_size) * (size if setup.compiles else 12)
         is_in_parts = makes_loss_in_parts(setup.device, setup.dtype) and not setup.compiles
         # Of a block that is computed again its input stays; one at a time is there whole.
         whole = config.num_layers - setup.recomputed + bool(setup.recomputed)
