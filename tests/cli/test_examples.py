@@ -51,7 +51,7 @@ def test_an_example_without_arguments_says_what_it_needs(tmp_path: Path, name: s
 
 def test_every_example_has_a_test() -> None:
     tests = Path(__file__).parents[1]
-    tested = "".join(path.read_text() for path in tests.rglob("test_examples.py"))
+    tested = "".join(path.read_text() for path in tests.rglob("test_*.py"))
     names = [path.name for path in EXAMPLES.glob("*.py")]
     assert len(names) >= 3
     assert all(f'"{name}"' in tested for name in names)
