@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import ROOT, SHARED, WORK, corpora, environments, machine, render, vocabularies
+from benchmarks import ROOT, WORK, corpora, environments, machine, render, vocabularies
 from benchmarks.build import num_workers
 from benchmarks.command import run_command
 from benchmarks.roster import PEERS
@@ -61,10 +61,7 @@ QUICK = Size(rounds=1, num_bytes=2_000_000, chats=20)
 
 def tokenizers_of(size: Size) -> dict[str, Path]:
     """Those of the other tables, one more, and one with a large vocabulary."""
-    found = vocabularies.prepare()
-    more = SHARED / "tokenizers" / "llama3_1"
-    if (more / "tokenizer.json").exists():
-        found["llama3_1"] = more
+    found = vocabularies.prepare() | vocabularies.shared(("llama3_1",))
     if size is FULL:
         found["bpe-256k"] = _large()
     return found
