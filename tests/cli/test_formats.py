@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 def test_there_and_back_again(cli: Cli, tmp_path: Path, corpus: Path, bpe: Path) -> None:
     cli("build", corpus, "-t", bpe, "-o", "store", "--val", "0.1", "-q")
     exported = cli("export", "store", "--to", "megatron", "--out", "pairs", "--link", "-q")
-    assert "--train-data-path" in exported.out
-    assert "--valid-data-path" in exported.out
+    assert "--per-split-data-args-path" in exported.out
     assert exported.err == ""
     again = cli("export", "store", "--to", "megatron", "--out", "pairs", "--link")
     assert again.out.startswith("nothing to do")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.utils import get_blend_from_list
 
 
 def read(prefixes: list[str]) -> list[dict[str, Any]]:
@@ -39,13 +40,27 @@ def write(prefix: str, documents: list[list[list[int]]], dtype: str) -> None:
     builder.finalize(f"{prefix}.idx")
 
 
+def blends(file: str) -> list[list[Any] | None]:
+    """Prefixes and weights of a list, or of train, valid and test of a .json.
+
+    Megatron-LM's training code, which is not in the package, opens the files like this.
+    """
+    text = Path(file).read_text()
+    if not file.endswith(".json"):
+        return [get_blend_from_list(text.split())]
+    named = json.loads(text)
+    return [get_blend_from_list(named[split]) for split in ("train", "valid", "test")]
+
+
 def both(
-    prefixes: list[str], writes: list[tuple[str, list[list[list[int]]], str]]
-) -> list[dict[str, Any]]:
-    """Write some and read some: starting takes seconds."""
+    prefixes: list[str],
+    writes: list[tuple[str, list[list[list[int]]], str]],
+    arguments: list[str],
+) -> list[Any]:
+    """Write some, read some, and take up files of arguments: starting takes seconds."""
     for each in writes:
         write(*each)
-    return read(prefixes)
+    return [read(prefixes), [blends(file) for file in arguments]]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -55,7 +56,7 @@ def test_workers_change_no_byte(store: Path, tmp_path: Path) -> None:
         assert (one.workers, two.workers) == (1, 2)
         trees = [tree(tmp_path / f"{to}-{number}") for number in (1, 2)]
         for found in trees:
-            found.pop("data-path.txt", None)  # it names the folder
+            found.pop("data-args.txt", None)  # it names the folder
         assert trees[0] == trees[1]
 
 
@@ -93,13 +94,13 @@ def test_an_export_that_is_made_again_has_no_index(tmp_path: Path) -> None:
     victim.write_bytes(bytes(len(data)))
     with pytest.raises(StoreError, match="was changed"):
         tokenmill.export_store(tmp_path / "store", to="megatron", out=out, workers=1)
-    assert not (out / "data-path.txt").exists()
+    assert not (out / "data-args.txt").exists()
     # What was cut off meanwhile is not taken for whole because nobody came to it.
     (out / "train_00000_text_document.idx").write_bytes(b"cut off")
     victim.write_bytes(data)
     result = tokenmill.export_store(tmp_path / "store", to="megatron", out=out, workers=1)
     assert (result.parts, result.parts_resumed) == (2, 0)
-    assert (out / "data-path.txt").exists()
+    assert (out / "data-args.txt").exists()
 
 
 def test_two_at_once_are_refused(store: Path, tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_links_are_the_stores_own_files(store: Path, tmp_path: Path, to: str) ->
     assert not own & {path.stat().st_ino for path in (tmp_path / "copy").rglob("*")}
     trees = [tree(tmp_path / "copy"), tree(tmp_path / "link")]
     for each in trees:
-        each.pop("data-path.txt", None)
+        each.pop("data-args.txt", None)
     assert trees[0] == trees[1]
     assert tokenmill.verify(store, sample=0).ok
 
@@ -216,7 +217,7 @@ def test_splits_become_files_of_their_own(tmp_path: Path) -> None:
     only = tokenmill.export_store(store, to="megatron", out=tmp_path / "only", split="val")
     assert list(only.splits) == ["val"]
     assert sorted(tree(tmp_path / "only")) == [
-        "data-path.txt",
+        "data-args.txt",
         "val_00000_text_document.bin",
         "val_00000_text_document.idx",
     ]
@@ -225,16 +226,34 @@ def test_splits_become_files_of_their_own(tmp_path: Path) -> None:
     assert sorted(tree(tmp_path / "llmc")) == ["tokens_train_000001.bin", "tokens_val_000000.bin"]
 
 
-def test_the_data_path_names_every_pair_with_its_tokens(store: Path, tmp_path: Path) -> None:
+def test_a_file_of_arguments_names_every_pair_with_its_tokens(store: Path, tmp_path: Path) -> None:
     result = tokenmill.export_store(store, to="megatron", out=tmp_path / "out")
-    line = (tmp_path / "out" / "data-path.txt").read_text().strip()
-    assert result.notes == (f"paste into the command of Megatron-LM: {line}",)
-    option, *words = line.split()
-    assert option == "--data-path"
+    file = tmp_path / "out" / "data-args.txt"
+    assert result.notes == (f"give Megatron-LM: --data-args-path {file}",)
+    words = file.read_text().split()
     weights, prefixes = words[::2], words[1::2]
     assert [Path(f"{prefix}.bin").stat().st_size // 2 for prefix in prefixes] == [
         int(weight) for weight in weights
     ]
+
+
+def test_a_file_of_arguments_has_the_splits_as_megatron_names_them(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(60)]
+    store = bytes_store(tmp_path / "in", texts, val=0.3)
+    # Of a list that is cut at white space such a folder would be two words.
+    out = tmp_path / "two words"
+    result = tokenmill.export_store(store, to="megatron", out=out)
+    assert result.notes == (
+        f"give Megatron-LM: --per-split-data-args-path '{out / 'data-args.json'}'",
+    )
+    train, valid = (str(out / f"{split}_00000_text_document") for split in ("train", "val"))
+    found = json.loads((out / "data-args.json").read_text())
+    assert found == {"train": [train], "valid": [valid], "test": None}
+    only = tmp_path / "one split"
+    tokenmill.export_store(store, to="megatron", out=only, split="val")
+    found = json.loads((only / "data-args.json").read_text())
+    valid = str(only / "val_00000_text_document")
+    assert found == {"train": None, "valid": [valid], "test": None}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +310,7 @@ def test_ended_in_the_middle_it_resumes(tmp_path: Path, merge: str, end: signal.
     seen = (out / BOOKS / "tmp", "*.bin", 1) if merge else (out, "*.idx", 3)
     end_in_the_middle(COMMAND, "megatron", "out", merge, folder=tmp_path, seen=seen, end=end)
     assert end is signal.SIGKILL or not (out / BOOKS / "tmp").exists()
-    assert not (out / "data-path.txt").exists(), "the export was over before it was killed"
+    assert not (out / "data-args.txt").exists(), "the export was over before it was killed"
     kept = len([each for each in out.glob("*.idx") if each.with_suffix(".bin").exists()])
     # Whatever has its name is whole.
     for name, data in tree(tmp_path / "out").items():
@@ -301,10 +320,10 @@ def test_ended_in_the_middle_it_resumes(tmp_path: Path, merge: str, end: signal.
     )
     assert result.parts_resumed == kept
     done = tree(tmp_path / "out")
-    assert done.pop("data-path.txt").decode() == whole["data-path.txt"].decode().replace(
+    assert done.pop("data-args.txt").decode() == whole["data-args.txt"].decode().replace(
         str(tmp_path / "whole"), str(tmp_path / "out")
     )
-    assert done == {name: data for name, data in whole.items() if name != "data-path.txt"}
+    assert done == {name: data for name, data in whole.items() if name != "data-args.txt"}
     assert sorted(path.name for path in (tmp_path / "out" / BOOKS).iterdir()) == [
         ".lock",
         ".lock-workers",

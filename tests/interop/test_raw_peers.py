@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.interop import peers
-from tests.interop.stores import EOS, WIDE, flat, ids_of, import_ids, random_shards, write_store
+from tests.interop.stores import (
+    EOS,
+    WIDE,
+    bytes_store,
+    flat,
+    ids_of,
+    import_ids,
+    random_shards,
+    write_store,
+)
 
 import tokenmill
 from tokenmill.interop.indexed import for_people
@@ -40,8 +49,22 @@ def test_megatron(tmp_path: Path) -> None:
     # Documents of several sequences, and of none.
     sentences = [[[1, 2], [3]], [], [[4], [], [5, 6]]]
     writes.append((str(tmp_path / "sentences"), sentences, "int32"))
-    found = peers.run("megatron", "both", prefixes, writes)
+    splits = bytes_store(tmp_path / "in", [f"document {n}" for n in range(60)], val=0.3)
+    tokenmill.export_store(splits, to="megatron", out=tmp_path / "two words")
+    arguments = [
+        tmp_path / "out-int32-False" / "data-args.txt",
+        tmp_path / "out-int32-True" / "data-args.txt",
+        tmp_path / "two words" / "data-args.json",
+    ]
+    found, blends = peers.run("megatron", "both", prefixes, writes, arguments)
     assert found == expected
+    shards = [str(tmp_path / "out-int32-False" / f"train_{n:05d}_text_document") for n in range(3)]
+    assert blends[0] == [[shards, [sum(map(len, shard)) for shard in SHARDS]]]
+    assert blends[1] == [[[str(tmp_path / "out-int32-True" / "train_text_document")], None]]
+    train, valid = (
+        str(tmp_path / "two words" / f"{split}_00000_text_document") for split in ("train", "val")
+    )
+    assert blends[2] == [[[train], None], [[valid], None], None]
     for dtype in ("uint16", "int32"):
         for kind in ("bin", "idx"):
             ours = tmp_path / f"out-{dtype}-True" / f"train_text_document.{kind}"

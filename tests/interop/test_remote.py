@@ -44,7 +44,7 @@ def test_a_store_in_a_bucket_is_exported_as_a_local_one(
         result = tokenmill.export_store(store, to=to, out=out, seq_len=seq_len)
         assert result.documents > 0
         found[number] = tree(out)
-        found[number].pop("data-path.txt", None)  # it names the folder
+        found[number].pop("data-args.txt", None)  # it names the folder
     assert found[0] == found[1] != {}
 
 

@@ -19,6 +19,8 @@ as a list of its own.
 from __future__ import annotations
 
 import gzip
+import json
+import re
 import shlex
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
 
 # As Megatron-LM numbers them; 6 and 7 are floats.
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-DATA_PATH = "data-path.txt"
+ARGS_LIST, ARGS_PER_SPLIT = "data-args.txt", "data-args.json"
 CHECKED_SEQUENCES = 1 << 20
-_OPTIONS = {"train": "--train-data-path", "val": "--valid-data-path", "test": "--test-data-path"}
+# What Megatron-LM calls the splits.
+_SPLITS = {"train": "train", "val": "valid", "test": "test"}
 
 
 class Megatron(raw.RawFormat):
@@ -82,7 +85,7 @@ class Megatron(raw.RawFormat):
         ]
 
     def index_files(self, export: Export) -> list[str]:
-        return [DATA_PATH]
+        return [_args_file(export)]
 
     def write_beside(self, export: Export, part: base.ExportTask, out: PartFiles) -> None:
         store = export.stores[part.split]
@@ -93,23 +96,32 @@ class Megatron(raw.RawFormat):
             file.write(block)
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
-        lines = []
+        name = _args_file(export)
+        blends: dict[str, list[str] | None] = dict.fromkeys(_SPLITS.values())
         for split in export.stores:
-            option = _OPTIONS.get(split, f"--{split}-data-path")
-            if len(export.stores) == 1:
-                option = "--data-path"
             parts = [part for part in export.parts if part.split == split]
-            paths = [
-                shlex.quote(str(export.root / part.files[0].removesuffix(".bin"))) for part in parts
-            ]
-            if len(parts) > 1:
-                # Weights in tokens: every version of Megatron-LM takes them.
-                pairs = zip(parts, paths, strict=True)
-                paths = [f"{part.tokens} {path}" for part, path in pairs if part.tokens]
-            lines.append(" ".join([option, *paths]))
-        out.write(DATA_PATH, "".join(f"{line}\n" for line in lines).encode())
-        short = [line if len(line) < 2000 else f"see {DATA_PATH}" for line in lines]
-        return [f"paste into the command of Megatron-LM: {line}" for line in dict.fromkeys(short)]
+            parts = [part for part in parts if part.tokens] or parts[:1]
+            blend = []
+            for part in parts:
+                # Weights in tokens: every version of Megatron-LM takes them. It takes a single
+                # word for a path without one.
+                weight = [str(part.tokens)] if len(parts) > 1 else []
+                blend += [*weight, str(export.root / part.files[0].removesuffix(".bin"))]
+            blends[_SPLITS.get(split, split)] = blend or None
+        if name == ARGS_LIST:
+            out.write(name, f"{' '.join(blend)}\n".encode())
+            return [f"give Megatron-LM: --data-args-path {shlex.quote(str(export.root / name))}"]
+        # It asks for all three, null where there is none.
+        out.write(name, f"{json.dumps(blends, indent=1)}\n".encode())
+        notes = [
+            f"give Megatron-LM: --per-split-data-args-path {shlex.quote(str(export.root / name))}"
+        ]
+        if unread := sorted(blends.keys() - set(_SPLITS.values())):
+            notes.append(
+                f"Megatron-LM reads train, valid and test of {name}, and nothing of"
+                f" {', '.join(unread)}: export what it shall train on with --split"
+            )
+        return notes
 
     def token_files(self, path: Path) -> list[tuple[str, Path]]:
         """By their indexes: a path may be a folder, one of the two files, or their prefix."""
@@ -147,6 +159,12 @@ class Megatron(raw.RawFormat):
     def ends(self, shard: raw.RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
         return read_ends(shard.index, tokens=shard.tokens)
+
+
+def _args_file(export: Export) -> str:
+    """The name of the file of paths: a list that is cut at white space, or one for each split."""
+    one_list = len(export.stores) == 1 and not re.search(r"\s", str(export.root))
+    return ARGS_LIST if one_list else ARGS_PER_SPLIT
 
 
 class IndexHeader(NamedTuple):
