@@ -2,10 +2,10 @@
 
 python examples/feed_lightning.py STORE [FOLDER FOR CHECKPOINTS]
 
-Needs: pip install torch lightning
+Needs: pip install 'tokenmill[torch,lightning]'
 
-The feeder is a loader that Lightning can save, as it has state_dict and load_state_dict. Give the
-loader `epochs`: of one without an end Lightning takes a batch ahead, and saves that position.
+The data module knows ranks and device from the Trainer, and an epoch of Lightning is one of the
+store, each in another order.
 """
 
 import sys
@@ -17,7 +17,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import nn
 
 import tokenmill
-from tokenmill.torch import DeviceFeeder, TensorBatch
+from tokenmill.lightning import DataModule
+from tokenmill.torch import TensorBatch
 
 STEPS = 20
 
@@ -49,19 +50,10 @@ def train(store: str, checkpoint: Path, *, until: int) -> list[int | None]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loader = tokenmill.Loader(
-        store,
-        split="train",
-        seq_len=64,
-        batch_size=8,
-        epochs=10,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-    )
+    data = DataModule(store, split="train", seq_len=64, batch_size=8)
     model = Model(tokenmill.Store(store, split=None).vocab_size)
-    with DeviceFeeder(loader, device=trainer.strategy.root_device) as feeder:
-        trainer.fit(model, feeder, ckpt_path=checkpoint if checkpoint.exists() else None)
-        trainer.save_checkpoint(checkpoint)
+    trainer.fit(model, data, ckpt_path=checkpoint if checkpoint.exists() else None)
+    trainer.save_checkpoint(checkpoint)
     return model.seen
 
 
