@@ -145,6 +145,44 @@ def test_files_that_are_called_val_are_not_trained_on(tmp_path: Path) -> None:
         assert "val" not in text
 
 
+@pytest.mark.parametrize("said", [{"feed": "encode"}, {"feed": "workers", "feed_workers": 2}])
+def test_rows_that_a_condition_left_out_are_not_trained_on(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    rows = [{"text": "rest" if n % 2 else f"text {n} " * 20, "n": n % 2} for n in range(900)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenmill.build(source, tokenizer="bytes", out=tmp_path / "store", where="n == 0")
+    store, _ = open_splits(tmp_path / "store")
+    for more in ({}, {"text": source}):
+        with feeder_of(store, **said, **more) as feeder:
+            batches = itertools.islice(feeder, 2 * store.num_tokens // (3 * SEQ_LEN))
+            ids = torch.cat([batch.input_ids.flatten() for batch in batches]).tolist()
+        text = bytes(token for token in ids if token < 256).decode()
+        assert "text 898 " in text
+        assert "rest" not in text
+
+
+def test_stores_whose_rows_are_not_all_of_their_text_are_refused(tmp_path: Path) -> None:
+    texts = [f"text {n} " * 20 + "<s>" * (n % 9 == 0) for n in range(40)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    train_bpe(texts, vocab_size=300, folder=tmp_path / "bpe")
+    special = json.loads((tmp_path / "bpe/tokenizer.json").read_text())["added_tokens"][0]
+    source.write_text(source.read_text().replace("<s>", special["content"]))
+    tokenizer = tmp_path / "bpe"
+    how: list[tuple[object, dict[str, Any], str]] = [
+        (source, {"limit": 30}, "a limit left out 10 rows"),
+        ([{"text": text} for text in texts], {}, "was rows of a Python program"),
+        (source, {"special_tokens": "reject", "max_rejects": 1}, "--special-tokens reject"),
+    ]
+    for number, (inputs, options, problem) in enumerate(how):
+        out = tmp_path / str(number)
+        tokenmill.build(inputs, tokenizer=tokenizer, out=out, **options)  # type: ignore[arg-type]
+        with pytest.raises((UsageError, SourceError), match=problem):
+            feeder_of(open_splits(out)[0], feed="encode")
+
+
 def test_text_that_is_gone_or_another_is_named(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text(json.dumps({"text": "some text " * 40}) + "\n")

@@ -17,7 +17,7 @@ import itertools
 import os
 import signal
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -33,7 +33,9 @@ from tokenmill.records import TextBatch, in_validation
 from tokenmill.runners.local import usable_cores
 from tokenmill.sources.base import SourceOptions, is_stream, open_source, plan_units, text_size
 from tokenmill.sources.discovery import discover, source_file
+from tokenmill.sources.objects import OF_PYTHON
 from tokenmill.store.layout import TRAIN
+from tokenmill.where import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -93,8 +95,23 @@ class StoreText:
                 "this store was imported: nobody knows the text that its tokens were",
                 hint="name the text: --text FILES; or use --feed store",
             )
+        if text is None and (skipped := store.manifest.totals.skipped):
+            raise UsageError(
+                f"a limit left out {skipped:,} rows of what this store was built of, and tokenizing"
+                " in the loop would read them too",
+                hint="name text of those rows alone: --text FILES; or use --feed store",
+            )
+        rejects = store.manifest.identity.special_tokens == "reject"
+        if rejects and (text is not None or store.manifest.totals.rejected):
+            raise UsageError(
+                "this store was built with --special-tokens reject, which leaves out documents that"
+                " have such a token in their text, and tokenizing in the loop would not",
+                hint="use --feed store",
+            )
+        where = config.get("where")
         options = SourceOptions(
             text_field=config.get("text_field") or "text",
+            where=None if where is None else parse(where),
             separator=config.get("separator"),
             by_name=config.get("split_by_name") is True,
             batch_bytes=BATCH_BYTES,
@@ -123,11 +140,7 @@ class StoreText:
         if share.of == 1 or any(is_stream(file, self.options) for file in self.files):
             return None
         size = sum(map(text_size, self.files)) // (UNITS_OF_A_SHARE * share.of)
-        options = SourceOptions(
-            text_field=self.options.text_field,
-            separator=self.options.separator,
-            unit_bytes=max(BATCH_BYTES, size),
-        )
+        options = replace(self.options, unit_bytes=max(BATCH_BYTES, size))
         units = [unit for file in self.files for unit in plan_units(file, options)]
         return units[share.number :: share.of] if len(units) >= share.of else None
 
@@ -165,6 +178,12 @@ def _sources(store: Store) -> Iterator[SourceFile]:
         if number not in has_train:
             continue
         members = store.receipt(f"{entry.prefix}-00000").unit.members
+        if entry.path.startswith(OF_PYTHON):
+            raise SourceError(
+                f"{entry.path!r}, which this store was built of, was rows of a Python program, and"
+                " no file holds them",
+                hint="name the text: --text FILES; or use --feed store",
+            )
         try:
             file = source_file(entry.path, members=members)
             if file.size != entry.size:
