@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.interop import peers
 
 import tokenmill
 from tokenmill.engines.references import train_bpe
@@ -17,12 +19,15 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run(name: str, *args: str | Path, folder: Path) -> list[str]:
+    packages = [str(peers.PEERS)] if name == "feed_torchtitan.py" else []
+    path = [each for each in (os.environ.get("PYTHONPATH"), *packages) if each]
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, args)],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -44,13 +49,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "packages"),
     [
         ("feed_pytorch.py", ()),
-        ("feed_torchtitan.py", ()),
+        ("feed_torchtitan.py", ("torchtitan",)),
         pytest.param("feed_lightning.py", ("lightning",), marks=pytest.mark.slow),
         ("feed_hf_trainer.py", ("transformers", "accelerate")),
     ],
 )
 def test_the_example_resumes_exactly(folder: Path, name: str, packages: tuple[str, ...]) -> None:
-    if missing := [package for package in packages if find_spec(package) is None]:
+    if "torchtitan" in packages:
+        peers.require("torchtitan")
+    elif missing := [package for package in packages if find_spec(package) is None]:
         pytest.skip(f"to run {name}: pip install {' '.join(missing)}")
     checkpoints = folder / name.removesuffix(".py")
     checkpoints.mkdir()
