@@ -146,6 +146,13 @@ class TensorBatch(dict[str, torch.Tensor]):
     def context_slice(self, *, rank: int, size: int) -> ContextSlice:
         """What peer `rank` of `size` context-parallel peers holds of every document; all of them
         must have this batch."""
+        if self.labels_are == "same":
+            raise UsageError(
+                "labels of the same places are shifted by the model, and the next token of where a"
+                " part is cut is on another peer: the model would learn a token of elsewhere",
+                hint='make the loader with labels="next", and give a model of transformers its'
+                " part of them as shift_labels",
+            )
         most = self.max_seqlen or self._row_shape()[1]
         tokens = math.prod(self._row_shape())
         return context_slice(self._boundaries(), tokens, max_seqlen=most, rank=rank, size=size)

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tokenmill.errors import UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.torch import (
+    KINDS,
     ContextSlice,
     DeviceFeeder,
     TensorBatch,
@@ -216,6 +217,12 @@ def test_a_part_of_a_batch_is_that_of_its_boundaries(batches: list[TensorBatch])
     for rank, size, reason in ((2, 2, "rank 2 of 2"), (0, 3, "512 tokens cannot be cut into 3")):
         with pytest.raises(UsageError, match=reason):
             batches[0].context_slice(rank=rank, size=size)
+
+
+def test_labels_that_a_model_shifts_are_not_cut_into_parts(batches: list[TensorBatch]) -> None:
+    batch = KINDS["same"](dict(batches[0]), step=0)
+    with pytest.raises(UsageError, match="next token of where a part is cut is on another peer"):
+        batch.context_slice(rank=0, size=2)
 
 
 def peer(number: str, folder: str) -> None:
