@@ -340,6 +340,16 @@ def test_a_condition_that_leaves_nothing_out_leaves_no_trace_in_the_units(tmp_pa
     assert documents(tmp_path / "s") == documents(tmp_path / "plain")
 
 
+def test_a_condition_that_leaves_nothing_is_warned_of(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "in")
+    result = build(source, tmp_path / "s", where="lang == 'xx'", max_rejects=0.1)
+    assert result.totals.documents == 0
+    said = (
+        f"the store is empty: --where left out all that could be used, {result.totals.filtered:,} "
+    )
+    assert [each for each in result.warnings if each.startswith(said)]
+
+
 def test_rows_beyond_a_limit_are_not_asked(tmp_path: Path) -> None:
     source = corpus(tmp_path / "in") / "a.jsonl"
     totals = build(source, tmp_path / "s", where="lang == 'de'", limit=10).totals

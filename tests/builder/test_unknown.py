@@ -210,7 +210,7 @@ def test_a_unit_is_refused_before_it_is_read_to_its_end(model: Path) -> None:
     write_jsonl(Path("a.jsonl"), japanese(30_000))
     size = Path("a.jsonl").stat().st_size
     with pytest.raises(
-        UnknownTextError, match=r"of the text of the first [\d.]+ [kM]B of"
+        UnknownTextError, match=r"of the text of the first [\d.]+ [kM]B of unit \d+ of "
     ) as caught:
         build("a.jsonl", model, unit_bytes=10 * size)
     assert "tmp" not in {path.name for path in Path("store").iterdir()}
@@ -220,7 +220,7 @@ def test_a_unit_is_refused_before_it_is_read_to_its_end(model: Path) -> None:
 def test_a_compressed_file_is_refused_at_its_end(model: Path) -> None:
     raw = write_jsonl(Path("raw"), english(30) + japanese(30)).read_bytes()
     Path("a.jsonl.gz").write_bytes(gzip.compress(raw, mtime=0))
-    with pytest.raises(UnknownTextError, match=r"of the text of 'a\.jsonl\.gz' \(unit 0\)"):
+    with pytest.raises(UnknownTextError, match=r"of the text of unit 0 of 'a\.jsonl\.gz'"):
         build("a.jsonl.gz", model)
 
 
@@ -242,6 +242,20 @@ def test_a_small_input_is_measured_as_a_whole_and_what_is_built_stays(model: Pat
             result = build("a.jsonl", model, max_unknown=each)
             assert (result.units_built, result.units_resumed) == (0, first.units_built)
     assert tree(Path("store")) == tree(Path("whole"))
+
+
+def test_a_short_last_unit_of_a_small_input_may_have_what_the_input_may(model: Path) -> None:
+    many = english(9000)
+    size = 0
+    while size < 530_000:
+        size += len(json.dumps({"text": many[len(many) // 2]})) + 1
+        many = many[1:]
+    write_jsonl(Path("a.jsonl"), [*english(9000 - len(many)), "\u732b" * 5000])
+    share = 15_000 / Path("a.jsonl").stat().st_size
+    assert share < 0.04
+    result = build("a.jsonl", model)
+    assert result.units_built > 2
+    assert 0.02 < result.totals.lost_bytes / result.totals.text_bytes < 0.05
 
 
 def test_a_threshold_is_a_share() -> None:

@@ -199,7 +199,7 @@ def make_result(
         template_version=_text(identity.config.get("template_version")),
         skipped_files=() if work is None else work.discovery.not_read,
         unknown=held.unknown,
-        warnings=(*heard.warnings, *_unknown_warnings(held)),
+        warnings=(*heard.warnings, *_unknown_warnings(held), *_where_warnings(held)),
         **more,
     )
 
@@ -228,6 +228,14 @@ def _unknown_warnings(held: Manifest | Tally) -> Iterator[str]:
     more = len(worst) - len(shown)
     shown += [f"as much of {words.count(more, 'other')}"] if more else []
     yield f"{said}; it is {words.listed(shown)}" if shown else said
+
+
+def _where_warnings(held: Manifest | Tally) -> Iterator[str]:
+    """A sentence where a condition left nothing of the input; a part of it may well be so."""
+    totals = held.totals
+    if getattr(held, "sources", ()) and totals.filtered and not totals.documents:
+        rows = words.count(totals.filtered, "row")
+        yield f"the store is empty: --where left out all that could be used, {rows}"
 
 
 def _text(value: object) -> str | None:

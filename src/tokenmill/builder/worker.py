@@ -449,10 +449,7 @@ class UnitPass:
 
     def _check_early(self) -> None:
         """Refuse the unit as soon as no number of good rows could get it below the threshold."""
-        unit, counts = self.unit, self.counts
-        end = unit.end
-        if end is None and unit.file.compression is None:
-            end = unit.file.size
+        unit, counts, end = self.unit, self.counts, self._end()
         if not unit.file.traits.in_bytes or end is None:
             return
         # A row takes a byte at least.
@@ -463,13 +460,31 @@ class UnitPass:
         if left and counts["rejected"] > self._most_rejects(most):
             self._check_rejects(None)
 
+    def _end(self) -> int | None:
+        """Where the unit ends, in bytes of a file that is read by them; None if nobody knows."""
+        unit = self.unit
+        if unit.end is None and unit.file.compression is None:
+            return unit.file.size
+        return unit.end
+
     def _stands_for(self) -> int:
         """How many units this one is in place of, of an input that is not small."""
-        file, settings = self.unit.file, self.worker.settings
-        if settings.source.unit_bytes is not None:
+        if not self._is_small():
             return 1
-        usual = SMALLEST_UNIT_BYTES if file.members else min(SMALLEST_UNIT_BYTES, text_size(file))
-        return max(1, usual // settings.source.least_unit_bytes)
+        file, least, end = self.unit.file, self.worker.settings.source.least_unit_bytes, self._end()
+        if file.traits.in_bytes and not file.members and end is not None:  # the last may be short
+            least = min(least, max(1, end - self.unit.start))
+        return max(1, self._usual_bytes() // least)
+
+    def _is_small(self) -> bool:
+        """Whether the input is, so that all of it is looked at in the end."""
+        source = self.worker.settings.source
+        return source.unit_bytes is None and source.least_unit_bytes < SMALLEST_UNIT_BYTES
+
+    def _usual_bytes(self) -> int:
+        """Text of what a unit of a small input stands for, about."""
+        file = self.unit.file
+        return SMALLEST_UNIT_BYTES if file.members else min(SMALLEST_UNIT_BYTES, text_size(file))
 
     def _most_rejects(self, rows: int) -> float:
         """What so many rows may lose: a unit of a small input stands for a larger one."""
@@ -477,10 +492,7 @@ class UnitPass:
 
     def _check_unknown_early(self) -> None:
         """The same of text that the tokenizer does not know: no other text could make it little."""
-        unit, counts = self.unit, self.counts
-        end = unit.end
-        if end is None and unit.file.compression is None:
-            end = unit.file.size
+        unit, counts, end = self.unit, self.counts, self._end()
         # Text is no longer than its file, but where it is rendered: that is checked at the end.
         is_plain = unit.file.traits.in_bytes and self.worker.encoder.shaper is None
         if counts["lost_bytes"] and is_plain and end is not None:
@@ -490,10 +502,13 @@ class UnitPass:
         """Refuse a unit with too much unknown text; `left` bytes of it are not yet seen."""
         counts, options, unit = self.counts, self.worker.settings.options, self.unit
         lost, text = counts["lost_bytes"], counts["text_bytes"]
-        if lost <= options.max_unknown * self._stands_for() * (text + (left or 0)):
+        text_of_all = self._stands_for() * (text + (left or 0))
+        if self._is_small():
+            text_of_all = max(text_of_all, self._usual_bytes())
+        if lost <= options.max_unknown * text_of_all:
             return
         begun = "" if left is None else f"the first {format_size(counts['input_bytes'])} of "
-        what = f"of {begun}{unit.file.title} (unit {unit.index})"
+        what = f"of {begun}unit {unit.index} of {unit.file.title}"
         told = Counts.of(
             text_bytes=text, lost_bytes=lost, lost_characters=counts["lost_characters"]
         )
@@ -517,9 +532,11 @@ class UnitPass:
         examples = "; ".join(_describe(each, unit, tells_lines) for each in self.first_rejects)
         hint = self._room_hint()
         at_fault, shaper = "--text-field", self.worker.encoder.shaper
+        is_missing = self.first_rejects[0].reason is RejectReason.MISSING_FIELD
         if shaper is not None:
-            is_missing = self.first_rejects[0].reason is RejectReason.MISSING_FIELD
             at_fault = shaper.naming_options if is_missing else "the options of --format"
+        elif is_missing:
+            at_fault += " (for chats, and questions with answers, --format)"
         raise TooManyRejectsError(
             f"{rejected:,} of {'' if end else 'the first '}{used:,} rows of "
             f"{unit.file.title} (unit {unit.index}) were rejected, more than the threshold of "
