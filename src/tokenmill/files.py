@@ -715,10 +715,13 @@ def matches(name: PathInput) -> list[Match]:
     path = normalise(name)
     found = list(_remote_matches(path) if is_remote(path) else _local_matches(path))
     if not found:
-        raise SourceError(
-            f"input {shown(os.fspath(name))!r} matches no file",
-            hint="check the path; a glob looks like 'data/**/*.jsonl', quotes included",
-        )
+        said = shown(os.fspath(name))
+        hint = "check the path; a glob looks like 'data/**/*.jsonl', quotes included"
+        if len(said) > 1000 or len(said.split()) > 1:
+            hint += "; a list of strings names files, and texts are given as iter(texts)"
+        if len(said) > 1000:
+            said = f"{said[:80]} ..."
+        raise SourceError(f"input {said!r} matches no file", hint=hint)
     return sorted(found, key=lambda match: match.path)
 
 

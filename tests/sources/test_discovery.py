@@ -11,6 +11,7 @@ import pytest
 from tests.interop.kept_peers import ask
 from tests.sources.reading import compress, read
 
+import tokenmill
 from tokenmill.errors import SourceError
 from tokenmill.sources.base import (
     SourceOptions,
@@ -357,5 +358,16 @@ def test_globs_choose_among_the_files(
     found = discover([tmp_path], SourceOptions(), include=include, exclude=exclude)
     assert [file.path.removeprefix(f"{tmp_path}/") for file in found.files] == expected
     assert len(found.files) + len(found.skipped) == 4
-    with pytest.raises(SourceError, match=r"no usable text.*left out by --exclude"):
+    with pytest.raises(SourceError, match=r"no usable text.*left out by --exclude") as caught:
         discover([tmp_path], SourceOptions(), exclude=["*"])
+    assert "change --include and --exclude" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["one text\n" * 1000, "x" * 5000, "hello world"])
+def test_a_text_for_a_file_is_told_how_texts_are_given(text: str) -> None:
+    with pytest.raises(SourceError, match="matches no file") as caught:
+        discover([text], SourceOptions())
+    assert "texts are given as iter(texts)" in str(caught.value.hint)
+    assert len(caught.value.message) < 200
+    with pytest.raises(SourceError, match="matches no file"):
+        tokenmill.build([text], tokenizer="bytes", out="store")

@@ -13,11 +13,12 @@ import difflib
 import itertools
 import json
 import operator
+import os
 import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
@@ -74,7 +75,7 @@ def corpus_files(name: PathInput) -> PathInput:
 
     Names differ by hyphens and capitals, and people know the hub's own ones too.
     """
-    if not isinstance(name, str) or Path(name).exists():
+    if not isinstance(name, str) or os.path.exists(name):  # noqa: PTH110 - also of a whole text
         return name
     for short, corpus in CORPORA.items():
         owner, repository = corpus.files.split("/")[3:5]
@@ -284,7 +285,10 @@ def discover(
         raise SourceError(
             f"no usable text in {given or 'an empty list of inputs'}; files passed over: "
             f"{examples}",
-            hint=f"name files with one of these endings: {_KNOWN}",
+            hint="change --include and --exclude: they are for the names of files, and with a '/' "
+            "for paths below the input"
+            if left_out
+            else f"name files with one of these endings: {_KNOWN}",
         )
     least = base.least_unit_bytes(sum(map(base.text_size, found)))
     discovery = Discovery(
