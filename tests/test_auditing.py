@@ -217,6 +217,15 @@ def test_nothing_is_found_without_a_text_and_it_says_what_that_leaves_out(
     report = tokenmill.audit(partial(cut, stream))
     assert report.findings == ()
     assert any("the text was not given" in what for what in report.unchecked)
+    report = tokenmill.audit(lambda: (batch for batch in cut(stream)))
+    (why,) = [what for what in report.unchecked if "order of a second epoch" in what]
+    assert why.endswith("the loader was read once, and the function takes no `epoch` (0, then 1)")
+
+
+def test_a_module_that_is_not_there_is_told_with_what_to_type() -> None:
+    with pytest.raises(UsageError, match="there is no module 'my_dat'") as caught:
+        tokenmill.audit("my_dat:right")
+    assert str(caught.value.hint).endswith("or name the file: my_dat.py:right")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -371,8 +371,8 @@ def load_function(target: str) -> Any:
             except ModuleNotFoundError as error:
                 if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                     raise
-                hint = f"start it in the folder of {error.name}.py, or name the file:"
-                f" {module}.py:{name}"
+                file = f"{module.replace('.', '/')}.py"
+                hint = f"start it in the folder of {error.name}, or name the file: {file}:{name}"
                 raise UsageError(f"there is no module {error.name!r}", hint=hint) from error
         if not hasattr(made, name):
             raise UsageError(f"{module!r} has no {name!r}", hint=f"define it: def {name}(): ...")
@@ -841,11 +841,14 @@ class Audit:
         elif first.is_whole and loader is not None and is_read_anew(loader):
             again = loader
         if again is None or first.batches < 2:
-            self.unchecked.append(
-                "order of a second epoch: the first did not end within"
-                f" {count(self.asked.batches, 'batch', plural='batches')}, and the function"
-                " takes no `epoch`"
-            )
+            batches = count(self.asked.batches, "batch", plural="batches")
+            if first.batches < 2:
+                why = "the first has one batch"
+            elif not first.is_whole:
+                why = f"the first did not end within {batches}, and the function takes no `epoch`"
+            else:
+                why = "the loader was read once, and the function takes no `epoch` (0, then 1)"
+            self.unchecked.append(f"order of a second epoch: {why}")
             return
         second = read_batches(again, batches=first.batches, rank=0, pads=self.pads)
         mine, other = ([row.ids.tobytes() for row in each.rows] for each in (first, second))

@@ -142,6 +142,7 @@ class DocumentView:
     piece: int  # which document of that row, counted from 0, where the row became several
     pieces: int
     fim: FimParts | None = None  # of one that was reordered for fill-in-the-middle
+    answer: str | None = None  # "chosen" or "rejected", of a document of a pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -385,6 +386,7 @@ def _view_document(store: Store, *, number: int, engine: Engine) -> DocumentView
         piece=source.piece,
         pieces=source.pieces,
         fim=_fim_parts(store, ids.tolist(), engine=engine),
+        answer=("chosen", "rejected")[source.piece] if store.has_pairs else None,
     )
 
 

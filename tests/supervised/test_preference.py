@@ -79,6 +79,9 @@ def test_a_pair_is_two_documents_of_which_the_answers_count(
         assert chosen[-1] == rejected[-1] == store.eos_id
     assert json.loads((tmp_path / "s" / "tokenmill.json").read_text())["format_version"] == 8
     assert tokenmill.verify(tmp_path / "s").ok
+    for number, answer in enumerate(("chosen", "rejected")):
+        shown = tokenmill_here("inspect", "s", "--doc", str(number), folder=tmp_path)
+        assert f"row 0, line 1, with its {answer} answer" in shown.stdout
 
 
 def test_prompts_may_be_implicit_and_rows_texts_or_messages(

@@ -586,6 +586,8 @@ def document(view: DocumentView) -> None:
     console.print(heading(f"document {count(view.number)} of {visible(view.split)}", f": {tokens}"))
     line = "" if view.line is None else f", line {count(view.line)}"
     piece = "" if view.pieces == 1 else f", piece {view.piece + 1} of {view.pieces}"
+    if view.answer is not None:
+        piece = f", with its {view.answer} answer"
     place = f"from {visible(view.path)}, row {count(view.row)}{line}{piece}\n"
     console.print(place, soft_wrap=True)
     if shown and shown[0].counts is not None:
@@ -737,7 +739,9 @@ def audit_result(report: AuditReport, *, as_json: bool) -> None:
     tokens = (
         f"{count(report.places - report.padding)}, and {count(report.padding)} places of padding"
     )
-    kinds = {"next": "the next token", "same": "the token itself", None: "neither or none"}
+    kinds = {"next": "the next token", "same": "the token itself", None: "neither"}
+    if "labels: the batches have none" in report.unchecked:
+        kinds[None] = "none"
     facts(("verdict", found), ("read", read), ("tokens", tokens), ("labels", kinds[report.labels]))
     console = make_console()
     for finding in report.findings:
