@@ -331,6 +331,18 @@ def test_every_row_of_a_build_is_accounted_for(tmp_path: Path) -> None:
         build(source, tmp_path / "s", max_rejects=0.1)
 
 
+def test_many_rejects_among_the_rows_that_are_asked_for_are_told(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"text": "fine", "lang": "de"} for _ in range(995)]
+    rows += [{"text": None, "lang": "en"} for _ in range(5)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = build(source, tmp_path / "store", where="lang == 'en'")
+    assert (result.totals.rejected, result.totals.filtered) == (5, 995)
+    warning, _ = result.warnings  # and that the store is empty
+    assert "5 of the 5 rows that --where did not leave out were rejected" in warning
+    assert build(source, tmp_path / "all", where="lang == 'de'").warnings == ()
+
+
 def test_a_condition_that_leaves_nothing_out_leaves_no_trace_in_the_units(tmp_path: Path) -> None:
     source = corpus(tmp_path / "in")
     build(source, tmp_path / "s", where="score >= 0", max_rejects=0.1)

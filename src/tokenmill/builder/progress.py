@@ -199,7 +199,7 @@ def make_result(
         template_version=_text(identity.config.get("template_version")),
         skipped_files=() if work is None else work.discovery.not_read,
         unknown=held.unknown,
-        warnings=(*heard.warnings, *_unknown_warnings(held), *_where_warnings(held)),
+        warnings=(*heard.warnings, *_unknown_warnings(held), *_where_warnings(held, work)),
         **more,
     )
 
@@ -230,10 +230,22 @@ def _unknown_warnings(held: Manifest | Tally) -> Iterator[str]:
     yield f"{said}; it is {words.listed(shown)}" if shown else said
 
 
-def _where_warnings(held: Manifest | Tally) -> Iterator[str]:
-    """A sentence where a condition left nothing of the input; a part of it may well be so."""
+def _where_warnings(held: Manifest | Tally, work: Work | None) -> Iterator[str]:
+    """A sentence where a condition left nothing of the input; a part of it may well be so.
+
+    And where few of all rows were rejected, but many of those that it asks for. They are not
+    refused: broken rows, which nobody could ask, would be many beside a few that are wanted.
+    """
     totals = held.totals
-    if getattr(held, "sources", ()) and totals.filtered and not totals.documents:
+    wanted = totals.rows - totals.skipped - totals.filtered
+    if not totals.filtered:
+        return
+    if work is not None and totals.rejected > work.settings.options.max_rejects * wanted:
+        yield (
+            f"{totals.rejected:,} of the {wanted:,} rows that --where did not leave out were"
+            f" rejected, more than {work.settings.options.max_rejects:.2%}: rejects/ says why"
+        )
+    if getattr(held, "sources", ()) and not totals.documents:
         rows = words.count(totals.filtered, "row")
         yield f"the store is empty: --where left out all that could be used, {rows}"
 
