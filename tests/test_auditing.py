@@ -222,6 +222,13 @@ def test_nothing_is_found_without_a_text_and_it_says_what_that_leaves_out(
     assert why.endswith("the loader was read once, and the function takes no `epoch` (0, then 1)")
 
 
+def test_of_a_loader_without_its_function_a_resume_is_not_checked(stores: dict[str, Path]) -> None:
+    loader = tokenmill.Loader(stores["plain"], seq_len=64, batch_size=4)
+    report = tokenmill.audit(loader, batches=8)
+    (why,) = [what for what in report.unchecked if "resume" in what]
+    assert why.startswith("resume: the loader itself was given; a function")
+
+
 def test_a_module_that_is_not_there_is_told_with_what_to_type() -> None:
     with pytest.raises(UsageError, match="there is no module 'my_dat'") as caught:
         tokenmill.audit("my_dat:right")

@@ -889,6 +889,9 @@ class Audit:
             self.unchecked.append(
                 "resume: the loader has no state_dict, and its function takes no `skip` (batches"
                 " that were used before)"
+                if source.is_function
+                else "resume: the loader itself was given; a function that makes it can be called"
+                " again (for a state_dict, or with `skip`, batches that were used before)"
             )
             return
         found = read_batches(again, batches=used, rank=0, pads=self.pads, first=used).rows

@@ -263,8 +263,9 @@ def _check_stores(names: Sequence[str], stores: Sequence[Store]) -> None:
     for name, store in zip(names, stores, strict=True):
         if not store.num_tokens:
             raise UsageError(
-                f"the store {str(store.path)!r} has no tokens in its split"
-                f" {store.split!r}: there is nothing to draw from it",
+                f"the store {str(store.path)!r} has no tokens"
+                + (f" in its split {store.split!r}" if store.split else "")
+                + ": there is nothing to draw from it",
                 hint="leave it out, or open another split",
             )
         both = f"{names[0]!r} ({first.path}) and {name!r} ({store.path})"
