@@ -65,6 +65,7 @@ def test_the_console_script_is_the_same_command(cli: Cli) -> None:
         (("build", "x", "-t", "bytes", "-o", "s", "--workers", "two"), "'--workers'", "see: "),
         (("build", "x", "--num_proc", "4"), "--num_proc", "here it is --workers"),
         (("build", "--input-dir", "x"), "--input-dir", "tokenmill build FOLDER"),
+        (("build", "x", "--filter", "a > 1"), "--filter", "here it is --where"),
         (("build", "x", "--n_puzzles", "9"), "--n_puzzles", "here it is --limit"),
         (("train", "x", "--num_workers", "4"), "--num_workers", "from a store needs none"),
         (("train", "x", "--mixed_precision"), "--mixed_precision", "here it is --precision bf16"),

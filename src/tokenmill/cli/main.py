@@ -269,6 +269,7 @@ FOREIGN_FLAGS = {
     ],
     "text_column text_key column_name json_keys text_column_name": ["--text-field"],
     "append_eod append_eos": ["every document ends in the end token, unless --no-eos is given"],
+    "filter query row_filter": ["--where"],
     "learning_rate": ["--lr"],
     "max_steps num_steps": ["--steps"],
     "gradient_accumulation_steps gradient_accumulation grad_accum": ["--accumulate"],
