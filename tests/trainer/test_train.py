@@ -195,6 +195,19 @@ def test_what_gives_a_run_its_meaning_may_not_change(place: Path, tmp_path: Path
     assert (longer.steps, longer.resumed_from) == (3, 2)
 
 
+def test_a_resumed_run_says_that_its_attention_windows_are_others(
+    place: Path, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"model": "tiny", "seq_len": SEQ_LEN, "batch_tokens": 4 * SEQ_LEN}
+    how |= {"device": "cpu", "attention": "documents", "out": tmp_path, "compile": False}
+    notes = [
+        tokenmill.train(place / "store", steps=steps, window=window, resume=True, **how).notes
+        for steps, window in ((2, "0:16"), (3, "0:16"), (4, None))
+    ]
+    said = "--window is not given from here on, and was 0:16 in the 3 steps before"
+    assert [said in each for each in notes] == [False, False, True]
+
+
 def test_kill_9_and_resume_give_the_same_losses(place: Path, tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     args = [str(place / "store"), *flags(80), "--save-every", "20", "--out", str(killed)]

@@ -625,6 +625,12 @@ class TrainingRun:
                     " in the text it was is not known",
                     hint="begin another in another folder: --out FOLDER",
                 )
+            before = (newest.facts.get("options") or {}).get("window")
+            if before != self.options.window:
+                self.notes.append(
+                    f"--window is {self.options.window or 'not given'} from here on, and was"
+                    f" {before or 'not given'} in the {newest.step:,} steps before"
+                )
             if "checksums" not in newest.facts:
                 self.notes.append(UNCHECKED.format(path=str(newest.path)))
         return newest
