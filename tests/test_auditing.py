@@ -44,7 +44,7 @@ def make_texts(number: int) -> list[str]:
 
 
 def build_stores(folder: Path) -> dict[str, Path]:
-    texts = make_texts(200)
+    texts = make_texts(140)
     plain, chats = folder / "plain.jsonl", folder / "chats.jsonl"
     plain.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     pairs = [{"prompt": f"{a}?", "completion": b[:90]} for a, b in pairwise(texts)]
@@ -154,7 +154,7 @@ def test_nothing_is_found_of_a_loader(stores: dict[str, Path], packing: str, ran
     assert report.findings == ()
     assert report.epoch_is_whole
     assert report.labels == "next"
-    assert report.rows > 150
+    assert report.rows > 90
 
 
 def test_nothing_is_found_of_masked_rows(stores: dict[str, Path]) -> None:
@@ -520,7 +520,8 @@ def test_what_a_row_shares_with_the_store_is_found_to_the_token(stores: dict[str
         wanted, rows = [], []
         for number in chance.integers(0, len(store), 4):
             size = int(documents.ends[number] - documents.starts[number])
-            if size > 40:
+            # One that follows in the store too would be one run with it.
+            if size > 40 and documents.starts[number] not in {a + b for a, b in wanted}:
                 rows.append(store[int(number)].astype(np.int32))
                 wanted.append((int(documents.starts[number]), size))
         runs = documents.find(np.concatenate([*rows, np.zeros(0, np.int32)]))

@@ -436,7 +436,7 @@ def _shard_columns(store: Store, number: int, kind: Any) -> tuple[Any, Any]:
     starts = shard.index.offsets // shard.index.dtype.itemsize
     tokens, mask = shard.tokens[: len(shard.tokens)], shard.mask
     if not np.array_equal(starts, ends[:-1]):
-        # Of other projects' files, read in place: documents need not lie one after the other.
+        # Of other projects' files, read in place: documents need not be one after the other.
         places = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
         tokens, mask = tokens[places], None if mask is None else mask[: len(mask)][places]
     offsets = pa.array(ends if kind is pa.LargeListArray else ends.astype(np.int32))

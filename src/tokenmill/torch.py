@@ -978,7 +978,7 @@ def block_mask(
     """What `create_block_mask` makes, without asking about every pair of tokens.
 
     Ranges follow each other: a block of queries looks at all blocks from the one where the range of
-    its first query begins to its own; at those in full that lie in the range of its last query too.
+    its first query begins to its own; at those in full that are in the range of its last query too.
     """
     from torch.nn.attention.flex_attention import BlockMask  # importing it takes a second
 

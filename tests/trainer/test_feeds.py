@@ -104,6 +104,7 @@ def test_after_the_last_text_the_first_comes_again(place: Path) -> None:
 def test_workers_share_the_documents_of_the_split_train(place: Path) -> None:
     store, val = open_splits(place / "bytes-store")
     assert val is not None
+    before = set(psutil.Process().children(recursive=True))
     with feeder_of(store, feed="workers", feed_workers=2) as feeder:
         steps = 3 * store.num_tokens // (3 * SEQ_LEN)
         rows: list[list[int]] = [[], []]
@@ -111,9 +112,11 @@ def test_workers_share_the_documents_of_the_split_train(place: Path) -> None:
             ids, labels = batch.input_ids.flatten().tolist(), batch.labels.flatten().tolist()
             assert ids[1:] == labels[:-1]
             rows[number % 2] += ids  # a DataLoader takes its workers by turns
-        children = psutil.Process().children(recursive=True)
-        assert children
-    assert not any(child.is_running() and child.status() != "zombie" for child in children)
+        children = set(psutil.Process().children(recursive=True)) - before
+        # What multiprocessing keeps for the whole program is no worker.
+        workers = [each for each in children if "resource_tracker" not in " ".join(each.cmdline())]
+        assert workers
+    assert not psutil.wait_procs(workers, timeout=30)[1]
     text = [bytes(ids).decode() for ids in ([i if i < 256 else 0 for i in each] for each in rows)]
     found = [{part for part in each.split("\0")[:-1] if part in TEXTS} for each in text]
     assert not found[0] & found[1]

@@ -393,7 +393,7 @@ def _count_examples(examples: Counter[str], found: tuple[str, ...]) -> None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text in parts that the reference can take, cut behind whitespace where there is any."""
+    """A text in parts that the reference can take, cut after whitespace where there is any."""
     first = 0
     while first < len(text):
         last = min(len(text), first + _AT_A_TIME)

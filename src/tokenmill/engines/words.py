@@ -808,7 +808,7 @@ class Cache:
         """The ids of words back to back, and where those of each end."""
         lengths = self.lengths.take(places)
         ends = np.cumsum(lengths)
-        # Where each id is in the cache: behind the one before, but for the first one of a word.
+        # Where each id is in the cache: after the one before, but for the first one of a word.
         some = lengths.nonzero()[0]
         starts, sizes = self._starts.take(places[some]), lengths.take(some)
         steps = np.ones(sizes.sum(), np.int64)
