@@ -26,13 +26,14 @@ PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_inf
 require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
 	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
 
-.PHONY: demo test test-fast test-slow lint bench bench-quick clean help
+.PHONY: demo test test-fast test-slow test-trainers lint bench bench-quick clean help
 
 help:
 	@echo "make demo         see it work: core install, then tokenmill demo"
 	@echo "make test         formatting, lint, import contracts, types, tests"
 	@echo "make test-fast    the tests that start no process, use no network and sync no file"
 	@echo "make test-slow    the long tests that make test leaves out"
+	@echo "make test-trainers  those of make test-slow that train with transformers, TRL and Lightning"
 	@echo "make lint         everything of make test but the tests"
 	@echo "make bench        measure beside the peers and write docs/benchmarks.md (bench-quick: a trial)"
 	@echo "make clean        remove environments, caches and working files"
@@ -56,6 +57,13 @@ test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" $(PYTEST_ARGS)
 	rm -rf .work/hostile
 	HOSTILE=long $(PYTEST) tests/hostile tests/engines/test_load.py -m "not gpu and not network" $(PYTEST_ARGS)
+
+# What other projects' trainers make of our rows: their imports take longest.
+TRAINERS = tests/test_hf.py tests/test_lightning.py \
+	$(addprefix tests/supervised/test_,trl.py versions.py completions.py preference.py)
+
+test-trainers: .venv-dev/stamp .venv-peers/stamp
+	$(PYTEST) -m "slow and not gpu and not network" $(TRAINERS) $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .

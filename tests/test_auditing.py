@@ -44,7 +44,7 @@ def make_texts(number: int) -> list[str]:
 
 
 def build_stores(folder: Path) -> dict[str, Path]:
-    texts = make_texts(140)
+    texts = make_texts(120)
     plain, chats = folder / "plain.jsonl", folder / "chats.jsonl"
     plain.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     pairs = [{"prompt": f"{a}?", "completion": b[:90]} for a, b in pairwise(texts)]
@@ -517,7 +517,8 @@ def test_what_a_row_shares_with_the_store_is_found_to_the_token(stores: dict[str
     documents = Documents(store)
     chance = np.random.default_rng(0)
     for _ in range(50):
-        wanted, rows = [], []
+        wanted: list[tuple[int, int]] = []
+        rows = []
         for number in chance.integers(0, len(store), 4):
             size = int(documents.ends[number] - documents.starts[number])
             # One that follows in the store too would be one run with it.

@@ -112,6 +112,7 @@ def test_the_format_of_prompts_and_completions_takes_both_and_goes_by_the_first_
         )
 
 
+@pytest.mark.slow
 def test_ids_and_counts_of_completions_are_those_of_trl(family_dir: Folder, tmp_path: Path) -> None:
     peers.require("trl")
     rows = [*ROWS[:2], asked("x", "y", "z", "w", last=3)]

@@ -214,6 +214,7 @@ def test_what_would_learn_rejected_answers_is_refused(
         RowShape(format="preference", chat_date="2024-01-01")
 
 
+@pytest.mark.slow
 def test_columns_and_the_loss_of_dpo_are_those_of_trl(family_dir: Folder, tmp_path: Path) -> None:
     peers.require("trl")
     folder = family_dir("qwen")

@@ -244,6 +244,7 @@ _SAME = ("qwen3", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8", "nem
 _WITH_HEADER = ("deepseek_r1_distill", "gptoss")
 
 
+@pytest.mark.slow
 def test_ids_and_counts_of_templates_that_rewrite_are_those_of_trl(
     family_dir: Folder, tmp_path: Path
 ) -> None:
