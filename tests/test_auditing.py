@@ -473,7 +473,7 @@ def test_special_tokens_that_came_from_text(tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_text(stores: dict[str, Path]) -> None:
-    other = np.concatenate([np.frombuffer(t.upper().encode(), np.uint8) for t in make_texts(99)])
+    other = np.concatenate([np.frombuffer(t.upper().encode(), np.uint8) for t in make_texts(30)])
     report = tokenmill.audit(partial(cut, other.astype(np.int64)), store=stores["plain"])
     assert {"other-text", "never-read"} <= kinds(report)
 

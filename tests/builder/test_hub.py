@@ -137,6 +137,7 @@ def test_what_is_not_there_is_named(url: str, hub: Hub, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_downloads_that_fail_are_made_again(hub: Hub, tmp_path: Path) -> None:
     hub.faults = ["cut", "503", "cut"]
     done = run(hub, tmp_path, "fineweb-edu", "--limit", "50", "-q")

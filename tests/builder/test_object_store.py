@@ -392,6 +392,7 @@ def assert_claims_hold(url: str) -> None:
             assert facts_of(found[f"shards/{file}"]) == facts
 
 
+@pytest.mark.slow
 def test_two_builds_at_once_make_the_same_store(
     corpus: Path, expected: dict[str, bytes], out: str
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_driver_that_is_killed_is_started_again_and_resumes(
     assert tree(folder / "driver-lost") == tree(folder / "local")
 
 
+@pytest.mark.slow
 def test_prompts_with_completions_go_to_a_bucket_that_falters(
     folder: Path, cluster: Any, connection: None
 ) -> None:

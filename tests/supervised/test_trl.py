@@ -40,6 +40,7 @@ def build(folder: Path, tokenizer: Path, rows: list[Any]) -> Path:
     return folder / "store"
 
 
+@pytest.mark.slow
 def test_trl_counts_what_it_would_find_by_itself(
     family_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
