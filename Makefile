@@ -58,12 +58,13 @@ test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	rm -rf .work/hostile
 	HOSTILE=long $(PYTEST) tests/hostile tests/engines/test_load.py -m "not gpu and not network" $(PYTEST_ARGS)
 
-# What other projects' trainers make of our rows: their imports take longest.
+# What other projects' trainers make of our rows: their imports take longest. Two ranks, whose
+# processes gloo aborts now and then when they end, are left to make test-slow.
 TRAINERS = tests/test_hf.py tests/test_lightning.py \
 	$(addprefix tests/supervised/test_,trl.py versions.py completions.py preference.py)
 
 test-trainers: .venv-dev/stamp .venv-peers/stamp
-	$(PYTEST) -m "slow and not gpu and not network" $(TRAINERS) $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not gpu and not network" -k "not ranks" $(TRAINERS) $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .

@@ -465,6 +465,9 @@ rank = trainer.args.process_index
 state = dict(read=rows.read, losses=test_hf.losses(trainer), goes_on=test_hf.goes_on(model))
 with open(f"{{folder}}/rank-{{rank}}-{{until}}.json", "w") as file:
     json.dump(state, file)
+# Threads of gloo that are still there when the interpreter ends abort it, now and then.
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
