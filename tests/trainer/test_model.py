@@ -11,14 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmill.errors import UsageError
-from tokenmill.loader.batch import IGNORED
+from tokenmill.loader.batch import IGNORED, rounded_up
 from tokenmill.trainer.model import (
     PART_BYTES,
     Model,
     document_mask,
     find_kernels,
     loss_in_parts,
-    rounded_up,
 )
 from tokenmill.trainer.options import PRESETS, ModelConfig, padded_vocab, preset
 

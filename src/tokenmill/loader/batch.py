@@ -266,9 +266,9 @@ class AttentionShape(NamedTuple):
     attention_pairs: int
 
 
-def rounded_up(tokens: int) -> int:
-    """The next power of two: few numbers for what is compiled for each of them."""
-    return max(LEAST_MAX_SEQLEN, 1 << max(0, tokens - 1).bit_length())
+def rounded_up(number: int, *, least: int) -> int:
+    """To a power of two: few numbers for what is compiled or planned for each of them."""
+    return max(least, 1 << max(0, number - 1).bit_length())
 
 
 def room_for(entries: int, sizes: Sequence[int]) -> int:
@@ -464,7 +464,9 @@ class Window:
         longest, pairs = np.append(lengths, 0), np.append(causal_pairs(lengths), 0)
         longest = np.where(counts, np.maximum.reduceat(longest, begins[:-1]), 0)
         pairs = np.where(counts, np.add.reduceat(pairs, begins[:-1]), 0)
-        rounded = [min(self.seq_len, rounded_up(most)) for most in longest.tolist()]
+        rounded = [
+            min(self.seq_len, rounded_up(most, least=LEAST_MAX_SEQLEN)) for most in longest.tolist()
+        ]
         if self._reaches is not None:
             rounded = list(map(min, rounded, self._reaches.tolist()))
         return list(map(AttentionShape, sizes, rounded, counts.tolist(), pairs.tolist()))

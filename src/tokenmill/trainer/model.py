@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tokenmill.errors import MissingExtraError
-from tokenmill.loader.batch import IGNORED
+from tokenmill.loader.batch import IGNORED, rounded_up
 from tokenmill.trainer.options import padded_vocab
 
 if TYPE_CHECKING:
@@ -171,11 +171,6 @@ def _parts(places: Places) -> list[slice]:
 def _alone(x_thk: torch.Tensor, part: slice) -> torch.Tensor:
     """One document, as (1, h, t, k)."""
     return x_thk[part].transpose(0, 1)[None]
-
-
-def rounded_up(number: int, *, least: int) -> int:
-    """To a power of two: few sizes, since cuDNN takes a tenth of a second to plan each."""
-    return max(least, 1 << (number - 1).bit_length())
 
 
 @lru_cache
@@ -322,7 +317,7 @@ def _places(
     tokens: int,
 ) -> Places:
     documents, longest = extent.tolist()
-    if kernel == "cudnn":
+    if kernel == "cudnn":  # it takes a tenth of a second to plan for each size
         documents, longest = rounded_up(documents, least=16), rounded_up(longest, least=512)
     documents, longest = min(documents, len(cu_seqlens) - 1), min(longest, tokens)
     part = slice(documents + 1)
