@@ -38,6 +38,7 @@ from tokenmill.engines.load import describe
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.loader.batch import IGNORED
 from tokenmill.options import AuditOptions, with_options
+from tokenmill.sources.discovery import TRAIN, split_told
 from tokenmill.store.reader import Store
 from tokenmill.words import count, listed, share
 
@@ -384,7 +385,7 @@ def load_function(target: str) -> Any:
 def read_ranks(source: AuditedLoader, asked: AuditOptions, pads: Collection[int]) -> list[RankRows]:
     """What each rank reads in one epoch."""
     alike: dict[str, Any] = {"batches": asked.batches, "pads": pads}
-    if asked.ranks == 1 or "rank" in source.takes:
+    if "rank" in source.takes:
         return [
             read_batches(
                 source.make(rank=rank, world_size=asked.ranks, epoch=0, skip=0), rank=rank, **alike
@@ -670,7 +671,6 @@ OF_LABELS = {"next": "the next tokens", "same": "the tokens themselves"}
 ENDS_A_TURN = re.compile(
     r"im_end|eot_id|eom_id|end_of_turn|turn_end|<\|end\|>|<\|eot\|>", re.IGNORECASE
 )
-HELD_OUT = re.compile(r"(^|[/_.\-])(validation|valid|val|dev|test|eval)([/_.\-]|$)", re.IGNORECASE)
 NO_DATA = re.compile(
     r"(^|/)(README|LICENSE|NOTICE|dataset_infos?|\.gitattributes|CITATION)[^/]*$", re.IGNORECASE
 )
@@ -678,6 +678,11 @@ LOOKED_AT = 5000  # documents of which the file is asked
 MUCH_PADDING = 0.25
 SEEN = 0.999  # of labels, to say what they are
 SOME = 0.002  # of tokens or rows: less is the end of an epoch, or chance
+
+
+def is_held_out(name: str) -> bool:
+    """Whether any word of a file's name tells another split than that for training."""
+    return any(split_told([word]) not in (None, TRAIN) for word in re.split(r"[_.\-]", name))
 
 
 class Audit:
@@ -1253,7 +1258,7 @@ class Audit:
                 example=", ".join(stray[:4]),
                 hint="name the data files, or leave these out: --exclude",
             )
-        names = [path for path in known if HELD_OUT.search(path.rpartition("/")[2])]
+        names = [path for path in known if is_held_out(path.rpartition("/")[2])]
         if self.store is not None and self.store.split in ("train", None) and names:
             self.find(
                 "held-out-files",
