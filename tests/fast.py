@@ -30,7 +30,7 @@ NAMES = frozenset(
     | {"fsync", "sync_folder", "write_synced", "replace_file", "HashedFile", "UnitWriter"}
     | {"write_manifest", "write_hollow", "PlanWriter", "Checkpoints"}
     # what does some of these
-    | {"WorkerStart", "import_ids", "import_bytes", "demo_steps", "measure", "measure_case"}
+    | {"WorkerStart", "ask", "import_ids", "import_bytes", "demo_steps", "measure", "measure_case"}
     | {"build", "export_store", "import_store", "convert", "diagnose", "train", "finish"}
 )
 EVENTS = frozenset(
