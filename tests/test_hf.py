@@ -402,6 +402,27 @@ def test_what_is_no_model_of_transformers_is_refused(store: Store) -> None:
     assert ModelFeeder(windowed, make_model(), flatten=True).loader is windowed
 
 
+def test_a_model_without_an_embedding_for_an_id_is_refused(store: Store, tmp_path: Path) -> None:
+    model = make_model()
+    # A tokenizer of more ids than the model has is fine where no document has them.
+    larger = write_store(tmp_path / "larger", [[alphabet(0, 30)]], vocab_size=NUM_IDS + 50)
+    assert len(TrainerDataset(larger, seq_len=8, model=model)) == 5
+    other = write_store(tmp_path / "other", [[[5]], [[NUM_IDS, 3] * 9]], vocab_size=NUM_IDS + 50)
+    mixture = Mixture({"a": (larger, 1), "b": (other, 1)})
+    fed = Loader(other, seq_len=8, batch_size=1, labels="same")
+    for make in (
+        lambda: TrainerDataset(other, seq_len=8, model=model),
+        lambda: TrainerDataset(mixture, seq_len=8, model=model),
+        lambda: TrainerDataset(larger, seq_len=8, model=model, pad_id=NUM_IDS),
+        lambda: ModelFeeder(fed, model),
+    ):
+        with pytest.raises(UsageError, match=f"has the id {NUM_IDS}, of a tokenizer of") as caught:
+            make()
+        assert "model.resize_token_embeddings(307)" in str(caught.value.hint)
+    model.resize_token_embeddings(NUM_IDS + 50)
+    assert ModelFeeder(fed, model).loader is fed
+
+
 # Several ranks.
 
 

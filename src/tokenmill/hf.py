@@ -82,8 +82,26 @@ class ModelInputs:
                 " stay within documents",
                 hint="feed it rows of one document each, with tokenmill.torch and packing='pad'",
             )
+        self._name, self._num_embedded = type(inner).__name__, _num_embedded(inner)
         # A cache of keys would silently switch the masks of documents off.
         self._others = {"use_cache": False} if "use_cache" in takes or takes_any else {}
+
+    def check(self, loader: Loader) -> None:
+        """Refuse a model that has no embedding for an id of the loader's stores."""
+        for store in loader.mixture.stores:
+            if self._num_embedded is None or store.vocab_size <= self._num_embedded:
+                continue
+            # A tokenizer may have tokens that no text of the store has.
+            largest = max(store.largest_id() or 0, loader.pad_id)
+            if largest >= self._num_embedded:
+                raise UsageError(
+                    f"{str(store.path)!r} has the id {largest:,}, of a tokenizer of"
+                    f" {store.vocab_size:,}, and {self._name} embeddings for"
+                    f" {self._num_embedded:,}: training would end at that id, on a GPU with an"
+                    " assertion that does not name it",
+                    hint="build the store with the model's own tokenizer, or if tokens were added"
+                    f" to it: model.resize_token_embeddings({store.vocab_size})",
+                )
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
         """Rows of a TrainerDataset as one batch."""
@@ -106,6 +124,15 @@ class ModelInputs:
             inputs.update(cu_seq_lens_q=ends, cu_seq_lens_k=ends)
             inputs.update(max_length_q=longest, max_length_k=longest)
         return inputs | self._others
+
+
+def _num_embedded(model: torch.nn.Module) -> int | None:
+    """How many ids a model can take; None where it does not say, or holds a part of them."""
+    try:
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return getattr(embedding, "num_embeddings", None)
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -146,6 +173,7 @@ class ModelFeeder(DeviceFeeder):
                 hint='make it with Loader(..., labels="same")',
             )
         self._inputs = ModelInputs(model, flatten=flatten)
+        self._inputs.check(loader)
         if loader.window and not self._inputs.flatten:
             raise UsageError(
                 f"window={loader.window!r} of this loader is in cu_seqlens, at which"
@@ -227,6 +255,7 @@ class TrainerDataset(Dataset[Any]):
         """The `data_collator` of these rows."""
         self.callback = RunCallback(self)
         """What the Trainer is to be given in `callbacks`."""
+        self.collate.check(self.loader)
 
     def __len__(self) -> int:
         steps = self.loader.num_steps

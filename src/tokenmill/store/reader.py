@@ -597,6 +597,12 @@ class Store:
         has_pieces = self.manifest.totals.pieces > 0
         return row_lengths(lengths, self._facts(self.shards[shard]).pieces if has_pieces else ())
 
+    def largest_id(self) -> int | None:
+        """The largest id in any document, by the receipts; None where there are none."""
+        if "in_place" in self.manifest.identity.config:
+            return None
+        return max((self._facts(shard).max_id for shard in self.shards), default=0)
+
     def _facts(self, shard: Shard) -> ShardFacts:
         receipt = self.receipt(shard.unit)
         for facts in receipt.shards:
