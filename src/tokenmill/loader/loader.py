@@ -10,10 +10,12 @@ but that number. A global batch is `batch_size * world_size` rows, of which rank
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from math import expm1, inf
 from queue import SimpleQueue
@@ -40,7 +42,13 @@ from tokenmill.loader.mixture import (
     make_state,
     rows_of_batch,
 )
-from tokenmill.loader.order import check_shuffle, dealt, exact_weight, ordered_rows
+from tokenmill.loader.order import (
+    check_shuffle,
+    dealt,
+    exact_weight,
+    ordered_rows,
+    places_of_rows,
+)
 from tokenmill.loader.packing import find_packing, pairs_of_rows
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct
@@ -558,6 +566,31 @@ class Loader:
         """What made this rank's batch of a step: stores, documents, rows of the input files."""
         return list(self._window(step).origins(self.mixture.names))
 
+    def trace(self, document: int, *, source: str | None = None) -> Iterator[Showing]:
+        """Where a document is shown, from the first step of the run on, in the order of rows.
+
+        It is the inverse of `rows`: on which step, rank and place of a batch which of its tokens
+        are. Without end where the run has none. Of what was drawn before a resume with another
+        batch size only the rows are known, and no steps. `source` is its name in a mixture.
+        """
+        names = self.mixture.names
+        if (source is None and len(names) > 1) or source not in (None, *names):
+            known = ", ".join(map(repr, names))
+            what = "document numbers are those of one source" if source is None else "it has none"
+            raise UsageError(
+                f"source={source!r} does not say which store of the mixture: {what}",
+                hint=f"say which: source=, one of {known}",
+            )
+        place = 0 if source is None else names.index(source)
+        store = self.mixture.stores[place]
+        number = operator.index(document)
+        if not 0 <= number < store.num_documents:
+            raise UsageError(
+                f"there is no document {document!r} in {store!r}",
+                hint=f"documents have the numbers 0 to {store.num_documents - 1:,}",
+            )
+        return _Tracer(self, self._plan, place).showings(number)
+
     def _window(self, step: int) -> Window:
         run = self._find(self._plan, step) if step >= 0 else None
         if run is None:
@@ -632,12 +665,22 @@ class Loader:
         return tuple(part[:, :kept] for part in drawn)
 
     def _draw_balanced(self, plan: Plan, run: StageRun, steps: range) -> tuple[Ints, ...]:
-        """The same, of the rows that this rank is dealt of each global batch, or of each update.
+        """The same, of the rows that this rank is dealt of each global batch, or of each update."""
+        updates = list(dict.fromkeys(self._update_of(plan, step) for step in steps))
+        located, tables = self._deal(run, updates)
+        mine: dict[int, Ints] = {}
+        for update, table in zip(updates, tables, strict=True):
+            mine |= zip(update, table[self.rank], strict=True)
+        places = np.stack([mine[step] for step in steps])
+        return tuple(part[places] for part in located)
 
-        Of an update, each rank has its dearest rows in the first step: steps are even too.
+    def _deal(self, run: StageRun, updates: list[range]) -> tuple[tuple[Ints, ...], list[Ints]]:
+        """All rows of some updates, and where in them those are that ranks are dealt.
+
+        Of each update: (ranks, steps, rows of a batch). A rank has its dearest rows in the first
+        step: steps are even too.
         """
         size = run.batch_rows // self.world_size
-        updates = list(dict.fromkeys(self._update_of(plan, step) for step in steps))
         every = np.concatenate([np.array(update) for update in updates])
         first = run.first_row + (every - run.first_step) * run.batch_rows
         wanted = (first[:, None] + np.arange(run.batch_rows)).ravel()
@@ -647,15 +690,13 @@ class Loader:
             reaches = np.repeat(reaches, run.batch_rows)
         sources, rows, _ = located
         costs = self._costs(run, sources, rows, reaches)
-        mine: dict[int, Ints] = {}
-        begin = 0
+        tables, begin = [], 0
         for update in updates:
             end = begin + len(update) * run.batch_rows
-            places = begin + dealt(costs[begin:end], self.world_size)[self.rank]
-            mine |= zip(update, places.reshape(len(update), size), strict=True)
+            places = begin + dealt(costs[begin:end], self.world_size)
+            tables.append(np.sort(places.reshape(self.world_size, len(update), size), axis=2))
             begin = end
-        places = np.stack([np.sort(mine[step]) for step in steps])
-        return tuple(part[places] for part in located)
+        return located, tables
 
     def _costs(self, run: StageRun, sources: Ints, rows: Ints, reaches: Ints | None) -> Ints:
         """Pairs of tokens that attention has to look at in rows of a stage."""
@@ -734,6 +775,109 @@ class Loader:
             f" rows of {self.seq_len:,} ({self.packing.name}), batch {self.batch_size} on each of"
             f" {self.world_size} ranks, step {self._step:,} of {_number(self.num_steps)}"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """A part of a document in a row of a batch; see `Loader.trace`."""
+
+    step: int | None
+    """None, and so the rank and the place in the batch, where it was before a resume with another
+    batch size."""
+    rank: int | None
+    place: int | None
+    """Of the row in the batch of its rank."""
+    at: int
+    """Where the part begins in the row."""
+    first_token: int
+    """Where it begins in the document."""
+    tokens: int
+    epoch: int
+    row: int
+    """Number in the layout."""
+    seq_len: int
+
+
+class _Tracer:
+    """Finds where the documents of one source are shown: layout, order and schedule, inverted."""
+
+    def __init__(self, loader: Loader, plan: Plan, source: int) -> None:
+        self._loader, self._plan, self._source = loader, plan, source
+        self._table: tuple[range, Ints] = range(0), np.zeros((0, 0, 0), np.int64)
+
+    def showings(self, document: int) -> Iterator[Showing]:
+        source = self._source
+        # Before this plan begins: row by row, whatever the batches were.
+        for seq_len, num_rows, indices in self._plan.drawn_before(source):
+            for index, epoch, held in self._occurrences(document, seq_len, num_rows, indices):
+                del index
+                yield Showing(step=None, rank=None, place=None, epoch=epoch, **held)
+        for run in self._plan.runs():
+            indices = run.indices(source)
+            if run.schedule.parts[source] and indices.stop > indices.start:
+                num_rows = int(run.rows_per_epoch[source])
+                found = self._occurrences(document, run.seq_len, num_rows, indices)
+                for index, epoch, held in found:
+                    row = int(run.schedule.rows_at(source, np.array([index]))[0])
+                    place = self._place(run, row)
+                    if place is not None:
+                        step, rank, at = place
+                        yield Showing(step=step, rank=rank, place=at, epoch=epoch, **held)
+
+    def _occurrences(
+        self, document: int, seq_len: int, num_rows: int, indices: range
+    ) -> Iterator[tuple[int, int, dict[str, int]]]:
+        """Each time that a row which holds it is drawn among some of a source's rows."""
+        loader = self._loader
+        layout = loader.layouts(seq_len)[self._source]
+        held = layout.holding(document)
+        if not len(held.rows):
+            return
+        for epoch in range(indices.start // num_rows, -(-indices.stop // num_rows)):
+            places = epoch * num_rows + places_of_rows(
+                held.rows,
+                epoch,
+                shuffle=loader.shuffle,
+                seed=loader.seed,
+                source=loader.mixture.names[self._source],
+                num_rows=num_rows,
+                seq_len=seq_len,
+            )
+            for part in np.argsort(places).tolist():
+                if (index := int(places[part])) in indices:
+                    yield (
+                        index,
+                        epoch,
+                        {
+                            "at": int(held.at[part]),
+                            "first_token": int(held.first[part]),
+                            "tokens": int(held.tokens[part]),
+                            "row": int(held.rows[part]),
+                            "seq_len": seq_len,
+                        },
+                    )
+
+    def _place(self, run: StageRun, row: int) -> tuple[int, int, int] | None:
+        """Step, rank and place in its batch of a row of a stage; None where it is in none."""
+        if row < run.first_row or (run.num_rows is not None and row >= run.num_rows):
+            return None
+        loader, plan = self._loader, self._plan
+        step, slot = divmod(row - run.first_row, run.batch_rows)
+        step += run.first_step
+        size = run.batch_rows // loader.world_size
+        is_full = len(run.rows(step)) == run.batch_rows
+        if not is_full and loader.last == "drop":
+            return None
+        if loader.balance is None or not is_full:
+            return step, *divmod(slot, size)
+        if step not in self._table[0]:
+            update = loader._update_of(plan, step)
+            _, (table,) = loader._deal(run, [update])
+            self._table = update, table
+        update, table = self._table
+        slot += (step - update.start) * run.batch_rows
+        ((rank, nth, at),) = np.argwhere(table == slot).tolist()
+        return update[nth], rank, at
 
 
 def _capacities(given: object) -> tuple[int, ...]:

@@ -22,14 +22,14 @@ import numpy as np
 
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import order
-from tokenmill.loader.order import MixtureSchedule, exact, exact_weight, weights_to_parts
+from tokenmill.loader.order import ENDLESS, MixtureSchedule, exact, exact_weight, weights_to_parts
 from tokenmill.store.facts import Count, Fact, brief, read_fact
 from tokenmill.store.layout import checksum_of
 from tokenmill.store.reader import Store
 from tokenmill.words import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tokenmill.loader.order import Ints, Weight
 
@@ -446,6 +446,15 @@ class StageRun:
         end = first + self.batch_rows if self.num_rows is None else self.num_rows
         return range(min(first, end), min(first + self.batch_rows, end))
 
+    def indices(self, source: int) -> range:
+        """Rows of a source that the stage draws from `first_row` on, as the source counts them."""
+        schedule = self.schedule
+        reached = schedule.counts(self.first_row)[source]
+        if self.num_rows is not None:
+            return range(reached, schedule.counts(self.num_rows)[source])
+        limit = schedule.limits[source]
+        return range(reached, ENDLESS if limit is None else max(reached, limit))
+
     def tokens_before(self, steps: Ints) -> Ints:
         """Tokens (rows * seq_len) that the run has drawn before steps of this stage."""
         earlier = sum(done.seq_len * sum(done.rows) for done in self.start.past)
@@ -527,6 +536,22 @@ class Plan:
             if run.end_step is None or step < run.end_step:
                 return run
         return None
+
+    def runs(self) -> Iterator[StageRun]:
+        """The stages from the plan's origin on."""
+        for number in range(len(self.mixture.stages) - self.origin.stage):
+            yield self._run(number)
+
+    def drawn_before(self, source: int) -> Iterator[tuple[int, int, range]]:
+        """Of each pass: `seq_len`, rows of an epoch, and which rows of a source, as it counts them,
+        were drawn before the plan's origin."""
+        run = self._run(0)
+        base = 0
+        for done in (*self.origin.past, run.drawn(self.origin.row)):
+            rows, per_epoch = done.rows[source], done.rows_per_epoch[source]
+            first = base * per_epoch
+            yield done.seq_len, per_epoch, range(first, first + rows)
+            base += math.ceil(Fraction(rows, per_epoch))
 
     def position(self, step: int) -> Position:
         """How far the run has come before a step; also for the step after the last."""

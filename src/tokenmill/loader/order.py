@@ -16,9 +16,9 @@ import math
 import operator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from numbers import Real
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from tokenmill.errors import UsageError
 from tokenmill.store.stream import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 Weight: TypeAlias = float | Fraction
 Ints: TypeAlias = NDArray[np.int64]
@@ -44,7 +44,7 @@ WINDOW_RUNS = 256  # block shuffle mixes the rows of so many ranges: about 33 mi
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
-_ENDLESS = 1 << 62
+ENDLESS = 1 << 62  # rows of what has no end
 
 
 def check_shuffle(value: object) -> str:
@@ -118,59 +118,125 @@ def ordered_rows(
 
     Sources of a mixture have orders of their own, by their names.
     """
-
-    def key(*parts: object) -> str:
-        return "\n".join(map(str, ("tokenmill order", VERSION, seed, *parts, source)))
-
-    def epoch_rows(places: Ints, epoch: int) -> Ints:
-        if shuffle == "none":
-            return places
-        if shuffle == "full":
-            return permuted(places, num_rows, key=key(epoch))
-        run = max(1, run_tokens // seq_len)
-        return _block_rows(
-            places, num_rows, run=run, window=window_runs * run, key=partial(key, epoch)
-        )
-
+    order = _Order(shuffle, seed, source, num_rows, max(1, run_tokens // seq_len), window_runs)
     first, last = int(indices.min(initial=0)), int(indices.max(initial=0))
     if (epoch := last // num_rows) == first // num_rows:  # so it nearly always is
         places = indices - epoch * num_rows
-        return epoch_rows(places, epoch), np.full_like(places, epoch)
+        return order.rows(places, epoch), np.full_like(places, epoch)
     epochs, places = np.divmod(indices, num_rows)
     rows = np.empty_like(places)
     for epoch in distinct(epochs):
         here = epochs == epoch
-        rows[here] = epoch_rows(places[here], epoch)
+        rows[here] = order.rows(places[here], epoch)
     return rows, epochs
 
 
-def _block_rows(
-    places: Ints, num_rows: int, *, run: int, window: int, key: Callable[..., str]
+def places_of_rows(
+    rows: Ints,
+    epoch: int,
+    *,
+    shuffle: str,
+    seed: int,
+    source: str,
+    num_rows: int,
+    seq_len: int,
+    run_tokens: int = RUN_TOKENS,
+    window_runs: int = WINDOW_RUNS,
 ) -> Ints:
-    """Runs of rows in a shuffled order; the rows of each window of runs shuffled.
+    """The inverse of `ordered_rows`: how many rows of an epoch come before each of these."""
+    order = _Order(shuffle, seed, source, num_rows, max(1, run_tokens // seq_len), window_runs)
+    return order.places(rows, epoch)
 
-    The last run is short unless it divides evenly. Places after it are moved up by what it lacks,
-    so that place // run is the number of a run; inside its window likewise.
+
+class _Order(NamedTuple):
+    """Orders of the rows of a source: one for each epoch.
+
+    Block shuffle is runs of rows in a shuffled order; the rows of each window of runs shuffled. The
+    last run is short unless it divides evenly. Places after it are moved up by what it lacks, so
+    that place // run is the number of a run; inside its window likewise.
     """
-    num_runs = -(-num_rows // run)
-    lacking = num_runs * run - num_rows
-    last_run = np.array([num_runs - 1], np.int64)
-    short = int(permuted(last_run, num_runs, key=key("runs"), inverse=True)[0])
-    end_of_short = short * run + run - lacking
-    moved = places + np.where(places >= end_of_short, lacking, 0)
-    rows = np.empty_like(places)
-    for number in distinct(moved // window):
-        here = moved // window == number
-        first = number * window
-        holds_short = first <= short * run < first + window
-        size = min(window, num_runs * run - first) - (lacking if holds_short else 0)
-        before = lacking if first > short * run else 0
-        inner = permuted(places[here] - (first - before), size, key=key("window", number))
-        mixed = inner + first
-        if holds_short:
-            mixed += np.where(mixed >= end_of_short, lacking, 0)
-        rows[here] = permuted(mixed // run, num_runs, key=key("runs")) * run + mixed % run
-    return rows
+
+    shuffle: str
+    seed: int
+    source: str
+    num_rows: int
+    run: int
+    window_runs: int
+
+    def key(self, *parts: object) -> str:
+        return "\n".join(map(str, ("tokenmill order", VERSION, self.seed, *parts, self.source)))
+
+    def rows(self, places: Ints, epoch: int) -> Ints:
+        """The row at each place of an epoch."""
+        if self.shuffle == "none":
+            return places
+        if self.shuffle == "full":
+            return permuted(places, self.num_rows, key=self.key(epoch))
+        blocks, rows = self._blocks(epoch), np.empty_like(places)
+        moved = places + np.where(places >= blocks.end, blocks.lacking, 0)
+        for number in distinct(moved // blocks.window):
+            here = moved // blocks.window == number
+            first, size, before = blocks.of_window(number)
+            key = self.key(epoch, "window", number)
+            mixed = permuted(places[here] - (first - before), size, key=key) + first
+            if blocks.is_short(number):
+                mixed += np.where(mixed >= blocks.end, blocks.lacking, 0)
+            runs = permuted(mixed // self.run, blocks.num_runs, key=self.key(epoch, "runs"))
+            rows[here] = runs * self.run + mixed % self.run
+        return rows
+
+    def places(self, rows: Ints, epoch: int) -> Ints:
+        """The place in an epoch of each row."""
+        if self.shuffle == "none":
+            return rows
+        if self.shuffle == "full":
+            return permuted(rows, self.num_rows, key=self.key(epoch), inverse=True)
+        blocks, places = self._blocks(epoch), np.empty_like(rows)
+        key = self.key(epoch, "runs")
+        runs = permuted(rows // self.run, blocks.num_runs, key=key, inverse=True)
+        mixed = runs * self.run + rows % self.run
+        for number in distinct(mixed // blocks.window):
+            here = mixed // blocks.window == number
+            first, size, before = blocks.of_window(number)
+            inner = mixed[here] - first
+            if blocks.is_short(number):
+                inner -= np.where(mixed[here] >= blocks.end, blocks.lacking, 0)
+            key = self.key(epoch, "window", number)
+            places[here] = permuted(inner, size, key=key, inverse=True) + (first - before)
+        return places
+
+    def _blocks(self, epoch: int) -> _Blocks:
+        num_runs = -(-self.num_rows // self.run)
+        lacking = num_runs * self.run - self.num_rows
+        last_run = np.array([num_runs - 1], np.int64)
+        key = self.key(epoch, "runs")
+        short = int(permuted(last_run, num_runs, key=key, inverse=True)[0])
+        begin = short * self.run
+        window = self.window_runs * self.run
+        return _Blocks(
+            num_runs, num_runs * self.run, lacking, begin, begin + self.run - lacking, window
+        )
+
+
+class _Blocks(NamedTuple):
+    """Where the short run of an epoch is, and what follows from it."""
+
+    num_runs: int
+    rows: int  # were no run short
+    lacking: int
+    begin: int  # of the short run
+    end: int  # of its rows
+    window: int  # rows of a window
+
+    def is_short(self, number: int) -> bool:
+        return number == self.begin // self.window
+
+    def of_window(self, number: int) -> tuple[int, int, int]:
+        """First place of a window, were no run short; its rows; what lacks before it."""
+        first = number * self.window
+        size = min(self.window, self.rows - first)
+        size -= self.lacking if self.is_short(number) else 0
+        return first, size, self.lacking if first > self.begin else 0
 
 
 # -------------------------------------------------------------------------------------------------
@@ -431,7 +497,7 @@ class MixtureSchedule:
                 for source, more in enumerate(left)
                 if more is not None and live[source]
             ]
-            self._end = min(ends, default=_ENDLESS)
+            self._end = min(ends, default=ENDLESS)
 
     def locate(self, rows: Ints) -> Located:
         """Source of each row, and index of the row in it; rows in any order."""
@@ -449,6 +515,22 @@ class MixtureSchedule:
             if phase is last:
                 return source, index
             phase, start = phase._then, start + phase._end
+
+    def rows_at(self, source: int, indices: Ints) -> Ints:
+        """The inverse of `locate`: the row that is each index of a source; -1 where none is."""
+        found, phase, start = np.full_like(indices, -1), self, 0
+        while phase._end:
+            places = np.flatnonzero((found < 0) & (indices >= phase.first[source]))
+            if len(places) and (part := int(phase._round.parts[source])):
+                turn, rank = np.divmod(indices[places] - phase.first[source], part)
+                at = int(phase._round.starts[source]) + rank
+                rows = turn * phase._round.period + phase._round.order[at]
+                inside = rows < phase._end
+                found[places[inside]] = rows[inside] + start
+            if phase._end == ENDLESS:
+                break
+            phase, start = phase._then, start + phase._end
+        return found
 
     def counts(self, row: int) -> tuple[int, ...]:
         """Index that each source has reached before a row: `first`, and what was drawn since."""

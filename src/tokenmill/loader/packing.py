@@ -50,6 +50,15 @@ ROW_BYTES = 4 + 4 + 1
 Pieces: TypeAlias = tuple[Ints, Ints]
 
 
+class Holding(NamedTuple):
+    """The rows that hold a document, by their numbers, and which of its tokens are where."""
+
+    rows: Ints
+    at: Ints  # place in the row
+    first: Ints  # token of the document that is there
+    tokens: Ints  # how many of them follow each other
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
     """Where the tokens of a store go in one epoch: nothing is lost without being counted here.
@@ -155,6 +164,10 @@ class Layout:
         """The same, cut so that every piece is of one document or padding."""
         return self.pieces(rows)
 
+    def holding(self, document: int) -> Holding:
+        """Which rows hold a document: the inverse of `segments`."""
+        raise NotImplementedError
+
     def account(self) -> Account:
         """Where the tokens go; may read the whole index, and all masks."""
         raise NotImplementedError
@@ -197,6 +210,7 @@ class Layout:
 BLOCK_DOCUMENTS = 1 << 20
 # Blocks with more pieces than these, of documents much longer than a row, are cut into parts.
 PART_PIECES = 1 << 22
+SCANNED_ITEMS = 1 << 16  # of a plan, at once, when a document is looked for
 _INDEX_BITS = 31
 _LAST = 1 << _INDEX_BITS
 
@@ -461,6 +475,16 @@ class ConcatLayout(Layout):
         """The pieces, cut where documents begin."""
         return self.stream.cut_at_documents(*self.pieces(rows))
 
+    def holding(self, document: int) -> Holding:
+        """The last token of a row is the first of the next one too."""
+        start, tokens = self.stream.document_span(document)
+        first = max(0, -(-(start - self.seq_len) // self.seq_len))
+        last = min((start + tokens - 1) // self.seq_len, self.num_rows - 1)
+        rows = np.arange(first, last + 1 if tokens else first)
+        begins = np.maximum(rows * self.seq_len, start)
+        ends = np.minimum((rows + 1) * self.seq_len + 1, start + tokens)
+        return Holding(rows, begins - rows * self.seq_len, begins - start, ends - begins)
+
     def account(self) -> Account:
         """A token and its label meet in exactly one row."""
         tokens = nonempty = split = 0
@@ -546,6 +570,50 @@ class BestFitLayout(Layout):
     def used(self) -> int:
         return self._plan.facts.used
 
+    def holding(self, document: int) -> Holding:
+        """Full rows are found by bisection, the one of the last piece among those of its block.
+
+        Rows are in the order of their first documents, so of their first positions too, and no row
+        has documents of two blocks: a scan of a million pieces, about, at most.
+        """
+        self._plan.require_whole()
+        start, tokens = self.stream.document_span(document)
+        if not tokens:
+            return Holding(*np.zeros((4, 0), np.int64))
+        full = max(0, (tokens - 2) // self.seq_len)
+        first = self._first_row(start)
+        rest = tokens - full * self.seq_len
+        wanted = plans.pack_items(np.array([start + full * self.seq_len]), rest)[0]
+        block = document - document % BLOCK_DOCUMENTS
+        least = self._row_starts[self._first_row(self.stream.document_span(block)[0])]
+        end = int(self._row_starts[self._first_row(int(start) + full * self.seq_len + 1)])
+        while end > least:
+            begin = max(int(least), end - SCANNED_ITEMS)
+            if len(found := np.flatnonzero(self._items[begin:end] == wanted)):
+                row = int(np.searchsorted(self._row_starts, begin + found[0], side="right")) - 1
+                break
+            end = begin
+        else:
+            raise self.stream.damaged(f"lacks, of document {document:,}, the end")
+        before = self._items[self._row_starts[row] : begin + found[0]]
+        numbers = np.arange(full + 1)
+        rows, at, sizes = (
+            first + numbers,
+            np.zeros_like(numbers),
+            np.full_like(numbers, self.seq_len + 1),
+        )
+        rows[-1], sizes[-1] = row, rest
+        at[-1] = int(plans.unpack_items(before)[1].sum())
+        return Holding(rows, at, numbers * self.seq_len, sizes)
+
+    def _first_row(self, position: int) -> int:
+        """The first row whose first position is not below this one."""
+
+        def begins(row: int) -> int:
+            return int(self._items[self._row_starts[row]] >> np.uint64(plans.LENGTH_BITS))
+
+        return bisect_left(range(self.num_rows), position, key=begins)
+
     def account(self) -> Account:
         """As it was counted when the rows were planned; reads all masks."""
         facts = self._plan.facts  # no document is cut off: all its tokens but the first are labels
@@ -618,6 +686,11 @@ class PadLayout(Layout):
         both = np.stack((starts, np.full_like(starts, PADDING)), axis=1)
         sizes = np.stack((lengths, self.seq_len + 1 - lengths), axis=1)
         return both[sizes > 0], sizes[sizes > 0]
+
+    def holding(self, document: int) -> Holding:
+        _, tokens = self.stream.document_span(document)
+        kept = [[document], [0], [0], [min(tokens, self.seq_len + 1)]]
+        return Holding(*np.array(kept if tokens else [[]] * 4, np.int64))
 
     @property
     def used(self) -> int:
