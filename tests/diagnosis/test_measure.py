@@ -189,6 +189,78 @@ def test_what_is_timed_is_as_fast_as_a_bare_loop(
     assert 0.9 < best / bare < 1.1
 
 
+# The same with workers: their CPU seconds are counted from inside, just before and after.
+BARE_WORKERS = {
+    "pool": """
+def encode(text):
+    return {one}
+
+def loop(texts):
+    return sum(map(len, workers.imap(encode, texts, chunksize=64)))
+
+workers = multiprocessing.Pool(2)
+""",
+    "dataloader": """
+import itertools, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(texts)
+
+    def __getitem__(self, index):
+        text = texts[index]
+        return torch.tensor({one})
+
+def endless():
+    how = dict(num_workers=2, persistent_workers=True)
+    loader = DataLoader(Rows(), batch_size=8, collate_fn=list, **how)
+    while True:
+        yield from loader
+
+batches = endless()
+
+def loop(texts):
+    return sum(len(ids) for batch in itertools.islice(batches, len(texts) // 8) for ids in batch)
+""",
+}
+BARE_WORKERS_CLOCK = """
+def cpu():
+    me = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (me, *me.children()))
+
+loop(texts)
+start, tokens = cpu(), 0
+for _ in range({times}):
+    tokens += loop(texts)
+print(tokens / (cpu() - start))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pool", "dataloader"])
+def test_what_is_timed_with_workers_is_as_fast_as_a_bare_one(
+    way: str, tmp_path: Path, training_texts: list[str], sentencepiece_unigram_model: Path
+) -> None:
+    text = training_texts[0] * (1 + 400_000 // len(training_texts[0]))
+    keep(tmp_path, [text[at : at + 1000] for at in range(0, 400_000, 1000)])
+    path = sentencepiece_unigram_model
+    told = job_of(tmp_path, path, way=way, batch=64, workers=2, seconds=4.0)
+    lines = f"import json, multiprocessing, psutil\nlines = open({str(tmp_path / LINES)!r})\n"
+    lines += 'texts = [json.loads(line)["text"] for line in lines]\n'
+    code = BARE_LOAD["sentencepiece"] + lines + BARE_WORKERS[way] + BARE_WORKERS_CLOCK
+    code = code.format(path=str(path), times=20, **BARE_CALLS["sentencepiece"])
+    best, bare, tries = 0.0, 0.0, 0
+    while tries < 6 and not 0.9 < best / max(bare, 1.0) < 1.1:
+        result = run_way(told)
+        assert result.problem is None
+        best = max(best, result.tokens / (result.cpu_cores * result.seconds))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        bare = max(bare, float(done.stdout))
+        tries += 1
+    assert 0.9 < best / bare < 1.1
+
+
 def test_a_way_that_fails_tells_why_and_is_no_error(folder: Path) -> None:
     calls = Calls(
         **{name: getattr(BYTES, name) for name in Calls.__slots__} | {"load": "import no"}
