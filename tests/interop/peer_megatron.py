@@ -1,7 +1,8 @@
-"""Megatron-core's own IndexedDataset and its builder."""
+"""Megatron-core's own IndexedDataset and its builder, its GPTDataset, and ours in its place."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -11,8 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
-from megatron.core.datasets.utils import get_blend_from_list
+from megatron.core.datasets.utils import Split, get_blend_from_list
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import feed_megatron  # type: ignore[import-not-found]  # of examples/
 
 
 def read(prefixes: list[str]) -> list[dict[str, Any]]:
@@ -52,19 +57,45 @@ def blends(file: str) -> list[list[Any] | None]:
     return [get_blend_from_list(named[split]) for split in ("train", "valid", "test")]
 
 
-def both(
+def feed(export: str, end_id: int, vocab_size: int, seq_len: int, rows: int) -> Any:
+    """For each pair of an export: in which order documents are read, and the rows that are cut
+    from them, as the dataset of examples/feed_megatron.py and as GPTDataset itself give them."""
+    many = feed_megatron.open_dataset(
+        export, end_id=end_id, vocab_size=vocab_size, seq_len=seq_len, rows=rows
+    )
+    answers = {}
+    for ours in getattr(many, "datasets", [many]):
+        config = dataclasses.replace(ours.config, eod_mask_loss=True)
+        theirs = GPTDataset(
+            ours.dataset, ours.dataset_path, ours.indices, ours.num_samples, Split.train, config
+        )
+        answers[ours.dataset_path] = [
+            {
+                "order": dataset.document_index.tolist(),
+                "rows": [
+                    {name: value.tolist() for name, value in dataset[number].items()}
+                    for number in np.argsort(dataset.shuffle_index).tolist()
+                ],
+            }
+            for dataset in (ours, theirs)
+        ]
+    return answers
+
+
+def each(
     prefixes: list[str],
     writes: list[tuple[str, list[list[list[int]]], str]],
     arguments: list[str],
+    feeds: list[tuple[str, int, int, int, int]],
 ) -> list[Any]:
-    """Write some, read some, and take up files of arguments: starting takes seconds."""
-    for each in writes:
-        write(*each)
-    return [read(prefixes), [blends(file) for file in arguments]]
+    """Write some, read some, take up files of arguments, feed: starting takes seconds."""
+    for one in writes:
+        write(*one)
+    return [read(prefixes), [blends(file) for file in arguments], [feed(*one) for one in feeds]]
 
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    functions = {"both": both}
+    functions = {"each": each}
     name, *arguments = json.loads(sys.argv[1])
     print("\n" + json.dumps(functions[name](*arguments)))

@@ -44,5 +44,5 @@ def run(peer: str, *arguments: object) -> Any:
         env={**os.environ, "PYTHONPATH": str(PEERS), "TOKENIZERS_PARALLELISM": "false"},
         check=False,
     )
-    assert done.returncode == 0, f"{peer} {arguments} failed:\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{peer} {str(arguments)[:1000]} failed:\n{done.stderr[-4000:]}"
     return json.loads(done.stdout.splitlines()[-1])

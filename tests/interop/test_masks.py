@@ -37,11 +37,15 @@ def stream(store: tokenmill.Store) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.concatenate([shard.tokens for shard in shards]), np.concatenate(masks)
 
 
-@pytest.mark.parametrize("to", ["datatrove", "olmo", "mds", "arrow", "parquet"])
+@pytest.mark.parametrize(
+    "to", ["megatron", "merged", "datatrove", "olmo", "mds", "arrow", "parquet"]
+)
 def test_documents_come_back_with_their_masks(
     store: tokenmill.Store, tmp_path: Path, to: str
 ) -> None:
-    tokenmill.export_store(store.path, to=to, out=tmp_path / to, workers=1)
+    settings: dict[str, Any] = {"merge": True} if to == "merged" else {}
+    to = "megatron" if settings else to
+    tokenmill.export_store(store.path, to=to, out=tmp_path / to, workers=1, **settings)
     result = import_ids(tmp_path / to, tmp_path / "back", format_name=to)
     back = tokenmill.Store(tmp_path / "back")
     assert result.has_mask
@@ -89,9 +93,13 @@ def test_files_without_a_mask_among_others_count_as_a_whole(
     assert np.array_equal(mask[begin:], stream(store)[1][begin:])
 
 
-@pytest.mark.parametrize("to", ["datatrove", "olmo"])
-def test_masks_are_read_in_place(store: tokenmill.Store, tmp_path: Path, to: str) -> None:
-    tokenmill.export_store(store.path, to=to, out=tmp_path / to, workers=1)
+@pytest.mark.parametrize("to", ["megatron", "datatrove", "olmo"])
+def test_masks_are_linked_and_read_in_place(
+    store: tokenmill.Store, tmp_path: Path, to: str
+) -> None:
+    tokenmill.export_store(store.path, to=to, out=tmp_path / to, workers=1, link=True)
+    linked = [path for path in (tmp_path / to).rglob("*") if path.stat().st_nlink > 1]
+    assert len([path for path in linked if path.is_file()]) == 4
     foreign = tokenmill.Store.open_foreign(tmp_path / to)
     assert foreign.has_mask
     assert (foreign.num_counted, foreign.num_silent) == (store.num_counted, store.num_silent)
@@ -126,7 +134,7 @@ def test_masks_that_cannot_be_read_in_place_are_named(
     assert not tokenmill.Store.open_foreign(tmp_path / "out").has_mask
 
 
-@pytest.mark.parametrize("to", ["megatron", "nanogpt", "llmc", "litdata", "datatrove"])
+@pytest.mark.parametrize("to", ["nanogpt", "llmc", "litdata", "datatrove"])
 def test_an_export_without_masks_says_so(store: tokenmill.Store, tmp_path: Path, to: str) -> None:
     result = tokenmill.export_store(store.path, to=to, out=tmp_path / to)
     said = any("loss masks are left out" in note for note in result.notes)

@@ -56,7 +56,10 @@ def test_megatron(tmp_path: Path) -> None:
         tmp_path / "out-int32-True" / "data-args.txt",
         tmp_path / "two words" / "data-args.json",
     ]
-    found, blends = peers.run("megatron", "both", prefixes, writes, arguments)
+    feeds, fed = write_feeds(tmp_path)
+    found, blends, rows = peers.run("megatron", "each", prefixes, writes, arguments, feeds)
+    for answers, documents, masks in zip(rows, *fed, strict=True):
+        compare_rows(answers, documents, masks, folder=tmp_path)
     assert found == expected
     shards = [str(tmp_path / "out-int32-False" / f"train_{n:05d}_text_document") for n in range(3)]
     assert blends[0] == [[shards, [sum(map(len, shard)) for shard in SHARDS]]]
@@ -79,6 +82,54 @@ def test_megatron(tmp_path: Path) -> None:
         [],
         [4, 5, 6],
     ]
+
+
+ROW = 16
+
+
+def write_feeds(folder: Path) -> tuple[list[Any], Any]:
+    """Exports to be fed to Megatron-LM: one whose documents end in the end-of-text, and one of two
+    pairs with masks, whose documents end in nothing."""
+    ended = [document for document in flat(SHARDS) if document[-1:] == [EOS]]
+    endless = [document[:-1] for document in ended if len(document) > 1]
+    masks = [[int(token % 3 > 0) for token in document] for document in endless]
+    write_store(folder / "ended", [ended])
+    write_store(folder / "endless", [endless[:20], endless[20:]], masks=[masks[:20], masks[20:]])
+    feeds = []
+    for name in ("ended", "endless"):
+        result = tokenmill.export_store(folder / name, to="megatron", out=folder / "feed" / name)
+        said = any("examples/feed_megatron.py" in note for note in result.notes)
+        assert said == (name == "endless")
+        feeds.append((str(folder / "feed" / name), EOS, 60_000, ROW, 100))
+    parts = [ended], [endless[:20], endless[20:]]
+    return feeds, (parts, [[None], [masks[:20], masks[20:]]])
+
+
+def compare_rows(answers: Any, parts: Any, masks: Any, *, folder: Path) -> None:
+    """Rows of Megatron-LM are those of the loader over the documents in the order it has them."""
+    for (prefix, (ours, theirs)), documents, counts in zip(
+        sorted(answers.items()), parts, masks, strict=True
+    ):
+        assert ours["order"] == theirs["order"] != sorted(ours["order"])
+        ordered = [documents[number] for number in ours["order"]]
+        marks = None if counts is None else [[counts[number] for number in ours["order"]]]
+        out = folder / "again" / prefix.replace("/", "-")
+        store = write_store(out, [ordered], masks=marks)
+        order: Any = {"epochs": 1, "shuffle": False, "boundaries": "mask"}
+        loader = tokenmill.Loader(store, seq_len=ROW, batch_size=1, **order)
+        # Its last row is filled up; theirs are full.
+        assert len(loader) - len(ours["rows"]) in (0, 1)
+        for number, (row, batch) in enumerate(zip(ours["rows"], loader, strict=False)):
+            assert row["tokens"] == batch.input_ids[0].tolist()
+            assert np.equal(row["loss_mask"], batch.loss_mask[0]).all()
+            counted = np.flatnonzero(batch.loss_mask[0])
+            assert np.array(row["labels"])[counted].tolist() == batch.labels[0, counted].tolist()
+            assert row["position_ids"] == batch.position_ids[0].tolist()
+            one = batch.doc_ids[0]
+            seen = np.tri(ROW, dtype=bool) & (one[:, None] == one)
+            assert np.array_equal(row["attention_mask"][0], ~seen)
+            if counts is None:
+                assert row == theirs["rows"][number]
 
 
 def positions(documents: Documents, row: int, length: int) -> list[int]:

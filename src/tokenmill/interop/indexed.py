@@ -3,7 +3,7 @@
 Megatron-LM's `.bin` + `.idx` are what a store's shards already are: exported shard by shard they
 are copies or links; `merge` makes one pair of all shards of a split. Read: any dtype code but
 floats, documents of several sequences (they are joined) or of none (empty); indexes with modes are
-of multimodal data, which is refused.
+of multimodal data, which is refused. A `.mask` beside them is ours: its own datasets pass it over.
 
     .ds            datatrove's ids, 2 or 4 bytes each
     .ds.index      where each document ends, in tokens, 8 bytes each
@@ -54,9 +54,8 @@ class Megatron(raw.RawFormat):
         name="megatron",
         title="Megatron-LM .bin and .idx",
         read_by="Megatron-LM, Megatron-core, NeMo, GPT-NeoX",
-        kept="documents, empty ones too",
-        lost="loss masks",
-        masks=False,
+        kept="documents, empty ones too, loss masks",
+        lost="nothing; its own datasets find documents by the end-of-text and read no masks",
         file_tokens=False,
         linkable=True,
         settings={
@@ -67,8 +66,7 @@ class Megatron(raw.RawFormat):
     )
 
     def names(self, store: Store, split: str, number: int) -> tuple[str, ...]:
-        prefix = f"{split}_{number:05d}_text_document"
-        return f"{prefix}.bin", f"{prefix}.idx"
+        return _pair(store, f"{split}_{number:05d}")
 
     def plan(self, export: Export) -> list[base.ExportTask]:
         if not export.options.settings["merge"]:
@@ -78,9 +76,8 @@ class Megatron(raw.RawFormat):
                 "a merged file has the ids of all shards, so it cannot be a link to one",
                 hint="leave --link or merge out",
             )
-        ends = ("_text_document.bin", "_text_document.idx")
         return [
-            raw.token_task(store, split, [split + end for end in ends], 0, len(store.shards))
+            raw.token_task(store, split, _pair(store, split), 0, len(store.shards))
             for split, store in export.stores.items()
         ]
 
@@ -94,6 +91,7 @@ class Megatron(raw.RawFormat):
         file = out.create(part.files[1])
         for block in index_blocks(lengths, dtype=store.dtype):
             file.write(block)
+        raw.put_mask(export, part, out)
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
         name = _args_file(export)
@@ -110,7 +108,8 @@ class Megatron(raw.RawFormat):
             blends[_SPLITS.get(split, split)] = blend or None
         if name == ARGS_LIST:
             out.write(name, f"{' '.join(blend)}\n".encode())
-            return [f"give Megatron-LM: --data-args-path {shlex.quote(str(export.root / name))}"]
+            given = f"--data-args-path {shlex.quote(str(export.root / name))}"
+            return [f"give Megatron-LM: {given}", *_unseen(export)]
         # It asks for all three, null where there is none.
         out.write(name, f"{json.dumps(blends, indent=1)}\n".encode())
         notes = [
@@ -121,7 +120,7 @@ class Megatron(raw.RawFormat):
                 f"Megatron-LM reads train, valid and test of {name}, and nothing of"
                 f" {', '.join(unread)}: export what it shall train on with --split"
             )
-        return notes
+        return notes + _unseen(export)
 
     def token_files(self, path: Path) -> list[tuple[str, Path]]:
         """By their indexes: a path may be a folder, one of the two files, or their prefix."""
@@ -150,7 +149,9 @@ class Megatron(raw.RawFormat):
                 "has a mode for every sequence: it is multimodal, which is more than ids",
                 hint="only text can be read",
             )
-        return raw.raw_shard(name, path, options, dtype=header.dtype, index=index)
+        mask = path.with_suffix(".mask")
+        mask_file = mask if mask.is_file() else None
+        return raw.raw_shard(name, path, options, dtype=header.dtype, index=index, mask=mask_file)
 
     def count_documents(self, shard: raw.RawShard, options: base.ImportOptions) -> int:
         assert shard.index is not None
@@ -159,6 +160,33 @@ class Megatron(raw.RawFormat):
     def ends(self, shard: raw.RawShard, options: base.ImportOptions) -> NDArray[np.int64]:
         assert shard.index is not None
         return read_ends(shard.index, tokens=shard.tokens)
+
+
+def _pair(store: Store, name: str) -> tuple[str, ...]:
+    """The pair, and the mask where there is one."""
+    ends = ("bin", "idx", "mask") if store.has_mask else ("bin", "idx")
+    return tuple(f"{name}_text_document.{end}" for end in ends)
+
+
+def _unseen(export: Export) -> list[str]:
+    """What Megatron-LM's own GPTDataset passes over in these files, which finds documents by
+    their ends."""
+    stores, unseen = export.stores.values(), []
+    if any(store.has_mask for store in stores):
+        unseen.append("which tokens count for the loss")
+    for store in stores:
+        identity, totals = store.manifest.identity, store.manifest.totals
+        if (
+            identity.eos_id is None
+            or totals.pieces
+            or identity.config.get("too_long") == "truncate"
+        ):
+            unseen.append("where documents end without an end token")
+            break
+    if not unseen:
+        return []
+    what = " nor ".join(unseen)
+    return [f"Megatron-LM's datasets do not see {what}: that of examples/feed_megatron.py does"]
 
 
 def _args_file(export: Export) -> str:
@@ -260,7 +288,7 @@ class Datatrove(raw.RawFormat):
         named = f"{kind.kind}-{kind.fingerprint[:12]}|{store.dtype.itemsize}"
         lines = [named, str(part.tokens), for_people(part.tokens)]
         out.write(f"{name}.metadata", "\n".join(lines).encode())
-        raw.put_mask(export, part, f"{name}.loss", out)
+        raw.put_mask(export, part, out)
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
         size = next(iter(export.stores.values())).dtype.itemsize
@@ -363,7 +391,7 @@ class Olmo(raw.RawFormat):
             pairs = zip(begins.tolist(), ends.tolist(), strict=True)
             file.write(packer.compress("".join([f"{a},{b}\n" for a, b in pairs]).encode()))
         file.write(packer.flush())
-        raw.put_mask(export, part, part.files[0].removesuffix(".npy") + MASK_SUFFIX, out)
+        raw.put_mask(export, part, out)
 
     def finish(self, export: Export, out: PartFiles) -> list[str]:
         width = next(iter(export.stores.values())).dtype.itemsize

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.interop.export import Export, PartFiles
+    from tokenmill.store.facts import ShardEntry
     from tokenmill.store.reader import Store
+    from tokenmill.store.stream import Track
 
 # Of a document: files without boundaries are cut here, since an index has 31 bits for a length.
 MOST_TOKENS = 1 << 30
@@ -266,11 +268,21 @@ def token_task(
 
 def put_tokens(export: Export, part: base.ExportTask, out: PartFiles) -> None:
     """Make the token file of a part, which is its first."""
-    name, store = part.files[0], export.stores[part.split]
-    sources = {number: _local_tokens(store, number) for number in range(part.first, part.last)}
+    _put(export, part, part.files[0], "bin", out)
+
+
+def put_mask(export: Export, part: base.ExportTask, out: PartFiles) -> None:
+    """Make the file with the loss mask of a part, which is its last where the store has masks."""
+    if export.stores[part.split].has_mask:
+        _put(export, part, part.files[-1], "mask", out)
+
+
+def _put(export: Export, part: base.ExportTask, name: str, track: Track, out: PartFiles) -> None:
+    store = export.stores[part.split]
+    sources = {number: _local_file(store, number, track) for number in range(part.first, part.last)}
     source = sources[part.first] if len(sources) == 1 else None
     if source is not None:
-        out.link_or_copy(name, source, checksum=_checksum(store, part.first))
+        out.link_or_copy(name, source, checksum=_checksum(store, part.first, track))
         return
     if export.options.link == "always":
         raise UsageError(
@@ -281,24 +293,16 @@ def put_tokens(export: Export, part: base.ExportTask, out: PartFiles) -> None:
     file = out.create(name)
     for number, source in sources.items():
         if source is not None:
-            file.append_file(source, checksum=_checksum(store, number))
+            file.append_file(source, checksum=_checksum(store, number, track))
             continue
         for block in shard_blocks(store, number):
-            file.write(np.ascontiguousarray(block.ids).data)
+            file.write(np.ascontiguousarray(block.ids if track == "bin" else block.mask).data)
 
 
 def shard_blocks(store: Store, number: int) -> base.Blocks:
     """The documents of a shard."""
     shard = store.shards[number]
     return document_blocks(store, shard.first_document, shard.first_document + shard.documents)
-
-
-def put_mask(export: Export, part: base.ExportTask, name: str, out: PartFiles) -> None:
-    """Make the file with the loss mask of a shard, where the plan has one."""
-    if name in part.files:
-        file = out.create(name)
-        for block in shard_blocks(export.stores[part.split], part.first):
-            file.write(np.ascontiguousarray(block.mask).data)
 
 
 def document_ends(
@@ -311,24 +315,26 @@ def document_ends(
         yield begins, begins + index.lengths[first : first + step]
 
 
-def _local_tokens(store: Store, number: int) -> Path | None:
-    """The file that holds the ids of a shard and nothing else, where there is one."""
+def _local_file(store: Store, number: int, track: Track) -> Path | None:
+    """The file that holds the ids, or the mask, of a shard and nothing else, where there is one."""
     if store.is_remote:
         return None
-    shard = store.shards[number]
-    size = shard.tokens * store.dtype.itemsize
-    file = store.files.track_file(shard.name, "bin", size=size)
+    shard, width = store.shards[number], store.track_dtype(track).itemsize
+    file = store.files.track_file(shard.name, track, size=shard.tokens * width)
     return file.path if file.offset == 0 else None
 
 
-def _checksum(store: Store, number: int) -> str | None:
+def _checksum(store: Store, number: int, track: Track) -> str | None:
     """What the store says about the bytes of a shard; None where it is not its own."""
-    return None if "in_place" in store.manifest.identity.config else _checksums(store)[number]
+    if "in_place" in store.manifest.identity.config:
+        return None
+    entry = _entries(store)[number]
+    return entry.bin if track == "bin" else entry.mask
 
 
 @lru_cache(maxsize=4)
-def _checksums(store: Store) -> list[str]:
-    return [entry.bin for _, entry in store.manifest.shards(split=store.split)]
+def _entries(store: Store) -> list[ShardEntry]:
+    return [entry for _, entry in store.manifest.shards(split=store.split)]
 
 
 # -------------------------------------------------------------------------------------------------
