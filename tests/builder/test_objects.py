@@ -73,7 +73,7 @@ def test_rows_are_built_whatever_holds_them(make: Any, tmp_path: Path) -> None:
 
 PEERS = """
 import json, sys
-import datasets, pandas
+import datasets, pandas, polars
 import tokenmill
 
 out, rows = sys.argv[1], json.loads(sys.argv[2])
@@ -89,6 +89,13 @@ objects = {
     "part of a frame": frame[frame.n % 2 == 1],
     "series": frame["text"],
 }
+kinds = polars.Enum(row["text"] for row in rows)
+frame = polars.DataFrame(rows, schema_overrides={"text": kinds})
+objects |= {
+    "polars": polars.DataFrame(rows),
+    "polars chunks": polars.concat([frame.head(50), frame.tail(150)], rechunk=False),
+    "polars series": polars.DataFrame(rows)["text"],
+}
 found = {}
 for name, rows in objects.items():
     options = {"tokenizer": "bytes", "out": f"{out}/{name}", "serial": True}
@@ -97,8 +104,7 @@ for name, rows in objects.items():
     with tokenmill.Store(f"{out}/{name}", split="train") as store:
         texts = [store.decode(number).removesuffix("<|endoftext|>") for number in range(len(store))]
     whole = objects["dataset"] if name == "splits" else rows
-    is_frame = name in ("frame", "part of a frame")
-    theirs = [*rows["text"]] if is_frame else [*rows] if name == "series" else whole["text"]
+    theirs = [*rows] if "series" in name else whole["text"]
     if name == "streamed":
         theirs = [row["text"] for row in rows]
     splits = {split: total.documents for split, total in result.splits.items()}
@@ -112,7 +118,7 @@ print(json.dumps(found))
 
 
 def test_datasets_and_frames_are_built_as_they_are_read(tmp_path: Path) -> None:
-    peers.require()
+    peers.require("polars")
     source = Path(tokenmill.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", PEERS, str(tmp_path), json.dumps(ROWS)],

@@ -327,7 +327,9 @@ def _plain_schema(schema: Any) -> Any:
     fields = []
     for each in schema:
         kind = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
-        fields.append(pa.field(each.name, kind))
+        # pyarrow takes no values from a dictionary of views, which polars gives.
+        is_view = kind != each.type and pa.types.is_string_view(kind)
+        fields.append(pa.field(each.name, pa.large_string() if is_view else kind))
     return pa.schema(fields)
 
 
@@ -335,7 +337,9 @@ def _cast(batch: Any, schema: Any) -> Any:
     import pyarrow as pa
 
     arrays = [
-        array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        for array in batch.columns
+        array.dictionary.cast(kind).take(array.indices)
+        if pa.types.is_dictionary(array.type)
+        else array
+        for array, kind in zip(batch.columns, schema.types, strict=True)
     ]
     return pa.record_batch(arrays, schema=schema)
