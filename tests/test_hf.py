@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from tests.loader.stores import write_store
 
+import tokenmill
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
@@ -29,7 +30,7 @@ dealing = pytest.importorskip("accelerate.data_loader")
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
-from tokenmill.hf import ModelFeeder, ModelInputs, TrainerDataset  # noqa: E402
+from tokenmill.hf import ModelFeeder, ModelInputs, TrainerDataset, as_dataset  # noqa: E402
 from tokenmill.torch import BatchDataset, DeviceFeeder, TokenDataset  # noqa: E402
 
 if TYPE_CHECKING:
@@ -424,6 +425,19 @@ def test_a_model_without_an_embedding_for_an_id_is_refused(store: Store, tmp_pat
 
 
 # Several ranks.
+
+
+def test_pairs_have_other_columns_for_each_trainer_and_none_is_guessed(
+    store: Store, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "a", "chosen": " b", "rejected": " c"}]
+    options: dict[str, Any] = {"tokenizer": "bytes", "format": "preference", "serial": True}
+    tokenmill.build(rows, out=tmp_path / "pairs", **options)
+    for trainer in (None, "sft"):
+        with pytest.raises(UsageError, match="mean something else"):
+            as_dataset(tmp_path / "pairs", trainer=trainer)
+    with pytest.raises(UsageError, match="no pairs"):
+        as_dataset(store, trainer="dpo")
 
 
 def test_accelerate_is_refused_what_it_would_read_on_one_rank_for_all(store: Store) -> None:

@@ -409,24 +409,32 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # it has no types her
 # For TRL, and whatever else takes a `datasets.Dataset`.
 
 
-def as_dataset(store: StoreInput, *, split: str | None = None) -> Any:
+def as_dataset(store: StoreInput, *, split: str | None = None, trainer: str | None = None) -> Any:
     """The documents of a store as a `datasets.Dataset`: `input_ids` and `labels`, nothing copied.
 
     >>> SFTTrainer(model, train_dataset=as_dataset("chats", split="train"), args=SFTConfig(...))
 
     Labels are -100 where the store says that a token does not count; those of a store with masks
-    take 4 bytes of memory a token, everything else stays in the store's own files. Those of a store
-    of pairs are `prompt_ids`, `chosen_ids` and `rejected_ids`, in memory, as TRL's DPOTrainer makes
-    them.
+    take 4 bytes of memory a token, everything else stays in the store's own files. Of a store of
+    pairs there are, in memory, the columns that a trainer of TRL makes for itself: `trainer="dpo"`
+    has `prompt_ids`, `chosen_ids` and `rejected_ids`, `"reward"` the last two with the prompt in
+    each. Either would take those of the other, and learn from answers alone.
     """
+    opened = open_split(store, split)
+    if opened.has_pairs != (trainer is not None) or trainer not in (None, "dpo", "reward"):
+        what = "pairs, which" if opened.has_pairs else "no pairs, which alone"
+        raise UsageError(
+            f"trainer={trainer!r} for {what} DPOTrainer and RewardTrainer read in columns of the"
+            " same names that mean something else",
+            hint="of pairs say trainer='dpo' or trainer='reward'; of other stores nothing",
+        )
     if find_spec("datasets") is None:
         raise MissingExtraError("datasets", extra="trl", purpose="a datasets.Dataset of a store")
     import datasets
     import pyarrow as pa
 
-    opened = open_split(store, split)
-    if opened.has_pairs:
-        return _pairs_dataset(opened)
+    if trainer is not None:
+        return _pairs_dataset(opened, whole=trainer == "reward")
     # One type for all shards: files of other projects, read in place, may be one large shard.
     is_large = any(shard.tokens > np.iinfo(np.int32).max for shard in opened.shards)
     kind = pa.LargeListArray if is_large else pa.ListArray
@@ -443,17 +451,23 @@ def as_dataset(store: StoreInput, *, split: str | None = None) -> Any:
     return datasets.Dataset(table, fingerprint=opened.content[:16])
 
 
-def _pairs_dataset(store: Store) -> Any:
+def _pairs_dataset(store: Store, *, whole: bool) -> Any:
     import datasets
     import pyarrow as pa
 
     type_ = pa.list_(pa.from_numpy_dtype(store.dtype))
-    pairs = [store.pair(number) for number in range(store.num_pairs)]
+    pairs: list[Any] = [store.pair(number) for number in range(store.num_pairs)]
+    names: tuple[str, ...] = Pair._fields
+    if whole:
+        pairs = [[np.append(prompt, answer) for answer in answers] for prompt, *answers in pairs]
+        names = names[1:]
     columns = {
-        name: pa.array([getattr(pair, name) for pair in pairs], type=type_) for name in Pair._fields
+        name: pa.array([pair[place] for pair in pairs], type=type_)
+        for place, name in enumerate(names)
     }
     table = datasets.table.InMemoryTable(pa.table(columns))
-    return datasets.Dataset(table, fingerprint=store.content[:16])
+    kind = "reward" if whole else "dpo"
+    return datasets.Dataset(table, fingerprint=f"{store.content[:16]}-{kind}")
 
 
 def _shard_columns(store: Store, number: int, kind: Any) -> tuple[Any, Any]:

@@ -12,7 +12,12 @@ from typing import Any
 import datasets
 import torch
 import trl
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 from trl.chat_template_utils import get_training_chat_template
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
@@ -68,7 +73,8 @@ def complete(tokenizer: str, template: str, rows: list[dict[str, Any]], folder: 
 def prefer(
     tokenizer: str, template: str, given: dict[str, list[dict[str, Any]]], stores: dict[str, str]
 ) -> Any:
-    """Columns of pairs as DPOTrainer makes them, and its loss on them and on those of a store."""
+    """Columns of pairs as DPOTrainer and RewardTrainer make them, and their losses on them and on
+    those of a store."""
     answers: dict[str, Any] = {}
     for name, rows in given.items():
         made: Any = PreTrainedTokenizerFast
@@ -76,7 +82,7 @@ def prefer(
         tool.chat_template = template
         columns, losses = [], []
         given_rows = datasets.Dataset.from_list(rows)
-        for dataset in (given_rows, as_dataset(stores[name])):
+        for dataset in (given_rows, as_dataset(stores[name], trainer="dpo")):
             with tempfile.TemporaryDirectory() as folder:
                 trainer = StoreDPOTrainer(
                     model=tiny(len(tool)),
@@ -101,7 +107,26 @@ def prefer(
                         losses.append(float(trainer.compute_loss(trainer.model, batch)))
                 columns.append({each: trainer.train_dataset[each][:] for each in COLUMNS})
         answers[name] = {"columns": columns, "losses": losses}
+        answers[name]["reward"] = [
+            reward(dataset, tool)
+            for dataset in (given_rows, as_dataset(stores[name], trainer="reward"))
+        ]
     return answers
+
+
+def reward(dataset: Any, tool: Any) -> Any:
+    """Columns as RewardTrainer has them, and its loss."""
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(small(len(tool), num_labels=1))
+    with tempfile.TemporaryDirectory() as folder:
+        args = trl.RewardConfig(output_dir=folder, max_length=64, report_to=[], use_cpu=True)
+        trainer = trl.RewardTrainer(
+            model=model, args=args, train_dataset=dataset, processing_class=tool
+        )
+        batch = trainer.data_collator([*trainer.train_dataset])
+        with torch.no_grad():
+            loss = float(trainer.compute_loss(trainer.model, batch))
+    return [{name: trainer.train_dataset[name][:] for name in COLUMNS[1:]}, loss]
 
 
 class StoreDPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
@@ -115,9 +140,13 @@ class StoreDPOTrainer(trl.DPOTrainer):  # type: ignore[misc]
 def tiny(vocab_size: int, *, seed: int = 0) -> Any:
     """A model of a few thousand weights, the same every time."""
     torch.manual_seed(seed)
+    return LlamaForCausalLM(small(vocab_size))
+
+
+def small(vocab_size: int, **more: Any) -> LlamaConfig:
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": vocab_size}
-    return LlamaForCausalLM(LlamaConfig(**sizes))
+    return LlamaConfig(**sizes, **more)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,9 @@ def test_what_would_learn_rejected_answers_is_refused(
 
 
 @pytest.mark.slow
-def test_columns_and_the_loss_of_dpo_are_those_of_trl(family_dir: Folder, tmp_path: Path) -> None:
+def test_columns_and_the_losses_of_dpo_and_reward_are_those_of_trl(
+    family_dir: Folder, tmp_path: Path
+) -> None:
     peers.require("trl")
     folder = family_dir("qwen")
     merging = [row | {"prompt": row["prompt"] + " "} for row in texts(4)]
@@ -237,6 +239,8 @@ def test_columns_and_the_loss_of_dpo_are_those_of_trl(family_dir: Folder, tmp_pa
         assert np.isfinite(answer["losses"]).all()
         assert len(answer["losses"]) == 3
         assert answer["losses"][0] == answer["losses"][1], name
+        theirs, ours = answer["reward"]
+        assert ours == theirs, name
         # The same rows in a longer batch.
         assert answer["losses"][2] == pytest.approx(answer["losses"][0], rel=1e-6), name
 

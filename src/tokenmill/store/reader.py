@@ -561,7 +561,7 @@ class Store:
                 f"{str(self.path)!r} holds pairs of chosen and rejected answers, and {what} would "
                 "take both alike: a model would learn what was rejected",
                 hint="take them as pairs: tokenmill.PairLoader(store, ...), store.pair(0), or "
-                "tokenmill.hf.as_dataset(store) for TRL",
+                "tokenmill.hf.as_dataset(store, trainer='dpo') for TRL",
             )
 
     def locate(self, number: SupportsIndex) -> tuple[int, int]:
