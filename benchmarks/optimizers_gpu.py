@@ -41,7 +41,7 @@ def _ours(kind: str) -> Callable[[torch.nn.Module, torch.Tensor], torch.optim.Op
     return make
 
 
-def _bitsandbytes(model: torch.nn.Module, rate: torch.Tensor) -> torch.optim.Optimizer:
+def _as_it_is(model: torch.nn.Module, rate: torch.Tensor) -> torch.optim.Optimizer:
     from bitsandbytes.optim import AdamW8bit
 
     optimizer: torch.optim.Optimizer = AdamW8bit(model.parameters(), lr=float(rate))
@@ -50,8 +50,9 @@ def _bitsandbytes(model: torch.nn.Module, rate: torch.Tensor) -> torch.optim.Opt
 
 OPTIMIZERS = {
     "fused AdamW": _ours("adamw"),
-    "torchao AdamW8bit": _ours("adamw8bit"),
-    "bitsandbytes AdamW8bit": _bitsandbytes,
+    "torchao AdamW8bit": _ours("torchao"),
+    "bitsandbytes AdamW8bit": _ours("bitsandbytes"),
+    "the same, as it is": _as_it_is,
 }
 
 

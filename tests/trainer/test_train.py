@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from tokenmill.errors import (
     StoreError,
     UsageError,
 )
+from tokenmill.trainer.model import EIGHT_BIT
 from tokenmill.trainer.options import TrainOptions, open_splits
 from tokenmill.trainer.run import run_training
 
@@ -387,7 +389,7 @@ def test_a_missing_torch_is_one_sentence(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("package", "change"),
-    [("torchao", {"optimizer": "adamw8bit"}), ("tensorboard", {"tensorboard": True})],
+    [("bitsandbytes", {"optimizer": "adamw8bit"}), ("tensorboard", {"tensorboard": True})],
 )
 def test_a_missing_package_is_one_sentence(
     place: Path,
@@ -396,7 +398,8 @@ def test_a_missing_package_is_one_sentence(
     package: str,
     change: dict[str, Any],
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+    for each in {package, "torchao"}:
+        monkeypatch.setitem(sys.modules, each, None)
     with pytest.raises(MissingExtraError) as caught:
         tokenmill.train(place / "plain", out=tmp_path / "run", **{**TINY, **change})
     assert f"pip install 'tokenmill[{package}]'" in str(caught.value.hint)
@@ -431,18 +434,34 @@ def test_tensorboard_files_are_written(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_bit_adamw_learns_and_resumes(place: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
+@pytest.mark.parametrize("package", EIGHT_BIT)
+def test_eight_bit_adamw_learns_and_resumes_with_the_package_that_it_began_with(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for each in EIGHT_BIT:
+        pytest.importorskip(each)
     said = {**TINY, "optimizer": "adamw8bit", "steps": 6, "save_every": 3}
-    whole = tokenmill.train(place / "plain", out=tmp_path / "whole", **said)
-    tokenmill.train(
-        place / "plain", out=tmp_path / "parts", **{**said, "schedule": "wsd", "steps": 3}
-    )
+    store = place / "plain"
+    with monkeypatch.context() as alone:
+        for each in {*EIGHT_BIT} - {package}:
+            alone.setitem(sys.modules, each, None)
+        whole = tokenmill.train(store, out=tmp_path / "whole", **said)
+        tokenmill.train(store, out=tmp_path / "parts", **{**said, "schedule": "wsd", "steps": 3})
     assert whole.loss < losses(tmp_path / "whole")[1]
     state = torch.load(
         tmp_path / "whole" / "checkpoints" / "step-00000006" / "optimizer.pt", weights_only=True
     )
-    kinds = {type(value).__name__ for each in state["state"].values() for value in each.values()}
-    assert "OptimState8bit" in kinds
-    tokenmill.train(place / "plain", out=tmp_path / "whole", resume=True, **{**said, "steps": 8})
+    assert ("exp_avg" in state["state"][0]) == (package == "torchao")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "step-00000006")
+    again = tokenmill.train(store, out=tmp_path / "again", resume=True, **said)
+    assert again.resumed_from == 3
+    assert again.loss == pytest.approx(whole.loss, rel=1e-5)
+    with monkeypatch.context() as alone:
+        alone.setitem(sys.modules, package, None)
+        with pytest.raises(
+            MissingExtraError, match=f"of this checkpoint needs the package '{package}'"
+        ):
+            tokenmill.train(store, out=tmp_path / "whole", resume=True, **{**said, "steps": 8})
+    tokenmill.train(store, out=tmp_path / "whole", resume=True, **{**said, "steps": 8})
     assert sorted(losses(tmp_path / "whole")) == list(range(1, 9))

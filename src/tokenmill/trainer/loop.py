@@ -28,15 +28,17 @@ from torch import distributed
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tokenmill.errors import DeviceMemoryError, TrainingError, UsageError
+from tokenmill.errors import DeviceMemoryError, MissingExtraError, TrainingError, UsageError
 from tokenmill.trainer.model import (
+    EIGHT_BIT,
     PART_BYTES,
     Model,
+    find_eight_bit,
     find_kernels,
+    is_installed,
     learning_rates,
     make_optimizer,
     makes_loss_in_parts,
-    require_eight_bit,
     scale_and_clip,
     try_kernels,
 )
@@ -155,8 +157,8 @@ class Trainer:
 
     def __init__(self, setup: Setup, *, batches: Iterable[Any] = ()) -> None:
         """A batch has `input_ids` and `labels`; `position_ids` and `cu_seqlens` for documents."""
-        if setup.options.optimizer == "adamw8bit":
-            require_eight_bit()
+        kind = setup.options.optimizer
+        self.optimizer_kind = find_eight_bit() if kind == "adamw8bit" else kind
         self.setup = setup
         # Steps that were made.
         self.step_number = 0
@@ -175,17 +177,12 @@ class Trainer:
                 kernel=setup.kernel,
             )
         self._parameters = list(self.model.parameters())
-        rates = learning_rates(
+        self._numbers = learning_rates(
             options.schedule, peak=setup.learning_rate, steps=options.steps, warmup=setup.warmup
         )
-        self._rates = torch.from_numpy(rates).to(device)
+        self._rates = torch.from_numpy(self._numbers).to(device)
         self._rate = torch.zeros((), device=device)
-        self.optimizer = make_optimizer(
-            self.model,
-            kind=options.optimizer,
-            learning_rate=self._rate,
-            weight_decay=options.weight_decay,
-        )
+        self.optimizer = self._make_optimizer()
         self._totals = torch.zeros(3, device=device)
         # Of tokens of which one looks at the other: what attention did since `forget_pairs`.
         self._pairs = torch.zeros((), dtype=torch.float64, device=device)
@@ -202,6 +199,14 @@ class Trainer:
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,
             )
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(
+            self.model,
+            kind=self.optimizer_kind,
+            learning_rate=self._rate,
+            weight_decay=self.setup.options.weight_decay,
+        )
 
     def feed(self, batches: Iterable[Any]) -> None:
         """Take the batches of coming steps from here."""
@@ -253,7 +258,10 @@ class Trainer:
             factor=self.setup.batch_tokens * ranks / count,
             most=self.setup.options.clip,
         )
-        self._rate.copy_(self._rates[min(self.step_number, len(self._rates) - 1)])
+        now = min(self.step_number, len(self._rates) - 1)
+        self._rate.copy_(self._rates[now])
+        if self.optimizer_kind == "bitsandbytes":
+            self._set_rate(float(self._numbers[now]))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         loss, rate, pairs = self._totals[0] / count, self._rate, self._pairs.float()
@@ -271,6 +279,7 @@ class Trainer:
     def load_state(self, state: Mapping[str, Any], *, step: int) -> None:
         """Go on from a state after so many steps; ValueError, and nothing is changed, if not."""
         _require_like(state["model"], self.model.state_dict(), what="the model")
+        self._take_kind_of(state["optimizer"])
         groups = self.optimizer.state_dict()["param_groups"]
         self._require_optimizer(state["optimizer"], groups, step=step)
         self.model.load_state_dict(state["model"])
@@ -278,28 +287,66 @@ class Trainer:
         self.optimizer.load_state_dict(
             {"state": state["optimizer"]["state"], "param_groups": groups}
         )
-        for group in self.optimizer.param_groups:  # what was loaded is a copy
-            group["lr"] = self._rate
+        if self.optimizer_kind != "bitsandbytes":
+            self._set_rate(self._rate)  # what was loaded is a copy
         self.step_number = step
+
+    def _set_rate(self, rate: torch.Tensor | float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _take_kind_of(self, saved: Any) -> None:
+        """Go on with the package that made an 8-bit state, where both are installed."""
+        states = saved.get("state") if isinstance(saved, dict) else None
+        first = next(iter(states.values()), None) if isinstance(states, dict) else None
+        if self.optimizer_kind not in EIGHT_BIT or not isinstance(first, dict):
+            return
+        kind = "torchao" if "exp_avg" in first else "bitsandbytes"
+        if kind == self.optimizer_kind:
+            return
+        if not is_installed(kind):
+            purpose = "the 8-bit AdamW of this checkpoint"
+            raise MissingExtraError(kind, extra=kind, purpose=purpose)
+        self.optimizer_kind = kind
+        self.optimizer = self._make_optimizer()
 
     def _require_optimizer(self, saved: Any, groups: list[Any], *, step: int) -> None:
         """ValueError unless the optimizer has moments like its parameters, of that very step."""
         ours = [number for group in groups for number in group["params"]]
         parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
+        blocks = {}
+        if self.optimizer_kind == "bitsandbytes":
+            blocks = self.optimizer.state_dict()["state"]
         try:
             found = [number for group in saved["param_groups"] for number in group["params"]]
             moments = saved["state"]
             if found != ours or list(moments) != ours:
                 raise ValueError("the optimizer has other parameters")
             for number, parameter in zip(ours, parameters, strict=True):
-                said = moments[number]
-                count = said["step"]
-                if not isinstance(count, torch.Tensor) or count.numel() != 1 or count != step:
+                said = _flat(moments[number])
+                count = said.pop("step")
+                is_number = isinstance(count, int) if blocks else _is_one_number(count)
+                if not is_number or count != step:
                     raise ValueError(f"the optimizer is not at step {step:,}")
                 like = dict.fromkeys(("exp_avg", "exp_avg_sq"), parameter)
-                _require_like(said, {**like, "step": count}, what="the optimizer")
+                if blocks:
+                    like = _flat(blocks[number])
+                    del like["step"]
+                _require_like(said, like, what="the optimizer")
         except (TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ValueError(f"the optimizer has no state of AdamW: {error}") from error
+
+
+def _is_one_number(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
+
+
+def _flat(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a parameter's state; bitsandbytes keeps most of them one level down."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        found |= value if isinstance(value, dict) else {name: value}
+    return found
 
 
 def _require_like(found: Any, expected: Mapping[str, torch.Tensor], *, what: str) -> None:

@@ -713,8 +713,8 @@ def document_mask(cu_seqlens: torch.Tensor, ids_bt: torch.Tensor) -> torch.Tenso
 # AdamW, with decay on matrices alone, and clipping: all of it on the device.
 #
 # The learning rate is a tensor on it too. Changing it costs a copy within the device; a
-# number would be sent again at every step, or be compiled in. Why 8-bit AdamW is torchao's is told
-# in docs/decisions/0009-eight-bit-adamw.md.
+# number would be sent again at every step, or be compiled in. bitsandbytes hands its kernels a
+# number. Which package 8-bit AdamW is of is told in docs/decisions/0009-eight-bit-adamw.md.
 
 BETAS = (0.9, 0.95)
 CLIP_EPS = 1e-6
@@ -723,7 +723,11 @@ CLIP_EPS = 1e-6
 def make_optimizer(
     model: nn.Module, *, kind: str, learning_rate: torch.Tensor, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """An optimizer whose parameter groups share one learning rate, a tensor on the device."""
+    """An optimizer of a kind: "adamw", or a package of `EIGHT_BIT`.
+
+    Its parameter groups share one learning rate, a tensor on the device; those of bitsandbytes are
+    to be given a number before every step.
+    """
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
@@ -732,17 +736,52 @@ def make_optimizer(
     if kind == "adamw":
         # Fused also on the CPU: the other ways read numbers back from tensors.
         return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
-    require_eight_bit()
+    if kind == "bitsandbytes":
+        return _bitsandbytes(groups)
     from torchao.optim import AdamW8bit
 
     optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=learning_rate, betas=BETAS)
     return optimizer
 
 
-def require_eight_bit() -> None:
-    """Say at once, not after the model is made, that the package for 8-bit AdamW is missing."""
-    if sys.modules.get("torchao") is None and find_spec("torchao") is None:
-        raise MissingExtraError("torchao", extra="torchao", purpose="8-bit AdamW")
+# Packages with an 8-bit AdamW; the first one that is installed is used.
+EIGHT_BIT = ("bitsandbytes", "torchao")
+
+
+def find_eight_bit() -> str:
+    """The package for 8-bit AdamW; where none is installed that is said before a model is made."""
+    found = next(filter(is_installed, EIGHT_BIT), None)
+    if found is None:
+        raise MissingExtraError(EIGHT_BIT[0], extra=EIGHT_BIT[0], purpose="8-bit AdamW")
+    return found
+
+
+def is_installed(package: str) -> bool:
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return find_spec(package) is not None
+
+
+def _bitsandbytes(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Its AdamW8bit, with state from the start, and without a wait for the device in each matrix.
+
+    The wait is for states in memory that is paged, of which there are none here.
+    """
+    from bitsandbytes.optim import AdamW8bit
+
+    class Unpaged(AdamW8bit):  # type: ignore[misc]
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # noqa: ARG002 (the name it has there)
+            for number, group in enumerate(self.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    self.update_step(group, parameter, number, place)
+
+    optimizer = Unpaged(groups, lr=0.0, betas=BETAS)
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            optimizer.init_state(group, parameter, number, place)
+    made: torch.optim.Optimizer = optimizer
+    return made
 
 
 def scale_and_clip(

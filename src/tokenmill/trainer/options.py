@@ -154,7 +154,7 @@ class TrainOptions:
     """Micro-batches of a step, on one rank. With --micro-batch, the two say what --batch-tokens
     would."""
     optimizer: str = option("adamw", STEP, choices=("adamw", "adamw8bit"))
-    """adamw8bit keeps its state in 8 bits; it needs the package torchao."""
+    """adamw8bit keeps its state in 8 bits; it needs the package bitsandbytes, or torchao."""
     learning_rate: float | None = option(None, STEP, "RATE", flag="--lr", shown="the model's")
     """The highest learning rate."""
     schedule: str = option("cosine", STEP, choices=("cosine", "wsd"))
