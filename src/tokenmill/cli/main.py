@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
@@ -196,9 +195,7 @@ def run() -> NoReturn:
     raise_on_sigterm()
     try:
         refuse_secret_arguments()
-        with workers_ahead(sys.argv[1:]):
-            code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False)
-        code = code or 0
+        code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -212,20 +209,6 @@ def run() -> NoReturn:
             raise
         code = report(error)
     sys.exit(code)
-
-
-def workers_ahead(arguments: list[str]) -> AbstractContextManager[None]:
-    """Have what workers are forked from begin its imports before this process does.
-
-    Only where it is most probably a build on this machine; what is then not needed is ended.
-    """
-    without = {"-h", "--help", "--dry-run", "--runner", "--list-corpora"}
-    if arguments[:1] != ["build"] or without & {each.partition("=")[0] for each in arguments}:
-        return nullcontext()
-    from tokenmill.builder import WORKER_ENVIRONMENT, WORKER_MODULES
-    from tokenmill.runners.local import server_ahead
-
-    return server_ahead(WORKER_MODULES, WORKER_ENVIRONMENT)
 
 
 def refuse_secret_arguments() -> None:

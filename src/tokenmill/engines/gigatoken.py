@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import codecs
 import gc
-import hashlib
 import json
 import re
 import sys
@@ -24,6 +23,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from tokenmill.engines import base, references
 from tokenmill.engines.base import Coverage, Engine, SpecialTokens, TokenizerKind, failure_of
@@ -569,7 +569,7 @@ def build(
     """The engine for what `covers` accepts: all of it as a tokenizer.json."""
     if tokenizer.kind is TokenizerKind.HUGGINGFACE:
         data = tokenizer.path.read_bytes()
-        ready = _ahead.pop((hashlib.sha256(data).hexdigest(), policy), None)
+        ready = _ahead.pop((xxhash.xxh3_128_hexdigest(data), policy), None)
         content, loaded = ready or (_as_understood(data, policy), None)
         return GigatokenEngine(content, threads=threads, loaded=loaded)
     if tokenizer.kind is TokenizerKind.SENTENCEPIECE:
@@ -594,7 +594,7 @@ def load_ahead(path: Path, policy: SpecialTokens) -> tuple[str, GigatokenEngine]
     Gives the checksum of the file, and the engine to try. The file must be known to do no harm.
     """
     data = path.read_bytes()
-    content, checksum = _as_understood(data, policy), hashlib.sha256(data).hexdigest()
+    content, checksum = _as_understood(data, policy), xxhash.xxh3_128_hexdigest(data)
     loaded = _load(content)
     _ahead[checksum, policy] = content, loaded
     return checksum, GigatokenEngine(content, loaded=loaded)

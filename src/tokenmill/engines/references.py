@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import xxhash
 
 from tokenmill.engines import base
 from tokenmill.engines.base import (
@@ -292,7 +293,7 @@ class HuggingFaceApart(HuggingFaceEngine):
     def is_ready(self, path: Path) -> bool:
         """Wait until it is loaded; whether from the bytes of this file, which is used from now."""
         self._path = path
-        return self.checksum == hashlib.sha256(path.read_bytes()).hexdigest()
+        return self.checksum == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
     @lazy
     def checksum(self) -> str:
@@ -355,9 +356,9 @@ class HuggingFaceApart(HuggingFaceEngine):
         for number in {int(entry.name) for entry in os.scandir("/proc/self/fd")} - kept:
             with contextlib.suppress(OSError):
                 os.close(number)
-        checksum = hashlib.sha256(self._path.read_bytes()).hexdigest()
+        checksum = xxhash.xxh3_128_hexdigest(self._path.read_bytes())
         super().__init__(self._path, special_tokens=self._policy)
-        if hashlib.sha256(self._path.read_bytes()).hexdigest() != checksum:
+        if xxhash.xxh3_128_hexdigest(self._path.read_bytes()) != checksum:
             return
         desk.send(checksum.encode())
         while (message := socket.recv_fds(desk, 8, 1))[0]:

@@ -43,8 +43,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
-import psutil
-
 from tokenmill.errors import BuildError
 from tokenmill.visible import guarded
 
@@ -591,7 +589,7 @@ def fork() -> int | None:
     """
     own = os.getpid()
     with contextlib.suppress(OSError):
-        if psutil.Process().num_threads() == 1:
+        if len(list(Path("/proc/self/task").iterdir())) == 1:
             if pid := os.fork():
                 return pid
             end_with_parent()
@@ -684,6 +682,8 @@ _NODES, _CPUS = Path("/sys/devices/system/node"), Path("/sys/devices/system/cpu"
 
 def physical_cores() -> int:
     """Physical cores that this process may use; at least 1."""
+    import psutil
+
     usable = usable_cores()
     logical = psutil.cpu_count(logical=True) or len(usable)
     physical = psutil.cpu_count(logical=False) or logical

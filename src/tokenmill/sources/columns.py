@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenmill import files as files_module
 from tokenmill import where
@@ -30,6 +29,17 @@ if TYPE_CHECKING:
     from tokenmill.where import Condition, Test
 
 
+class _Compute:
+    """`pyarrow.compute` when it is first used: plain text needs none of it, and it makes a function
+    for each of hundreds of kernels while it is imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        import pyarrow.compute
+
+        return getattr(pyarrow.compute, name)
+
+
+pc: Any = _Compute()
 _BYTES = {
     pa.string(): pa.binary(),
     pa.large_string(): pa.large_binary(),
@@ -268,14 +278,13 @@ def damaged(path: str, error: Exception) -> Exception:
 # where all are, else as floats. A verdict follows from the row alone, whatever rows are beside it.
 
 _COMPARED = {
-    "==": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
+    "==": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
 }
-_JOINED = {"and": pc.and_kleene, "or": pc.or_kleene}
 
 
 def where_columns(
@@ -328,7 +337,7 @@ def verdicts(condition: Condition, arrays: Mapping[str, Any], count: int) -> NDA
         condition.whole,
         lambda test: _test(test, ready[test.column]),
         invert=pc.invert,
-        join=_JOINED,
+        join={"and": pc.and_kleene, "or": pc.or_kleene},
     )
     if isinstance(found, pa.ChunkedArray):
         found = found.combine_chunks()
@@ -375,7 +384,7 @@ def _test(test: Test, array: Any) -> Any:
         array = array.cast(_FLOAT, safe=False)
     values = [_literal(value, array.type) for value in test.values]
     if test.operator != "in":
-        return _COMPARED[test.operator](array, values[0])
+        return getattr(pc, _COMPARED[test.operator])(array, values[0])
     found = pc.is_in(array, pa.array([each.as_py() for each in values], array.type))
     return pc.if_else(pc.is_valid(array), found, pa.scalar(None, pa.bool_()))
 

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 import xxhash
 
@@ -49,6 +48,7 @@ from tokenmill.sources.base import (
 from tokenmill.sources.columns import (
     chosen,
     is_utf8,
+    pc,
     rows_of,
     text_batch,
     too_large,
