@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from tokenmill.loader.packing import layout as layout
     from tokenmill.loader.pairs import PairBatch as PairBatch
     from tokenmill.loader.pairs import PairLoader as PairLoader
+    from tokenmill.search import GrepResult as GrepResult
+    from tokenmill.search import grep as grep
     from tokenmill.stalls import StallMeter as StallMeter
     from tokenmill.stalls import StallReport as StallReport
     from tokenmill.store.reader import RejectedRow as RejectedRow
@@ -69,6 +71,7 @@ _HOMES = {
     "loader.mixture": ["Mixture", "Stage"],
     "loader.packing": ["LayoutReport", "layout"],
     "loader.pairs": ["PairBatch", "PairLoader"],
+    "search": ["GrepResult", "grep"],
     "stalls": ["StallMeter", "StallReport"],
     "store.reader": ["RejectedRow", "SourceRow", "Store"],
     "trainer.options": ["TrainResult", "train"],

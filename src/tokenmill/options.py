@@ -681,6 +681,7 @@ class PlanOptions(BuildOptions):
 # The options of commands that have few.
 
 WHERE = "Where to look"
+MATCHES = "What is shown of matches"
 ROWS = "What is laid out"
 
 
@@ -711,6 +712,19 @@ class InspectOptions:
     """Look at one split: train or val."""
     sample: int = option(32, WHERE, "N", least=0)
     """Documents that are decoded and compared with their source, where it is a local file."""
+
+
+@dataclass(kw_only=True)
+class GrepOptions:
+    store: PathInput | Store = field(kw_only=False)
+    text: str = field(kw_only=False)
+    split: str | None = option(None, WHERE, "NAME", shown="all")
+    """Look into one split: train or val."""
+    limit: int = option(100, MATCHES, "N", least=0)
+    """Matches that are shown; all are counted."""
+    context: int = option(40, MATCHES, "N", least=0)
+    """Characters that are shown before and after each."""
+    on_progress: Callable[[int, int], None] | None = None
 
 
 @dataclass(kw_only=True)

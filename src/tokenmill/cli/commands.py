@@ -155,6 +155,25 @@ def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     show.inspection_result(inspection, as_json=as_json)
 
 
+@command("options.GrepOptions")
+def grep(*, store: str, text: str, options: Asked, as_json: bool, quiet: bool) -> None:
+    """Find the documents of a store that hold a text, and where. Exits with 1 if none does.
+
+    Exact, however the text was tokenized, and on all cores. Documents are numbered in their split.
+
+    \b
+    Examples:
+      tokenmill grep my-store 'an exact text'
+      tokenmill grep my-store 'an exact text' --limit 0
+      tokenmill grep s3://bucket/my-store 'an exact text' --json
+    """
+    with stoppable("nothing was changed"), watch_amount("searched", "token", quiet=quiet) as tell:
+        found = tokenmill.grep(store, text, on_progress=tell, **options)
+    show.grep_result(found, as_json=as_json)
+    if not found.num_matches:
+        raise typer.Exit(1)
+
+
 @command("options.LayoutOptions")
 def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.

@@ -119,7 +119,9 @@ def spare_pydantic(param: Any) -> None:
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
 ParserError: Any = typer.BadParameter.__mro__[2]
 
-COMMANDS = "build finish plan inspect layout verify train diagnose audit export import convert demo"
+COMMANDS = (
+    "build finish plan inspect grep layout verify train diagnose audit export import convert demo"
+)
 # None would be given to pydantic, see `spare_pydantic`.
 NO_HELP: dict[str, Any] = {"help": False}
 

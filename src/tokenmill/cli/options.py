@@ -39,6 +39,7 @@ ARGUMENTS = {
     "store": ("STORE", "The folder that a build wrote, or its URL."),
     "path": ("PATH", _FILES),
     "loader": ("MODULE:FUNCTION", _LOADER),
+    "text": ("TEXT", "What to look for, exactly as it stands in a document."),
 }
 
 

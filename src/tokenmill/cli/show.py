@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import LayoutReport
+    from tokenmill.search import GrepResult
     from tokenmill.store.facts import (
         BoundaryToken,
         Counts,
@@ -639,6 +640,48 @@ def with_boundaries(tokens: Sequence[Token], *, coloured: bool) -> Text:
     if inside:
         text.append(CLOSE)
     return text
+
+
+# -------------------------------------------------------------------------------------------------
+# `grep`.
+
+
+def grep_result(found: GrepResult, *, as_json: bool) -> None:
+    """Print where a text was found."""
+    if as_json:
+        print_json(found)
+        return
+    console = make_console()
+    from rich.text import Text
+
+    for match in found.matches:
+        last = match.token + match.tokens - 1
+        tokens = f"token {match.token:,}" + (f" to {last:,}" if match.tokens > 1 else "")
+        where = f"{visible(match.source.path)}:{match.source.row}"
+        console.print(
+            f"document {match.document} of {match.split}, {tokens}, {where}", soft_wrap=True
+        )
+        around = Text(f"    {visible(match.before)}")
+        around.append(visible(found.text), style="bold red").append(visible(match.after))
+        console.print(around, soft_wrap=True)
+    if found.matches:
+        print()
+    facts(*_grep_rows(found))
+
+
+def _grep_rows(found: GrepResult) -> Iterator[Row]:
+    of = "" if found.split is None else f" of the split {found.split!r}"
+    where = f"{count(found.num_documents)} of {count(found.documents, 'document')}{of}"
+    yield "found", f"{count(found.num_matches, 'match', plural='matches')} in {where}"
+    if found.matches and len(found.matches) < found.num_matches:
+        first = f"the first {count(len(found.matches))}"
+        yield "shown", f"{first}; more with --limit {found.num_matches}"
+    if found.written is not None:
+        yield "note", f"the tokenizer writes this text as {found.written!r}: look for that"
+    speed = f", {found.tokens / found.seconds:,.0f} tokens/s" if found.seconds > 0 else ""
+    yield "time", f"{duration(found.seconds)}{speed}"
+    if found.decoded_by is not None:
+        yield "decoded", f"all of it, by {found.decoded_by}: ids of this tokenizer are no bytes"
 
 
 # -------------------------------------------------------------------------------------------------
