@@ -15,7 +15,8 @@ from tests.once import once
 from torch.utils.data import DataLoader
 
 import tokenmill
-from tokenmill.auditing import Documents, rows_of
+from tokenmill.auditing.lookup import Documents
+from tokenmill.auditing.rows import rows_of
 from tokenmill.errors import UsageError
 from tokenmill.torch import BatchDataset, TokenDataset
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tokenmill.auditing import AuditReport
+    from tokenmill.auditing.checks import AuditReport
 
 LENGTH, ROWS = 128, 8
 EOS, IGNORED = 256, -100

@@ -11,8 +11,8 @@ from tokenmill._version import __version__ as __version__
 from tokenmill.errors import TokenmillError as TokenmillError
 
 if TYPE_CHECKING:
-    from tokenmill.auditing import AuditReport as AuditReport
-    from tokenmill.auditing import audit as audit
+    from tokenmill.auditing.checks import AuditReport as AuditReport
+    from tokenmill.auditing.checks import audit as audit
     from tokenmill.builder.progress import BuildResult as BuildResult
     from tokenmill.builder.progress import Progress as Progress
     from tokenmill.builder.run import BuildPlan as BuildPlan
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 # The list above once more, for programs that run: a test compares them.
 _HOMES = {
-    "auditing": ["AuditReport", "audit"],
+    "auditing.checks": ["AuditReport", "audit"],
     "builder.progress": ["BuildResult", "Progress"],
     "builder.run": ["BuildPlan", "build", "finish", "plan"],
     "builder.verify": ["VerifyReport", "verify"],

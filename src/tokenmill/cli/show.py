@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from tokenmill.auditing import AuditReport
+    from tokenmill.auditing.checks import AuditReport
     from tokenmill.builder.progress import BuildResult, RowLengths
     from tokenmill.builder.run import BuildPlan
     from tokenmill.builder.verify import VerifyReport

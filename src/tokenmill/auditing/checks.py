@@ -1,7 +1,7 @@
 """`tokenmill audit`: reads batches of anybody's loader and says what is wrong, in numbers.
 
-    loader --batches--> rows (ids, labels, boundaries, without padding) --checks--> findings
-    store  --documents--> where in the text each row comes from
+    loader --rows.py--> rows (ids, labels, boundaries, without padding) --Audit--> findings
+    store  --lookup.py--> where in the text each row comes from
 
 A loader is a function that gives batches (dicts, pairs or arrays of ids), or an iterable of them.
 With a store, or text that becomes one, each row is looked up in its documents, so that what is left
@@ -14,28 +14,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
-import importlib.util
-import inspect
 import itertools
-import multiprocessing
-import os
-import pickle
 import re
-import shlex
-import socket
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tokenmill.auditing.lookup import WINDOW, Documents, Overlap
+from tokenmill.auditing.rows import (
+    AuditedLoader,
+    AuditRow,
+    RankRows,
+    read_batches,
+    read_ranks,
+    rows_of,
+)
 from tokenmill.builder.run import build
 from tokenmill.engines.load import describe
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.loader.batch import IGNORED
 from tokenmill.options import AuditOptions, with_options
 from tokenmill.sources.discovery import TRAIN, split_told
@@ -43,15 +42,12 @@ from tokenmill.store.reader import Store
 from tokenmill.words import count, listed, share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from tokenmill.auditing.lookup import Bools, Ids
     from tokenmill.engines.base import Engine
-    from tokenmill.loader.order import Ints
-
-    Ids = NDArray[np.int32]
-    Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,587 +82,8 @@ class AuditReport:
         return not self.findings
 
 
-# -------------------------------------------------------------------------------------------------
-# RankRows: batches of whatever kind become rows.
-
-NAMES = {
-    "ids": "input_ids inputs input tokens x",
-    "labels": "labels targets target label y",
-    "positions": "position_ids positions input_pos",
-    "counts": "loss_mask loss_masks assistant_masks completion_mask",
-    "documents": "doc_ids document_ids seq_idx segment_ids sequence_ids",
-    "ends": "cu_seqlens cu_seq_lens_q cu_seqlens_q",
-    "attention": "attention_mask",
-}
-# What a batch is in a list of arrays without names.
-PLACES = ("ids", "labels", "counts")
-# Of the same id at the end of a row, from which on they are padding.
-LEAST_RUN = 3
-# Batches that are compared between epochs, and before and after a resume.
+# Batches that are compared before and after a resume.
 FEW = 4
-
-
-class AuditRow(NamedTuple):
-    """A row without its padding."""
-
-    rank: int
-    batch: int
-    number: int  # in its batch
-    ids: Ids
-    labels: Ids | None
-    counts: Bools | None  # as a loss mask says, at the places of labels
-    restarts: Bools | None  # where positions begin again; None where there are none
-    marks: Bools | None  # where documents begin by all else that a batch says
-    has_attention: bool  # a mask of two dimensions came along
-    padding: int
-    trained_padding: int  # of which a label is not ignored
-
-    @property
-    def name(self) -> str:
-        rank = f"rank {self.rank}, " if self.rank else ""
-        return f"{rank}batch {self.batch}, row {self.number}"
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the batch says where documents begin inside of the row."""
-        return any(
-            each is not None and bool(each[1:].any()) for each in (self.restarts, self.marks)
-        )
-
-
-def to_array(value: Any) -> NDArray[Any] | None:
-    """Numbers of a batch on the CPU; None where it is none."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        return value if value.dtype.kind in "iub" else None
-    if isinstance(value, list | tuple) and len(value):
-        with contextlib.suppress(ValueError, TypeError):
-            found = np.asarray(value)
-            return found if found.dtype.kind in "iub" else None
-    return None
-
-
-def fields_of(batch: Any) -> dict[str, NDArray[Any]]:
-    """The arrays of a batch by what they are for."""
-    if isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[0], Mapping):
-        # A mapping of inputs, and the labels.
-        return fields_of(batch[0]) | {"labels": cast("NDArray[Any]", to_array(batch[1]))}
-    found: dict[str, NDArray[Any] | None] = {}
-    if isinstance(batch, Mapping):
-        named: Mapping[str, Any] = batch
-    elif hasattr(batch, "input_ids"):
-        names = " ".join(NAMES.values()).split()
-        named = {name: getattr(batch, name) for name in names if hasattr(batch, name)}
-    elif isinstance(batch, tuple | list) and any(np.ndim(to_array(e)) for e in batch):  # type: ignore[arg-type]
-        named = {}
-        found = dict(zip(PLACES, map(to_array, batch), strict=False))
-    else:
-        named, found = {}, {"ids": to_array(batch)}
-    for kind, names_of in NAMES.items():
-        for name in names_of.split():
-            if kind not in found and name in named:
-                found[kind] = to_array(named[name])
-    arrays = {kind: array for kind, array in found.items() if array is not None}
-    if "ids" not in arrays or arrays["ids"].ndim not in (1, 2):
-        what = f"a {type(batch).__name__}"
-        if named:
-            what += f" with {listed(sorted(map(str, named)))}"
-        raise UsageError(
-            f"the loader gave {what}, in which no ids of rows were found; nothing can be said"
-            " of it",
-            hint="give dicts with input_ids (rows, tokens) and labels, or pairs of such arrays",
-        )
-    return arrays
-
-
-def rows_of(batch: Any, *, rank: int, number: int, pads: Collection[int]) -> Iterator[AuditRow]:
-    """The rows of a batch."""
-    arrays = fields_of(batch)
-    ids = np.atleast_2d(arrays["ids"])
-    shape = ids.shape
-
-    def like(kind: str) -> NDArray[Any] | None:
-        found = arrays.get(kind)
-        return None if found is None or found.size != ids.size else found.reshape(shape)
-
-    labels, positions, counts = like("labels"), like("positions"), like("counts")
-    documents, attention = like("documents"), like("attention")
-    starts: Bools | None = None
-    for named in (documents, attention if attention is not None and attention.max() > 1 else None):
-        if named is not None:
-            starts = np.zeros(shape, bool)
-            starts[:, 1:] = named[:, 1:] != named[:, :-1]
-    if starts is None and "ends" in arrays:
-        # Over all rows, one after the other; the last one may be repeated.
-        ends = arrays["ends"].ravel()
-        starts = np.zeros(shape, bool)
-        starts.reshape(-1)[ends[(ends > 0) & (ends < ids.size)]] = True
-    square = arrays.get("attention")
-    if starts is None and square is not None and square.ndim > 2 and square.shape[-1] == shape[1]:
-        seen = square.reshape(len(square), -1, shape[1], shape[1])[:, 0]
-        before = np.diagonal(seen, offset=-1, axis1=1, axis2=2)
-        starts = np.zeros(shape, bool)
-        starts[: len(before), 1:] = ~before if before.dtype == bool else before == 0
-    for row in range(len(ids)):
-        own = None if labels is None else labels[row]
-        begin, end = kept_range(
-            ids[row], own, None if attention is None else attention[row], pads=pads
-        )
-        kept = slice(begin, end)
-        outside = np.ones(shape[1], bool)
-        outside[kept] = False
-        restarts = None
-        if positions is not None:
-            restarts = positions[row, kept] == 0
-        yield AuditRow(
-            rank=rank,
-            batch=number,
-            number=row,
-            ids=ids[row, kept].astype(np.int32),
-            labels=None if own is None else own[kept].astype(np.int32),
-            counts=None if counts is None else counts[row, kept].astype(bool),
-            restarts=restarts,
-            marks=None if starts is None else starts[row, kept],
-            has_attention=attention is not None and attention.max() <= 1,
-            padding=shape[1] - (end - begin),
-            trained_padding=0 if own is None else int((own[outside] != IGNORED).sum()),
-        )
-
-
-def kept_range(
-    ids: NDArray[Any],
-    labels: NDArray[Any] | None,
-    attention: NDArray[Any] | None,
-    *,
-    pads: Collection[int],
-) -> tuple[int, int]:
-    """Where a row begins and ends without padding."""
-    if attention is not None and not attention.all():
-        kept = np.flatnonzero(attention)
-        return (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
-    others = np.flatnonzero(ids != ids[-1])
-    end = int(others[-1]) + 1 if len(others) else 0
-    run = len(ids) - end
-    is_pad = int(ids[-1]) in pads
-    ignored = labels is not None and bool((labels[end + 1 :] == IGNORED).all())
-    if run >= (2 if is_pad and ignored else LEAST_RUN if is_pad else WINDOW) and (
-        is_pad or ignored
-    ):
-        # Its first may be the end of the last document.
-        return 0, end + is_pad
-    return 0, len(ids)
-
-
-@dataclass(kw_only=True, slots=True)
-class RankRows:
-    """What one rank read."""
-
-    rows: list[AuditRow] = field(default_factory=list)
-    batches: int = 0
-    is_whole: bool = False  # the loader ended by itself
-
-
-def read_batches(
-    loader: Any, *, batches: int, rank: int, pads: Collection[int], first: int = 0
-) -> RankRows:
-    """Up to so many batches."""
-    found = RankRows()
-    with naming("the loader"):
-        iterator = iter(loader)
-        for batch in itertools.islice(iterator, batches):
-            found.rows += rows_of(batch, rank=rank, number=first + found.batches, pads=pads)
-            found.batches += 1
-        found.is_whole = found.batches < batches or next(iterator, None) is None
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
-# What is audited: a function, by its name or itself, or an iterable.
-
-ASKED = ("rank", "world_size", "epoch", "skip")
-
-
-class AuditedLoader:
-    """Something that gives loaders."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-        found: Any = load_function(target) if isinstance(target, str) else target
-        is_class = inspect.isclass(found)
-        self.is_function = is_class or (callable(found) and not hasattr(found, "__iter__"))
-        if not self.is_function and not hasattr(found, "__iter__"):
-            raise UsageError(
-                f"{found!r} is neither a function nor an iterable, so it gives no batches",
-                hint="name a function that gives a loader: tokenmill audit my_data:train_loader",
-            )
-        self.function: Callable[..., Any] = found if self.is_function else lambda: found
-        self.takes = self._parameters() if self.is_function else ()
-
-    @property
-    def name(self) -> str:
-        if isinstance(self.target, str):
-            return self.target
-        return str(getattr(self.target, "__name__", type(self.target).__name__))
-
-    def _parameters(self) -> tuple[str, ...]:
-        try:
-            own = inspect.signature(self.function).parameters
-        except ValueError:  # a type of C does not say
-            return ()
-        needed = [
-            name
-            for name, each in own.items()
-            if each.default is each.empty
-            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-            and name not in ASKED
-        ]
-        if needed:
-            raise UsageError(
-                f"{self.name} needs {listed(needed)}, which the audit does not know",
-                hint=f"give defaults to all of its arguments but {listed(ASKED)}",
-            )
-        return tuple(name for name in ASKED if name in own)
-
-    def make(self, **values: int) -> Any:
-        """A loader, told of these what it takes."""
-        with naming(self.name):
-            return self.function(**{name: values[name] for name in self.takes if name in values})
-
-
-@contextlib.contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Say of an error that it is the loader's own."""
-    try:
-        yield
-    except TokenmillError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{name} failed: {type(error).__name__}: {error}",
-            hint="it is an error of the loader itself; on the command line --debug shows where",
-        ) from error
-
-
-def load_function(target: str) -> Any:
-    """What a name such as `my_data:train_loader` or `my_data.py:train_loader` stands for."""
-    module, colon, name = target.rpartition(":")
-    if not colon or not module or not name.isidentifier():
-        raise UsageError(
-            f"{target!r} does not name a function",
-            hint="write it as MODULE:FUNCTION, such as my_data:train_loader or data.py:loader",
-        )
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        if module.endswith(".py"):
-            path = Path(module)
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            if not path.is_file() or spec is None or spec.loader is None:
-                raise UsageError(f"there is no file {module!r}", hint="give the path of a .py file")
-            made = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = made
-            spec.loader.exec_module(made)
-        else:
-            try:
-                made = importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                    raise
-                file = f"{module.replace('.', '/')}.py"
-                hint = f"start it in the folder of {error.name}, or name the file: {file}:{name}"
-                raise UsageError(f"there is no module {error.name!r}", hint=hint) from error
-        if not hasattr(made, name):
-            raise UsageError(f"{module!r} has no {name!r}", hint=f"define it: def {name}(): ...")
-        return getattr(made, name)
-    finally:
-        sys.path.pop(0)
-
-
-def read_ranks(source: AuditedLoader, asked: AuditOptions, pads: Collection[int]) -> list[RankRows]:
-    """What each rank reads in one epoch."""
-    alike: dict[str, Any] = {"batches": asked.batches, "pads": pads}
-    if "rank" in source.takes:
-        return [
-            read_batches(
-                source.make(rank=rank, world_size=asked.ranks, epoch=0, skip=0), rank=rank, **alike
-            )
-            for rank in range(asked.ranks)
-        ]
-    if not isinstance(source.target, str):
-        raise UsageError(
-            f"ranks={asked.ranks}, but {source.name} takes no argument rank; it would give every"
-            " rank the same rows here, whatever it does under torchrun",
-            hint="let it take rank and world_size, or name it as a string: 'module:function', which"
-            " is called in a process for each rank with torchrun's environment variables",
-        )
-    # As torchrun starts them: the loader asks the environment, or torch.distributed, who it is.
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        paths = [Path(folder) / f"{rank}" for rank in range(asked.ranks)]
-        processes = [
-            context.Process(
-                target=_read_one_rank,
-                args=(source.target, rank, asked.ranks, port, str(path), alike),
-                daemon=False,
-            )
-            for rank, path in enumerate(paths)
-        ]
-        for process in processes:
-            process.start()
-        try:
-            for process in processes:
-                process.join()
-        finally:
-            for process in processes:
-                process.kill()
-        if lost := [str(rank) for rank, path in enumerate(paths) if not path.exists()]:
-            raise UsageError(
-                f"{source.name} failed on rank {listed(lost)} of {asked.ranks}; its error is above",
-                hint="run it alone: tokenmill audit " + shlex.quote(source.target),
-            )
-        return [pickle.loads(path.read_bytes()) for path in paths]
-
-
-def _read_one_rank(
-    target: str, rank: int, world_size: int, port: int, path: str, alike: dict[str, Any]
-) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    found = read_batches(AuditedLoader(target).make(epoch=0, skip=0), rank=rank, **alike)
-    partial = Path(path + ".part")
-    partial.write_bytes(pickle.dumps(found))
-    partial.rename(path)
-
-
-# -------------------------------------------------------------------------------------------------
-# Where rows come from: the longest runs of tokens that they share with the documents of a store.
-
-WINDOW = 8  # tokens by which a place is recognised
-CHANCE = 64  # tokens in which documents may begin alike
-MOST_INDEXED = 8 << 20  # windows; of larger stores every second, third, ... is known
-MOST_TOKENS = 200 << 20
-MOST_ALIKE = 4096  # places that are compared, of those that begin alike
-
-
-class Overlap(NamedTuple):
-    """Tokens of a row that follow each other in the store."""
-
-    at: int  # in the row
-    place: int  # in the store
-    length: int
-
-
-def windows(ids: NDArray[Any], length: int = WINDOW) -> NDArray[np.uint64]:
-    """A number for every `length` tokens in a row."""
-    places = max(0, len(ids) - length + 1)
-    found = np.zeros(places, np.uint64)
-    for step in range(length):
-        found *= np.uint64(0x9E3779B97F4A7C15)
-        found += ids[step : step + places].astype(np.uint64) + np.uint64(1)
-    found ^= found >> np.uint64(29)
-    found *= np.uint64(0xBF58476D1CE4E5B9)
-    return found ^ (found >> np.uint64(32))
-
-
-class Documents:
-    """The tokens of a store's split in memory, and how often each was read."""
-
-    def __init__(self, store: Store) -> None:
-        if store.num_tokens > MOST_TOKENS:
-            raise UsageError(
-                f"{store.path!s} has {store.num_tokens:,} tokens; rows are looked up in memory,"
-                f" among at most {MOST_TOKENS:,}",
-                hint="audit a loader of a part of the text, built with: tokenmill build ..."
-                " --limit N",
-            )
-        lengths = store.lengths().astype(np.int64)
-        self.ends = np.cumsum(lengths)
-        self.starts = self.ends - lengths
-        self.ids = np.empty(store.num_tokens, np.int32)
-        for start, ids in zip(self.starts, store, strict=True):
-            self.ids[start : start + len(ids)] = ids
-        self.mask: Bools | None = None
-        if store.has_mask:
-            masks = [cast("Any", store.mask(number)) for number in range(len(store))]
-            self.mask = np.concatenate([*masks, np.zeros(0)]).astype(bool)
-        self.eos_id, self.bos_id = store.eos_id, store.bos_id
-        self.times_read = np.zeros(len(self.ids), np.int32)
-        self.was_label = np.zeros(len(self.ids), bool)
-        self.after_row = np.zeros(len(self.ids) + 1, bool)  # a row ended before it
-        keys = windows(self.ids)
-        self.every = max(1, len(keys) // MOST_INDEXED)
-        places = np.flatnonzero(keys % np.uint64(self.every) == 0)
-        order = np.argsort(keys[places], kind="stable")
-        self._places, self._keys = places[order], keys[places][order]
-        self._edges: dict[tuple[str, int], tuple[NDArray[np.uint64], Ints]] = {}
-
-    def find(self, ids: Ids) -> list[Overlap]:
-        """The runs of a row, and that they were read."""
-        keys = windows(ids)
-        first = np.searchsorted(self._keys, keys, "left")
-        last = np.searchsorted(self._keys, keys, "right")
-        known = np.flatnonzero(last > first)
-        runs: list[Overlap] = []
-        done = seek = 0
-        while (next_ := int(np.searchsorted(known, seek))) < len(known):
-            at = int(known[next_])
-            alike = self._longest(ids, at, self._places[first[at] : last[at]])
-            best = int(alike[np.argmin(self.times_read[alike])])
-            run = self._around(ids, at, best, done)
-            if run.length < WINDOW:  # another text had the same number
-                seek = at + 1
-                continue
-            before = self.starts[np.searchsorted(self.starts, run.place) :][:1]
-            if run.at > done and len(before) and before[0] < run.place + min(WINDOW, run.length):
-                # What is like the end of the document before it for a few tokens by chance.
-                more = int(before[0]) - run.place
-                run = Overlap(run.at + more, run.place + more, run.length - more)
-                if run.length < WINDOW:
-                    seek = at + 1
-                    continue
-            run = self._from_beginning(ids, runs, run)
-            at = run.at + run.length
-            if at < len(ids):
-                # What is like the next document for a few tokens by chance.
-                end = run.place + run.length
-                past = end - int(np.append(0, self.ends)[np.searchsorted(self.ends, end, "right")])
-                if past < min(WINDOW, run.length):
-                    run = run._replace(length=run.length - past)
-            done = seek = run.at + run.length
-            runs.append(run)
-        if self.every == 1:
-            runs = list(self._with_short(ids, runs))
-        for run in runs:
-            self.times_read[run.place : run.place + run.length] += 1
-        if runs and runs[-1].at + runs[-1].length == len(ids):
-            self.after_row[runs[-1].place + runs[-1].length] = True
-        return runs
-
-    def _longest(self, ids: Ids, at: int, places: Ints) -> Ints:
-        """Of places that begin alike, those that stay so longest."""
-        if len(places) > MOST_ALIKE:
-            least = np.argpartition(self.times_read[places], MOST_ALIKE)
-            places = places[least[:MOST_ALIKE]]
-        length = 4 * WINDOW
-        while len(places) > 1:
-            mine = ids[at : at + length]
-            reach = np.minimum(places[:, None] + np.arange(len(mine)), len(self.ids) - 1)
-            differs = self.ids[reach] != mine
-            same = np.where(differs.any(axis=1), differs.argmax(axis=1), len(mine))
-            places = places[same == same.max()]
-            if same.max() < length:
-                break
-            length *= 4
-        return places
-
-    def _around(self, ids: Ids, at: int, place: int, least: int) -> Overlap:
-        """What a row and the store have in common around a place of each."""
-        after = min(len(ids) - at, len(self.ids) - place)
-        other = np.flatnonzero(ids[at : at + after] != self.ids[place : place + after])
-        length = int(other[0]) if len(other) else after
-        room = min(at - least, place)
-        before = ids[at - room : at] != self.ids[place - room : place]
-        other = np.flatnonzero(before[::-1])
-        more = int(other[0]) if len(other) else room
-        return Overlap(at - more, place - more, length + more)
-
-    def _from_beginning(self, ids: Ids, runs: list[Overlap], run: Overlap) -> Overlap:
-        """The run from the beginning of its document on, if the one before has that by chance."""
-        start = int(self.starts[self.document_at(run.place)])
-        more = run.place - start
-        if not runs or not 0 < more < CHANCE or runs[-1].at + runs[-1].length != run.at:
-            return run
-        before = runs[-1]
-        if (
-            more >= before.length
-            or (ids[run.at - more : run.at] != self.ids[start : run.place]).any()
-        ):
-            return run
-        runs[-1] = before._replace(length=before.length - more)
-        return Overlap(run.at - more, start, run.length + more)
-
-    def _with_short(self, ids: Ids, runs: Sequence[Overlap]) -> Iterator[Overlap]:
-        """The runs, and documents or ends of documents that are shorter than a window."""
-        done = 0
-        for run in (*runs, Overlap(len(ids), 0, 0)):
-            while done < run.at:
-                found = self._short(ids, done, run.at)
-                done += found.length or 1
-                if found.length:
-                    yield found
-            if run.length:
-                yield run
-            done = max(done, run.at + run.length)
-
-    def _short(self, ids: Ids, begin: int, end: int) -> Overlap:
-        kinds = ["whole"] if begin else ["end", "whole"]
-        if end == len(ids):
-            kinds.append("begin")
-        for length in range(min(WINDOW - 1, end - begin), 0, -1):
-            key = windows(ids[begin : begin + length], length)
-            for kind in kinds:
-                if kind == "begin" and begin + length < end:
-                    continue
-                keys, places = self._edge(kind, length)
-                first, last = (
-                    np.searchsorted(keys, key[0], "left"),
-                    np.searchsorted(keys, key[0], "right"),
-                )
-                if first < last:
-                    alike = places[first:last]
-                    return Overlap(begin, int(alike[np.argmin(self.times_read[alike])]), length)
-        return Overlap(begin, 0, 0)
-
-    def _edge(self, kind: str, length: int) -> tuple[NDArray[np.uint64], Ints]:
-        """Numbers of the first or last tokens of documents, in order, and where they are."""
-        if (kind, length) not in self._edges:
-            sizes = self.ends - self.starts
-            chosen = sizes == length if kind == "whole" else sizes >= length
-            places = self.ends[chosen] - length if kind == "end" else self.starts[chosen]
-            keys = windows(self.ids, length)[places] if len(places) else np.zeros(0, np.uint64)
-            order = np.argsort(keys, kind="stable")
-            self._edges[kind, length] = keys[order], places[order]
-        return self._edges[kind, length]
-
-    def copies(self) -> Iterator[tuple[Ints, Ints]]:
-        """How often what begins at a place, or ends there, is in the store, and was read."""
-        keys = windows(self.ids)
-        if self.every > 1 or not len(keys):
-            return
-        _, kind, number = np.unique(keys, return_inverse=True, return_counts=True)
-        for places in (slice(0, len(keys)), slice(WINDOW - 1, None)):
-            total, times = np.ones(len(self.ids), np.int64), np.zeros(len(self.ids), np.int64)
-            total[places] = number[kind]
-            times[places] = np.bincount(kind, self.times_read[places])[kind]
-            yield total, times
-
-    def document_at(self, place: int) -> int:
-        """Number of the document that holds a token."""
-        return int(np.searchsorted(self.ends, place, "right"))
-
-    def begins(self, runs: Sequence[Overlap], length: int) -> Bools:
-        """Where documents, or parts of them, begin in a row."""
-        found = np.zeros(length, bool)
-        for run in runs:
-            found[run.at] = True
-            low, high = np.searchsorted(self.starts, (run.place, run.place + run.length))
-            found[self.starts[low:high] - run.place + run.at] = True
-        found[:1] = False
-        return found
-
-
-# -------------------------------------------------------------------------------------------------
-# Checks.
-
 OF_LABELS = {"next": "the next tokens", "same": "the tokens themselves"}
 ENDS_A_TURN = re.compile(
     r"im_end|eot_id|eom_id|end_of_turn|turn_end|<\|end\|>|<\|eot\|>", re.IGNORECASE
@@ -832,9 +249,8 @@ class Audit:
             one, two = double[0]
             self.find(
                 "same-rows-on-ranks",
-                f"{share(2 * len(double), total)} of the rows are read by more than one rank,"
-                " so they"
-                " are learned more than once",
+                f"{share(2 * len(double), total)} of the rows are read by more than one rank, so"
+                " they are learned more than once",
                 example=f"rank {one.rank}, {one.name} = {two.name}",
                 hint="let each rank read rows of its own: pass rank and world_size on",
             )
@@ -1060,9 +476,8 @@ class Audit:
             if double > max(1, 0.02 * single):
                 self.find(
                     f"double-{name}",
-                    f"{count(double, 'time')} the token {self.text(np.array([id_]))} comes"
-                    " twice in a row"
-                    f" ({single:,} in all)",
+                    f"{count(double, 'time')} the token {self.text(np.array([id_]))} comes twice"
+                    f" in a row ({single:,} in all)",
                     example=example,
                     hint="either the tokenizer or the loader adds it; leave one of them out",
                 )
@@ -1101,8 +516,7 @@ class Audit:
             self.find(
                 "special-from-text",
                 f"{count(times, 'special token')} came from the text of documents: a page that"
-                " spells"
-                " one ends or begins what it likes",
+                " spells one ends or begins what it likes",
                 example=example,
                 hint="encode text with special tokens as text (tokenmill's default)",
             )
@@ -1188,16 +602,14 @@ class Audit:
         if silent and (matters or missing):
             self.find(
                 "attention-across-documents",
-                f"{share(silent, joined)} of the rows that hold several documents do not say"
-                " where they"
-                " begin, so each sees those before it",
+                f"{share(silent, joined)} of the rows that hold several documents do not say where"
+                " they begin, so each sees those before it",
                 hint=hint,
             )
         elif silent:
             self.remarks.append(
                 f"attention goes across documents in {share(silent, len(rows))} of the rows:"
-                " nothing"
-                " in the batch says where they begin"
+                " nothing in the batch says where they begin"
             )
         # Fewer may be where text repeats itself and a row is taken for another place of it.
         if missing > 0.05 * max(1, total):
@@ -1214,17 +626,15 @@ class Audit:
         if still:
             self.find(
                 "positions",
-                f"positions do not begin again with documents in {count(still, 'row')}, though"
-                " the batch"
-                " says where those begin",
+                f"positions do not begin again with documents in {count(still, 'row')}, though the"
+                " batch says where those begin",
                 hint=hint,
             )
         if masked and self.asked.expected == "same":
             self.find(
                 "attention-across-documents",
                 f"{count(masked, 'row')} come with position_ids that begin again and an"
-                " attention_mask:"
-                " transformers then attends across documents",
+                " attention_mask: transformers then attends across documents",
                 hint="leave attention_mask out, and set use_cache=False",
             )
 
@@ -1243,8 +653,7 @@ class Audit:
                 self.find(
                     "end-of-turn",
                     f"documents end in {name!r}, which ends a turn of a chat in this tokenizer:"
-                    " after"
-                    " pretraining it means both",
+                    " after pretraining it means both",
                     hint="build the store with the tokenizer's end of text: --eos '<|endoftext|>'",
                 )
 
@@ -1263,8 +672,7 @@ class Audit:
             self.find(
                 "held-out-files",
                 f"{count(len(names), 'file')} that are named for validation or test are in the"
-                " split"
-                f" {self.store.split!r}",
+                f" split {self.store.split!r}",
                 example=", ".join(names[:4]),
                 hint="build with splits by file name, or name the training files alone",
             )
@@ -1307,9 +715,8 @@ def audit(asked: AuditOptions) -> AuditReport:
             run.store_itself()
         else:
             run.unchecked.append(
-                "tokens left out or repeated, ends of documents, loss on prompts, special"
-                " tokens from"
-                " text: the text was not given (--store STORE, or --text FILES -t TOKENIZER)"
+                "tokens left out or repeated, ends of documents, loss on prompts, special tokens"
+                " from text: the text was not given (--store STORE, or --text FILES -t TOKENIZER)"
             )
             run._doubled(None, [(row, []) for row in rows])
             run.boundaries(

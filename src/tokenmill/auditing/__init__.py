@@ -1,0 +1,1 @@
+"""`tokenmill audit`: what is wrong with the batches of anybody's loader."""
