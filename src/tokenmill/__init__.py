@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from tokenmill.store.reader import RejectedRow as RejectedRow
     from tokenmill.store.reader import SourceRow as SourceRow
     from tokenmill.store.reader import Store as Store
+    from tokenmill.store.snapshots import PruneResult as PruneResult
+    from tokenmill.store.snapshots import prune as prune
     from tokenmill.trainer.options import TrainResult as TrainResult
     from tokenmill.trainer.options import train as train
 
@@ -74,6 +76,7 @@ _HOMES = {
     "search": ["GrepResult", "grep"],
     "stalls": ["StallMeter", "StallReport"],
     "store.reader": ["RejectedRow", "SourceRow", "Store"],
+    "store.snapshots": ["PruneResult", "prune"],
     "trainer.options": ["TrainResult", "train"],
 }
 _HOME_OF = {name: f"tokenmill.{home}" for home, names in _HOMES.items() for name in names}

@@ -281,6 +281,12 @@ def upload(path: Path, url: str) -> None:
         _ask_each([url], ask)
 
 
+def copy(url: str, to: str) -> None:
+    """Have a file of a server under a second address of the same server too."""
+    with _writing():
+        _ask_each([url], lambda fs, name, _: _method(fs, "cp_file")(name, _resolve([to])[1][0]))
+
+
 def remove(urls: Sequence[str]) -> None:
     """Take files away, all of one server; those that are not there are gone already."""
     with _writing():

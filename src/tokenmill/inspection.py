@@ -146,8 +146,19 @@ class DocumentView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotTotals:
+    """What a store was before it grew."""
+
+    name: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
     """Everything that `tokenmill inspect` shows.
+
+    `snapshots` are what the store was before it grew, oldest first.
 
     `split` is the one looked at; None means all of them. `totals` is always the whole store.
     `rejects` counts rows by reason. `lengths` is None where there is no document, `mask` where the
@@ -181,6 +192,7 @@ class Inspection:
     fim: FimTotals | None = None
     document: DocumentView | None = None
     recovery: Recovery | None = None
+    snapshots: tuple[SnapshotTotals, ...] = ()
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -191,7 +203,7 @@ class Inspection:
 @with_options(InspectOptions)
 def inspect(asked: InspectOptions) -> Inspection:
     """Totals, lengths, frequent tokens and policies of a store; with `doc`, one document of it."""
-    store, doc = Store(asked.path, split=asked.split), asked.doc
+    store, doc = Store(asked.path, split=asked.split, snapshot=asked.snapshot), asked.doc
     engine = store.reference
     identity = store.manifest.identity
     counts, mask = count_ids(store), None
@@ -226,7 +238,14 @@ def inspect(asked: InspectOptions) -> Inspection:
         fim=_fim_totals(store),
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
         recovery=None if doc is not None else compare_texts(store, most=asked.sample),
+        snapshots=tuple(_snapshots(store)),
     )
+
+
+def _snapshots(store: Store) -> Iterator[SnapshotTotals]:
+    for each in store.snapshots():
+        totals = store.files.at_snapshot(each.name).read_manifest().totals
+        yield SnapshotTotals(name=each.name, documents=totals.documents, tokens=totals.tokens)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -704,8 +704,18 @@ class VerifyOptions:
 
 
 @dataclass(kw_only=True)
+class PruneOptions:
+    store: PathInput = field(kw_only=False)
+    dry_run: bool = option(False, RERUN)
+    """Remove nothing; say what would go, and how many bytes."""
+
+
+@dataclass(kw_only=True)
 class InspectOptions:
     path: PathInput = field(kw_only=False)
+    snapshot: int | str | None = option(None, WHERE, "SNAPSHOT", kind=str | None, shown="as it is")
+    """Look at the store as it was before it grew: a number, or the first digits of the fingerprint,
+    as listed."""
     doc: int | None = option(None, WHERE, "K")
     """Show document K of the split, counted from 0, with the boundaries of its tokens."""
     split: str | None = option(None, WHERE, "NAME", shown="all")

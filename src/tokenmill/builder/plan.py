@@ -26,6 +26,7 @@ from tokenmill.errors import MemoryBudgetError, StoreError, TokenizerError, Usag
 from tokenmill.options import UNITS_BY_INPUT, WAYS_OF_READING
 from tokenmill.sources import base
 from tokenmill.sources.base import MEGABYTE, Source, SourceFile, SourceOptions, Unit, UnitCopy
+from tokenmill.sources.discovery import make_group
 from tokenmill.store import facts
 from tokenmill.store.facts import BoundaryToken, StoreIdentity, TokenizerFacts, facts_of
 from tokenmill.store.layout import RECEIPT_FILE, StoreLayout, unit_name, unit_prefix
@@ -475,7 +476,9 @@ class WorkPlan:
     # Input files of units in the store that are no inputs now, and those units.
     foreign: list[str] = field(default_factory=list)
     foreign_units: list[str] = field(default_factory=list)
-    rebuilt: int = 0  # units of the store whose receipt does not hold any more
+    rebuilt: list[str] = field(default_factory=list)  # of the store, and to be built again
+    # Those of `rebuilt` and `stale` whose text is among the inputs as it was, and is cut anew.
+    outgrown: list[str] = field(default_factory=list)
     other_config: int = 0  # units of the store that were built with another configuration
     bytes_to_do: int = 0  # input of the tasks; an estimate where it is compressed
     units_to_do: int | None = 0  # None where a compressed file hides it
@@ -503,6 +506,11 @@ def plan_work(
     planner.run()
     if part is None:
         _find_leftovers(plan, layout, planner.existing, settings.identity.fingerprint)
+    inputs = {member.path: member for file in files for member in (file, *file.members)}
+    for name in (*plan.rebuilt, *plan.stale):
+        found = facts.find_receipt(layout, name)
+        if found is not None and found.config == settings.identity.fingerprint:
+            plan.outgrown += [name] if _is_unchanged(found, inputs) else []
     return plan
 
 
@@ -657,7 +665,7 @@ class _Planner:
         elif found is not None and self._still_holds(found, unit, row_limit):
             self.plan.done[name] = found.claim
             return True
-        self.plan.rebuilt += 1
+        self.plan.rebuilt.append(name)
         return False
 
     def _still_holds(self, found: facts.Receipt, unit: Unit, row_limit: int | None) -> bool:
@@ -697,6 +705,16 @@ def _name(unit: Unit) -> str:
 
 def _is_same_slice(found: facts.Receipt, unit: Unit) -> bool:
     return (found.unit.start, found.unit.end) == (unit.start, unit.end)
+
+
+def _is_unchanged(found: facts.Receipt, inputs: Mapping[str, SourceFile]) -> bool:
+    """Whether all that a unit was read from is among the inputs as it was."""
+    paths = found.unit.members or (found.unit.path,)
+    files = [inputs[path] for path in paths if path in inputs]
+    if len(files) != len(paths):
+        return False
+    file = make_group(found.unit.path, files) if found.unit.members else files[0]
+    return (file.size, file.version) == (found.source.size, found.source.version)
 
 
 def _find_leftovers(

@@ -147,6 +147,8 @@ class BuildResult:
     """Chosen and rejected answers, of which a document each holds one; None for other stores."""
     part: str | None = None
     """Which part of the build this was; `totals` and `splits` are then those of its units alone."""
+    snapshot: str | None = None
+    """The newest of what is kept of the store before it grew; None where nothing is."""
 
     @property
     def working_seconds(self) -> float:

@@ -65,7 +65,7 @@ from tokenmill.sources.base import (
 )
 from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.sources.objects import rows_in
-from tokenmill.store import facts
+from tokenmill.store import facts, snapshots
 from tokenmill.store import layout as layouts
 from tokenmill.store.facts import Manifest, PartRecord, UnknownFacts
 from tokenmill.store.format import index_bytes, token_dtype
@@ -373,6 +373,7 @@ class BuildRun:
         else:
             facts.write_record(self.layout, record)
         held: Manifest | list[str]
+        snapshot: snapshots.Snapshot | None = None
         plan, memory = work.plan, work.settings.memory
         with Monitor(
             budget=memory.budget,
@@ -391,10 +392,11 @@ class BuildRun:
                 held = facts.assemble_manifest(self.layout, work.request.identity, units=units)
                 self._check_losses(held, work.settings.source)
                 facts.write_manifest(self.layout, held)
+                snapshot = snapshots.tidy(self.layout, held)
             else:
                 held = sorted({*work.plan.done, *monitor.units})
             monitor.tell("done")
-        result = self._result(work, monitor, held)
+        result = self._result(work, monitor, held, snapshot)
         kept = progress.run_record(result)
         if record is None:
             of_parts = [run for each in facts.read_records(self.layout) for run in each.runs]
@@ -458,8 +460,17 @@ class BuildRun:
             if known is None or known.identity != work.request.identity:
                 remove_manifest(self.layout)  # of another configuration: replaced, as was asked
         self.layout.create()
-        if plan.rebuilt or plan.stale or plan.foreign or plan.touched:
+        is_replaced = bool(plan.rebuilt or plan.stale or plan.foreign)
+        if plan.tasks or is_replaced:
+            snapshots.keep(self.layout)
+        outgrown = set(plan.outgrown)
+        # What was changed or dropped in the input is kept nowhere.
+        gone = {*plan.rebuilt, *plan.stale, *plan.foreign_units} - outgrown
+        snapshots.drop_those_with(self.layout, sorted(gone))
+        snapshots.retire(self.layout, [name for name, _ in plan.touched], moved=False)
+        if is_replaced or plan.touched:
             remove_manifest(self.layout)
+        snapshots.retire(self.layout, plan.outgrown, moved=True)
         request = work.request
         keep_tokenizer(self.layout, request.files.files, request.identity.tokenizer.files)
         for name, file in plan.touched:
@@ -554,7 +565,11 @@ class BuildRun:
                 yield layouts.unit_name(file.path, index=index)
 
     def _result(
-        self, work: Work, monitor: Monitor | None, held: Manifest | list[str]
+        self,
+        work: Work,
+        monitor: Monitor | None,
+        held: Manifest | list[str],
+        snapshot: snapshots.Snapshot | None = None,
     ) -> BuildResult:
         """What came of it; for a part, what its units hold."""
         lengths, shape = None, self.options.shape
@@ -570,6 +585,7 @@ class BuildRun:
             seconds=time.monotonic() - self.started,
             lengths=lengths,
             part=None if self.part is None else str(self.part),
+            snapshot=None if snapshot is None else snapshot.name,
         )
 
 

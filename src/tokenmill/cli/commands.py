@@ -141,6 +141,23 @@ def verify(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
         raise typer.Exit(1)
 
 
+@command("options.PruneOptions")
+def prune(*, store: str, options: Asked, as_json: bool) -> None:
+    """Remove what is kept of a store from before it grew.
+
+    A build that adds to a finished store keeps the manifest that was, so that a run goes on with
+    it until its epoch ends. Runs that are within such an epoch cannot be resumed after this.
+
+    \b
+    Examples:
+      tokenmill prune my-store --dry-run
+      tokenmill prune my-store
+    """
+    with stoppable("the store itself is not touched", resumes=True):
+        result = tokenmill.prune(store, **options)
+    show.prune_result(result, as_json=as_json)
+
+
 @command("options.InspectOptions")
 def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     """Show what a store holds: lengths, tokens, policies, rejects.

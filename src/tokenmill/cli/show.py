@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         SplitTotals,
         UnknownFacts,
     )
+    from tokenmill.store.snapshots import PruneResult
     from tokenmill.supervised.fim import FimParts
     from tokenmill.trainer.options import TrainResult
 
@@ -141,6 +142,19 @@ def build_result(
         next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}", layout)
 
 
+def prune_result(result: PruneResult, *, as_json: bool) -> None:
+    """Print what went, or would."""
+    if as_json:
+        print_json(result)
+    elif not result.files:
+        print(f"nothing to do: {visible(result.store)} has no snapshots")
+    else:
+        verb = "would be removed" if result.dry_run else "removed"
+        names = ", ".join(result.snapshots) or "none; what was left of them"
+        what = f"{count(result.files, 'file')}, {format_size(result.bytes)}"
+        facts(("store", result.store), ("snapshots", names), (verb, what))
+
+
 def build_rows(result: BuildResult) -> Iterator[Row]:
     """The facts of a build, in the order of a reader's questions."""
     totals, built, kept = result.totals, result.units_built, result.units_resumed
@@ -164,6 +178,8 @@ def build_rows(result: BuildResult) -> Iterator[Row]:
     yield "not read", first_of(result.skipped_files)
     yield "template", version_text(result.template_version)
     yield "engine", _engine(result)
+    if result.snapshot is not None:
+        yield "grown", f"as it was before, for runs that go on: snapshot {result.snapshot}"
     if result.nothing_to_do:
         return
     if not built:
@@ -427,6 +443,13 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     else:
         yield "specials", _in_words(SPECIAL_TOKENS, "special_tokens", inspection.special_tokens)
     yield "engine", engines_text(inspection)
+    yield (
+        "snapshots",
+        "\n".join(
+            f"{each.name}: {count(each.documents, 'document')}, {count(each.tokens)} tokens"
+            for each in inspection.snapshots
+        ),
+    )
 
 
 def pairs_text(pairs: int | None) -> str:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from tokenmill.store.facts import Receipt
     from tokenmill.store.format import TokenArray, TokenDtype
+    from tokenmill.store.snapshots import Snapshot
     from tokenmill.store.stream import Track
 
 # What the import of a conversion is told as it was asked for.
@@ -94,6 +95,9 @@ class ForeignFiles(StoreFiles):
 
     def read_manifest(self) -> facts.Manifest:
         return self.manifest
+
+    def snapshots(self) -> list[Snapshot]:
+        return []
 
     def index(self, shard: str) -> Index:
         with base.reading(self.shards[shard].path):

@@ -25,6 +25,7 @@ from tokenmill.store.facts import (
     ManifestAssembler,
     Receipt,
     UnknownFacts,
+    content_fingerprint,
     facts_of,
     read_manifest,
     read_receipt_bytes,
@@ -39,10 +40,11 @@ from tokenmill.store.format import (
 )
 from tokenmill.store.layout import no_store, shard_name, unseal, visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
-from tokenmill.store.reader import content_fingerprint, expected_sizes, find_problems
+from tokenmill.store.reader import expected_sizes, find_problems
+from tokenmill.store.snapshots import list_snapshots, open_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tokenmill.files import PathInput
@@ -112,6 +114,7 @@ class _Check:
         self._plans = sorted(p for p in _listed(layout.layouts) if PLAN_FILE.fullmatch(p.name))
         self._findings: list[Finding] = []
         self._notes: list[Finding] = []
+        self._snapshots: set[Path] = set()  # files that only earlier states of the store need
 
     def run(self, on_progress: Callable[[int, int], None]) -> CheckReport:
         total = sum(sum(sizes.values()) for sizes in self._expected.values())
@@ -130,6 +133,7 @@ class _Check:
             self._compare(assembler)
         self._check_runs()
         self._check_plans()
+        self._check_snapshots()
         others = [self._layout.manifest, *self._plans]
         self._note_strays()
         return CheckReport(
@@ -213,16 +217,64 @@ class _Check:
             except StoreError as error:
                 self._find(path, f"{error.message}; delete it: it is made again when needed")
 
+    def _check_snapshots(self) -> None:
+        """Whether what the store was can be read: of it, only what is in retired/ is scanned."""
+        layout = self._layout
+        if layout.upstream.url is not None:
+            return
+        for snapshot in list_snapshots(layout):
+            self._snapshots.add(layout.snapshots / f"{snapshot.name}.json")
+            try:
+                manifest, moved = open_snapshot(layout, snapshot.name)
+            except StoreError as error:
+                self._find(layout.snapshots / f"{snapshot.name}.json", error.message)
+                continue
+            for path, problem in find_problems(layout, manifest, moved):
+                self._find(path, f"{problem}; the snapshot {snapshot.name} needs it")
+            for path, facts in _retired_files(layout, manifest, moved):
+                if path not in self._snapshots:
+                    self._snapshots.add(path)
+                    for problem in scan_file(path, expected=facts):
+                        self._find(path, problem)
+
     def _note_strays(self) -> None:
         layout = self._layout
-        folders = {layout.tmp, layout.layouts, *self._expected}
-        known = {layout.manifest, layout.runs, *layout.locks, *folders, *self._plans}
+        folders = {layout.tmp, layout.layouts, layout.snapshots, layout.retired, *self._expected}
+        known = self._snapshots | {
+            layout.manifest,
+            layout.runs,
+            *layout.locks,
+            *folders,
+            *self._plans,
+        }
         for folder, names in self._expected.items():
             known |= {folder / name for name in names}
         for folder in (layout.root, *sorted(folders)):
             for path in sorted(_listed(folder)):
                 if path not in known:
                     self._find(path, "is no part of the store", note=True)
+
+
+def _retired_files(
+    layout: StoreLayout, manifest: Manifest, moved: Mapping[str, str]
+) -> Iterator[tuple[Path, FileFacts]]:
+    """The files of a snapshot that are in retired/."""
+    dtype = manifest.identity.dtype
+    for unit in manifest.units:
+        if unit.name not in moved:
+            continue
+        own = layout.retired / f"{moved[unit.name]}{unit.name}.json"
+        yield own, FileFacts(bytes=unit.receipt_bytes, checksum=unit.receipt)
+        if unit.rejects is not None:
+            _, size, checksum = unit.rejects
+            yield own.with_suffix(".jsonl"), FileFacts(bytes=size, checksum=checksum)
+        for shard in unit.shards:
+            path = own.with_name(moved[unit.name] + shard_name(unit.name, split=shard.split))
+            sizes = (shard.bin_bytes(dtype), shard.idx_bytes, shard.tokens)
+            for kind, size in zip(("bin", "idx", "mask"), sizes, strict=True):
+                if (checksum := getattr(shard, kind)) is not None:
+                    facts = FileFacts(bytes=size, checksum=checksum)
+                    yield path.with_name(f"{path.name}.{kind}"), facts
 
 
 def _listed(folder: Path) -> list[Path]:

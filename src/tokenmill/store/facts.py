@@ -899,6 +899,17 @@ class Manifest:
         return cls(identity=identity, units=tuple(units), unknown=unknown, **same)
 
 
+def content_fingerprint(manifest: Manifest, *, split: str | None) -> str:
+    """Checksum of the counts and checksums of a split's shards (None: of all), in order."""
+    lines = [
+        f"{shard.documents},{shard.tokens},{shard.bin},{shard.idx}"
+        + ("\n" if shard.mask is None else f",{shard.mask}\n")
+        for _, shard in manifest.shards(split=split)
+    ]
+    # Names that a changed manifest has for checksums need not even be text.
+    return checksum_of("".join(lines).encode("utf-8", "surrogatepass"))
+
+
 class _ManifestMembers(Fact, frozen=True, kw_only=True):
     dtype: str
     totals: Counts

@@ -89,6 +89,28 @@ class Upstream:
         """Make a staged file, which goes from its place, the file `path` of the store."""
         staged.replace(path)
 
+    def keep(self, path: Path, kept: Path, *, tmp: Path) -> None:
+        """Have a file of the store under a second name too, on the disk as it is."""
+        with contextlib.suppress(FileExistsError):
+            try:
+                os.link(path, kept)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                tmp.mkdir(parents=True, exist_ok=True)
+                staged = tmp / f"{kept.name}-{os.getpid()}-{secrets.token_hex(4)}"
+                shutil.copyfile(path, staged)
+                with staged.open("rb") as file:
+                    os.fsync(file.fileno())
+                staged.replace(kept)
+
+    def names(self, folder: Path) -> list[str]:
+        """What is in a folder of the store; nothing in one that is not there."""
+        try:
+            return os.listdir(folder)  # noqa: PTH208 (names alone)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def remove(self, paths: Sequence[Path]) -> None:
         """Take files away from the store; those that are not there are no error."""
 
@@ -121,6 +143,8 @@ class StoreLayout:
     shards = _Below("shards")
     rejects = _Below("rejects")
     layouts = _Below("layouts")
+    snapshots = _Below("snapshots")  # manifests of the store before it grew
+    retired = _Below("retired")  # units that those need and that are cut in another place since
     parts = _Below("parts")  # what the parts of a build say of themselves, until it is finished
     lock = _Below(".lock")
     worker_lock = _Below(".lock-workers")
@@ -164,9 +188,10 @@ class StoreLayout:
 
         Of shards and rejects only if `to_write`: who reads looks at all that the manifest names.
         """
-        folders = [self.tokenizer, self.layouts, self.parts, self.shards, self.rejects]
+        folders = [self.tokenizer, self.layouts, self.parts, self.snapshots]
+        folders += [self.retired, self.shards, self.rejects]
         known = {path.name for path in (self.manifest, self.runs, *self.locks, *folders)} | {"tmp"}
-        for folder in (self.root, *(folders if to_write else folders[:3])):
+        for folder in (self.root, *(folders if to_write else folders[:4])):
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
                 for link in sorted((e for e in entries if e.is_symlink()), key=lambda e: e.name):
                     if folder == self.root and link.name not in known:
@@ -668,13 +693,23 @@ class Mirror(Upstream):
             found = self._sizes["."] = files.list_folder(self.url) or {}
             _refuse_other_things(found, shown=files.shown(self.url))
             wanted = [path for path in (layout.manifest, layout.runs) if path.name in found]
-            for folder in (layout.tokenizer, layout.parts, layout.shards, layout.rejects):
+            small = layout.tokenizer, layout.parts, layout.snapshots
+            for folder in (*small, layout.retired, layout.shards, layout.rejects):
                 if folder.name in found:
                     names = files.list_folder(files.join(self.url, folder.name)) or {}
                     self._sizes[folder.name] = names
-                    is_small = folder in (layout.tokenizer, layout.parts)
+                    is_small = folder in small
                     wanted += [folder / n for n in names if is_small or RECEIPT_FILE.fullmatch(n)]
         self.download(wanted)
+
+    def keep(self, path: Path, kept: Path, *, tmp: Path) -> None:  # noqa: ARG002
+        with self._told(kept):
+            files.copy(self._address(path), self._address(kept))
+        size = self.size(str(path))
+        self._sizes.setdefault(kept.parent.name, {})[kept.name] = size
+
+    def names(self, folder: Path) -> list[str]:
+        return [*self._sizes.get(folder.name, ())]
 
     def download(self, paths: Sequence[Path]) -> None:
         missing = [path for path in paths if not path.exists()]

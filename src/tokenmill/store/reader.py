@@ -31,6 +31,8 @@ from tokenmill.store.facts import (
     UNCOUNTED,
     Count,
     Fact,
+    Receipt,
+    content_fingerprint,
     read_fact,
     read_manifest,
     read_receipt,
@@ -46,7 +48,8 @@ from tokenmill.store.format import (
     row_lengths,
     view_values,
 )
-from tokenmill.store.layout import StoreLayout, checksum_of, is_inside, shard_name
+from tokenmill.store.layout import StoreLayout, is_inside, shard_name
+from tokenmill.store.snapshots import list_snapshots, open_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,9 +58,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
-    from tokenmill.store.facts import Manifest, Receipt, ShardFacts
+    from tokenmill.store.facts import Manifest, ShardFacts
     from tokenmill.store.format import FileMap, Index, Ints, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.remote import RemoteFiles
+    from tokenmill.store.snapshots import Moved, Snapshot, SnapshotName
     from tokenmill.store.stream import Track
 
 
@@ -70,12 +74,14 @@ if TYPE_CHECKING:
 # tenth of a second and more; sizes are compared again anyway whenever a shard is mapped.
 
 MANY_UNITS = 4096
+NOT_MOVED: Moved = {}
 _ANY = -1  # size of a file that was not asked for its size
 
 
-def require_files(layout: StoreLayout, manifest: Manifest) -> None:
+def require_files(layout: StoreLayout, manifest: Manifest, moved: Moved = NOT_MOVED) -> None:
     """Raise StoreError, which names the first file, unless every file is there with its size."""
-    problems = list(find_problems(layout, manifest, sizes=len(manifest.units) <= MANY_UNITS))
+    few = len(manifest.units) <= MANY_UNITS
+    problems = list(find_problems(layout, manifest, moved, sizes=few))
     if problems:
         raise incomplete(*problems[0], others=len(problems) - 1)
 
@@ -90,10 +96,10 @@ def incomplete(path: Path | str, problem: str, *, others: int) -> StoreError:
 
 
 def find_problems(
-    layout: StoreLayout, manifest: Manifest, *, sizes: bool = True
+    layout: StoreLayout, manifest: Manifest, moved: Moved = NOT_MOVED, *, sizes: bool = True
 ) -> Iterator[tuple[Path, str]]:
     """Files that are missing, of another size if `sizes`, or links that leave the store."""
-    for name_of_folder, expected in expected_sizes(manifest).items():
+    for name_of_folder, expected in expected_sizes(manifest, moved).items():
         folder = layout.root / name_of_folder
         if expected and not is_inside(str(folder), root=layout.root):
             yield folder, "is a link that leaves the store"
@@ -105,23 +111,30 @@ def find_problems(
                     yield folder / name, size_problem(found, size)
 
 
-def expected_sizes(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Folder, relative to the store -> name -> bytes of every file that the manifest claims."""
+def expected_sizes(manifest: Manifest, moved: Moved = NOT_MOVED) -> dict[str, dict[str, int]]:
+    """Folder, relative to the store -> name -> bytes of every file that the manifest claims.
+
+    `moved` are the units of a snapshot that are in `retired/`.
+    """
     dtype = manifest.identity.dtype
     shards: dict[str, int] = {}
     rejects: dict[str, int] = {}
+    retired: dict[str, int] = {}
     for unit in manifest.units:
-        shards[f"{unit.name}.json"] = unit.receipt_bytes
+        prefix = moved.get(unit.name, "")
+        own, lines = (retired, retired) if prefix else (shards, rejects)
+        own[f"{prefix}{unit.name}.json"] = unit.receipt_bytes
         if unit.rejects is not None:
-            rejects[f"{unit.name}.jsonl"] = unit.rejects.bytes
+            lines[f"{prefix}{unit.name}.jsonl"] = unit.rejects.bytes
         for shard in unit.shards:
-            name = shard_name(unit.name, split=shard.split)
-            shards[f"{name}.bin"] = shard.bin_bytes(dtype)
-            shards[f"{name}.idx"] = shard.idx_bytes
+            name = prefix + shard_name(unit.name, split=shard.split)
+            own[f"{name}.bin"] = shard.bin_bytes(dtype)
+            own[f"{name}.idx"] = shard.idx_bytes
             if shard.mask is not None:
-                shards[f"{name}.mask"] = shard.tokens
+                own[f"{name}.mask"] = shard.tokens
     tokenizer = {name: facts.bytes for name, facts in manifest.identity.tokenizer.files.items()}
-    return {"shards": shards, "rejects": rejects, "tokenizer": tokenizer}
+    found = {"shards": shards, "rejects": rejects, "tokenizer": tokenizer}
+    return found | {"retired": retired} if retired else found
 
 
 def _sizes(folder: Path, *, root: Path, ask: bool) -> dict[str, int | str]:
@@ -168,8 +181,10 @@ class StoreFiles:
     is_remote = False
     path: Path | str  # the folder, or the URL as it may be shown
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, snapshot: SnapshotName | None = None) -> None:
         self.path = path
+        self.snapshot = snapshot
+        self._moved: Moved = NOT_MOVED  # units and shards of a snapshot
 
     @property
     def layout(self) -> StoreLayout:
@@ -179,38 +194,58 @@ class StoreFiles:
 
     def read_manifest(self) -> Manifest:
         """Read the manifest, and see that the files it names are there."""
-        manifest = read_manifest(self.layout.root)
-        require_files(self.layout, manifest)
+        if self.snapshot is None:
+            manifest = read_manifest(self.layout.root)
+        else:
+            manifest, self._moved = open_snapshot(self.layout, self.snapshot)
+        require_files(self.layout, manifest, self._moved)
         return manifest
 
+    def snapshots(self) -> list[Snapshot]:
+        """What the store was before it grew, oldest first."""
+        return list_snapshots(self.layout)
+
+    def at_snapshot(self, asked: SnapshotName) -> StoreFiles:
+        """The same store as it was."""
+        return StoreFiles(self.layout.root, snapshot=asked)
+
+    def _shard_file(self, shard: str, kind: str) -> Path:
+        if (prefix := self._moved.get(shard)) is not None:
+            return self.layout.retired / f"{prefix}{shard}.{kind}"
+        return self.layout.shard_file(shard, kind)
+
     def index(self, shard: str) -> Index:
-        return read_index(self.layout.shard_file(shard, "idx"))
+        return read_index(self._shard_file(shard, "idx"))
 
     def prepare_indexes(self, shards: Sequence[str]) -> None:
         """Download indexes that will be asked for, all at once; nothing where they are mapped."""
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
         """The ids of a shard; where they cannot be mapped, they are read when it is sliced."""
-        return view_values(map_file(self.layout.shard_file(shard, "bin")), dtype=dtype)
+        return view_values(map_file(self._shard_file(shard, "bin")), dtype=dtype)
 
     def mask(self, shard: str) -> NDArray[np.uint8]:
         """Which tokens of a shard count; a remote one is read when it is sliced."""
-        return view_values(map_file(self.layout.shard_file(shard, "mask")), dtype=MASK_DTYPE)
+        return view_values(map_file(self._shard_file(shard, "mask")), dtype=MASK_DTYPE)
 
     def track_file(self, shard: str, track: Track, *, size: int) -> TrackFile:
         """Where the values of a local shard, `size` bytes, are; StoreError for a remote one."""
-        return TrackFile(self.layout.shard_file(shard, track), 0, size)
+        return TrackFile(self._shard_file(shard, track), 0, size)
 
     def track_offset(self, shard: str, track: Track) -> int:  # noqa: ARG002
         """Byte of the first value in a local file, without looking at it: asked of all shards."""
         return 0
 
     def receipt(self, unit: str) -> Receipt:
+        if unit in self._moved:
+            path = self._shard_file(unit, "json")
+            return Receipt.from_bytes(path.read_bytes(), path=path)
         return read_receipt(self.layout, unit)
 
     def rejects(self, unit: str) -> Iterator[bytes]:
         """The lines of a unit's rejects."""
-        with self.layout.rejects_file(unit).open("rb") as lines:
+        path = self.layout.rejects_file(unit)
+        with (self._shard_file(unit, "jsonl") if unit in self._moved else path).open("rb") as lines:
             yield from lines
 
     def tokenizer(self) -> Path:
@@ -221,15 +256,21 @@ class StoreFiles:
         """Give back what reading took; maps go with their last view."""
 
 
-def open_files(path: PathInput, *, cache: PathInput | None, cache_bytes: int | None) -> StoreFiles:
+def open_files(
+    path: PathInput,
+    *,
+    cache: PathInput | None,
+    cache_bytes: int | None,
+    snapshot: SnapshotName | None = None,
+) -> StoreFiles:
     """The files of the store at a path or URL; a local one needs no cache."""
     root = local_path(path)
     if root is not None:
-        return StoreFiles(root.absolute())
+        return StoreFiles(root.absolute(), snapshot=snapshot)
     # Imported here: a local store needs none of it.
     from tokenmill.store.remote import RemoteFiles
 
-    return RemoteFiles(os.fspath(path), cache=cache, cache_bytes=cache_bytes)
+    return RemoteFiles(os.fspath(path), cache=cache, cache_bytes=cache_bytes, snapshot=snapshot)
 
 
 # Two or three maps each; Linux allows a process 65,530 maps unless told otherwise.
@@ -360,7 +401,8 @@ class Store:
 
     The path may be a URL (`s3://`, `gs://`, `hf://`, `https://`). What is read is then kept in
     memory, and with `cache` in that folder too, up to `cache_bytes` (10 GB unless given). A store
-    on a local disk needs neither.
+    on a local disk needs neither. A store that grew can be opened as it was: `snapshot` is a
+    number, or the first digits of a fingerprint, as `tokenmill inspect` lists them.
 
     `path` is the folder, or the URL without anything secret in it. `eos_id` and `bos_id` end and
     begin every document, where the build put them. With `has_mask` every document has a mask, which
@@ -377,10 +419,12 @@ class Store:
         path: PathInput,
         *,
         split: str | None = "train",
+        snapshot: SnapshotName | None = None,
         cache: PathInput | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self._open(open_files(path, cache=cache, cache_bytes=cache_bytes), split)
+        files = open_files(path, cache=cache, cache_bytes=cache_bytes, snapshot=snapshot)
+        self._open(files, split)
 
     @classmethod
     def open_foreign(
@@ -427,6 +471,19 @@ class Store:
     def of_split(self, split: str) -> Self:
         """The same files for one split; the manifest, which may be large, is not read again."""
         return self.of_files(self.files, split=split, manifest=self.manifest)
+
+    def snapshots(self) -> list[Snapshot]:
+        """What the store was before it grew, oldest first."""
+        return self.files.snapshots()
+
+    def as_it_was(self, content: str) -> Self | None:
+        """The same split of the snapshot in which it held this `content`; None where none did."""
+        for snapshot in reversed(self.snapshots()):
+            with contextlib.suppress(StoreError):
+                found = self.of_files(self.files.at_snapshot(snapshot.name), split=self.split)
+                if found.content == content:
+                    return found
+        return None
 
     def _open(
         self, files: StoreFiles, split: str | None, *, manifest: Manifest | None = None
@@ -708,28 +765,29 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getstate__(self) -> tuple[StoreFiles, str | None]:
-        return self.files, self.split
+    def __getstate__(self) -> tuple[StoreFiles, str | None, str]:
+        return self.files, self.split, self.content
 
-    def __setstate__(self, state: tuple[StoreFiles, str | None]) -> None:
-        self._open(*state)
+    def __setstate__(self, state: tuple[StoreFiles, str | None, str]) -> None:
+        files, split, content = state
+        self._open(files, split)
+        if content_fingerprint(self.manifest, split=split) == content:
+            return
+        # It grew since, and whoever opened it goes on with what it was.
+        as_it_was = self.as_it_was(content)
+        if as_it_was is None:
+            raise StoreError(
+                f"{str(self.path)!r} was built anew since it was opened: this process would read "
+                "other documents than the one that opened it",
+                hint="start the program again, after the build has ended",
+            )
+        self._open(as_it_was.files, split, manifest=as_it_was.manifest)
 
     def __repr__(self) -> str:
         return (
             f"Store({str(self.path)!r}, split={self.split!r}): {self.num_documents:,} documents,"
             f" {self.num_tokens:,} tokens"
         )
-
-
-def content_fingerprint(manifest: Manifest, *, split: str | None) -> str:
-    """Checksum of the counts and checksums of a split's shards (None: of all), in order."""
-    lines = [
-        f"{shard.documents},{shard.tokens},{shard.bin},{shard.idx}"
-        + ("\n" if shard.mask is None else f",{shard.mask}\n")
-        for _, shard in manifest.shards(split=split)
-    ]
-    # Names that a changed manifest has for checksums need not even be text.
-    return checksum_of("".join(lines).encode("utf-8", "surrogatepass"))
 
 
 def _map_shard(

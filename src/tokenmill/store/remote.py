@@ -52,7 +52,14 @@ from tokenmill.store.layout import (
     shard_name,
     store_errors,
 )
-from tokenmill.store.reader import StoreFiles, expected_sizes, incomplete, size_problem
+from tokenmill.store.reader import (
+    NOT_MOVED,
+    StoreFiles,
+    expected_sizes,
+    incomplete,
+    size_problem,
+)
+from tokenmill.store.snapshots import choose, moved_files, snapshots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +71,7 @@ if TYPE_CHECKING:
     from tokenmill.store.facts import UnitEntry
     from tokenmill.store.format import Index, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.layout import StoreLayout
+    from tokenmill.store.snapshots import Snapshot, SnapshotName
 
 
 AHEAD_BYTES = 256 << 20
@@ -150,8 +158,16 @@ class RemoteFiles(StoreFiles):
 
     is_remote = True
 
-    def __init__(self, url: str, *, cache: PathInput | None, cache_bytes: int | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        cache: PathInput | None,
+        cache_bytes: int | None,
+        snapshot: SnapshotName | None = None,
+    ) -> None:
         self._url = url
+        self.snapshot = snapshot
         if cache is None and cache_bytes is not None:
             raise UsageError(
                 f"cache_bytes={cache_bytes:,} bounds a cache folder, and there is none",
@@ -179,21 +195,22 @@ class RemoteFiles(StoreFiles):
 
     def read_manifest(self) -> Manifest:
         """Read the manifest, and see that the files it names are there."""
-        with store_errors():
-            try:
-                data = files_module.read_bytes(join(self._url, "tokenmill.json"))
-            except RemoteError as error:
-                if error.failure is Failure.MISSING:
-                    raise no_store(self.path) from error
-                raise
+        name = "tokenmill.json"
+        if self.snapshot is not None:
+            chosen = choose(self.snapshot, self.snapshots(), self._read_current, self.path)
+            name = name if chosen is None else f"snapshots/{chosen.name}.json"
+        data = self._read_named(name)
         checksum = checksum_of(data)
-        self._manifest = Manifest.from_bytes(data, path=join(self.path, "tokenmill.json"))
+        self._manifest = Manifest.from_bytes(data, path=join(self.path, name))
+        self._moved = NOT_MOVED
+        if name != "tokenmill.json":
+            self._moved = moved_files(self._manifest, self._names("retired"))
         if self._manifest_checksum is None:
             self._require_files()
             self._manifest_checksum = checksum
         elif checksum != self._manifest_checksum:
             raise changed(self._url, "tokenmill.json")
-        self._files = _block_files(self._manifest)
+        self._files = _block_files(self._manifest, self._path_of)
         folder, (path, limit_bytes) = None, self._cache
         if path is not None:
             versions = self._versions
@@ -203,9 +220,51 @@ class RemoteFiles(StoreFiles):
         self.ahead = RemoteReadAhead(self.blocks)
         return self._manifest
 
+    def _read_named(self, name: str) -> bytes:
+        with store_errors():
+            try:
+                return files_module.read_bytes(join(self._url, name))
+            except RemoteError as error:
+                if error.failure is Failure.MISSING:
+                    raise no_store(self.path) from error
+                raise
+
+    def _read_current(self) -> Manifest:
+        name = "tokenmill.json"
+        return Manifest.from_bytes(self._read_named(name), path=join(self.path, name))
+
+    def _names(self, folder: str) -> list[str]:
+        """What is in a folder; a server that does not tell has no snapshots that could be found."""
+        with store_errors():
+            try:
+                return [*(files_module.list_folder(join(self._url, folder)) or ())]
+            except RemoteError as error:
+                if error.failure in (Failure.MISSING, Failure.DENIED):
+                    return []
+                raise
+
+    def snapshots(self) -> list[Snapshot]:
+        """What the store was before it grew, oldest first."""
+        return snapshots_of(self._names("snapshots"))
+
+    def at_snapshot(self, asked: SnapshotName) -> RemoteFiles:
+        """The same store as it was."""
+        cache, limit = self._cache
+        return RemoteFiles(
+            self._url,
+            cache=cache,
+            cache_bytes=None if cache is None else limit,
+            snapshot=asked,
+        )
+
+    def _path_of(self, name: str, kind: str, *, folder: str = "shards") -> str:
+        if (prefix := self._moved.get(name)) is not None:
+            return f"retired/{prefix}{name}.{kind}"
+        return f"{folder}/{name}.{kind}"
+
     def _require_files(self) -> None:
         problems: list[tuple[str, str]] = []
-        for folder, expected in expected_sizes(self._manifest).items():
+        for folder, expected in expected_sizes(self._manifest, self._moved).items():
             if not expected:
                 continue
             versions: dict[str, str] = {}
@@ -295,14 +354,14 @@ class RemoteFiles(StoreFiles):
         return [(self._files[shard, kind], first, last) for shard, first, last in wanted]
 
     def receipt(self, unit: str) -> Receipt:
-        entry, name = self._units[unit], f"shards/{unit}.json"
+        entry, name = self._units[unit], self._path_of(unit, "json")
         data = self._read_whole(name, size=entry.receipt_bytes, checksum=entry.receipt)
         return Receipt.from_bytes(data, path=join(self.path, name))
 
     def rejects(self, unit: str) -> Iterator[bytes]:
         facts = self._units[unit].rejects
         if facts is not None:
-            name = f"rejects/{unit}.jsonl"
+            name = self._path_of(unit, "jsonl", folder="rejects")
             data = self._read_whole(name, size=facts.bytes, checksum=facts.checksum)
             yield from data.splitlines(keepends=True)
 
@@ -343,14 +402,17 @@ class RemoteFiles(StoreFiles):
         self._tokenizer = None
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._url, self._cache, self._manifest_checksum, dict(self._versions)
+        pinned = self._url, self.snapshot, self._cache, self._manifest_checksum
+        return *pinned, dict(self._versions)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self._url, self._cache, self._manifest_checksum, self._versions = state
+        self._url, self.snapshot, self._cache, self._manifest_checksum, self._versions = state
         self._begin()
 
 
-def _block_files(manifest: Manifest) -> dict[tuple[str, Kind], BlockFile]:
+def _block_files(
+    manifest: Manifest, path_of: Callable[[str, str], str]
+) -> dict[tuple[str, Kind], BlockFile]:
     """All files that are read by blocks, numbered alike whatever split is open."""
     files: dict[tuple[str, Kind], BlockFile] = {}
     dtype, block = manifest.identity.dtype, 0
@@ -364,7 +426,7 @@ def _block_files(manifest: Manifest) -> dict[tuple[str, Kind], BlockFile]:
             found.append(("mask", shard.tokens, shard.mask))
         for kind, size, checksum in found:
             file = files[name, kind] = BlockFile(
-                name=f"shards/{name}.{kind}",
+                name=path_of(name, kind),
                 size=size,
                 content=checksum,
                 first_block=block,
