@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tokenmill.store.snapshots import prune as prune
     from tokenmill.trainer.options import TrainResult as TrainResult
     from tokenmill.trainer.options import train as train
+    from tokenmill.viewer.server import view as view
 
 # The list above once more, for programs that run: a test compares them.
 _HOMES = {
@@ -78,6 +79,7 @@ _HOMES = {
     "store.reader": ["RejectedRow", "SourceRow", "Store"],
     "store.snapshots": ["PruneResult", "prune"],
     "trainer.options": ["TrainResult", "train"],
+    "viewer.server": ["view"],
 }
 _HOME_OF = {name: f"tokenmill.{home}" for home, names in _HOMES.items() for name in names}
 

@@ -496,12 +496,14 @@ def count_ids(
     every = max(1, -(-store.num_tokens // most_tokens))
     counts = np.zeros(store.vocab_size, np.int64)
     number = 0
-    for shard in range(len(store.shards)):
-        ids = store.map_shard(shard).tokens
-        for first in range(0, len(ids), chunk_tokens):
-            if number % every == 0:
-                counts += np.bincount(ids[first : first + chunk_tokens], minlength=len(counts))
-            number += 1
+    for position, shard in enumerate(store.shards):
+        chunks = -(-shard.tokens // chunk_tokens)
+        # A shard of which nothing is counted is not even opened.
+        for chunk in range(-number % every, chunks, every):
+            first = chunk * chunk_tokens
+            ids = store.map_shard(position).tokens[first : first + chunk_tokens]
+            counts += np.bincount(ids, minlength=len(counts))
+        number += chunks
     return counts
 
 

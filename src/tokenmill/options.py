@@ -683,6 +683,7 @@ class PlanOptions(BuildOptions):
 WHERE = "Where to look"
 MATCHES = "What is shown of matches"
 ROWS = "What is laid out"
+SERVED = "How it is shown"
 
 
 @dataclass(kw_only=True)
@@ -762,6 +763,16 @@ class LayoutOptions:
     width: int = option(2048, ROWS, "N")
     """Of the model, for --ranks: the wider, the less of the time is attention."""
     on_progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(kw_only=True)
+class ViewOptions:
+    paths: PathInput | Sequence[PathInput] = field(kw_only=False)
+    port: int = option(0, SERVED, "N", least=0, shown="one that is free")
+    """Port of this machine to listen on."""
+    no_open: bool = option(False, SERVED)
+    """Print the address, and open no browser."""
+    on_ready: Callable[[str], None] | None = None
 
 
 LABELS = ("next", "same")

@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from .browser import browser, look
+from tests.browser import browser, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -191,6 +191,22 @@ def grep(*, store: str, text: str, options: Asked, as_json: bool, quiet: bool) -
         raise typer.Exit(1)
 
 
+@command("options.ViewOptions")
+def view(*, paths: list[str], options: Asked) -> None:
+    """Look at stores in the browser. Ctrl-C ends it.
+
+    The page is served to this machine alone, at an address that cannot be guessed. Nothing is
+    written, and nothing is loaded from the network.
+
+    \b
+    Examples:
+      tokenmill view my-store
+      tokenmill view s3://bucket/my-store --no-open --port 8000
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        tokenmill.view(paths, on_ready=show.view_address, **options)
+
+
 @command("options.LayoutOptions")
 def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.

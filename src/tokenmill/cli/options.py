@@ -38,6 +38,7 @@ ARGUMENTS = {
     "inputs": ("INPUT", _INPUTS),
     "store": ("STORE", "The folder that a build wrote, or its URL."),
     "path": ("PATH", _FILES),
+    "paths": ("STORE", "The folder that a build wrote, or its URL. May be several."),
     "loader": ("MODULE:FUNCTION", _LOADER),
     "text": ("TEXT", "What to look for, exactly as it stands in a document."),
 }

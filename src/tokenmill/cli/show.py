@@ -352,6 +352,11 @@ def _in_words(words: Mapping[str, str], name: str, value: object) -> str:
     return words.get(str(value)) or f"{name} {value!r}, which is not known here"
 
 
+def view_address(address: str) -> None:
+    """Where the page is."""
+    print(f"{address}\nCtrl-C ends it", flush=True)
+
+
 def inspection_result(inspection: Inspection, *, as_json: bool) -> None:
     """Print the document that was asked for, or else all about the store."""
     if as_json:

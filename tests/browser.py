@@ -97,49 +97,92 @@ def look(
     address: str, page: Path, *, width: int, dark: bool = False, expression: str = "null"
 ) -> Seen:
     """Open the page at a width and a theme, and evaluate an expression in it."""
-    return asyncio.run(
-        _look(address, page.absolute().as_uri(), width=width, dark=dark, expression=expression)
-    )
+    with tab(address) as opened:
+        opened.resize(width=width, dark=dark)
+        opened.open(page.absolute().as_uri())
+        opened.seen.value = opened.evaluate(expression)
+        opened.seen.screenshot = opened.screenshot()
+        return opened.seen
 
 
-async def _look(address: str, url: str, *, width: int, dark: bool, expression: str) -> Seen:
-    seen = Seen()
-    async with aiohttp.ClientSession() as session:
-        async with session.put(f"{address}/json/new?about:blank") as answer:
-            target = await answer.json(content_type=None)
-        async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-            tab = _Tab(socket, seen)
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                await tab.send(f"{domain}.enable")
-            await tab.send(
-                "Emulation.setDeviceMetricsOverride",
-                width=width,
-                height=900,
-                deviceScaleFactor=1,
-                mobile=width < 600,
-            )
-            theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-            await tab.send("Emulation.setEmulatedMedia", features=[theme])
-            await tab.send("Page.navigate", url=url)
-            await tab.until("Page.loadEventFired")
-            result = await tab.send("Runtime.evaluate", expression=expression, returnByValue=True)
-            if "exceptionDetails" in result:
-                seen.problems.append(str(result["exceptionDetails"]))
-            seen.value = result["result"].get("value")
-            picture = await tab.send("Page.captureScreenshot", captureBeyondViewport=True)
-            seen.screenshot = base64.b64decode(picture["data"])
-    return seen
+@contextlib.contextmanager
+def tab(address: str) -> Iterator[Tab]:
+    """A new tab of the browser."""
+    with asyncio.Runner() as runner:
+        session = runner.run(_session())
+        try:
+            yield runner.run(Tab.opened(session, address, runner))
+        finally:
+            runner.run(session.close())
 
 
-class _Tab:
-    """One tab: sends commands, and notes what the browser tells on the way."""
+async def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession()
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, seen: Seen) -> None:
+
+class Tab:
+    """One tab: does what it is told, and notes what the browser tells on the way."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, runner: asyncio.Runner) -> None:
+        self.seen = Seen()
         self._socket = socket
-        self._seen = seen
+        self._runner = runner
         self._numbers = itertools.count(1)
 
-    async def send(self, method: str, **params: object) -> dict[str, Any]:
+    @classmethod
+    async def opened(
+        cls, session: aiohttp.ClientSession, address: str, runner: asyncio.Runner
+    ) -> Tab:
+        async with session.put(f"{address}/json/new?about:blank") as answer:
+            target = await answer.json(content_type=None)
+        socket = await session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0)
+        made = cls(socket, runner)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await made._send(f"{domain}.enable")
+        return made
+
+    def send(self, method: str, **params: object) -> dict[str, Any]:
+        """A command of the protocol, and its answer."""
+        return self._runner.run(self._send(method, **params))
+
+    def resize(self, *, width: int, dark: bool = False, height: int = 900) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.send("Emulation.setEmulatedMedia", features=[theme])
+
+    def open(self, url: str) -> None:
+        """Go to an address, and wait until it is loaded."""
+        self.send("Page.navigate", url=url)
+        self._runner.run(self._until("Page.loadEventFired"))
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression; of a promise, what it becomes."""
+        how = {"returnByValue": True, "awaitPromise": True}
+        result = self.send("Runtime.evaluate", expression=expression, **how)
+        if "exceptionDetails" in result:
+            self.seen.problems.append(str(result["exceptionDetails"]))
+        return result["result"].get("value")
+
+    def wait(self, expression: str, *, seconds: float = 15.0) -> Any:
+        """The value of an expression as soon as it is true."""
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < end, (expression, self.seen.problems)
+            time.sleep(0.02)
+        return value
+
+    def press(self, key: str) -> None:
+        """Press a key, such as 'j' or 'ArrowDown'."""
+        text = {"text": key} if len(key) == 1 else {}
+        for kind in ("keyDown", "keyUp"):
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, **text)
+
+    def screenshot(self, *, whole: bool = True) -> bytes:
+        picture = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
+        return base64.b64decode(picture["data"])
+
+    async def _send(self, method: str, **params: object) -> dict[str, Any]:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": params})
         while True:
@@ -149,7 +192,7 @@ class _Tab:
                 answer: dict[str, Any] = message["result"]
                 return answer
 
-    async def until(self, event: str) -> None:
+    async def _until(self, event: str) -> None:
         while (await self._receive()).get("method") != event:
             pass
 
@@ -158,13 +201,13 @@ class _Tab:
         params = message.get("params", {})
         match message.get("method"):
             case "Network.requestWillBeSent":
-                self._seen.requests.append(params["request"]["url"])
+                self.seen.requests.append(params["request"]["url"])
             case "Network.loadingFailed":
-                self._seen.problems.append(params["errorText"])
+                self.seen.problems.append(params["errorText"])
             case "Runtime.exceptionThrown":
-                self._seen.problems.append(str(params["exceptionDetails"]))
+                self.seen.problems.append(str(params["exceptionDetails"]))
             case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
-                self._seen.problems.append(str(params["args"]))
+                self.seen.problems.append(str(params["args"]))
             case "Log.entryAdded":
-                self._seen.problems.append(params["entry"]["text"])
+                self.seen.problems.append(params["entry"]["text"])
         return message

@@ -1,0 +1,191 @@
+"""Every page in Chromium, with texts and names that mean harm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.browser import tab
+
+from .conftest import HOSTILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.browser import Tab
+
+    from .conftest import Viewer
+
+PAGES = ("overview", "documents")
+SIZES = [(400, True), (400, False), (1400, True), (1400, False)]
+# Whether letters stand out from what is below them, as WCAG 2 AA wants it; what does not is told.
+CONTRAST = """
+(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+  const pixel = colours => {
+    canvas.fillStyle = "white"; canvas.fillRect(0, 0, 1, 1);
+    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const light = rgb => rgb.map(value => value / 255)
+    .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const words = [...element.childNodes].filter(node => node.nodeType === 3 && node.data.trim());
+    const style = getComputedStyle(element);
+    if (!words.length || !element.checkVisibility()) continue;
+    if (element.matches(":disabled, option")) continue;
+    const below = [];
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (colour !== "rgba(0, 0, 0, 0)") below.unshift(colour);
+    }
+    const [one, other] = [light(pixel([...below, style.color])), light(pixel(below))];
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const isLarge = parseFloat(style.fontSize) >= 24;
+    if (ratio < (isLarge ? 3 : 4.5)) found.push([words[0].data, ratio, element.className]);
+  }
+  return found;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def page(viewer: Viewer, chromium: str) -> Iterator[Tab]:
+    """The page in a tab. When all tests are done, it must have asked for nothing of elsewhere."""
+    with tab(chromium) as opened:
+        opened.resize(width=1400)
+        opened.open(viewer.address)
+        yield opened
+        assert opened.seen.problems == []
+        home = f"http://127.0.0.1:{viewer.port}/"
+        assert all(url.startswith((home, "data:")) for url in opened.seen.requests)
+
+
+def go(page: Tab, where: str) -> None:
+    """Open a part of the page and wait until it is drawn, answers and all."""
+    page.evaluate(f"location.hash = '#{where}'")
+    page.wait(f"document.body.dataset.shown === '#{where}'")
+    page.wait("![...document.querySelectorAll('main .soft')].some(at => at.textContent === '…')")
+
+
+def text_of(page: Tab, query: str) -> str:
+    return str(page.wait(f"document.querySelector({query!r})?.textContent"))
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_and_can_be_read(
+    page: Tab, screens: Path, name: str, width: int, dark: bool
+) -> None:
+    page.resize(width=width, dark=dark)
+    go(page, name)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(CONTRAST) == []
+    theme = "dark" if dark else "light"
+    (screens / f"{name}-{width}-{theme}.png").write_bytes(page.screenshot())
+
+
+def test_the_overview_says_what_is_there(page: Tab) -> None:
+    page.resize(width=1400)
+    go(page, "overview")
+    assert "rejected" in text_of(page, ".tiles")
+    assert page.wait("document.querySelectorAll('.chart canvas').length === 2")
+    # The heading of a column sorts by it, and the other way round when it is pressed again.
+    first = "document.querySelector('tbody th').textContent"
+    press = "document.querySelectorAll('thead button')[1].click()"
+    page.evaluate(press)
+    most = page.evaluate(first)
+    page.evaluate(press)
+    assert page.evaluate(first) != most
+    assert '{"broken' in text_of(page, "main")
+
+
+def test_hostile_texts_are_shown_and_do_nothing(page: Tab, screens: Path) -> None:
+    page.resize(width=1400)
+    go(page, "documents?source=0")
+    first = int(page.evaluate("document.querySelector('[aria-current][data-n]').dataset.n"))
+    for place, text in enumerate(HOSTILE):
+        go(page, f"documents?source=0&n={first + place}")
+        shown = text_of(page, "#text")
+        # What would act on who reads it is written as an escape.
+        for character in text:
+            seen = character if character.isprintable() or character == "\u200d" else "\\"
+            assert seen in shown
+        assert not set(shown) & set("\x1b\x07\x00\u202e\u2066")
+        pieces = text_of(page, "#tokens")
+        assert not set(pieces) & set("\x1b\x07\x00\u202e\u2066")
+        (screens / f"hostile-{place}.png").write_bytes(page.screenshot())
+    assert page.evaluate("document.title") == "Documents · tokenmill"
+    assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    go(page, f"documents?source=0&n={first + 2}")  # from right to left
+    assert page.evaluate("getComputedStyle(document.querySelector('#tokens')).direction") == "rtl"
+
+
+def test_a_document_of_10_mb_comes_in_parts(page: Tab) -> None:
+    go(page, "documents?source=0&least=100000")
+    assert page.evaluate("document.querySelectorAll('#tokens .t').length") == 2000
+    page.press("n")
+    page.wait("document.querySelector('.turn + .turn').textContent.includes('2,000 to 4,000')")
+    page.press("p")
+    page.wait("document.querySelector('.turn + .turn').textContent.includes('tokens 0 to')")
+
+
+def test_ids_and_the_row_are_shown_when_asked_for(page: Tab) -> None:
+    go(page, "documents?n=0")
+    hidden = "getComputedStyle(document.querySelector('#tokens small')).display"
+    assert page.evaluate(hidden) == "none"
+    page.evaluate("document.querySelector('article input[type=checkbox]').click()")
+    assert page.evaluate(hidden) == "block"
+    page.evaluate("document.querySelector('article input[type=checkbox]').click()")
+    page.evaluate("[...document.querySelectorAll('article button')].at(-1).click()")
+    assert text_of(page, "#row") == text_of(page, "#text")
+
+
+def test_search_and_filters_are_in_the_address(page: Tab) -> None:
+    go(page, "documents")
+    page.press("/")
+    page.wait("document.activeElement.id === 'search'")
+    page.evaluate(
+        "(s => { s.value = 'onerror'; s.dispatchEvent(new Event('change')); })"
+        "(document.querySelector('#search'))"
+    )
+    page.wait("location.hash.includes('text=onerror')")
+    page.wait("document.querySelectorAll('.list li').length === 1")
+    assert "onerror" in text_of(page, "#text")
+    page.evaluate("history.back()")
+    page.wait("document.querySelectorAll('.list li').length > 20")
+
+
+def test_keys_turn_pages_and_documents(page: Tab) -> None:
+    go(page, "overview")
+    page.press("2")
+    page.wait("!!document.querySelector('[aria-current][data-n=\"0\"]')")
+    page.press("j")
+    page.wait("!!document.querySelector('[aria-current][data-n=\"1\"]')")
+    page.press("k")
+    page.wait("!!document.querySelector('[aria-current][data-n=\"0\"]')")
+    page.press("t")
+    assert page.wait("document.documentElement.dataset.theme") == "dark"
+    page.press("t")
+    page.press("?")
+    assert page.wait("document.querySelector('#help').open")
+    page.evaluate("document.querySelector('#help').close()")
+
+
+def test_the_list_goes_on_as_it_is_scrolled(page: Tab) -> None:
+    go(page, "documents")
+    before = page.wait("document.querySelectorAll('.list li').length")
+    assert before < 200
+    ended = "document.querySelector('.list .end').textContent"
+    for _ in range(10):
+        page.evaluate(
+            "(o => { o.scrollTop = o.scrollHeight; })(document.querySelector('.list ol'))"
+        )
+        if not page.evaluate(f"{ended}.includes('More')"):
+            break
+        page.evaluate("document.querySelector('.list .end button')?.click()")
+    shown = page.evaluate("document.querySelectorAll('.list li').length")
+    assert shown >= before

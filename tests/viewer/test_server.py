@@ -1,0 +1,150 @@
+"""The server alone: who may ask, for what, and what is answered."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+import tokenmill
+from tokenmill.errors import UsageError
+
+from .conftest import HOSTILE, LONG_WORDS, files_of
+
+if TYPE_CHECKING:
+    from .conftest import Viewer
+
+QUESTIONS = ("about", "overview", "frequencies", "documents", "rejects")
+
+
+def test_it_listens_to_this_machine_alone(viewer: Viewer) -> None:
+    listening = [
+        each.laddr
+        for each in psutil.Process(viewer.pid).net_connections()
+        if each.status == psutil.CONN_LISTEN
+    ]
+    assert [(each.ip, each.port) for each in listening] == [("127.0.0.1", viewer.port)]
+
+
+def test_nobody_is_answered_without_the_token(viewer: Viewer) -> None:
+    for path in ("/", "/?token=guess", f"/?token={viewer.token}x", "/api/about"):
+        assert viewer.get(path)[0] == 403, path
+    assert viewer.get("/api/about", Authorization="Bearer guess")[0] == 403
+    # The address of a page gets into logs and histories: it does not open what holds data.
+    assert viewer.get(f"/api/about?token={viewer.token}")[0] == 403
+    assert viewer.get(f"/?token={viewer.token}")[0] == 200
+
+
+def test_no_other_site_is_answered(viewer: Viewer) -> None:
+    bearer = {"Authorization": f"Bearer {viewer.token}"}
+    here = f"127.0.0.1:{viewer.port}"
+    assert viewer.get("/api/about", **bearer)[0] == 200
+    assert viewer.get("/api/about", **bearer, Origin=f"http://{here}")[0] == 200
+    for headers in (
+        {"Host": f"evil.example:{viewer.port}"},  # a name that was made to mean this machine
+        {"Host": "127.0.0.1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ):
+        assert viewer.get("/api/about", **bearer, **headers)[0] == 403, headers
+    assert viewer.get(f"/?token={viewer.token}", Host="evil.example")[0] == 403
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert viewer.get("/api/about", method=method, **bearer)[0] == 405
+
+
+def test_no_file_can_be_asked_for(viewer: Viewer) -> None:
+    bearer = {"Authorization": f"Bearer {viewer.token}"}
+    for path in (
+        "/../pyproject.toml",
+        "/page.html",
+        "/stores.py",
+        "/uplot/../server.py",
+        "/api/%2e%2e%2fserver.py",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "//etc/passwd",
+    ):
+        status, _, body = viewer.get(path, **bearer)
+        assert status in (400, 404), path
+        assert b"import" not in body
+    for given in ({"of": "/etc"}, {"of": 1}, {"source": "../x"}, {"path": "/etc/passwd"}):
+        assert "error" in viewer.ask("documents", **given)
+    for name in ("__init__", "about.name", "whole", "_raw"):
+        assert "error" in viewer.ask(name)
+
+
+def test_every_answer_forbids_what_is_not_needed(viewer: Viewer) -> None:
+    bearer = {"Authorization": f"Bearer {viewer.token}"}
+    for path in (f"/?token={viewer.token}", "/page.js", "/api/about", "/nothing", "/"):
+        _, headers, _ = viewer.get(path, **bearer)
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_a_page_of_a_large_document_is_small(viewer: Viewer) -> None:
+    found = viewer.ask("documents", least=LONG_WORDS)
+    (large,) = found["documents"]
+    page = viewer.ask("document", number=large["number"])
+    assert page["tokens"] > LONG_WORDS
+    assert len(page["ids"]) == len(page["texts"]) == 2000
+    last = viewer.ask("document", number=large["number"], first=page["tokens"] - 10)
+    assert (len(last["ids"]), last["special"]) == (10, [9])
+    assert len(json.dumps(page)) < 100_000
+
+
+def test_documents_are_found_by_what_is_asked(viewer: Viewer) -> None:
+    store = tokenmill.Store(viewer.folder / "store", split=None)
+    lengths = store.lengths()
+    found = viewer.ask("documents", least=400, most=500, count=200)
+    wanted = [k for k, length in enumerate(lengths) if 400 <= length <= 500]
+    assert [each["number"] for each in found["documents"]] == wanted
+    odd = viewer.ask("documents", source=0)
+    assert len(odd["documents"]) == len(HOSTILE) + 2
+    assert {store.source(each["number"]).path for each in odd["documents"]} == {
+        store.manifest.sources[0].path
+    }
+    val = viewer.ask("documents", split="val")
+    assert {each["split"] for each in val["documents"]} == {"val"}
+    assert val["end"] == store.manifest.splits["val"].documents
+    found = viewer.ask("documents", text="ONERROR")  # whatever the case
+    (number,) = (each["number"] for each in found["documents"])
+    assert store.decode(number) == HOSTILE[0]
+
+
+def test_a_document_is_what_the_store_has(viewer: Viewer) -> None:
+    store = tokenmill.Store(viewer.folder / "store", split=None)
+    for number in range(0, len(store), 5):
+        found = viewer.ask("document", number=number)
+        assert found["ids"] == store[number][:2000].tolist()
+        if len(store[number]) <= 2000:
+            assert found["text"] == store.decode(number)
+            row = viewer.ask("row", number=number)
+            assert row["text"] == found["text"]
+    assert "error" in viewer.ask("document", number=len(store))
+    assert "error" in viewer.ask("document", number=-1)
+
+
+def test_rejected_rows_are_shown_with_what_they_are(viewer: Viewer) -> None:
+    found = viewer.ask("rejects")
+    assert [row["raw"] for row in found["rows"]] == ['{"text": 12}\n', '{"broken\n']
+    assert sum(found["reasons"].values()) == found["of"] == 2
+
+
+def test_nothing_is_written(viewer: Viewer) -> None:
+    before = files_of(viewer.folder)
+    for question in QUESTIONS:
+        viewer.ask(question)
+    assert files_of(viewer.folder) == before
+
+
+def test_what_cannot_be_shown_is_an_error_before_a_page_is_opened(tmp_path: object) -> None:
+    with pytest.raises(UsageError, match="nothing to show"):
+        tokenmill.view([], no_open=True)
