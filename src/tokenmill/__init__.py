@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tokenmill.loader.pairs import PairLoader as PairLoader
     from tokenmill.search import GrepResult as GrepResult
     from tokenmill.search import grep as grep
+    from tokenmill.selection import ViewResult as ViewResult
+    from tokenmill.selection import select as select
     from tokenmill.stalls import StallMeter as StallMeter
     from tokenmill.stalls import StallReport as StallReport
     from tokenmill.store.reader import RejectedRow as RejectedRow
@@ -75,6 +77,7 @@ _HOMES = {
     "loader.packing": ["LayoutReport", "layout"],
     "loader.pairs": ["PairBatch", "PairLoader"],
     "search": ["GrepResult", "grep"],
+    "selection": ["ViewResult", "select"],
     "stalls": ["StallMeter", "StallReport"],
     "store.reader": ["RejectedRow", "SourceRow", "Store"],
     "store.snapshots": ["PruneResult", "prune"],

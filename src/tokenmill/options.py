@@ -775,6 +775,20 @@ class ViewOptions:
     on_ready: Callable[[str], None] | None = None
 
 
+CHOSEN = "Which documents"
+VIEW = "kept.view"
+
+
+@dataclass(kw_only=True)
+class SelectOptions:
+    store: PathInput = field(kw_only=False)
+    where: str = option(MISSING, NEEDED, "CONDITION")
+    """Keep the documents for which this holds, such as "source like '%code%' and tokens < 8192". It
+    may ask for source, folder, row, tokens, counted, split and document."""
+    out: PathInput = option(MISSING, NEEDED, "FILE", short="-o")
+    """Where the view is written, such as code.view."""
+
+
 LABELS = ("next", "same")
 
 

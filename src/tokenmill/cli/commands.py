@@ -225,6 +225,26 @@ def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     show.layout_result(report, as_json=as_json)
 
 
+VIEW_KEPT = "no view was written"
+
+
+@command("options.SelectOptions")
+def select(*, store: str, options: Asked, as_json: bool) -> None:
+    """Write a view of a store: the documents of which a condition holds.
+
+    A view is a small file beside the store, of which nothing is copied. It is named wherever a
+    store is: train, layout, inspect, verify, export, and in Python.
+
+    \b
+    Examples:
+      tokenmill select my-store --where "source like '%code%' and tokens < 8192" -o code.view
+      tokenmill train code.view --model small
+    """
+    with stoppable(VIEW_KEPT):
+        result = tokenmill.select(store, **options)
+    show.view_result(result, as_json=as_json)
+
+
 @command("trainer.options.TrainOptions")
 def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Train the reference model on a store.

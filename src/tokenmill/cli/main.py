@@ -119,10 +119,10 @@ def spare_pydantic(param: Any) -> None:
 # Base class of everything the parser raises; typer gives it no public name in all its versions.
 ParserError: Any = typer.BadParameter.__mro__[2]
 
-COMMANDS = (
-    "build finish plan inspect view grep layout verify train diagnose audit export import convert"
-    " prune demo"
-)
+COMMANDS = """
+build finish plan inspect view grep layout verify select
+train diagnose audit export import convert prune demo
+"""
 # None would be given to pydantic, see `spare_pydantic`.
 NO_HELP: dict[str, Any] = {"help": False}
 

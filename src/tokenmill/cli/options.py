@@ -36,7 +36,10 @@ _LOADER = (
 # What is named before the flags, by the name of the parameter: how it is shown, and its help.
 ARGUMENTS = {
     "inputs": ("INPUT", _INPUTS),
-    "store": ("STORE", "The folder that a build wrote, or its URL."),
+    "store": (
+        "STORE",
+        "The folder that a build wrote, or its URL; or a view of it, which is a file.",
+    ),
     "path": ("PATH", _FILES),
     "paths": ("STORE", "The folder that a build wrote, or its URL. May be several."),
     "loader": ("MODULE:FUNCTION", _LOADER),

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.packing import LayoutReport
     from tokenmill.search import GrepResult
+    from tokenmill.selection import ViewResult
     from tokenmill.store.facts import (
         BoundaryToken,
         Counts,
@@ -826,6 +827,30 @@ def audit_result(report: AuditReport, *, as_json: bool) -> None:
         console.print(visible(f"note: {text}"), soft_wrap=True)
     for text in report.unchecked:
         console.print(visible(f"not checked: {text}"), soft_wrap=True)
+
+
+def view_result(result: ViewResult, *, as_json: bool) -> None:
+    """Print what is in a view, and why other documents are not."""
+    if as_json:
+        print_json(result)
+        return
+    rows = [
+        ("view", f"{result.out} of {result.store}, {format_size(result.bytes)}"),
+        ("documents", _of_all(result.documents, result.of_documents)),
+        ("tokens", _of_all(result.tokens, result.of_tokens)),
+    ]
+    for each in result.gone:
+        documents = f"{count(each.documents, 'document')}, {count(each.tokens, 'token')}"
+        rows.append(("gone", f"{documents}: {each.reason}"))
+    if result.undecided:
+        missing = f"of {count(result.undecided, 'document')} a value is missing that it asks for"
+        rows.append(("undecided", f"{missing}: they are gone too"))
+    facts(*rows)
+    next_steps(f"tokenmill inspect {shlex.quote(result.out)}")
+
+
+def _of_all(number: int, whole: int) -> str:
+    return f"{count(number)} of {count(whole)} ({share(number, whole)})"
 
 
 def layout_result(report: LayoutReport, *, as_json: bool) -> None:

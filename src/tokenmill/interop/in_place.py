@@ -93,6 +93,10 @@ class ForeignFiles(StoreFiles):
             hint="make a store of it with: tokenmill import",
         )
 
+    @property
+    def plan_folder(self) -> None:
+        return None
+
     def read_manifest(self) -> facts.Manifest:
         return self.manifest
 

@@ -22,7 +22,7 @@ import numpy as np
 from tokenmill.errors import UsageError
 from tokenmill.interop import base
 from tokenmill.interop.raw import RawFormat, RawShard, raw_shard, token_task
-from tokenmill.store.stream import TokenStream
+from tokenmill.store.stream import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +133,7 @@ class _Framing:
 
     def __init__(self, store: Store, options: base.ExportOptions) -> None:
         self._store = store
-        self._stream = TokenStream(store)
+        self._stream = open_stream(store)
         # A store may have the id in front already. One that has it after moves on by one token,
         # and into one that has none it is put.
         self._eot = store.eos_id

@@ -317,7 +317,7 @@ def document_ends(
 
 def _local_file(store: Store, number: int, track: Track) -> Path | None:
     """The file that holds the ids, or the mask, of a shard and nothing else, where there is one."""
-    if store.is_remote:
+    if store.is_remote or store.view is not None:
         return None
     shard, width = store.shards[number], store.track_dtype(track).itemsize
     file = store.files.track_file(shard.name, track, size=shard.tokens * width)

@@ -22,7 +22,7 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.interop import base
 from tokenmill.loader.batch import IGNORED, check_pad_id
 from tokenmill.loader.packing import LAYOUTS, PADDING, Layout, find_packing
-from tokenmill.store.stream import TokenStream
+from tokenmill.store.stream import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -436,7 +436,7 @@ class RowRecords:
         self.length = length
         self.pad_id = check_pad_id(store, None)
         self._step = length - overlap
-        self._stream = TokenStream(store)
+        self._stream = open_stream(store)
         kind = find_packing(packing)
         # None where rows follow each other as the tokens do, so that only the last one is padded.
         self.layout: Layout | None = None
@@ -483,7 +483,7 @@ class RowRecords:
         count = min(wanted, self._store.num_tokens - low)
         spans = self._stream.locate(np.array([low], np.int64), np.array([count], np.int64))
         pieces = [
-            self._store.map_shard(shard).tokens[first:last]
+            self._stream.spanned.map_shard(shard).tokens[first:last]
             for shard, first, last in spans.T.tolist()
         ]
         tokens: NDArray[Any] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

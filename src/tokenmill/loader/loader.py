@@ -51,7 +51,7 @@ from tokenmill.loader.order import (
 )
 from tokenmill.loader.packing import find_packing, pairs_of_rows
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
-from tokenmill.store.stream import TokenStream, distinct
+from tokenmill.store.stream import TokenStream, distinct, open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -308,7 +308,7 @@ class Loader:
         # Documents per token, of the store where they are shortest.
         self._density = max(store.num_documents / store.num_tokens for store in stores)
         is_full = self.shuffle == "full"
-        streams = tuple(TokenStream(store, scattered=is_full) for store in stores)
+        streams = tuple(open_stream(store, scattered=is_full) for store in stores)
         # Not a method: a plan that held its loader would keep the maps of one that was dropped.
         self._lay_out = partial(_lay_out, self.packing, streams, {}, int(labels == "same"))
         for stage in self.mixture.stages:

@@ -19,7 +19,7 @@ from tokenmill.store import plans
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.layout import checksum_of
 from tokenmill.store.reader import PREPARED_SHARDS, Store
-from tokenmill.store.stream import TokenStream
+from tokenmill.store.stream import TokenStream, open_stream
 from tokenmill.words import count, share
 
 if TYPE_CHECKING:
@@ -886,7 +886,7 @@ def layout(asked: LayoutOptions) -> LayoutReport:
             )
     chosen = dict.fromkeys(map(find_packing, LAYOUTS if packings is None else packings))
     opened = store if isinstance(store, Store) else Store(store, split=asked.split)
-    stream = TokenStream(opened)
+    stream = open_stream(opened)
     layouts = [packing(stream, seq_len=seq_len, progress=asked.on_progress) for packing in chosen]
     loads = [
         rank_load(each, inputs=seq_len, ranks=ranks, rows=rows, width=asked.width)

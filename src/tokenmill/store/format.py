@@ -23,7 +23,7 @@ import numpy as np
 from tokenmill.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -151,6 +151,31 @@ def view_values(
 ) -> NDArray[Any]:
     """The values in the bytes of a file that has one for every token, or of a part of one."""
     return np.frombuffer(data, dtype)
+
+
+class LazyValues:
+    """Values that are read when they are sliced: an array as far as its length and slices go."""
+
+    ndim = 1
+
+    def __init__(
+        self, read: Callable[[int, int], NDArray[Any]], *, size: int, dtype: np.dtype[Any]
+    ) -> None:
+        self._read = read
+        self.size, self.dtype, self.itemsize = size, dtype, dtype.itemsize
+        self.nbytes, self.shape = size * dtype.itemsize, (size,)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, slice) or key.step not in (None, 1):
+            return self[:][key]
+        first, last, _ = key.indices(self.size)
+        return self._read(first, last) if first < last else np.empty(0, self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self[:], dtype=dtype, copy=copy)
 
 
 def counted_by_document(mask: NDArray[np.uint8], lengths: NDArray[np.integer]) -> Ints:
@@ -322,14 +347,19 @@ def split_counts(pieces: Sequence[int]) -> tuple[int, int]:
     return len(pieces) // 2, sum(pieces[1::2])
 
 
-def row_lengths(lengths: NDArray[np.integer], pieces: Sequence[int]) -> Ints:
-    """Tokens of each row, from those of each document."""
+def row_starts(documents: int, pieces: Sequence[int]) -> Ints:
+    """The first document of each row, of so many documents."""
     whole, counts = np.array(pieces[0::2], np.int64), np.array(pieces[1::2], np.int64)
-    begins = np.ones(len(lengths), bool)
+    begins = np.ones(documents, bool)
     ends = np.cumsum(whole + counts)
     for end, count in zip(ends.tolist(), counts.tolist(), strict=True):
         begins[end - count + 1 : end] = False
-    return np.add.reduceat(lengths.astype(np.int64), np.flatnonzero(begins))
+    return np.flatnonzero(begins)
+
+
+def row_lengths(lengths: NDArray[np.integer], pieces: Sequence[int]) -> Ints:
+    """Tokens of each row, from those of each document."""
+    return np.add.reduceat(lengths.astype(np.int64), row_starts(len(lengths), pieces))
 
 
 def check_runs(

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,7 @@ from tokenmill.store.layout import StoreLayout, seal, sync_folder, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import BinaryIO
 
     from numpy.typing import NDArray
@@ -164,7 +164,8 @@ def open_plan(
 
     Several processes may do this at once: each writes the same bytes under a name of its own.
     """
-    roots = [store.path] if isinstance(store.path, Path) else []  # it may be a URL
+    beside = store.files.plan_folder
+    roots = [] if beside is None else [beside]
     with contextlib.suppress(RuntimeError):  # there is no home folder
         roots.append(cache_folder())
     for root in roots:

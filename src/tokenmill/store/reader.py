@@ -46,13 +46,14 @@ from tokenmill.store.format import (
     place_of,
     read_index,
     row_lengths,
+    row_starts,
     view_values,
 )
 from tokenmill.store.layout import StoreLayout, is_inside, shard_name
 from tokenmill.store.snapshots import list_snapshots, open_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from tokenmill.store.remote import RemoteFiles
     from tokenmill.store.snapshots import Moved, Snapshot, SnapshotName
     from tokenmill.store.stream import Track
+    from tokenmill.store.views import ViewFiles
 
 
 # -------------------------------------------------------------------------------------------------
@@ -192,6 +194,11 @@ class StoreFiles:
         assert not isinstance(self.path, str)
         return StoreLayout(self.path)
 
+    @property
+    def plan_folder(self) -> Path | None:
+        """The folder beside whose shards plans of rows may be kept; None where there is none."""
+        return self.path if isinstance(self.path, os.PathLike) else None
+
     def read_manifest(self) -> Manifest:
         """Read the manifest, and see that the files it names are there."""
         if self.snapshot is None:
@@ -263,8 +270,18 @@ def open_files(
     cache_bytes: int | None,
     snapshot: SnapshotName | None = None,
 ) -> StoreFiles:
-    """The files of the store at a path or URL; a local one needs no cache."""
+    """The files of the store or view at a path or URL; a local one needs no cache."""
     root = local_path(path)
+    if root is not None and root.is_file():
+        from tokenmill.store.views import open_view
+
+        if snapshot is not None:
+            raise UsageError(
+                f"snapshot={snapshot!r} says nothing of the view {str(root)!r}: it is of what its"
+                " store held when the view was made",
+                hint="leave it out",
+            )
+        return open_view(root.absolute(), cache=cache, cache_bytes=cache_bytes)
     if root is not None:
         return StoreFiles(root.absolute(), snapshot=snapshot)
     # Imported here: a local store needs none of it.
@@ -290,6 +307,7 @@ class Shard(NamedTuple):
     documents: int
     tokens: int
     first_document: int  # number of its first document in the store, as it was opened
+    first_token: int  # tokens of the shards before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,8 +419,9 @@ class Store:
 
     The path may be a URL (`s3://`, `gs://`, `hf://`, `https://`). What is read is then kept in
     memory, and with `cache` in that folder too, up to `cache_bytes` (10 GB unless given). A store
-    on a local disk needs neither. A store that grew can be opened as it was: `snapshot` is a
-    number, or the first digits of a fingerprint, as `tokenmill inspect` lists them.
+    on a local disk needs neither. The path may also be that of a view (`tokenmill select`). A store
+    that grew can be opened as it was: `snapshot` is a number, or the first digits of a fingerprint,
+    as `tokenmill inspect` lists them.
 
     `path` is the folder, or the URL without anything secret in it. `eos_id` and `bos_id` end and
     begin every document, where the build put them. With `has_mask` every document has a mask, which
@@ -468,8 +487,8 @@ class Store:
         store._open(files, split, manifest=manifest)
         return store
 
-    def of_split(self, split: str) -> Self:
-        """The same files for one split; the manifest, which may be large, is not read again."""
+    def of_split(self, split: str | None) -> Self:
+        """The same files for another split; the manifest, which may be large, is not read again."""
         return self.of_files(self.files, split=split, manifest=self.manifest)
 
     def snapshots(self) -> list[Snapshot]:
@@ -503,11 +522,16 @@ class Store:
         self.num_documents = sum(shard.documents for shard in self.shards)
         self.num_tokens = sum(shard.tokens for shard in self.shards)
         self.is_remote = files.is_remote
+        # Which documents of another store these are; None where they are all of this one.
+        self.view = cast("ViewFiles", files) if hasattr(files, "base_files") else None
         # Reads pieces of many shards at once, where they are not mapped.
-        self.remote = cast("RemoteFiles", files) if files.is_remote else None
+        is_alone = files.is_remote and self.view is None
+        self.remote = cast("RemoteFiles", files) if is_alone else None
         # Shards that may stay mapped; none of a remote store, whose files bound their memory.
         mapped = max_mapped_shards(files=3 if self.has_mask else 2)
         self.max_mapped = 0 if self.is_remote else mapped
+        if self.view is not None:
+            self.max_mapped = self.view.most_indexes
         # Caches of this store, not of the class, and without a reference to it: they go with it.
         self._map = functools.lru_cache(self.max_mapped)(
             functools.partial(_map_shard, files, self.shards, self.dtype, self.has_mask)
@@ -521,7 +545,7 @@ class Store:
                 f"{str(self.files.path)!r} has no split {self.split!r}",
                 hint=f"open one it has: {', '.join(map(repr, splits))}, or split=None for all",
             )
-        first = 0
+        first = token = 0
         for unit, entry in self.manifest.shards(split=self.split):
             yield Shard(
                 name=shard_name(unit.name, split=entry.split),
@@ -530,8 +554,9 @@ class Store:
                 documents=entry.documents,
                 tokens=entry.tokens,
                 first_document=first,
+                first_token=token,
             )
-            first += entry.documents
+            first, token = first + entry.documents, token + entry.tokens
 
     @property
     def layout(self) -> StoreLayout:
@@ -574,6 +599,11 @@ class Store:
     @lazy
     def content(self) -> str:
         """Fingerprint of the documents of this split, in their order, and of their masks."""
+        return self._content()
+
+    def _content(self) -> str:
+        if self.view is not None:
+            return self.view.content(self.split)
         return content_fingerprint(self.manifest, split=self.split)
 
     def __len__(self) -> int:
@@ -655,10 +685,20 @@ class Store:
         return row_lengths(lengths, self._facts(self.shards[shard]).pieces if has_pieces else ())
 
     def largest_id(self) -> int | None:
-        """The largest id in any document, by the receipts; None where there are none."""
+        """The largest id in any document, by the receipts; None where there are none.
+
+        Of a view: in any of its store.
+        """
+        if self.view is not None:
+            return self.view.base(self.split).largest_id()
         if "in_place" in self.manifest.identity.config:
             return None
         return max((self._facts(shard).max_id for shard in self.shards), default=0)
+
+    def facts_of(self, shard: int) -> tuple[Receipt, ShardFacts]:
+        """What the receipt of a shard's unit says, and what it says of the shard."""
+        receipt = self.receipt(self.shards[shard].unit)
+        return receipt, self._facts(self.shards[shard])
 
     def _facts(self, shard: Shard) -> ShardFacts:
         receipt = self.receipt(shard.unit)
@@ -671,13 +711,25 @@ class Store:
             hint=f"see what is damaged with: tokenmill verify {self.path}",
         )
 
+    def row_starts(self, shard: int) -> Ints | None:
+        """The first document of each row of a shard; None where every document is a row."""
+        if self.view is not None:
+            return self.view.row_starts(self.shards[shard].name)
+        if not self.manifest.totals.pieces:
+            return None
+        facts = self._facts(self.shards[shard])
+        return row_starts(facts.documents, facts.pieces) if facts.pieces else None
+
     def source(self, number: SupportsIndex) -> SourceRow:
         """Where a document comes from."""
+        if self.view is not None:
+            base, number = self.in_base(number)
+            return base.source(number)
         position, local = self.locate(number)
         shard = self.shards[position]
         receipt, facts = self.receipt(shard.unit), self._facts(shard)
         row, piece, pieces = place_of(facts.rows, facts.pieces, document=local)
-        path, (rows_before, lines_before) = receipt.unit.path, self._before[shard.unit]
+        path, (rows_before, lines_before) = receipt.unit.path, self.rows_before[shard.unit]
         in_file, in_lines = rows_before + row, lines_before + row
         if receipt.unit.members:
             path, in_file = receipt.file_of(row)
@@ -693,8 +745,41 @@ class Store:
             pieces=pieces,
         )
 
+    def select(self, where: str, *, out: PathInput | None = None) -> Self:
+        """A view of the documents of all splits of which a condition holds, opened as this is.
+
+        >>> code = store.select("source like '%code%' and tokens < 8192")
+
+        It may be used at once; with `out` it is written to a file too, which opens as a store does.
+        """
+        from tokenmill.selection import select_documents
+
+        return self._viewed(select_documents(self.of_split(None), where)[0], out)
+
+    def without(self, documents: Iterable[int], *, out: PathInput | None = None) -> Self:
+        """A view of all but some documents, by their numbers here; other splits stay whole."""
+        from tokenmill.selection import without
+
+        return self._viewed(without(self, documents), out)
+
+    def _viewed(self, view: ViewFiles, out: PathInput | None) -> Self:
+        if out is None:
+            return self.of_files(view, split=self.split)
+        from tokenmill.store.views import save_view
+
+        return type(self)(save_view(view, out), split=self.split)
+
+    def in_base(self, number: SupportsIndex) -> tuple[Store, int]:
+        """The store that this is a view of, or this one, and a document's number there."""
+        position, local = self.locate(number)
+        if self.view is None:
+            return self, self._starts[position] + local
+        wanted = np.array([self._starts[position] + local], np.int64)
+        found = self.view.runs(self.split).of_store(wanted)
+        return self.view.base(self.split), int(found[0])
+
     @lazy
-    def _before(self) -> dict[str, tuple[int, int]]:
+    def rows_before(self) -> dict[str, tuple[int, int]]:
         """Unit -> rows and lines of its file that come before it."""
         before: dict[str, tuple[int, int]] = {}
         passed = [(0, 0)] * len(self.manifest.sources)
@@ -771,7 +856,7 @@ class Store:
     def __setstate__(self, state: tuple[StoreFiles, str | None, str]) -> None:
         files, split, content = state
         self._open(files, split)
-        if content_fingerprint(self.manifest, split=split) == content:
+        if self._content() == content:
             return
         # It grew since, and whoever opened it goes on with what it was.
         as_it_was = self.as_it_was(content)

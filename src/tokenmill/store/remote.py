@@ -40,6 +40,7 @@ from tokenmill.store.facts import Manifest, Receipt
 from tokenmill.store.format import (
     HEADER,
     MASK_DTYPE,
+    LazyValues,
     index_blocks,
     index_bytes,
     parse_index,
@@ -319,12 +320,18 @@ class RemoteFiles(StoreFiles):
         return indexes
 
     def tokens(self, shard: str, *, dtype: TokenDtype) -> TokenArray:
-        tokens = ShardTokens(self.blocks, self._files[shard, "bin"], dtype=dtype)
-        return cast("TokenArray", tokens)  # as far as len() and slices go
+        return cast("TokenArray", self._values(self._files[shard, "bin"], dtype))
 
     def mask(self, shard: str) -> NDArray[np.uint8]:
-        mask = ShardTokens(self.blocks, self._files[shard, "mask"], dtype=MASK_DTYPE)
-        return cast("NDArray[np.uint8]", mask)
+        return cast("NDArray[np.uint8]", self._values(self._files[shard, "mask"], MASK_DTYPE))
+
+    def _values(self, file: BlockFile, dtype: TokenDtype | MaskDtype) -> LazyValues:
+        def read(first: int, last: int) -> NDArray[Any]:
+            width = dtype.itemsize
+            (data,) = self.blocks.read([(file, first * width, last * width)])
+            return view_values(data.toreadonly(), dtype=dtype)
+
+        return LazyValues(read, size=file.size // dtype.itemsize, dtype=dtype)
 
     def read(self, wanted: Sequence[ShardRange], *, kind: Kind) -> list[memoryview]:
         """Bytes of shards, in order, with one batch of requests for all that is missing.
@@ -434,34 +441,3 @@ def _block_files(
             )
             block += file.num_blocks
     return files
-
-
-class ShardTokens:
-    """The ids or the mask of a remote shard: an array as far as its length and slices go."""
-
-    ndim = 1
-
-    def __init__(
-        self, blocks: CacheReader, file: BlockFile, *, dtype: TokenDtype | MaskDtype
-    ) -> None:
-        self._blocks = blocks
-        self._file = file
-        self.dtype = dtype
-        self.size = file.size // dtype.itemsize
-        self.nbytes = file.size
-        self.shape = (self.size,)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, slice) or key.step not in (None, 1):
-            return self[:][key]
-        first, last, _ = key.indices(self.size)
-        width = self.dtype.itemsize
-        last = max(first, last)
-        (data,) = self._blocks.read([(self._file, first * width, last * width)])
-        return view_values(data.toreadonly(), dtype=self.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self[:], dtype=dtype, copy=copy)

@@ -393,6 +393,11 @@ class TokenStream:
         most = max((shard.documents for shard in store.shards), default=0)
         self._begins = lru_cache(max(1, KEPT_BEGINS_BYTES // max(8, 8 * most)))(copy_begins)
 
+    @property
+    def spanned(self) -> Store:
+        """The store whose shards spans are of."""
+        return self.store
+
     def read(self, starts: Ints, lengths: Ints, *, pad: int) -> TokenArray:
         """The tokens of all pieces back to back; a piece that starts below 0 is padding."""
         return self.read_spans(self.locate(starts, lengths), pad=pad)
@@ -637,3 +642,96 @@ def _cut(starts: Ints, ends: Ints, *, groups: list[_Boundaries]) -> tuple[Ints, 
     if lengths.size and not lengths.min():  # documents without tokens begin where others do
         return cut[lengths > 0], lengths[lengths > 0]
     return cut, lengths
+
+
+def open_stream(store: Store, *, scattered: bool = False) -> TokenStream:
+    """The stream of a store, or of a view of one."""
+    return (TokenStream if store.view is None else ViewStream)(store, scattered=scattered)
+
+
+# -------------------------------------------------------------------------------------------------
+# The tokens of a view, as one long sequence too: its positions become those of its store.
+#
+# Where a view goes on elsewhere in the store, a document begins, so pieces are cut there anyway.
+
+
+class ViewStream(TokenStream):
+    """Reads pieces of a view by position. Spans are those of the shards of its store."""
+
+    def __init__(self, store: Store, *, scattered: bool = False) -> None:
+        assert store.view is not None
+        self.store = store
+        self.num_tokens = store.num_tokens
+        self.dtype: TokenDtype = store.dtype
+        self.has_mask = store.has_mask
+        self._runs = store.view.runs(store.split)
+        self._of_store = TokenStream(store.view.base(store.split), scattered=scattered)
+        self._scattered = scattered
+
+    @property
+    def spanned(self) -> Store:
+        return self._of_store.store
+
+    def locate(self, starts: Ints, lengths: Ints) -> Spans:
+        return self._of_store.locate(*self._in_store(starts, lengths))
+
+    def read_spans(self, spans: Spans, *, pad: int | None, length: int | None = None) -> TokenArray:
+        return self._of_store.read_spans(spans, pad=pad, length=length)
+
+    def read_mask(self, spans: Spans, *, length: int | None = None) -> NDArray[np.bool_]:
+        return self._of_store.read_mask(spans, length=length)
+
+    def read_ahead(self, spans: Spans) -> None:
+        self._of_store.read_ahead(spans)
+
+    def cut_at_documents(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        found, cut = self._of_store.cut_at_documents(*self._in_store(starts, lengths))
+        # They fill the pieces in order: so it is known which piece each is in, and where.
+        begins, ends = np.cumsum(cut) - cut, np.cumsum(lengths)
+        pieces = ends.searchsorted(begins, side="right")
+        places = starts[pieces] + begins - (ends - lengths)[pieces]
+        return np.where(found < 0, found, places), cut
+
+    def document_at(self, position: int) -> int:
+        if not 0 <= position < self.num_tokens:
+            raise IndexError(f"position {position} of a stream of {self.num_tokens:,} tokens")
+        runs = self._runs
+        run = int(runs.positions.searchsorted(position, side="right")) - 1
+        number = self._of_store.document_at(int(runs.bases[run] + position - runs.positions[run]))
+        return int(runs.documents[run] + number - runs.firsts[run])
+
+    def document_spans(self, numbers: Ints) -> tuple[Ints, Ints]:
+        runs = self._runs
+        places = runs.documents.searchsorted(numbers, side="right") - 1
+        wanted = runs.firsts[places] + numbers - runs.documents[places]
+        starts, lengths = self._of_store.document_spans(wanted)
+        return runs.positions[places] + starts - runs.bases[places], lengths
+
+    def _in_store(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """The same pieces in the store, cut where the view goes on elsewhere; padding stays."""
+        runs = self._runs
+        first = runs.positions.searchsorted(starts, side="right") - 1
+        last = runs.positions.searchsorted(starts + lengths, side="left")
+        is_padding = starts < 0
+        if is_padding.any():
+            last[is_padding] = first[is_padding] + 1
+        counts = last - first
+        if (counts == 1).all():
+            found = starts + runs.bases.take(first, mode="clip") - runs.positions[first]
+            return np.where(is_padding, starts, found), lengths
+        ends = np.cumsum(counts)
+        run = np.repeat(first - (ends - counts), counts) + np.arange(int(ends[-1]))
+        begins = np.maximum(runs.positions[run], np.repeat(starts, counts))
+        stops = np.minimum(runs.positions[run + 1], np.repeat(starts + lengths, counts))
+        found, sizes = (
+            runs.bases.take(run, mode="clip") + begins - runs.positions[run],
+            stops - begins,
+        )
+        if is_padding.any():
+            padded = np.repeat(is_padding, counts)
+            found[padded], sizes[padded] = starts[is_padding], lengths[is_padding]
+        filled = sizes > 0  # documents without tokens are runs too
+        return (found, sizes) if filled.all() else (found[filled], sizes[filled])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(ViewStream, scattered=self._scattered), (self.store,)
