@@ -638,9 +638,17 @@ def test_ranks_are_processes_with_the_environment_of_torchrun(
 
 
 ACCELERATED = """
-import accelerate, tokenmill
-from torch.utils.data import DataLoader
-from tokenmill.torch import BatchDataset, distributed_ranks
+import accelerate, tokenmill, torch
+from torch.utils.data import DataLoader, IterableDataset
+
+class Batches(IterableDataset):
+    # One's own, since those of tokenmill.torch refuse to be dealt out.
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        for batch in self.rows:
+            yield {{"input_ids": torch.tensor(batch.input_ids.tolist())}}
 
 def loader(dispatch):
     accelerator = accelerate.Accelerator(
@@ -648,7 +656,7 @@ def loader(dispatch):
     )
     of_rank = {{"rank": accelerator.process_index, "world_size": accelerator.num_processes}}
     rows = tokenmill.Loader({store!r}, seq_len=128, batch_size=8, epochs=1, **of_rank)
-    dataset = BatchDataset(rows, fields=("input_ids", "labels"))
+    dataset = Batches(rows)
     if not dispatch:
         return DataLoader(dataset, batch_size=None)
     return accelerator.prepare(DataLoader(dataset, batch_size=None))

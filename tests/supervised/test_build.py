@@ -298,7 +298,7 @@ def test_plain_texts_do_not_end_as_turns_do_unless_it_is_said(
     source = tmp_path / "a.jsonl"
     source.write_text('{"text": "one", "answer": "two"}\n{"text": "three", "answer": "four"}\n')
     given: dict[str, Any] = {"tokenizer": folder, "serial": True}
-    with pytest.raises(TokenizerError, match="which its chat template writes after a turn") as no:
+    with pytest.raises(TokenizerError, match="which ends a turn of a chat") as no:
         tokenmill.build(source, out=tmp_path / "s", **given)
     assert f"--eos '{text}', or --eos '{turn}'" in str(no.value.hint)
     right = tokenmill.build(source, out=tmp_path / "s", eos=text, **given)
@@ -310,10 +310,10 @@ def test_plain_texts_do_not_end_as_turns_do_unless_it_is_said(
     shape["completion_field"] = "answer"
     pairs = tokenmill.build(source, out=tmp_path / "p", **shape, **given)
     assert (pairs.eos and pairs.eos.token, pairs.warnings) == (turn, ())
-    # A tokenizer without a template is for no chats, and one without another end has no choice.
+    # Without a template its name tells.
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": turn}))
-    plain = tokenmill.build(source, out=tmp_path / "plain", **given)
-    assert (plain.eos and plain.eos.token, plain.warnings) == (turn, ())
+    with pytest.raises(TokenizerError, match="which ends a turn of a chat"):
+        tokenmill.build(source, out=tmp_path / "plain", **given)
 
 
 def test_a_store_that_was_begun_keeps_its_end_token(

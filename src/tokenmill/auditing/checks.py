@@ -33,12 +33,13 @@ from tokenmill.auditing.rows import (
     rows_of,
 )
 from tokenmill.builder.run import build
-from tokenmill.engines.load import describe
+from tokenmill.engines.load import describe, find_tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import IGNORED
 from tokenmill.options import AuditOptions, with_options
-from tokenmill.sources.discovery import TRAIN, split_told
+from tokenmill.sources.discovery import TRAIN, about_data, has_fields, split_told
 from tokenmill.store.reader import Store
+from tokenmill.supervised.chat import ends_turns
 from tokenmill.words import count, listed, share
 
 if TYPE_CHECKING:
@@ -85,12 +86,6 @@ class AuditReport:
 # Batches that are compared before and after a resume.
 FEW = 4
 OF_LABELS = {"next": "the next tokens", "same": "the tokens themselves"}
-ENDS_A_TURN = re.compile(
-    r"im_end|eot_id|eom_id|end_of_turn|turn_end|<\|end\|>|<\|eot\|>", re.IGNORECASE
-)
-NO_DATA = re.compile(
-    r"(^|/)(README|LICENSE|NOTICE|dataset_infos?|\.gitattributes|CITATION)[^/]*$", re.IGNORECASE
-)
 LOOKED_AT = 5000  # documents of which the file is asked
 MUCH_PADDING = 0.25
 SEEN = 0.999  # of labels, to say what they are
@@ -118,6 +113,7 @@ class Audit:
         tokenizer = asked.tokenizer or (None if store is None else store.tokenizer_dir)
         if store is not None and store.manifest.identity.tokenizer.kind == "bytes":
             tokenizer = asked.tokenizer or "bytes"
+        self.tokenizer = tokenizer
         if tokenizer is not None:
             info = describe(str(tokenizer), policy=None)
             self.special = info.special_tokens
@@ -646,20 +642,20 @@ class Audit:
         if store.manifest.sources:
             paths = {store.source(number).path for number in range(0, len(store), step)}
             self._files(paths)
-        if not store.has_mask and store.eos_id is not None:
-            names = {id_: name for name, id_ in self.special.items()}
-            name = names.get(store.eos_id, "")
-            if ENDS_A_TURN.search(name):
-                self.find(
-                    "end-of-turn",
-                    f"documents end in {name!r}, which ends a turn of a chat in this tokenizer:"
-                    " after pretraining it means both",
-                    hint="build the store with the tokenizer's end of text: --eos '<|endoftext|>'",
-                )
+        eos = store.manifest.identity.eos
+        if eos is None or store.has_mask or self.tokenizer is None:
+            return
+        if ends_turns(find_tokenizer(self.tokenizer), eos.token):
+            self.find(
+                "end-of-turn",
+                f"documents end in {eos.token!r}, which ends a turn of a chat in this tokenizer:"
+                " after pretraining it means both",
+                hint="build the store with the tokenizer's end of text: --eos '<|endoftext|>'",
+            )
 
     def _files(self, paths: Iterable[str]) -> None:
         known = sorted(paths)
-        stray = [path for path in known if NO_DATA.search(path)]
+        stray = sorted(about_data({path: has_fields(path) for path in known}))
         if stray:
             self.find(
                 "stray-files",

@@ -163,9 +163,9 @@ def _refuse_end_of_turn(files: TokenizerFiles, info: TokenizerInfo, eos: str) ->
     ends = ends_of_text(info) if ends_turns(files, eos) else []
     if ends:
         raise TokenizerError(
-            f"this tokenizer names {eos!r} as its end token, which its chat template writes after "
-            f"a turn, and it has {' and '.join(map(repr, ends))} too; plain texts that end as "
-            "turns do teach a model to end its turn where a document ends",
+            f"this tokenizer names {eos!r} as its end token, which ends a turn of a chat, and it "
+            f"has {' and '.join(map(repr, ends))} too; plain texts that end as turns do teach "
+            "a model to end its turn where a document ends",
             hint=f"say which of them ends a document: --eos {shlex.quote(ends[0])}, or --eos "
             f"{shlex.quote(eos)}",
         )

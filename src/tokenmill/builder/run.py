@@ -660,8 +660,8 @@ def _doubtful_end(work: Work) -> str | None:
     if not ends_turns(work.request.files, eos.token):
         return None
     return (
-        f"documents end in {eos.token!r}, which the chat template of this tokenizer writes after a "
-        "turn: a model that is trained on them learns to end its turn where a document ends"
+        f"documents end in {eos.token!r}, which ends a turn of a chat in this tokenizer: a model "
+        "that is trained on them learns to end its turn where a document ends"
     )
 
 

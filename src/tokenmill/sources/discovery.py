@@ -434,27 +434,41 @@ _PLAIN_TEXT = (".txt", ".text")
 _BESIDE_DATA = "text beside data files; to have it read, name it"
 
 
-def _without_strays(
-    found: Sequence[SourceFile], named: set[str], strays: list[Stray]
-) -> Iterator[SourceFile]:
-    """The files without text that is about data; that is noted."""
-    beside = {file.path.rpartition("/")[0] for file in found if file.traits.has_fields}
+def has_fields(path: str) -> bool:
+    """Whether rows of a file have fields, by its name."""
+    return FORMATS[_by_name(path)[0] or "text"].has_fields
+
+
+def about_data(paths: Mapping[str, bool]) -> set[str]:
+    """Those of the paths that are text about data; their values say which files have fields."""
+    beside = {path.rpartition("/")[0] for path, has_fields in paths.items() if has_fields}
     above: set[str] = set()
     for folder in beside:
         while folder and folder not in above:
             above.add(folder)
             folder = folder.rpartition("/")[0]
     above |= {""} if beside else set()
-    for file in found:
-        folder, _, name = file.path.rpartition("/")
+    found = set()
+    for path, has_fields in paths.items():
+        folder, _, name = path.rpartition("/")
         is_about = _ABOUT.fullmatch(name) is not None
         is_plain = PurePosixPath(_stem(name)).suffix.lower() in _PLAIN_TEXT
         is_stray = folder in beside and (is_about or not is_plain)
-        is_stray = is_stray or (folder in above and is_about)
-        if file.traits.has_fields or file.path in named or not is_stray:
-            yield file
-        else:
+        if not has_fields and (is_stray or (folder in above and is_about)):
+            found.add(path)
+    return found
+
+
+def _without_strays(
+    found: Sequence[SourceFile], named: set[str], strays: list[Stray]
+) -> Iterator[SourceFile]:
+    """The files without text that is about data; that is noted."""
+    left_out = about_data({file.path: file.traits.has_fields for file in found}) - named
+    for file in found:
+        if file.path in left_out:
             strays.append(Stray(file, _BESIDE_DATA))
+        else:
+            yield file
 
 
 _path = operator.attrgetter("path")

@@ -114,14 +114,21 @@ _ENDS_OF_TEXT = frozenset(
 )
 
 
+# What tokens are called that end a turn, where there is no template to write them.
+_ENDS_A_TURN = re.compile(
+    r"im_end|eot_id|eom_id|end_of_turn|turn_end|<\|end\|>|<\|eot\|>", re.IGNORECASE
+)
+
+
 def ends_turns(files: TokenizerFiles, token: str) -> bool:
-    """Whether a token ends turns of a chat, and no texts: the tokenizer's template writes it."""
+    """Whether a token ends turns of a chat, and no texts: the tokenizer's template writes it, or
+    there is none and it is called so."""
     if token in _ENDS_OF_TEXT:
         return False
     try:
         sources = read_sources(with_template(files, None).files)
-    except TokenizerError:  # it is for no chats
-        return False
+    except TokenizerError:  # it has no template
+        return _ENDS_A_TURN.search(token) is not None
     return any(token in source for source in sources.values())
 
 
