@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.once import once
 import tokenmill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 HOSTILE = (
     "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">",
@@ -31,6 +32,7 @@ HOSTILE = (
     "javascript:alert(1) <|endoftext|> &lt;b&gt; \U0001f468\u200d\U0001f469",
 )
 HOSTILE_NAME = "<img src=x onerror=alert(1)> \x1b[31m\u202e.jsonl"
+ROLES = ("user", "assistant")
 LONG_WORDS = 2_000_000  # a document of 10 MB
 
 
@@ -87,14 +89,46 @@ def shown(
         names = [folder / "code.jsonl", folder / HOSTILE_NAME]
         how = {"tokenizer": bpe_tokenizer_dir, "max_rejects": 0.2, "serial": True}
         tokenmill.build(names, out=folder / "store", val=0.2, **how)  # type: ignore[arg-type]
+        monitor = folder / "timeline.jsonl"
+        chats = [{"messages": [{"role": role, "content": role * 3} for role in ROLES]}] * 9
+        (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+        template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        (folder / "chat.jinja").write_text(template)
+        tokenmill.build(
+            folder / "chats.jsonl",
+            out=folder / "chats",
+            format="chat",
+            chat_template=folder / "chat.jinja",
+            monitor=monitor,
+            **how,  # type: ignore[arg-type]
+        )
+        for name, losses in (("first", (3.0, 2.0, 1.5)), ("second", (3.0, 2.5, 2.25))):
+            (folder / name).mkdir()
+            write_metrics(folder / name, losses)
+        # A build that was stopped: what it has made, and no manifest.
+        shutil.copytree(folder / "store", folder / "stopped")
+        (folder / "stopped" / "tokenmill.json").unlink()
         return folder
 
     return once(tmp_path_factory, "viewer", make)
 
 
+def write_metrics(run: Path, losses: Sequence[float]) -> None:
+    """What a training writes, a step after the other."""
+    lines = [
+        {"step": step, "loss": loss, "tokens": 1000 * step, "tokens_per_second": 9e4 + step}
+        for step, loss in enumerate(losses, 1)
+    ]
+    text = "".join(json.dumps({**line, "wait_share": 0.001}) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text)
+
+
 @pytest.fixture(scope="session")
-def viewer(shown: Path) -> Iterator[Viewer]:
-    with started(shown / "store") as found:
+def viewer(shown: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    folder = tmp_path_factory.mktemp("viewed") / "all"
+    shutil.copytree(shown, folder)  # since tests write into runs and builds
+    names = ("store", "chats", "first", "second", "stopped", "timeline.jsonl")
+    with started(*(folder / name for name in names)) as found:
         yield found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.browser import tab
 
-from .conftest import HOSTILE
+from .conftest import HOSTILE, write_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from .conftest import Viewer
 
-PAGES = ("overview", "documents")
+PAGES = ("overview", "documents", "batches", "runs", "builds")
 SIZES = [(400, True), (400, False), (1400, True), (1400, False)]
 # Whether letters stand out from what is below them, as WCAG 2 AA wants it; what does not is told.
 CONTRAST = """
@@ -189,3 +190,80 @@ def test_the_list_goes_on_as_it_is_scrolled(page: Tab) -> None:
         page.evaluate("document.querySelector('.list .end button')?.click()")
     shown = page.evaluate("document.querySelectorAll('.list li').length")
     assert shown >= before
+
+
+def test_what_counts_for_the_loss_has_a_colour(page: Tab, screens: Path) -> None:
+    go(page, "documents?of=1&n=0")
+    counted = "document.querySelectorAll('#tokens .t:not(.off)').length"
+    everything = "document.querySelectorAll('#tokens .t').length"
+    assert 0 < page.wait(counted) < page.evaluate(everything)
+    (screens / "mask.png").write_bytes(page.screenshot())
+    page.evaluate("document.querySelectorAll('article input[type=checkbox]')[1].click()")
+    assert page.evaluate(counted) == page.evaluate(everything)
+    page.evaluate("document.querySelectorAll('article input[type=checkbox]')[1].click()")
+
+
+def test_batches_are_drawn_and_a_bar_leads_to_its_document(page: Tab, screens: Path) -> None:
+    go(page, "batches?seq_len=128")
+    page.wait("document.querySelectorAll('.rank').length === 2")
+    assert page.evaluate("document.querySelectorAll('.packed').length") == 8
+    # Bars are as long as what is in them: a row has 129 places.
+    said, width = page.evaluate(
+        "(bar => [bar.title, bar.getBoundingClientRect().width"
+        " / bar.parentElement.getBoundingClientRect().width])(document.querySelector('.part'))"
+    )
+    first, last = (int(word.replace(",", "")) for word in said.split("tokens ")[1].split(" to "))
+    assert width == pytest.approx((last - first) / 129, abs=0.01)
+    before = text_of(page, ".rank")
+    page.press("ArrowRight")
+    page.wait(f"document.querySelector('.rank').textContent !== {before!r}")
+    page.wait("location.hash.includes('step=1')")
+    page.evaluate(
+        "(s => { s.value = 3; s.dispatchEvent(new Event('input')); })"
+        "(document.querySelector('#step'))"
+    )
+    page.wait("document.querySelector('.rank ~ .note').textContent.startsWith('Step 3')")
+    page.evaluate("document.querySelector('.part').click()")
+    page.wait("location.hash.startsWith('#documents')")
+    page.wait("!!document.querySelector('article h1')")
+
+
+def test_packings_are_beside_each_other(page: Tab, screens: Path) -> None:
+    go(page, "batches?seq_len=512&packing=pad&rows=2&ranks=3")
+    page.wait("document.querySelectorAll('tbody tr').length === 3")
+    assert page.wait("document.querySelectorAll('.padding').length") > 0
+    assert text_of(page, "tr.chosen th") == "pad"
+    go(page, "batches?seq_len=256&packing=best-fit&balance=true&ranks=4")
+    page.wait("document.querySelectorAll('.rank').length === 4")
+    go(page, "batches?ranks=9999")
+    assert "can be shown" in text_of(page, ".problem")
+    assert "400" in page.seen.problems.pop()  # the browser tells that it was refused
+
+
+def test_runs_are_over_each_other_and_grow(page: Tab, viewer: Viewer) -> None:
+    go(page, "runs")
+    page.wait("document.querySelectorAll('.chart canvas').length >= 3")
+    legend = "document.querySelector('.u-legend').textContent"
+    assert "first" in page.evaluate(legend)
+    assert "second" in page.evaluate(legend)
+    assert "1.500" in text_of(page, "tbody")
+    write_metrics(viewer.folder / "first", (3.0, 2.0, 1.5, 1.25))
+    page.wait("document.querySelector('tbody').textContent.includes('1.250')")
+    page.evaluate("document.querySelector('tbody input').click()")
+    page.wait(f"!{legend}.includes('first')")
+
+
+def test_a_build_is_followed_until_it_is_a_store(page: Tab, viewer: Viewer) -> None:
+    go(page, "builds")
+    receipts = [*(viewer.folder / "stopped" / "shards").glob("*.json")]
+    assert page.wait("document.querySelectorAll('.map i').length") == len(receipts)
+    assert "not-a-string" in text_of(page, "main")
+    assert page.wait("document.querySelectorAll('.chart canvas').length") == 4
+    staged = viewer.folder / "stopped" / "tmp" / "new-0123456789abcdef-00000-12-0badf00d"
+    staged.mkdir(parents=True)
+    page.wait("document.querySelectorAll('.map i.working').length === 1")
+    staged.rmdir()
+    shutil.copy(viewer.folder / "store" / "tokenmill.json", viewer.folder / "stopped")
+    page.wait("document.querySelector('main').textContent.includes('It is done')")
+    names = [store["name"] for store in viewer.ask("about")["stores"]]
+    assert names == ["store", "chats", "stopped"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import psutil
@@ -10,13 +11,14 @@ import pytest
 
 import tokenmill
 from tokenmill.errors import UsageError
+from tokenmill.options import PACKINGS
 
 from .conftest import HOSTILE, LONG_WORDS, files_of
 
 if TYPE_CHECKING:
     from .conftest import Viewer
 
-QUESTIONS = ("about", "overview", "frequencies", "documents", "rejects")
+QUESTIONS = ("about", "overview", "frequencies", "documents", "rejects", "packings")
 
 
 def test_it_listens_to_this_machine_alone(viewer: Viewer) -> None:
@@ -71,7 +73,7 @@ def test_no_file_can_be_asked_for(viewer: Viewer) -> None:
         status, _, body = viewer.get(path, **bearer)
         assert status in (400, 404), path
         assert b"import" not in body
-    for given in ({"of": "/etc"}, {"of": 1}, {"source": "../x"}, {"path": "/etc/passwd"}):
+    for given in ({"of": "/etc"}, {"of": 9}, {"source": "../x"}, {"path": "/etc/passwd"}):
         assert "error" in viewer.ask("documents", **given)
     for name in ("__init__", "about.name", "whole", "_raw"):
         assert "error" in viewer.ask(name)
@@ -138,10 +140,45 @@ def test_rejected_rows_are_shown_with_what_they_are(viewer: Viewer) -> None:
     assert sum(found["reasons"].values()) == found["of"] == 2
 
 
+def test_batches_are_those_of_a_loader(viewer: Viewer) -> None:
+    how = {"seq_len": 200, "packing": "best-fit", "seed": 3}
+    found = viewer.ask("batch", step=2, rows=2, ranks=3, balance="true", **how)
+    store = tokenmill.Store(viewer.folder / "store")
+    for rank, shown in enumerate(found["ranks"]):
+        loader = tokenmill.Loader(
+            store,
+            batch_size=2,
+            rank=rank,
+            world_size=3,
+            balance="attention",
+            **how,  # type: ignore[arg-type]
+        )
+        batch = loader.batch(2)
+        assert shown["pairs"] == batch.attention_pairs
+        drawn = [
+            [(part.document, part.first_token, part.tokens, part.at) for part in row.parts]
+            for row in loader.rows(2)
+        ]
+        assert [[tuple(p) for p in row["parts"] if p[0] >= 0] for row in shown["rows"]] == drawn
+
+
+def test_what_packings_waste_is_what_layout_says(viewer: Viewer) -> None:
+    said = tokenmill.layout(viewer.folder / "store", seq_len=300).accounts
+    shutil.rmtree(viewer.folder / "store" / "layouts")
+    found = viewer.ask("packings", seq_len=300)["packings"]
+    for account, shown in zip(said, found, strict=True):
+        assert (shown["name"], shown["rows"]) == (account.packing, account.rows)
+        assert shown["padding"] == account.padding / account.places
+        assert shown["dropped"] == account.dropped / account.tokens
+        assert shown["split"] == account.split_documents / account.documents
+
+
 def test_nothing_is_written(viewer: Viewer) -> None:
     before = files_of(viewer.folder)
     for question in QUESTIONS:
         viewer.ask(question)
+    for packing in PACKINGS:
+        viewer.ask("batch", packing=packing, seq_len=100)
     assert files_of(viewer.folder) == before
 
 

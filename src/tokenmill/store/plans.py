@@ -162,17 +162,19 @@ def open_plan(
 ) -> PackingPlan:
     """The plan of a store, where there is a sound one; else `make` is called to write it.
 
+    It is kept in the store's folder or the user's cache, unless the store says where: `keep_plans`.
     Several processes may do this at once: each writes the same bytes under a name of its own.
     """
     beside = store.files.plan_folder
     roots = [] if beside is None else [beside]
     with contextlib.suppress(RuntimeError):  # there is no home folder
         roots.append(cache_folder())
-    for root in roots:
+    own = [] if store.keep_plans is None else [store.keep_plans]
+    for root in (*own, *roots):
         with contextlib.suppress(StoreError):
             return read_plan(StoreLayout(root).layouts / key.file_name, key=key)
     failures = []
-    for root in roots:
+    for root in own or roots:
         try:
             with PlanWriter(StoreLayout(root), key) as writer:
                 path = writer.publish(make(writer))

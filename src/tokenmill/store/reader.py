@@ -524,6 +524,8 @@ class Store:
         self.is_remote = files.is_remote
         # Which documents of another store these are; None where they are all of this one.
         self.view = cast("ViewFiles", files) if hasattr(files, "base_files") else None
+        # A folder for plans of rows, for who must leave the store and the user's cache as they are.
+        self.keep_plans: Path | None = None
         # Reads pieces of many shards at once, where they are not mapped.
         is_alone = files.is_remote and self.view is None
         self.remote = cast("RemoteFiles", files) if is_alone else None

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill._version import __version__
+from tokenmill.diagnosis.values import METRICS
 from tokenmill.errors import UsageError
-from tokenmill.files import is_remote, shown
+from tokenmill.files import is_remote, local_path, shown
 from tokenmill.options import as_list
+from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
+from tokenmill.viewer.batches import ShownBatches
+from tokenmill.viewer.runs import ShownBuild, ShownRun, is_timeline
 from tokenmill.viewer.stores import ShownStore
 
 if TYPE_CHECKING:
@@ -23,14 +27,52 @@ class Desk:
 
     def __init__(self, paths: PathInput | Iterable[PathInput]) -> None:
         self.stores: list[ShownStore] = []
+        self.runs: list[ShownRun] = []
+        self.builds: list[ShownBuild] = []
         for path in as_list(paths):
-            self.stores.append(ShownStore(Store(path, split=None), name=_name(path)))
-        if not self.stores:
+            self._lay(path)
+        if not (self.stores or self.runs or self.builds):
             raise UsageError("nothing to show", hint="name a store: tokenmill view my-store")
+        self.batches = [ShownBatches(self.stores)]
+
+    def _lay(self, path: PathInput) -> None:
+        """Find out what a path is."""
+        here = local_path(path)
+        if here is not None and here.is_file() and is_timeline(here):
+            self.builds.append(ShownBuild(here))
+        elif here is not None and (here.name == METRICS or (here / METRICS).is_file()):
+            self.runs.append(ShownRun(here))
+        elif here is not None and _is_unfinished(here):
+            self.builds.append(ShownBuild(here))
+        else:
+            self._add_store(path)
+
+    def _add_store(self, path: PathInput) -> None:
+        names = {store.name for store in self.stores}
+        name = _name(path)
+        name = f"{name} ({len(names) + 1})" if name in names else name
+        self.stores.append(ShownStore(Store(path, split=None), name=name))
 
     def about(self) -> dict[str, Any]:
-        """Everything that can be asked for."""
-        return {"version": __version__, "stores": [store.about() for store in self.stores]}
+        """Everything that can be asked for; a build that is done is a store from now on."""
+        known = {store.whole.path for store in self.stores}
+        for build in self.builds:
+            folder = build.path.absolute()
+            if StoreLayout(folder).manifest.is_file() and folder not in known:
+                self._add_store(folder)
+        return {
+            "version": __version__,
+            "stores": [store.about() for store in self.stores],
+            "runs": [run.name for run in self.runs],
+            "builds": [build.name for build in self.builds],
+        }
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Whether a build works there, or was stopped: what it has made has no manifest yet."""
+    layout = StoreLayout(folder)
+    is_begun = layout.shards.is_dir() or (folder / "tmp").is_dir() or layout.lock.exists()
+    return is_begun and not layout.manifest.is_file()
 
 
 def _name(path: PathInput) -> str:

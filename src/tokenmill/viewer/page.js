@@ -95,11 +95,18 @@ const colour = (name) => {
 };
 const charts = new Set();
 
+/** Ends of an axis: with 0 unless it says nothing there. */
+function span(low, high, zero) {
+  if (low == null) return [0, 1];
+  const room = 0.06 * (high - (zero ? Math.min(0, low) : low) || Math.abs(high) || 1);
+  return [zero ? Math.min(0, low) : low - room, high + room];
+}
+
 /** Of the ticks of a logarithmic axis the powers of ten. */
 const decades = (_, ticks) => ticks.map((tick) => (Number.isInteger(Math.log10(tick)) ? tick : null));
 
 /** Lines, or bars, over a common x; null is a gap. `label` says to a screen reader what it shows. */
-function chart({ label, x, lines, bars = false, logX = false, logY = false, height = 230, showX = compact, showY = compact, xName = "x" }) {
+function chart({ label, x, lines, bars = false, logX = false, logY = false, height = 230, showX = compact, showY = compact, xName = "x", zero = true }) {
   const at = el("div", { class: "chart", role: "img", "aria-label": label });
   const axis = () => ({ stroke: colour("soft"), font: "12px system-ui", grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } });
   function draw() {
@@ -120,7 +127,7 @@ function chart({ label, x, lines, bars = false, logX = false, logY = false, heig
       cursor: { y: false, points: { size: 7 } },
       scales: {
         x: { time: false, distr: logX ? 3 : 1, ...(bars ? { range: [-0.6, x.length - 0.4] } : {}) },
-        y: { distr: logY ? 3 : 1, ...(logY ? {} : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.06 : 1] }) },
+        y: { distr: logY ? 3 : 1, ...(logY ? {} : { range: (_, low, high) => span(low, high, zero) }) },
       },
       axes: [
         { ...axis(), grid: { show: false }, size: 32, space: 56, ...(logX ? { filter: decades } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showX(tick))),
@@ -131,6 +138,11 @@ function chart({ label, x, lines, bars = false, logX = false, logY = false, heig
     }, [x, ...lines.map((line) => line.values)], at);
     return plot;
   }
+  at.update = (newX, newLines) => {
+    x = newX;
+    lines = newLines;
+    if (drawn.plot) drawn.plot.setData([x, ...lines.map((line) => line.values)]);
+  };
   const drawn = { at, redraw() { drawn.plot?.destroy(); drawn.plot = at.clientWidth ? draw() : null; }, plot: null };
   new ResizeObserver(() => {
     if (drawn.plot) drawn.plot.setSize({ width: Math.max(at.clientWidth, 120), height });
@@ -160,8 +172,8 @@ const problem = (error) =>
     error.hint && el("p", { class: "soft" }, error.hint));
 
 /** A place that is filled when the answer is there. */
-function later(promise, draw) {
-  const at = el("div", {}, el("p", { class: "soft" }, "…"));
+function later(promise, draw, at = el("div")) {
+  if (!at.firstChild) at.append(el("p", { class: "soft" }, "…"));
   promise.then((found) => at.replaceChildren(...[draw(found)].flat()), (error) => at.replaceChildren(problem(error)));
   return at;
 }
@@ -417,11 +429,242 @@ function rowButton({ of, split, n }) {
   return at;
 }
 
+// --- Batches ------------------------------------------------------------------------------------
+
+const PACKINGS = [["concat", "concat: end to end"], ["best-fit", "best-fit: whole documents"], ["pad", "pad: one to a row"]];
+const SHUFFLES = [["full", "full"], ["block", "block"], ["none", "none"]];
+
+async function batches(given) {
+  if (!about.stores.length) return [el("div", { class: "card soft" }, "There is no store.")];
+  const one = given.of ?? "0";
+  const splits = about.stores[one].splits;
+  const usual = { step: 0, seq_len: 2048, packing: "concat", shuffle: "full", ranks: 2, rows: 4, seed: 0, balance: "",
+    split: splits.includes("train") || !splits.length ? "train" : splits[0],
+    weights: about.stores.map((_, place) => (String(place) === one ? 1 : 0)).join() };
+  const asked = { ...usual, ...given };
+  delete asked.of;
+  const rows = el("div");
+  const waste = el("div");
+  const slider = el("input", { type: "range", min: 0, max: 1, value: asked.step, id: "step", "aria-label": "Step", oninput: () => change({ step: slider.value }) });
+  const exact = el("input", { type: "number", min: 0, value: asked.step, "aria-label": "Step, as a number", onchange: () => change({ step: exact.value || 0 }) });
+  const number = (name, more = {}) => el("input", { type: "number", min: 1, value: asked[name], id: name, onchange: (event) => change({ [name]: event.target.value, step: 0 }), ...more });
+  const pick = (name, options) => choice(options, asked[name], (value) => change({ [name]: value, step: 0 }));
+  let busy = false;
+  let again = false;
+
+  /** Draw the rows of a step; while an answer is awaited only the newest wish counts. */
+  async function draw() {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      const found = await ask("batch", asked);
+      slider.max = Math.max(found.steps_of_epoch - 1, Number(asked.step));
+      slider.value = exact.value = asked.step;
+      rows.replaceChildren(...drawRanks(found, asked));
+    } catch (error) {
+      rows.replaceChildren(problem(error));
+    }
+    busy = false;
+    if (again) { again = false; draw(); }
+  }
+  function compare() {
+    const store = Math.max(0, asked.weights.split(",").findIndex((weight) => Number(weight)));
+    later(ask("packings", { store, seq_len: asked.seq_len, split: asked.split }), (found) => drawWaste(found, asked.packing), waste);
+  }
+  function change(changed) {
+    const length = String(changed.seq_len ?? asked.seq_len) !== String(asked.seq_len);
+    Object.assign(asked, changed);
+    history.replaceState(null, "", link("batches", { ...(one === "0" ? {} : { of: one }), ...asked }) );
+    draw();
+    if (length || "split" in changed || "weights" in changed || "packing" in changed) compare();
+  }
+  stepBatch = (by) => change({ step: Math.max(0, Number(asked.step) + by) });
+  const weights = about.stores.length > 1 && about.stores.map((store, place) =>
+    field(`weight of ${store.name}`, el("input", { type: "number", min: 0, step: "any", value: asked.weights.split(",")[place] ?? 0, onchange: (event) => {
+      const all = about.stores.map((_, at) => asked.weights.split(",")[at] ?? "0");
+      all[place] = event.target.value || "0";
+      change({ weights: all.join(), step: 0 });
+    } })));
+  draw();
+  compare();
+  return [
+    el("div", { class: "head" }, el("h1", {}, "Batches"), el("p", { class: "soft small" }, "The rows that a Loader with these options gives to each rank")),
+    el("form", { class: "card", onsubmit: (event) => event.preventDefault() }, el("div", { class: "fields" },
+      field("Sequence length", number("seq_len")), field("Packing", pick("packing", PACKINGS)), field("Shuffle", pick("shuffle", SHUFFLES)),
+      splits.length > 1 && field("Split", pick("split", splits.map((name) => [name, name]))),
+      field("Ranks", number("ranks")), field("Rows per rank", number("rows")), field("Seed", number("seed", { min: 0 })), weights,
+      el("label", { class: "small" }, el("input", { type: "checkbox", id: "balance", checked: asked.balance === "true", onchange: (event) => change({ balance: event.target.checked ? "true" : "" }) }), "balance attention")),
+    el("div", { class: "slide" }, el("span", { class: "soft small" }, "Step"), slider, exact)),
+    el("div", { class: "grid gap" }, el("section", { class: "card two-thirds" }, rows), card("What each packing would waste", "third", waste)),
+  ];
+}
+let stepBatch = () => {};
+
+function drawRanks(found, asked) {
+  const most = Math.max(...found.ranks.map((each) => each.load));
+  return found.ranks.map((each) => el("section", { class: "rank" },
+    el("h2", {}, `Rank ${each.rank}`, el("span", { class: "load", title: `${whole(each.pairs)} pairs of tokens look at each other` },
+      el("span", { class: "share", "aria-hidden": "true" }, el("i", { class: each.load === most && most > 1.05 ? "most" : "", style: { width: `${(100 * each.load) / Math.max(most, 1)}%` } })),
+      ` attention ${each.load.toFixed(2)} of the mean`)),
+    each.rows.map((row) => drawRow(row, found.places, asked)))).concat(
+    el("p", { class: "note" }, `Step ${whole(found.step)} of ${whole(found.steps_of_epoch)} in an epoch of ${whole(found.rows_of_epoch)} rows. Length is to scale; hatched places are padding.`));
+}
+
+function drawRow(row, places, { split }) {
+  const bar = el("div", { class: "row" }, row.parts.map(([number, first, tokens, at]) => {
+    const size = { left: `${(100 * at) / places}%`, width: `${(100 * tokens) / places}%` };
+    if (number < 0) return el("span", { class: "padding", style: size, title: `padding: ${whole(tokens)} places` });
+    const words = `document ${whole(number)}, tokens ${whole(first)} to ${whole(first + tokens)}`;
+    return el("a", { class: "part", style: { ...size, "--hue": `var(--c${(number % 7) + 1})` }, title: words, "aria-label": words,
+      href: link("documents", { of: row.of === 0 ? "" : row.of, split, n: number, at: first || "" }) }, tokens > places / 14 ? `#${number}` : "");
+  }));
+  const name = about.stores.length > 1 ? ` · ${about.stores[row.of].name}` : "";
+  return el("div", { class: "packed" }, el("span", { class: "soft small" }, `row ${whole(row.row)}${row.epoch ? `, epoch ${row.epoch}` : ""}${name}`), bar);
+}
+
+function drawWaste(found, packing) {
+  if (!found.packings.length) return "There is no document.";
+  const share = (part) => (part === 0 ? "–" : part < 0.0005 ? "< 0.1%" : percent(part, 1));
+  return [
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["packing", "rows", "padding", "dropped", "split"].map((name, place) => el("th", { scope: "col", class: place ? "" : "left" }, name)))),
+      el("tbody", {}, found.packings.map((each) => el("tr", { class: each.name === packing ? "chosen" : "" }, el("th", { scope: "row", class: "left" }, each.name),
+        [compact(each.rows), share(each.padding), share(each.dropped), share(each.split)].map((words) => el("td", {}, words))))))),
+    note("Padding of all places in rows, dropped of all tokens, split of all documents.", found.documents < found.of ? ` Computed on ${compact(found.documents)} of ${compact(found.of)} documents.` : ""),
+  ];
+}
+
+// --- Runs and builds: what may be going on ------------------------------------------------------
+
+/** Ask again every other second for as long as the page is shown. */
+function live(draw, milliseconds = 2000) {
+  const mine = turn;
+  setTimeout(async () => {
+    if (mine !== turn) return;
+    if (!document.hidden) await draw().catch(() => {});
+    live(draw, milliseconds);
+  }, milliseconds);
+}
+
+/** Lines over different places as columns over all of them. */
+function joined(lines) {
+  const x = [...new Set(lines.flatMap((line) => line.x))].sort((one, other) => one - other);
+  return { x, lines: lines.map((line) => {
+    const at = new Map(line.x.map((place, number) => [place, line.y[number]]));
+    return { ...line, values: x.map((place) => at.get(place) ?? null) };
+  }) };
+}
+
+const METRICS = [
+  ["Loss", { loss: "training", val_loss: "validation" }, (value) => value.toFixed(value < 1 ? 3 : 2)],
+  ["Tokens per second", { tokens_per_second: "" }, compact],
+  ["Time waiting for data", { wait_share: "" }, (value) => `${(100 * value).toFixed(value < 0.1 ? 2 : 0)}%`],
+  ["Wait for data, milliseconds", { wait_p50_ms: "median", wait_p99_ms: "99% below" }, compact],
+  ["Share of the device's peak (MFU)", { mfu: "" }, (value) => `${(100 * value).toFixed(0)}%`],
+  ["Memory", { memory_bytes: "" }, size],
+  ["Norm of the gradient", { grad_norm: "" }, compact],
+  ["Learning rate", { lr: "" }, (value) => (value ? value.toExponential(1) : "0")],
+];
+
+async function runs() {
+  const hidden = new Set();
+  let found = await Promise.all(about.runs.map((_, of) => ask("run", { of })));
+  const drawn = [];
+  const latest = el("div", { class: "scroll" });
+  const linesOf = (names) => joined(found.flatMap((run, place) => (hidden.has(place) ? [] : Object.entries(names).filter(([name]) => run.lines[name]).map(([name, words]) => (
+    { name: [found.length > 1 && run.name, words].filter(Boolean).join(", ") || name, x: run.lines[name][0], y: run.lines[name][1], of: place })))));
+  const at = el("div", { class: "grid gap" });
+  function tell() {
+    latest.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ["run", "step", "loss", "tokens", "tokens/s", "waiting"].map((name, place) => el("th", { scope: "col", class: place ? "" : "left" }, name)))),
+      el("tbody", {}, found.map((run, place) => {
+        const { step, loss, tokens, tokens_per_second: rate, wait_share: wait } = run.last;
+        const shown = found.length > 1 && el("input", { type: "checkbox", checked: !hidden.has(place), "aria-label": `Show ${run.name}`, onchange: () => { hidden.has(place) ? hidden.delete(place) : hidden.add(place); draw(); } });
+        return el("tr", {}, el("th", { scope: "row", class: "left" }, shown, el("bdi", {}, run.name)), [whole(step ?? 0), loss?.toFixed(3), tokens && compact(tokens), rate && compact(rate), wait == null ? null : percent(wait, 1)].map((words) => el("td", {}, words ?? "–")));
+      }))));
+  }
+  function draw() {
+    drawn.length = 0;
+    at.replaceChildren(...METRICS.flatMap(([title, names, showY]) => {
+      const { x, lines } = linesOf(names);
+      if (!lines.length) return [];
+      const made = chart({ label: `${title} over steps`, x, lines, xName: "step", showY, zero: title !== "Loss" });
+      drawn.push([made, names]);
+      return [card(title, "half", made)];
+    }));
+  }
+  tell();
+  draw();
+  live(async () => {
+    found = await Promise.all(about.runs.map((_, of) => ask("run", { of })));
+    tell();
+    for (const [made, names] of drawn) { const { x, lines } = linesOf(names); made.update(x, lines); }
+  });
+  return [el("div", { class: "head" }, el("h1", {}, "Training runs"), el("p", { class: "soft small" }, "by their metrics.jsonl, as it grows")), el("section", { class: "card" }, latest), at];
+}
+
+async function builds() {
+  const places = about.builds.map(() => el("div", { class: "build" }));
+  const drawn = new Map();
+  async function draw() {
+    const found = await Promise.all(about.builds.map((_, of) => ask("build", { of })));
+    found.forEach((build, place) => {
+      if (build.charts && drawn.has(place)) {
+        build.charts.forEach((each, number) => { const { x, lines } = joined(each.lines); drawn.get(place).charts[number].update(x, lines); });
+        drawn.get(place).said.replaceChildren(...timelineTiles(build));
+        return;
+      }
+      const made = build.charts ? drawTimeline(build) : drawBuild(build);
+      if (build.charts) drawn.set(place, made);
+      places[place].replaceChildren(...(build.charts ? made.all : made));
+    });
+  }
+  await draw();
+  live(draw, 1500);
+  return [el("div", { class: "head" }, el("h1", {}, "Builds"), el("p", { class: "soft small" }, "by what they have written so far")), ...places];
+}
+
+function drawBuild(build) {
+  const { totals, units } = build;
+  const working = units.filter((unit) => unit.state === "working").length;
+  const ago = Math.max(0, Date.now() / 1000 - build.last);
+  const words = { done: "done", rejects: "done, with rejected rows", working: "in work" };
+  const shown = units.slice(0, 5000);
+  return [
+    el("h2", { class: "gap" }, el("bdi", {}, build.name)),
+    el("div", { class: "tiles" }, tile(whole(units.length - working + build.unread), "units done"), tile(whole(working), "in work"),
+      tile(compact(totals.documents), "documents"), tile(compact(totals.tokens), "tokens"), tile(size(totals.input_bytes), "of input"), tile(compact(totals.rejected), "rows rejected")),
+    el("div", { class: "grid" },
+      card("Units", "half", el("div", { class: "map", role: "img", "aria-label": `${units.length} units, ${working} of them in work` }, shown.map((unit) =>
+        el("i", { class: unit.state, title: `${unit.name}: ${words[unit.state]}${unit.tokens ? `, ${whole(unit.tokens)} tokens` : ""}${unit.rejected ? `, ${whole(unit.rejected)} rows rejected` : ""}` }))),
+      el("p", { class: "note legend" }, Object.entries(words).map(([state, name]) => el("span", {}, el("i", { class: state }), name))),
+      note(build.is_done ? ["It is done. ", el("a", { href: location.pathname + location.search }, "Look at the store"), "."] : build.last ? `The newest unit is ${ago < 90 ? `${ago.toFixed(0)} s` : `${(ago / 60).toFixed(0)} minutes`} old. How many there will be is known to the build alone.` : "No unit is done yet.",
+        shown.length < units.length ? ` The first ${whole(shown.length)} are drawn.` : "")),
+      card("Rejected rows", "half", build.rejects.length ? [facts(Object.entries(build.reasons).map(([reason, number]) => [reason, whole(number)])),
+        table([
+          { name: "where", left: true, of: (row) => row.file, show: (row) => el("bdi", {}, `${row.file} · row ${whole(row.row)}`) },
+          { name: "why", left: true, of: (row) => row.reason, show: (row) => [row.reason, el("div", { class: "soft small" }, row.detail)] },
+        ], build.rejects)] : el("p", { class: "soft" }, "None so far."))),
+  ];
+}
+
+const timelineTiles = (build) => [
+  tile(build.outcome ?? build.phase, build.outcome ? "outcome" : "phase"),
+  tile(build.seconds < 90 ? `${build.seconds.toFixed(0)} s` : `${(build.seconds / 60).toFixed(1)} min`, build.runs > 1 ? `in ${build.runs} runs` : "since it began"),
+  build.budget && tile(size(build.budget), "budget of memory")].filter(Boolean);
+
+function drawTimeline(build) {
+  const said = el("div", { class: "tiles" }, timelineTiles(build));
+  const charts = build.charts.map((each) => chart({ label: `${each.title}, over seconds`, xName: "seconds", ...joined(each.lines), showY: compact }));
+  return { said, charts, all: [el("h2", { class: "gap" }, el("bdi", {}, build.name)), said,
+    el("div", { class: "grid" }, build.charts.map((each, place) => card(each.title, "half", charts[place])))] };
+}
+
 // --- The frame: bar, routes, keys ---------------------------------------------------------------
 
 let about = null;
-const PAGES = { overview, documents };
-const TITLES = { overview: "Overview", documents: "Documents" };
+const PAGES = { overview, documents, batches, runs, builds };
+const TITLES = { overview: "Overview", documents: "Documents", batches: "Batches", runs: "Runs", builds: "Builds" };
+/** The pages that have something to show. */
+const pages = () => Object.keys(PAGES).filter((name) => (name in { runs: 0, builds: 0 } ? about[name] : about.stores).length);
 const link = (page, given = {}) => {
   const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value != null && value !== "")).toString();
   return `#${page}${query && `?${query}`}`;
@@ -430,7 +673,7 @@ const go = (page, given) => { location.hash = link(page, given); };
 
 function route() {
   const [page, query = ""] = location.hash.slice(1).split("?");
-  return { page: page in PAGES ? page : "overview", given: Object.fromEntries(new URLSearchParams(query)) };
+  return { page: pages().includes(page) ? page : pages()[0], given: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 let turn = 0;
@@ -454,12 +697,11 @@ async function show() {
 
 function bar(page, given) {
   const of = given.of ?? "0";
-  const names = Object.keys(PAGES);
   $("#bar").replaceChildren(
     el("span", { class: "brand" }, "tokenmill"),
-    el("nav", { "aria-label": "Pages" }, names.map((name) => el("a", { href: link(name, { of: of === "0" ? "" : of }), "aria-current": name === page ? "page" : null }, TITLES[name]))),
+    el("nav", { "aria-label": "Pages" }, pages().map((name) => el("a", { href: link(name, { of: of === "0" || name in { runs: 0, builds: 0 } ? "" : of }), "aria-current": name === page ? "page" : null }, TITLES[name]))),
     el("div", { class: "tools" },
-      about.stores.length > 1 && choice(about.stores.map((store, place) => [place, store.name]), of, (chosen) => go(page, { of: chosen })),
+      about.stores.length > 1 && !["runs", "builds"].includes(page) && choice(about.stores.map((store, place) => [place, store.name]), of, (chosen) => go(page, { of: chosen })),
       button("◐", swapTheme, { "aria-label": "Light or dark", title: "Light or dark (t)", id: "theme" }),
       button("?", () => $("#help").showModal(), { "aria-label": "Keys", title: "Keys (?)" })));
 }
@@ -470,13 +712,15 @@ function swapTheme() {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
   for (const each of charts) each.redraw();
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const each of charts) each.redraw(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => requestAnimationFrame(() => { for (const each of charts) each.redraw(); }));
 
 const KEYS = [
   ["1 … 5", "pages", null],
   ["/", "search", () => { if (route().page !== "documents") go("documents", {}); setTimeout(() => $("#search")?.focus(), 150); }],
   ["j ↓", "next document", () => listed?.at.isConnected && listed.step(1)],
   ["k ↑", "document before", () => listed?.at.isConnected && listed.step(-1)],
+  ["→", "next step of batches", () => route().page === "batches" && stepBatch(1)],
+  ["←", "step before", () => route().page === "batches" && stepBatch(-1)],
   ["n", "next part of a long document", () => $("#after")?.click()],
   ["p", "part before", () => $("#before")?.click()],
   ["t", "light or dark", swapTheme],
@@ -485,15 +729,16 @@ const KEYS = [
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.matches("input, select, textarea")) {
+  if (event.target.matches("input:not([type=checkbox], [type=range]), select, textarea")) {
     if (event.key === "Escape") event.target.blur();
     return;
   }
   const key = { ArrowDown: "↓", ArrowUp: "↑", ArrowLeft: "←", ArrowRight: "→" }[event.key] ?? event.key;
-  const page = Object.keys(PAGES)[Number(key) - 1];
+  const page = pages()[Number(key) - 1];
   const act = page ? () => go(page, {}) : KEYS.find(([names, , does]) => does && names.split(" ").includes(key))?.[2];
   if (!act || $("#help").open) return;
   if (/[↑↓]/.test(key) && route().page !== "documents") return;
+  if (/[←→]/.test(key) && route().page !== "batches") return;
   event.preventDefault();
   act();
 });

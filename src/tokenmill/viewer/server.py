@@ -22,7 +22,9 @@ from urllib.parse import parse_qs
 
 from tokenmill.errors import TokenmillError, UsageError, importing
 from tokenmill.options import ViewOptions, with_options
+from tokenmill.viewer.batches import ShownBatches
 from tokenmill.viewer.desk import Desk
+from tokenmill.viewer.runs import ShownBuild, ShownRun
 from tokenmill.viewer.stores import ShownStore
 from tokenmill.visible import visible_lines
 
@@ -181,6 +183,9 @@ QUESTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     name: (kind, getattr(shown, name))
     for kind, shown, names in (
         ("stores", ShownStore, "overview frequencies documents document row rejects"),
+        ("batches", ShownBatches, "batch packings"),
+        ("runs", ShownRun, "run"),
+        ("builds", ShownBuild, "build"),
     )
     for name in names.split()
 }
