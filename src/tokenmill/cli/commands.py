@@ -191,9 +191,15 @@ def grep(*, store: str, text: str, options: Asked, as_json: bool, quiet: bool) -
         raise typer.Exit(1)
 
 
-@command("options.ViewOptions")
+SHOWN = (
+    "A store or a view, or its URL; the folder of a training run; the folder of a build that is"
+    " going, or its time line. May be several."
+)
+
+
+@command("options.ViewOptions", paths=SHOWN)
 def view(*, paths: list[str], options: Asked) -> None:
-    """Look at stores in the browser. Ctrl-C ends it.
+    """Look at stores, runs and builds in the browser. Ctrl-C ends it.
 
     The page is served to this machine alone, at an address that cannot be guessed. Nothing is
     written, and nothing is loaded from the network.
@@ -201,6 +207,7 @@ def view(*, paths: list[str], options: Asked) -> None:
     \b
     Examples:
       tokenmill view my-store
+      tokenmill view my-store run-1 run-2
       tokenmill view s3://bucket/my-store --no-open --port 8000
     """
     with contextlib.suppress(KeyboardInterrupt):

@@ -41,7 +41,7 @@ ARGUMENTS = {
         "The folder that a build wrote, or its URL; or a view of it, which is a file.",
     ),
     "path": ("PATH", _FILES),
-    "paths": ("STORE", "The folder that a build wrote, or its URL. May be several."),
+    "paths": ("PATH", ""),
     "loader": ("MODULE:FUNCTION", _LOADER),
     "text": ("TEXT", "What to look for, exactly as it stands in a document."),
 }
