@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tokenmill.diagnosis.values import Diagnosis as Diagnosis
     from tokenmill.engines.load import Tokenizer as Tokenizer
     from tokenmill.engines.load import load_tokenizer as load_tokenizer
+    from tokenmill.history import TraceResult as TraceResult
+    from tokenmill.history import trace as trace
     from tokenmill.inspection import Inspection as Inspection
     from tokenmill.inspection import inspect as inspect
     from tokenmill.interop.export import ExportResult as ExportResult
@@ -67,6 +69,7 @@ _HOMES = {
     "diagnosis.diagnose": ["diagnose"],
     "diagnosis.values": ["Diagnosis"],
     "engines.load": ["Tokenizer", "load_tokenizer"],
+    "history": ["TraceResult", "trace"],
     "inspection": ["Inspection", "inspect"],
     "interop.in_place": ["convert"],
     "interop.export": ["ExportResult", "export", "export_store"],

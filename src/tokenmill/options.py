@@ -681,6 +681,7 @@ class PlanOptions(BuildOptions):
 # The options of commands that have few.
 
 WHERE = "Where to look"
+WHAT = "What is looked for"
 MATCHES = "What is shown of matches"
 ROWS = "What is laid out"
 SERVED = "How it is shown"
@@ -736,6 +737,31 @@ class GrepOptions:
     context: int = option(40, MATCHES, "N", least=0)
     """Characters that are shown before and after each."""
     on_progress: Callable[[int, int], None] | None = None
+
+
+OF_RUN = "What the state does not say"
+
+
+@dataclass(kw_only=True)
+class TraceOptions:
+    store: PathInput | Store = field(kw_only=False)
+    state: PathInput = option(MISSING, NEEDED, "PATH", kind=str)
+    """The folder of a run or of one of its checkpoints, or a file that a loader's state was saved
+    to: JSON, or what torch.save wrote."""
+    doc: int | None = option(None, WHAT, "K")
+    """Document K of the split that the run reads, counted from 0."""
+    row: str | None = option(None, WHAT, "FILE:ROW")
+    """What a row of an input file became; rows are counted from 0."""
+    text: str | None = option(None, WHAT, "TEXT")
+    """The documents that hold a text, as grep finds them."""
+    limit: int = option(10, WHAT, "N", least=0)
+    """Showings of each document: the last ones, and as many to come. All that were are counted."""
+    split: str = option("train", OF_RUN, "NAME")
+    """The split that the run reads."""
+    batch_size: int | None = option(None, OF_RUN, "ROWS", shown=False)
+    """Rows of a step on one rank. `tokenmill train` writes it down; so does loader.recipe()."""
+    ranks: int | None = option(None, OF_RUN, "N", shown=False)
+    """Ranks of the run, where --batch-size is given."""
 
 
 @dataclass(kw_only=True)

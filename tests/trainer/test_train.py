@@ -104,6 +104,9 @@ def test_a_run_writes_what_it_promises(place: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert names == ["step-00000010", "step-00000012"]
     assert result.checkpoint.name == "step-00000012"
+    traced = tokenmill.trace(place / "store", state=out, doc=3)
+    assert traced.micro_batches is not None
+    assert traced.step == 12 * traced.micro_batches
     assert told[-1].step == 12
     assert [each.phase for each in told[:2]] == ["starting", "starting"]
     assert "tokens to train on" in str(told[0].message)  # before torch is there

@@ -214,6 +214,25 @@ def view(*, paths: list[str], options: Asked) -> None:
         tokenmill.view(paths, on_ready=show.view_address, **options)
 
 
+@command("options.TraceOptions")
+def trace(*, store: str, options: Asked, as_json: bool) -> None:
+    """Say where a training run has shown a document, and will: steps, ranks, places in rows.
+
+    Nothing is logged for it: the order of rows is a function of the seed, and a saved state says
+    how far the run has come.
+
+    \b
+    Examples:
+      tokenmill trace my-store --doc 123 --state run
+      tokenmill trace my-store --row corpus.jsonl:5 --state run/checkpoints/step-00001000
+      tokenmill trace my-store --text 'an exact text' --state run --json
+      tokenmill trace my-store --doc 123 --state checkpoint.pt --batch-size 16 --ranks 8
+    """
+    with stoppable("nothing was changed"):
+        found = tokenmill.trace(store, **options)
+    show.trace_result(found, as_json=as_json)
+
+
 @command("options.LayoutOptions")
 def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.

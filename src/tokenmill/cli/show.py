@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tokenmill.demo import Step
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.files import PathInput
+    from tokenmill.history import DocumentTrace, TraceResult
     from tokenmill.inspection import (
         DocumentView,
         Inspection,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     )
     from tokenmill.interop.export import ExportResult
     from tokenmill.interop.imports import ImportResult
+    from tokenmill.loader.loader import Showing
     from tokenmill.loader.packing import LayoutReport
     from tokenmill.search import GrepResult
     from tokenmill.selection import ViewResult
@@ -711,6 +713,57 @@ def _grep_rows(found: GrepResult) -> Iterator[Row]:
     yield "time", f"{duration(found.seconds)}{speed}"
     if found.decoded_by is not None:
         yield "decoded", f"all of it, by {found.decoded_by}: ids of this tokenizer are no bytes"
+
+
+# -------------------------------------------------------------------------------------------------
+# `trace`.
+
+
+def trace_result(found: TraceResult, *, as_json: bool) -> None:
+    """Print where documents were shown, and will be."""
+    if as_json:
+        print_json(found)
+        return
+    console = make_console()
+    at = f"before step {_step(found, found.step)}"
+    for each in found.documents:
+        of = f" of {each.name!r}" if each.name else ""
+        where = f"{visible(each.source.path)}:{each.source.row}"
+        title = f"document {each.document}{of}, {count(each.tokens, 'token')}, {where}"
+        console.print(heading(title, ""), soft_wrap=True)
+        times = count(each.num_shown, "time")
+        less = f", the last {len(each.shown)}" if len(each.shown) < each.num_shown else ""
+        print(f"shown {times} {at}{less}" if each.num_shown else f"never shown {at}")
+        _showings(found, each, each.shown)
+        print("to come" if each.coming else "and never will be")
+        _showings(found, each, each.coming)
+    if found.num_documents > len(found.documents):
+        print(f"and {count(found.num_documents - len(found.documents), 'document')} more")
+
+
+def _step(found: TraceResult, step: int) -> str:
+    """A step as the run counts it: from 1 in `tokenmill train`, with its micro-batch."""
+    if found.micro_batches is None:
+        return f"{step:,}"
+    number, part = divmod(step, found.micro_batches)
+    more = f" micro-batch {part + 1}" if found.micro_batches > 1 else ""
+    return f"{number + 1:,}{more}"
+
+
+def _showings(found: TraceResult, of: DocumentTrace, shown: Sequence[Showing]) -> None:
+    if not shown:
+        return
+    rows = []
+    for each in shown:
+        last = each.first_token + each.tokens - 1
+        is_whole = each.tokens == of.tokens
+        row = "not known" if each.step is None else _step(found, each.step)
+        place = ("-", "-") if each.rank is None else (f"{each.rank}", f"{each.place}")
+        tokens = "all" if is_whole else f"{each.first_token:,} to {last:,}"
+        ends = f"{each.at:,} to {each.at + each.tokens - 1:,}"
+        rows.append((row, *place, ends, tokens, f"{each.epoch}"))
+    headings = ("step", "rank", "row", "places in it", "tokens", "epoch")
+    make_console().print(grid("rrrrrr", rows, *headings))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -230,6 +230,23 @@ def _tensors(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in named.items()}
 
 
+def read_saved(path: Path) -> object:
+    """What a program wrote with torch.save: plain values, and tensors without their bytes."""
+    _require_torch("reading .pt files")
+    import torch
+
+    try:
+        return torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception as error:  # whatever torch makes of bytes that it did not write
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise SourceError(
+            f"{str(path)!r} cannot be read as plain values and tensors alone: {reason}; to load it"
+            " in another way would run what it says",
+            hint="write the loader's state to a file of its own, where the file was made:"
+            " json.dump(loader.state_dict(), open('state.json', 'w'))",
+        ) from error
+
+
 def _check_archive(path: Path) -> None:
     """Refuse what torch would read otherwise than as bytes that are in the file."""
     if not base.first_bytes(path).startswith(ZIP_MAGIC):

@@ -415,6 +415,30 @@ class Loader:
         update = self._dealing.but(steps=step - first, before=before)
         return make_state(plan, step, self._facts, update=update)
 
+    def recipe(self) -> dict[str, Any]:
+        """What this loader was opened with, as plain values: with a state, all that `tokenmill
+        trace` and `tokenmill ledger` have to know of a run."""
+        mixture = self.mixture
+        stages = [
+            {"tokens": stage.tokens, "weights": [*map(str, weights)], "seq_len": stage.seq_len}
+            for stage in mixture.stages
+            for weights in [map(exact_weight, stage.weights)]
+        ]
+        names = ("seq_len", "batch_size", "world_size", "labels", "shuffle", "seed", "last")
+        sources = zip(mixture.names, mixture.stores, strict=True)
+        return {
+            "sources": {
+                name: {"store": str(store.path), "split": store.split} for name, store in sources
+            },
+            "stages": stages,
+            "max_epochs": [None if cap is None else str(cap) for cap in mixture.max_epochs],
+            "packing": self.packing.name,
+            **{name: getattr(self, name) for name in names},
+            "balance": self.balance,
+            "accumulate": self.accumulate,
+            "window": [[*part] for part in self.window],
+        }
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was called; StateError for a state of something else."""
         step, position, update = check_state(

@@ -371,6 +371,7 @@ class _Members(Fact, frozen=True, kw_only=True):
     essentials: dict[str, Any]
     options: dict[str, Any] | None = None
     versions: dict[str, Any] | None = None
+    feeding: dict[str, Any] | None = None
     files: dict[str, Count]
     checksums: dict[str, Checksum] | None = None
 
@@ -381,7 +382,7 @@ def _check_members(members: object, *, step: int) -> None:
     if type(version) is int and version != VERSION:
         raise ValueError(f"it has version {version}, and this release reads {VERSION}")
     found = read_fact(members, _Members, where=FACTS)
-    for name in ("options", "versions", "checksums"):
+    for name in ("options", "versions", "feeding", "checksums"):
         # A member that older checkpoints lack is left out, never null.
         if name in cast("dict[str, Any]", members) and getattr(found, name) is None:
             raise ValueError(f"its member {name!r} is null")
@@ -579,6 +580,10 @@ class TrainingRun:
             window=self.options.windows,
             **dealt,
         )
+        # What a store's rows became; of text that is tokenized in the loop nobody knows.
+        self.feeding: dict[str, Any] = {}
+        if self.options.feed == "store":
+            self.feeding = {"feeding": {**loader.recipe(), "micro_batches": setup.accumulate}}
         self.setup, kernel, notes = loop.choose_kernel(setup, lambda: _lengths(loader))
         self.notes += notes
         if (windows := self.options.windows) is not None:
@@ -858,6 +863,7 @@ class TrainingRun:
             "options": self.options.as_json(),
             "tokens": step * self.setup.batch_tokens,
             "versions": {"torch": torch.__version__},
+            **self.feeding,
         }
         tensors = {**self.trainer.state(), "rng": states}
         return self.checkpoints.write(step=step, tensors=tensors, facts=facts)

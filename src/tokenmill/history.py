@@ -1,0 +1,432 @@
+"""What a training run has shown, and will: the verbs `trace` and `ledger`.
+
+    a saved state -> the loader of the run -> a document's showings, or the tokens of every source
+
+Nothing is logged while a run trains: the order of rows is a function of its seed, and a state says
+how far it has come. What a state does not say, which stores they were and how rows became batches,
+is in the recipe that `tokenmill train` keeps in its checkpoints, or in what the caller says.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from bisect import bisect_left
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import StateError, UsageError
+from tokenmill.interop.tensors import read_saved
+from tokenmill.loader.loader import Loader
+from tokenmill.loader.mixture import Mixture, Stage, open_split
+from tokenmill.options import TraceOptions, with_options
+from tokenmill.search import Search
+from tokenmill.store.layout import unseal
+from tokenmill.words import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tokenmill.files import PathInput
+    from tokenmill.loader.loader import Showing
+    from tokenmill.store.reader import Shard, SourceRow, Store
+
+MOST_STATE_BYTES = 64 << 20  # of a file of JSON
+MOST_DOCUMENTS = 20  # of those that hold a text, and are traced
+STEP_FOLDERS = ("checkpoints/step-*", "step-*", "checkpoint-*")
+# What a folder of a checkpoint has, of our trainer and of others.
+STATE_FILES = ("checkpoint.json", "trainer_state.json")
+_OF_STATE = {"position", "stores", "mixture", "layouts", "seen", "checksum"}
+_OF_RECIPE = {"sources", "stages", "max_epochs", "batch_size", "world_size"}
+
+
+# -------------------------------------------------------------------------------------------------
+# The state of a run, wherever it was saved.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRun:
+    """A state of a loader, and what is beside it."""
+
+    path: Path
+    state: dict[str, Any]
+    recipe: dict[str, Any] | None
+    """What `Loader.recipe` gave; None where nobody kept it."""
+
+    @property
+    def micro_batches(self) -> int | None:
+        """Steps of the loader that `tokenmill train` makes one step of; None for other loops."""
+        found = None if self.recipe is None else self.recipe.get("micro_batches")
+        return found if type(found) is int and found > 0 else None
+
+
+def read_run(path: PathInput) -> SavedRun:
+    """The state in a run's folder (the newest one), a checkpoint's, or a file, and its recipe.
+
+    A file is JSON, or what torch.save wrote. The state may be anywhere in it.
+    """
+    file = _state_file(Path(path))
+    if file.suffix == ".json":
+        with file.open("rb") as opened:
+            data = opened.read(MOST_STATE_BYTES + 1)
+        try:
+            if len(data) > MOST_STATE_BYTES:
+                raise ValueError("it is too large for one")
+            saved: object = (
+                unseal(data, path=file) if file.name == STATE_FILES[0] else json.loads(data)
+            )
+        except (ValueError, RecursionError) as error:
+            raise StateError(
+                f"{str(file)!r} is no state: {error}",
+                hint="give the folder of a run or checkpoint, or a file that a state was saved to",
+            ) from error
+    else:
+        saved = read_saved(file)
+    states = _distinct(each for each in _objects(saved) if each.keys() >= _OF_STATE)
+    recipes = _distinct(each for each in _objects(saved) if each.keys() >= _OF_RECIPE)
+    if len(states) != 1 or len(recipes) > 1:
+        what = "no state of a loader" if not states else f"{len(states)} states of loaders"
+        raise StateError(
+            f"{str(file)!r} holds {what}: what a run has shown cannot be told from it",
+            hint="save what loader.state_dict() gives, and loader.recipe() beside it: "
+            "torch.save({'loader': loader.state_dict(), 'recipe': loader.recipe()}, FILE)",
+        )
+    return SavedRun(path=file, state=states[0], recipe=recipes[0] if recipes else None)
+
+
+def _state_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    for name in STATE_FILES:
+        if (path / name).is_file():
+            return path / name
+    for pattern in STEP_FOLDERS:
+        found = [each for each in path.glob(pattern) if each.name.rpartition("-")[2].isdecimal()]
+        if found:
+            return _state_file(max(found, key=lambda each: int(each.name.rpartition("-")[2])))
+    what = "has no checkpoint" if path.is_dir() else "is not there"
+    raise StateError(
+        f"{str(path)!r} {what}, so nothing says how far a run has come",
+        hint="give the folder of a run, like run/, of a checkpoint, like"
+        " run/checkpoints/step-00001000, or a file that a loader's state was saved to",
+    )
+
+
+def _objects(value: object, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """All dicts in a value, itself the first."""
+    if isinstance(value, dict) and depth < 12:
+        yield value
+        for each in value.values():
+            yield from _objects(each, depth + 1)
+    elif isinstance(value, list | tuple) and depth < 12:
+        for each in value[:1000]:
+            yield from _objects(each, depth + 1)
+
+
+def _distinct(found: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    different: list[dict[str, Any]] = []
+    for each in found:
+        if each not in different:
+            different.append(each)
+    return different
+
+
+# -------------------------------------------------------------------------------------------------
+# The loader of a run, opened again.
+
+
+def open_loader(
+    run: SavedRun,
+    stores: Sequence[Store] = (),
+    *,
+    batch_size: int | None = None,
+    ranks: int | None = None,
+) -> Loader:
+    """A loader that is where the run was saved; the state says whether it is the same one.
+
+    Stores are those to be used instead of the ones that the recipe names, by what they hold.
+    """
+    recipe = dict(run.recipe or _recipe_of(run.state, batch_size=batch_size, ranks=ranks))
+    wanted: Mapping[str, Any] = run.state["stores"]
+    by_content = {store.content: store for store in stores}
+    opened = {}
+    try:
+        for name, told in recipe["sources"].items():
+            opened[name] = by_content.get(str(wanted.get(name))) or _open(told, name)
+        loader = _loader(recipe, opened)
+        if run.recipe is None and _layouts(loader) != run.state["layouts"]:
+            loader = _loader({**recipe, "labels": "same"}, opened)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise StateError(
+            f"what {str(run.path)!r} says of how its loader was opened cannot be understood:"
+            f" {error!r}",
+            hint="save what loader.recipe() gives, as it is",
+        ) from error
+    loader.load_state_dict(run.state)
+    return loader
+
+
+def _layouts(loader: Loader) -> list[str]:
+    return [layout.fingerprint for layout in loader.layouts()]
+
+
+def _open(told: Mapping[str, Any], name: str) -> Store:
+    if told["store"] is None:
+        which = f"its source {name!r}" if name else "its store"
+        raise UsageError(
+            f"the state does not say where {which} is",
+            hint="name the stores of the run: --store STORE, for each",
+        )
+    return open_split(told["store"], told["split"])
+
+
+def _loader(recipe: Mapping[str, Any], stores: Mapping[str, Store]) -> Loader:
+    names = ("seq_len", "batch_size", "world_size", "packing", "labels", "shuffle", "seed", "last")
+    said = {name: recipe[name] for name in (*names, "balance", "accumulate")}
+    if recipe["window"]:
+        said["window"] = [tuple(part) for part in recipe["window"]]
+    caps = [None if cap is None else Fraction(cap) for cap in recipe["max_epochs"]]
+    if list(stores) == [""]:
+        (cap,) = caps
+        return Loader(stores[""], epochs=None if cap is None else float(cap), **said, prefetch=0)
+    stages = [
+        Stage(
+            tokens=stage["tokens"],
+            weights=dict(zip(stores, map(Fraction, stage["weights"]), strict=True)),
+            seq_len=stage["seq_len"],
+        )
+        for stage in recipe["stages"]
+    ]
+    capped: Any = {n: cap for n, cap in zip(stores, caps, strict=True) if cap is not None}
+    sources = {name: (store, 1) for name, store in stores.items()}
+    mixture = Mixture(sources, stages=stages, max_epochs=capped)
+    return Loader(mixture, **said, prefetch=0)
+
+
+def _recipe_of(
+    state: Mapping[str, Any], *, batch_size: int | None, ranks: int | None
+) -> dict[str, Any]:
+    """What a state says by itself, of a run in one stage, and what the caller says."""
+    update = state.get("update") or {}
+    mixture, position = state["mixture"], state["position"]
+    if position.get("stage") or position.get("past"):
+        raise StateError(
+            "the state is of a run with several stages, and says of none but its own what it was",
+            hint="save loader.recipe() beside loader.state_dict()",
+        )
+    batch_size = update.get("batch_size", batch_size)
+    if batch_size is None:
+        raise UsageError(
+            "the state does not say how many rows a step has, so no step can be named",
+            hint="say it: --batch-size ROWS, of one rank, and --ranks N; or save loader.recipe()"
+            " beside loader.state_dict()",
+        )
+    names: list[str] = mixture["sources"]
+    caps = mixture["max_epochs"] or [None] * len(names)
+    return {
+        "sources": {name: {"store": None, "split": None} for name in names},
+        "stages": [{"tokens": None, "weights": mixture["weights"], "seq_len": None}],
+        "max_epochs": caps,
+        "packing": state["packing"],
+        "seq_len": state["seq_len"],
+        "batch_size": batch_size,
+        "world_size": update.get("world_size", ranks or 1),
+        "labels": "next",
+        "shuffle": state["shuffle"],
+        "seed": state["seed"],
+        "last": "pad",
+        "balance": "attention" if update else None,
+        "accumulate": update.get("accumulate", 1),
+        "window": update.get("window", []),
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# `trace`.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentTrace:
+    """Where a document was shown, and will be."""
+
+    document: int
+    name: str
+    """Of its source in a mixture; '' where there is one store."""
+    source: SourceRow
+    tokens: int
+    num_shown: int
+    shown: tuple[Showing, ...]
+    """The last ones."""
+    coming: tuple[Showing, ...]
+    """The next ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceResult:
+    """What `tokenmill trace` found."""
+
+    store: str
+    state: str
+    step: int
+    """Of the loader: the next one that the run makes. Showings count steps as this does."""
+    micro_batches: int | None
+    """Steps of the loader in one of `tokenmill train`; None for other loops."""
+    ranks: int
+    documents: tuple[DocumentTrace, ...]
+    num_documents: int
+    """That were asked for; of those that hold a text, only the first are traced."""
+
+
+@with_options(TraceOptions)
+def trace(asked: TraceOptions) -> TraceResult:
+    """Find on which steps, ranks and places of rows a run has shown a document, and will.
+
+    >>> found = tokenmill.trace("store", state="run", doc=123)
+    >>> [(shown.step, shown.rank, shown.place) for shown in found.documents[0].shown]
+
+    The exact inverse of `loader.rows(step)`. `row` is a row of an input file instead of a document,
+    `text` all documents that hold it.
+    """
+    run = read_run(asked.state)
+    store = _store_of(run, asked)
+    documents = _asked_for(asked, store)
+    loader = open_loader(run, [store], batch_size=asked.batch_size, ranks=asked.ranks)
+    names = [
+        name
+        for name, each in zip(loader.mixture.names, loader.mixture.stores, strict=True)
+        if each is store
+    ]
+    traced = [
+        _trace(loader, name, document, limit=asked.limit)
+        for document in documents[:MOST_DOCUMENTS]
+        for name in names
+    ]
+    return TraceResult(
+        store=str(store.path),
+        state=str(run.path),
+        step=loader.step,
+        micro_batches=run.micro_batches,
+        ranks=loader.world_size,
+        documents=tuple(traced),
+        num_documents=len(documents),
+    )
+
+
+def _store_of(run: SavedRun, asked: TraceOptions) -> Store:
+    """The store that was asked for, as the run has it; StateError where the run has it not."""
+    wanted = set(run.state["stores"].values())
+    splits = {told["split"] for told in (run.recipe or {"sources": {}})["sources"].values()}
+    for split in dict.fromkeys([*splits, asked.split]):
+        store = open_split(asked.store, split)
+        if store.content in wanted:
+            return store
+    raise StateError(
+        f"the run of {str(run.path)!r} does not read {str(asked.store)!r}: none of its stores holds"
+        " what this one does",
+        hint="name a store of the run, as it was then; --split says which of its splits",
+    )
+
+
+def _asked_for(asked: TraceOptions, store: Store) -> list[int]:
+    given = {name: getattr(asked, name) for name in ("doc", "row", "text")}
+    said = [name for name, value in given.items() if value is not None]
+    if len(said) != 1:
+        what = f"{listed([f'--{name}' for name in said])} are" if said else "nothing is"
+        raise UsageError(
+            f"{what} given, and one thing can be traced",
+            hint="say which document: --doc 123, --row FILE:ROW or --text 'an exact text'",
+        )
+    if asked.doc is not None:
+        return [asked.doc]
+    if asked.row is not None:
+        return documents_of_row(store, asked.row)
+    assert asked.text is not None
+    hits = Search(store, asked.text).hits()
+    starts = [shard.first_document for shard in store.shards]
+    found = {starts[each.shard] + k for each in hits for k in each.documents.tolist()}
+    if not found:
+        raise UsageError(
+            f"no document of {store!r} holds {asked.text!r}",
+            hint=f"see what does: tokenmill grep {shlex.quote(str(store.path))} TEXT",
+        )
+    return sorted(found)
+
+
+def documents_of_row(store: Store, row: str) -> list[int]:
+    """The documents that a row of an input file became, as 'FILE:ROW', rows counted from 0."""
+    file, colon, number = row.rpartition(":")
+    if not colon or not number.isdecimal():
+        raise UsageError(
+            f"row={row!r} is no row of a file",
+            hint="write FILE:ROW, with rows counted from 0, as grep and inspect show them",
+        )
+    wanted = int(number)
+    units = {unit.name: store.manifest.sources[unit.source].path for unit in store.manifest.units}
+    files: dict[str, list[int]] = {}
+    for shard in store.shards:
+        members = store.receipt(shard.unit).unit.members or (units[shard.unit],)
+        for path in members:
+            if path == file or path.endswith(f"/{file}"):
+                files.setdefault(path, []).extend(_of_row(store, shard, members, path, wanted))
+    if len(files) > 1:
+        raise UsageError(
+            f"{file!r} is the end of several names: {listed([*map(repr, files)][:5])}",
+            hint="write more of it",
+        )
+    found = [document for documents in files.values() for document in documents]
+    if not found:
+        what = f"row {wanted} of {file!r}" if files else f"a file {file!r}"
+        why = "it was rejected, is in another split, or is not there" if files else "no source has"
+        raise UsageError(
+            f"{store!r} has no document of {what}: {why}",
+            hint=f"see its sources: tokenmill inspect {shlex.quote(str(store.path))}",
+        )
+    return found
+
+
+def _of_row(
+    store: Store, shard: Shard, members: Sequence[str], path: str, row: int
+) -> Iterator[int]:
+    """By bisection: documents are in the order of their rows."""
+
+    def place(document: int) -> tuple[int, int]:
+        source = store.source(document)
+        return members.index(source.path), source.row
+
+    wanted = members.index(path), row
+    numbers = range(shard.first_document, shard.first_document + shard.documents)
+    at = bisect_left(numbers, wanted, key=place)
+    while at < len(numbers) and place(numbers[at]) == wanted:
+        yield numbers[at]
+        at += 1
+
+
+def _trace(loader: Loader, name: str, document: int, *, limit: int) -> DocumentTrace:
+    store = loader.mixture.stores[loader.mixture.names.index(name)]
+    shown: list[Showing] = []
+    coming: list[Showing] = []
+    num_shown = 0
+    # A step of which rows are dealt may have rows that are drawn after those of the next one.
+    for each in loader.trace(document, source=name):
+        if each.step is None or each.step < loader.step:
+            num_shown += 1
+            shown = [*shown, each][-limit:] if limit else []
+            continue
+        last = coming[limit - 1].step if 0 < limit <= len(coming) else None
+        if not limit or (last is not None and each.step >= last + loader.accumulate):
+            break
+        coming.append(each)
+    coming.sort(key=lambda each: each.step or 0)
+    return DocumentTrace(
+        document=document,
+        name=name,
+        source=store.source(document),
+        tokens=len(store[document]),
+        num_shown=num_shown,
+        shown=tuple(shown),
+        coming=tuple(coming[:limit]),
+    )
