@@ -798,6 +798,9 @@ class ViewOptions:
     """Port of this machine to listen on."""
     no_open: bool = option(False, SERVED)
     """Print the address, and open no browser."""
+    export: PathInput | None = option(None, SERVED, "FILE")
+    """Write an HTML page instead, with the overview and some documents of each store: one file that
+    needs no network and no server."""
     on_ready: Callable[[str], None] | None = None
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.browser import tab
 
+import tokenmill
+
 from .conftest import HOSTILE, write_metrics
 
 if TYPE_CHECKING:
@@ -267,3 +269,26 @@ def test_a_build_is_followed_until_it_is_a_store(page: Tab, viewer: Viewer) -> N
     page.wait("document.querySelector('main').textContent.includes('It is done')")
     names = [store["name"] for store in viewer.ask("about")["stores"]]
     assert names == ["store", "chats", "stopped"]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
+def test_a_page_that_is_a_file_needs_nothing_else(
+    shown: Path, tmp_path: Path, chromium: str, screens: Path, width: int, dark: bool
+) -> None:
+    out = tmp_path / "page.html"
+    tokenmill.view([shown / "store", shown / "chats"], export=out)
+    with tab(chromium) as file:
+        file.resize(width=width, dark=dark)
+        file.open(out.as_uri())
+        file.wait("document.querySelectorAll('.chart canvas').length === 2")
+        assert file.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert file.evaluate(CONTRAST) == []
+        (screens / f"file-{width}.png").write_bytes(file.screenshot())
+        go(file, "documents")
+        assert file.wait("document.querySelectorAll('.list li').length") > 10
+        assert "onerror" in text_of(file, "#text")
+        file.press("j")
+        file.wait("location.hash.includes('n=')")
+        go(file, "documents?of=1")
+        file.wait("!!document.querySelector('#tokens .off')")
+        assert (file.seen.problems, file.seen.requests) == ([], [out.as_uri()])

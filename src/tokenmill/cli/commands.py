@@ -208,6 +208,7 @@ def view(*, paths: list[str], options: Asked) -> None:
     Examples:
       tokenmill view my-store
       tokenmill view my-store run-1 run-2
+      tokenmill view my-store --export page.html
       tokenmill view s3://bucket/my-store --no-open --port 8000
     """
     with contextlib.suppress(KeyboardInterrupt):

@@ -123,7 +123,7 @@ function chart({ label, x, lines, bars = false, logX = false, logY = false, heig
     const plot = new uPlot({
       width: Math.max(at.clientWidth, 120),
       height,
-      padding: [10, 8, 0, 0],
+      padding: [10, 18, 0, 0],
       cursor: { y: false, points: { size: 7 } },
       scales: {
         x: { time: false, distr: logX ? 3 : 1, ...(bars ? { range: [-0.6, x.length - 0.4] } : {}) },
@@ -132,7 +132,7 @@ function chart({ label, x, lines, bars = false, logX = false, logY = false, heig
       axes: [
         { ...axis(), grid: { show: false }, size: 32, space: 56, ...(logX ? { filter: decades } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showX(tick))),
           ...(bars ? { splits: () => x.filter((place) => place % Math.ceil(x.length / Math.max(2, at.clientWidth / 60)) === 0) } : {}) },
-        { ...axis(), size: 56, ...(logY ? { filter: decades } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showY(tick))) },
+        { ...axis(), size: 56, ...(logY ? { filter: decades, grid: { ...axis().grid, filter: decades } } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showY(tick))) },
       ],
       series: [{ label: xName, value: (_, value) => (value == null ? "–" : showX(value)) }, ...series],
     }, [x, ...lines.map((line) => line.values)], at);
@@ -158,8 +158,9 @@ async function ask(what, given = {}) {
   const asked = Object.entries(given).filter(([, value]) => value != null && value !== "");
   const query = new URLSearchParams(asked).toString();
   if (kept) {
-    if (!(`${what}?${query}` in kept)) throw new Error("this page was written to a file, and this is not in it");
-    return kept[`${what}?${query}`];
+    const known = [what, query].filter(Boolean).join("?");
+    if (!(known in kept)) throw new Error("This page was written to a file, and this is not in it.");
+    return kept[known];
   }
   const answer = await fetch(`api/${what}?${query}`, { headers: { Authorization: `Bearer ${token}` } });
   const found = answer.headers.get("content-type") === "application/json" ? await answer.json() : { error: await answer.text() };
@@ -183,6 +184,9 @@ function later(promise, draw, at = el("div")) {
 const share = (part, of) => [percent(part, of), el("span", { class: "share", "aria-hidden": "true" }, el("i", { style: { width: percent(part, of) } }))];
 const sampled = (seen, of, noun) => (seen < of ? note(`A sample: ${compact(seen)} of ${compact(of)} ${noun}, evenly spread.`) : null);
 
+/** A link to some documents; a page that is a file has not all of them. */
+const listOf = (given, words) => (kept ? words : el("a", { href: link("documents", given) }, words));
+
 async function overview({ of = "0" }) {
   const found = await ask("overview", { of });
   const store = about.stores[of];
@@ -200,7 +204,7 @@ async function overview({ of = "0" }) {
     el("div", { class: "grid" },
       card("Sources", "two-thirds", sources(found.sources, totals, of)),
       card("Splits", "third", table([
-        { name: "split", left: true, of: (row) => row[0], show: ([name]) => el("a", { href: link("documents", { of, split: name }) }, name) },
+        { name: "split", left: true, of: (row) => row[0], show: ([name]) => listOf({ of, split: name }, name) },
         { name: "documents", of: (row) => row[1].documents, show: (row) => whole(row[1].documents) },
         { name: "tokens", of: (row) => row[1].tokens, show: (row) => whole(row[1].tokens) },
       ], Object.entries(found.splits)), el("h2", { class: "gap" }, "Every row"), accounting(totals)),
@@ -216,7 +220,7 @@ async function overview({ of = "0" }) {
 
 function sources({ rows, of: all }, totals, of) {
   const shown = table([
-    { name: "file", left: true, of: (row) => row.path, show: (row) => el("a", { href: link("documents", { of, source: row.number }) }, el("bdi", {}, row.path)) },
+    { name: "file", left: true, of: (row) => row.path, show: (row) => listOf({ of, source: row.number }, el("bdi", {}, row.path)) },
     { name: "documents", of: (row) => row.documents, show: (row) => whole(row.documents) },
     { name: "tokens", of: (row) => row.tokens, show: (row) => compact(row.tokens) },
     { name: "of all tokens", of: (row) => row.tokens, show: (row) => share(row.tokens, totals.tokens) },
@@ -315,7 +319,7 @@ function makeList(key, asked) {
     field("Tokens, at least", number("least", asked.least)),
     field("at most", number("most", asked.most)),
     field("From number", number("first", asked.first))));
-  made.at = el("section", { class: "card list", "aria-label": "List of documents" }, form, rows, end);
+  made.at = el("section", { class: "card list", "aria-label": "List of documents" }, kept ? null : form, rows, end);
 
   const line = (each) => {
     made.numbers.push(each.number);
@@ -334,7 +338,7 @@ function makeList(key, asked) {
       rows.append(...found.documents.map(line));
       made.next = found.next;
       const seen = found.next ?? found.end;
-      const looked = text || least || most ? `, looked at ${percent(seen - found.begin, found.end - found.begin)}` : ` of ${whole(found.end - found.begin)}`;
+      const looked = kept ? ` of ${whole(found.end)}, evenly spread` : text || least || most ? `, looked at ${percent(seen - found.begin, found.end - found.begin)}` : ` of ${whole(found.end - found.begin)}`;
       end.replaceChildren(`${whole(made.numbers.length)} shown${looked}`,
         found.next === null || kept ? "" : el("span", {}, " · ", button("More", more)));
       made.any = found.documents.length > 0;
@@ -377,10 +381,10 @@ async function detail({ of, split, n, at }) {
   }
   const turn = (first) => go("documents", { ...route().given, n, at: first });
   const shown = found.ids.length;
-  const parts = shown < found.tokens && el("div", { class: "turn small" },
+  const parts = shown < found.tokens && (kept ? note(`The first ${whole(shown)} tokens of it are in this file.`) : el("div", { class: "turn small" },
     button("‹ before", () => turn(Math.max(0, found.first - shown)), { disabled: found.first === 0, id: "before" }),
     button("after ›", () => turn(found.first + shown), { disabled: found.first + shown >= found.tokens, id: "after" }),
-    el("span", { class: "soft" }, `tokens ${whole(found.first)} to ${whole(found.first + shown)} of ${whole(found.tokens)}`));
+    el("span", { class: "soft" }, `tokens ${whole(found.first)} to ${whole(found.first + shown)} of ${whole(found.tokens)}`)));
   const tokens = el("div", { class: `tokens ${looks.ids ? "ids" : ""}`, dir: "auto", id: "tokens" }, pieces(found));
   const toggle = (name, words) => el("label", { class: "small" }, el("input", { type: "checkbox", checked: looks[name], onchange: (event) => {
     looks[name] = event.target.checked;
@@ -664,7 +668,7 @@ let about = null;
 const PAGES = { overview, documents, batches, runs, builds };
 const TITLES = { overview: "Overview", documents: "Documents", batches: "Batches", runs: "Runs", builds: "Builds" };
 /** The pages that have something to show. */
-const pages = () => Object.keys(PAGES).filter((name) => (name in { runs: 0, builds: 0 } ? about[name] : about.stores).length);
+const pages = () => Object.keys(PAGES).filter((name) => !(kept && name === "batches") && (name in { runs: 0, builds: 0 } ? about[name] : about.stores).length);
 const link = (page, given = {}) => {
   const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value != null && value !== "")).toString();
   return `#${page}${query && `?${query}`}`;

@@ -1,4 +1,4 @@
-"""The server of `tokenmill view`: one page, its answers, for this machine alone.
+"""The verb `view`: a server of one page and its answers for this machine alone, or one file.
 
     browser -> Guard (host, origin, token) -> page.html, page.js, ... or an answer as JSON
 
@@ -9,9 +9,12 @@ their numbers; there is no path in any of them. Nothing is written.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import inspect
 import json
 import math
+import re
 import secrets
 import socket
 import threading
@@ -25,7 +28,7 @@ from tokenmill.options import ViewOptions, with_options
 from tokenmill.viewer.batches import ShownBatches
 from tokenmill.viewer.desk import Desk
 from tokenmill.viewer.runs import ShownBuild, ShownRun
-from tokenmill.viewer.stores import ShownStore
+from tokenmill.viewer.stores import ShownStore, spread
 from tokenmill.visible import visible_lines
 
 if TYPE_CHECKING:
@@ -62,8 +65,11 @@ NO_TOKEN = "This page needs the whole address that `tokenmill view` printed, wit
 
 @with_options(ViewOptions)
 def view(asked: ViewOptions) -> None:
-    """Show stores, runs and builds in the browser until Ctrl-C."""
+    """Show stores, runs and builds in the browser until Ctrl-C, or write what a store is."""
     desk = Desk(asked.paths)
+    if asked.export is not None:
+        write_page(desk, Path(asked.export))
+        return
     with importing("starlette", extra="view", purpose="showing a store in the browser"):
         import uvicorn
     listening = _listen(asked.port)
@@ -172,6 +178,60 @@ class Guard:
             )
             return
         await self.app(scope, receive, guarded)
+
+
+# -------------------------------------------------------------------------------------------------
+# The page as one file: the answers that it would ask for are in it, with a sample of the documents.
+
+EXPORTED_DOCUMENTS, EXPORTED_TOKENS = 24, 600
+
+
+def write_page(desk: Desk, out: Path) -> None:
+    """Write the overview and some documents of every store as one HTML file."""
+    if not desk.stores:
+        raise UsageError("there is no store to write a page of", hint="name one before --export")
+    kept: dict[str, Any] = {"about": desk.about() | {"runs": [], "builds": []}}
+    for of, shown in enumerate(desk.stores):
+        for what in ("overview", "frequencies", "rejects"):
+            kept[f"{what}?of={of}"] = getattr(shown, what)()
+        numbers = spread(len(shown.whole), EXPORTED_DOCUMENTS)
+        kept[f"documents?of={of}&first=0"] = shown.some(numbers)
+        for number in numbers:
+            found = shown.document(number=number, count=EXPORTED_TOKENS)
+            kept[f"document?of={of}&number={number}"] = found
+    try:
+        out.write_text(_one_file(as_json(kept).decode()), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{str(out)!r} cannot be written: {error.strerror or error}") from error
+
+
+def _one_file(kept: str) -> str:
+    """The page with everything in it; its policy allows what is in it and no request."""
+    style = _text("uplot/uPlot.css") + _text("page.css")
+    charts, script = _text("uplot/uPlot.js"), _text("page.js")
+    policy = (
+        f"default-src 'none'; script-src {_hash(charts)} {_hash(script)};"
+        f" style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    data = kept.replace("<", "\\u003c")
+    page = _text("page.html")
+    page = re.sub(r"<(link rel=.stylesheet|script src)[^\n]*\n", "", page)
+    page = page.replace("</head>", f"{head}<style>{style}</style>\n</head>")
+    scripts = (
+        f'<script type="application/json" id="kept">{data}</script>\n'
+        f'<script>{charts}</script>\n<script type="module">{script}</script>\n'
+    )
+    return page.replace("</body>", f"{scripts}</body>")
+
+
+def _text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
 
 
 # -------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from tokenmill.sources.discovery import source_file
 from tokenmill.store.facts import bytes_per_token
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from tokenmill.store.reader import RejectedRow, SourceRow, Store
@@ -243,6 +245,15 @@ class ShownStore:
             "next": at if at < end else None,
             "begin": begin,
             "end": end,
+        }
+
+    def some(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """These documents as a list."""
+        return {
+            "documents": [self._line(self.whole, number) for number in numbers],
+            "next": None,
+            "begin": 0,
+            "end": len(self.whole),
         }
 
     def _text(self, store: Store, number: int) -> str:
