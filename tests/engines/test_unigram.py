@@ -318,6 +318,26 @@ def test_one_near_tie_is_decided_at_every_sum(near_ties: Path) -> None:
     encode_both(engine, [f"{'a ' * (97 * k)}{pair}" for k, pair in enumerate([*pairs] * 2)])
 
 
+def test_between_powers_of_two_words_are_decided_alike(near_ties: Path) -> None:
+    engine, dice = load_engine(near_ties, choice="words"), np.random.default_rng(0)
+    assert isinstance(engine.fast, words.WordEngine)
+    learner = engine.fast._learner
+    assert isinstance(learner, unigram.ModelLearner)
+    some = (dice.choice([*b"abcdef"], dice.integers(2, 12)).tolist() for _ in range(200))
+    known = sorted(set(map(bytes, some)))
+    found, _ = learner.learn(known)
+    changed = 0
+    for exponent in np.repeat(np.arange(8, 17), 8):
+        before = (-dice.uniform(1, 2, len(known)) * 2.0**exponent).astype(np.float32)
+        exact = learner._decide(found.ids, found.lengths, before)
+        usual = unigram._usual_sums(before, exact.sums, learner._worst * LONGEST_PART)
+        others = learner._decide(found.ids, found.lengths, usual)
+        assert np.array_equal(exact.ids, others.ids)
+        changed += int(np.count_nonzero(usual != before))
+        assert len(np.unique(usual[usual != before])) <= 2
+    assert changed > len(known) * 8 * 5
+
+
 def test_an_older_package_is_not_trusted_with_sums(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

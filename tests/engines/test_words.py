@@ -360,7 +360,6 @@ def test_words_that_no_longer_fit_are_forgotten_and_learned_again(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(words, "MOST_WORDS", 60)
-    monkeypatch.setattr(words, "COMMON_WORDS", 20)
     monkeypatch.setattr(words, "SLICE_BYTES", 300)
     engine, dice = load_engine(files["t5"], choice="words"), random.Random(0)
     vocabulary = [f"{dice.choice('abcdefgh')}{number}" for number in range(200)]
@@ -370,11 +369,36 @@ def test_words_that_no_longer_fit_are_forgotten_and_learned_again(
         encode_both(engine, [*batch, "", " "])
         assert isinstance(engine.fast, words.WordEngine)
         most = max(most, len(engine.fast._words._known))
-    assert 20 < most <= 60
+    assert 40 < most <= 60
     assert engine.recycle()
     assert isinstance(engine.fast, words.WordEngine)
     assert not engine.fast._words._known
     encode_both(engine, ["some words are learned anew, some words"])
+
+
+@relaxed
+@given(st.lists(st.sets(st.binary(min_size=1, max_size=40), max_size=40), max_size=6))
+def test_a_table_has_its_words_and_nothing_else(batches: list[set[bytes]]) -> None:
+    table, numbers = words.Table(16), dict[bytes, int]()
+
+    def laid_out(some: list[bytes]) -> tuple[Any, Any, Any]:
+        found = TextBatch.from_texts([*some, b"\xfe" * 16])
+        return found.data, found.offsets[:-2], found.lengths[:-1]
+
+    def not_utf8(word: bytes) -> bool:
+        return b"\xff" in word
+
+    for batch in batches:
+        new = [word for word in batch if word not in numbers and not not_utf8(word)]
+        numbers |= zip(new, range(len(numbers), len(numbers) + len(new)), strict=True)
+        table.add(*laid_out(new), np.array([numbers[word] for word in new], np.int64))
+        asked = [*numbers, *(word + b"\x00" for word in numbers), b"\x00" * 16, b"other"]
+        found = table.find(*laid_out(asked)).tolist()
+        for word, number in zip(asked, found, strict=True):
+            assert number in (-1, numbers.get(word, -1))
+            assert number == -1 or len(word) <= 16
+        held = sum(number >= 0 for number in found[: len(numbers)])
+        assert held >= 0.9 * sum(len(word) <= 16 for word in numbers) - 1
 
 
 def test_texts_without_spaces_are_left_to_the_reference(files: dict[str, Path]) -> None:

@@ -508,6 +508,7 @@ _HALF_ULP = 2.0**-24  # what one addition is wrong by, at most, of its result
 _ROUNDS = 8  # in which the words of a document are decided, before it is the reference's
 # A document is the reference's where more than these of its words must be decided.
 _FEW, _SHARE = 64, 1 / 8
+_MOST_DECIDED = 1 << 14  # words that are remembered, with the sums before them
 _MOST_PIECES = 128  # and where one of them has more, which takes as many steps
 
 
@@ -531,10 +532,9 @@ class ModelLearner:
         self._bonus = max(0.0, float(scores.max())) * LONGEST_PART
         self._data = np.frombuffer(b"".join(segmenter.pieces), np.uint8)
         self._sizes = np.fromiter(map(len, segmenter.pieces), np.int64, len(segmenter.pieces))
+        self._decided: dict[tuple[bytes, float], NDArray[np.uint32] | None] = {}
 
-    def learn(
-        self, words: Sequence[bytes]
-    ) -> tuple[TokenBatch, NDArray[np.float32], NDArray[np.float32]]:
+    def learn(self, words: Sequence[bytes]) -> tuple[TokenBatch, NDArray[np.float32]]:
         """Pieces of words, up to which sum before them, in size, they are these, and their sizes.
 
         Below that their gaps are larger than what can be rounded off: two paths of a part have at
@@ -552,13 +552,7 @@ class ModelLearner:
         found = self._segmenter.segment(texts)
         tokens = TokenBatch(found.ids, np.append(0, np.cumsum(found.lengths)))
         limits = (found.gaps - 1e-9) / (2.002 * _HALF_ULP) - 2 * self._bonus
-        sums = np.append(0, np.cumsum(np.abs(self._scores[self._numbers(found.ids)]), dtype=float))
-        sizes = sums[tokens.offsets[1:]] - sums[tokens.offsets[:-1]]
-        return tokens, limits.astype(np.float32), (sizes * 1.001 + 0.001).astype(np.float32)
-
-    def _numbers(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Whose scores those of pieces are: of unknown characters there is one."""
-        return np.minimum(ids, np.uint32(self._lattice.unknown))
+        return tokens, limits.astype(np.float32)
 
     def finish(self, found: TokenBatch) -> TokenBatch:
         """Documents of pieces with the ids of unknown characters."""
@@ -576,32 +570,37 @@ class ModelLearner:
         self,
         found: TokenBatch,
         *,
-        lengths: NDArray[np.int64],
-        limits: NDArray[np.float32],
-        sizes: NDArray[np.float32],
+        ends: NDArray[np.int64],
         firsts: NDArray[np.int64],
+        near: NDArray[np.int64],
+        limits: NDArray[np.float32],
     ) -> tuple[TokenBatch, NDArray[np.int64]]:
         """The pieces of documents, and which documents are left to the reference.
 
-        `found` are pieces of documents by their words alone. Of each word: how many it has, up to
-        which sum it is decided, and what it adds to the sum at most, in size; `firsts` are the
-        first words of documents, and their number.
+        `found` are pieces of documents by their words alone. The pieces of words end at `ends`,
+        documents begin with the words `firsts`, whose last is the number of words. All but the
+        words `near` are decided at any sum; those up to sums of `limits`.
         """
-        # No sum is larger than that: what float32 rounds off is less than 2 ** -23 a piece.
-        tops = np.cumsum(sizes, dtype=float)
-        before = np.append(0, tops)[firsts]
-        most = 1 + 2.0**-23 * len(found.ids)
-        suspected = np.flatnonzero(limits < tops * most)
-        documents = np.searchsorted(firsts, suspected, side="right") - 1
-        suspects = limits[suspected] < (tops[suspected] - before[documents]) * most
-        is_long = np.diff(before) * most > RESET - self._worst * LONGEST_PART
-        documents = np.union1d(documents[suspects], np.flatnonzero(is_long))
+        documents, long = self._suspected(found, ends, firsts, near, limits)
         if not len(documents):
             return found, documents
-        counts = np.diff(firsts)[documents]
-        ids = found.ids[_ranges(found.offsets[documents], found.lengths[documents])[1]]
-        words = _ranges(firsts[documents], counts)[1]
-        lengths, limits = lengths[words], limits[words]
+        # From here on what is between two such words counts as one word, but where sums are reset.
+        owners = np.searchsorted(firsts, near, side="right") - 1
+        is_mine = np.isin(owners, documents)
+        near, limits_of_near = near[is_mine], limits[is_mine]
+        every = _ranges(firsts[long], firsts[long + 1] - firsts[long])[1]
+        words = np.unique(np.concatenate([firsts[documents], near, near + 1, every]))
+        owners = np.searchsorted(firsts, words, side="right") - 1
+        is_mine = np.isin(owners, documents) & (words < firsts[-1])
+        words, owners = words[is_mine], owners[is_mine]
+        limits = np.full(len(words), np.inf, np.float32)
+        limits[np.searchsorted(words, near)] = limits_of_near
+        starts = np.append(0, ends)[words]
+        is_last = np.diff(owners, append=-1) != 0
+        lengths = np.where(is_last, found.offsets[owners + 1], np.append(starts[1:], 0)) - starts
+        counts = np.diff(np.flatnonzero(is_last), prepend=-1)
+        most_open = _FEW + _SHARE * np.diff(firsts)[documents]
+        ids = np.concatenate([found[document] for document in documents.tolist()])
         is_open = np.zeros(len(words), bool)
         settled: dict[int, NDArray[np.uint32]] = {}
         left: list[NDArray[np.int64]] = []
@@ -612,16 +611,16 @@ class ModelLearner:
             bounds = np.append(0, ends)[np.append(0, np.cumsum(counts))]
             sums = self._sums(ids, lengths, counts, is_open)
             is_open |= np.abs(sums[ends - 1]) > limits
-            fails = np.bincount(owners[is_open], minlength=len(counts)) > _FEW + _SHARE * counts
+            fails = np.bincount(owners[is_open], minlength=len(counts)) > most_open
             fails[owners[is_open & (lengths > _MOST_PIECES)]] = True
             at = np.flatnonzero(is_open & ~fails[owners])
             before = np.where(starts[at] == bounds[owners[at]], 0, sums[starts[at] - 1])
-            paths = self._decide(ids[_ranges(starts[at], lengths[at])[1]], lengths[at], before)
-            differs = _differ(ids, starts[at], lengths[at], paths)
-            changed = at[differs]
-            starts[changed] = len(ids) + (np.cumsum(paths.lengths) - paths.lengths)[differs]
-            lengths[changed] = paths.lengths[differs]
-            ids = np.append(ids, paths.ids)[_ranges(starts, lengths)[1]]
+            after = sums[ends[at] - 1]
+            which, pieces = self._redecide(ids, starts[at], lengths[at], before, after)
+            changed = at[which]
+            lengths[changed] = sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+            starts[changed] = len(ids) + np.cumsum(sizes) - sizes
+            ids = np.concatenate([ids, *pieces])[_ranges(starts, lengths)[1]]
             goes_on = np.zeros(len(documents), bool)
             goes_on[owners[changed]] = True
             left.append(documents[fails])
@@ -635,12 +634,70 @@ class ModelLearner:
             ids = ids[np.repeat(stays, lengths)]
             lengths, limits, is_open = lengths[stays], limits[stays], is_open[stays]
             documents, counts = documents[goes_on], counts[goes_on]
+            most_open = most_open[goes_on]
         else:
             left.append(documents)
         if settled:
             others = TokenBatch.from_lists([settled[place] for place in sorted(settled)])
             found = replace_documents(found, np.array(sorted(settled)), others)
         return found, np.sort(np.concatenate(left))
+
+    def _suspected(
+        self,
+        found: TokenBatch,
+        ends: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        near: NDArray[np.int64],
+        limits: NDArray[np.float32],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Documents that hold a word that is not decided; those whose sums may be reset, too."""
+        # No sum is larger than that: what float32 rounds off is less than 2 ** -23 a piece.
+        most = self._worst * (1 + 2.0**-23 * len(found.ids)) * found.lengths
+        bounds = np.searchsorted(near, firsts)
+        lowest = np.full(len(found), np.inf)
+        some = np.flatnonzero(bounds[1:] > bounds[:-1])
+        if len(some):
+            lowest[some] = np.minimum.reduceat(limits, bounds[some])
+        low = RESET - self._worst * LONGEST_PART
+        documents, long = list[int](), list[int]()
+        for document in np.flatnonzero((lowest < most) | (most > low)).tolist():
+            sums = np.add.accumulate(self._scores.take(found[document], mode="clip"))
+            mine = slice(bounds[document], bounds[document + 1])
+            sums_of = sums.take(ends[near[mine]] - found.offsets[document] - 1)
+            if sums.min() < -low:
+                long.append(document)
+            elif not (np.abs(sums_of) > limits[mine]).any():
+                continue
+            documents.append(document)
+        return np.array(documents, np.int64), np.array(long, np.int64)
+
+    def _redecide(
+        self,
+        ids: NDArray[np.uint32],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        before: NDArray[np.float32],
+        after: NDArray[np.float32],
+    ) -> tuple[list[int], list[NDArray[np.uint32]]]:
+        """Which words have other pieces than these, given the sums before and after, and which."""
+        if not self._bonus:
+            before = _usual_sums(before, after, self._worst * LONGEST_PART)
+        ends = (starts + lengths).tolist()
+        keys = [
+            (ids[start:end].tobytes(), total)
+            for start, end, total in zip(starts.tolist(), ends, before.tolist(), strict=True)
+        ]
+        if len(self._decided) > _MOST_DECIDED:
+            self._decided.clear()
+        places = {key: place for place, key in enumerate(keys) if key not in self._decided}
+        new = np.array(list(places.values()), np.int64)
+        paths = self._decide(ids[_ranges(starts[new], lengths[new])[1]], lengths[new], before[new])
+        found = TokenBatch(paths.ids, np.append(0, np.cumsum(paths.lengths)))
+        for key, pieces in zip(places, found, strict=True):
+            self._decided[key] = None if pieces.tobytes() == key[0] else pieces
+        decided = ((place, self._decided[key]) for place, key in enumerate(keys))
+        changes = [(place, pieces) for place, pieces in decided if pieces is not None]
+        return [place for place, _ in changes], [pieces for _, pieces in changes]
 
     def _sums(
         self,
@@ -654,8 +711,7 @@ class ModelLearner:
         In such a word only the last one is right. There may be one wherever its worst pieces could
         come to the limit.
         """
-        numbers = self._numbers(ids)
-        scores = self._scores.take(numbers)
+        scores = self._scores.take(ids, mode="clip")  # the last one is that of what is unknown
         sums: NDArray[np.float32] = np.empty_like(scores)
         ends = np.cumsum(lengths)
         starts = ends - lengths
@@ -671,7 +727,8 @@ class ModelLearner:
         }
         if not going:
             return sums
-        totals = np.append(0, np.cumsum(np.append(self._sizes, 4)[numbers] * self._worst))
+        depths = np.append(self._sizes, 4) * self._worst
+        totals = np.append(0, np.cumsum(depths.take(ids, mode="clip")))
         while going:
             near: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
             for document, (first, total) in going.items():
@@ -732,16 +789,21 @@ class ModelLearner:
         return Paths(*map(np.concatenate, members))
 
 
-def _differ(
-    ids: NDArray[np.uint32], starts: NDArray[np.int64], lengths: NDArray[np.int64], paths: Paths
-) -> NDArray[np.bool_]:
-    """Which words, whose pieces are `ids` from `starts` on, have others now."""
-    differs: NDArray[np.bool_] = lengths != paths.lengths
-    same = np.flatnonzero(~differs)
-    owners, numbers = _ranges(starts[same], lengths[same])
-    others = _ranges((np.cumsum(paths.lengths) - paths.lengths)[same], lengths[same])[1]
-    differs[same[owners[ids[numbers] != paths.ids[others]]]] = True
-    return differs
+def _usual_sums(
+    before: NDArray[np.float32], after: NDArray[np.float32], depth: float
+) -> NDArray[np.float32]:
+    """Sums before words, or others with which float32 decides the same; scores are not positive.
+
+    Between two powers of two all sums are multiples of the same step, and what is added is rounded
+    to it: alike for all of them, but that halves go to the even one. So of a sum before a word
+    count the power of two and whether it is even, if no path that could be the best one leaves that
+    range. Within `slack` of the best one are all that could: a part has no more pieces than bytes,
+    and sums of parts are lower than that after them by no more than `depth`.
+    """
+    slack = 2.0**-21 * LONGEST_PART * (depth - after)
+    is_inside = (np.frexp(before)[1] == np.frexp(after - slack)[1]) & (before < 0)
+    usual = (before.view(np.uint32) & np.uint32(0xFF800001)).view(np.float32)
+    return np.where(is_inside, usual, before)
 
 
 def model_learner(

@@ -40,6 +40,7 @@ from tokenmill.engines.references import (
     SentencePieceModel,
 )
 from tokenmill.engines.unigram import (
+    RESET,
     Learner,
     ModelLearner,
     json_learner,
@@ -52,7 +53,6 @@ from tokenmill.records import TextBatch, TokenBatch, cut_ranges
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    import pyarrow
     from numpy.typing import NDArray
 
     from tokenmill.engines.load import TokenizerFiles
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 ENGINE = "words"
 _SPACE = "\u2581"
 _WHITESPACE = b" \t\n\r"
-_BEGIN = b"\xff"  # the beginning of a word, which is in no text
+_BEGIN = b"\xfe"  # the beginning of a word, which is in no text
 _VISIBLE = np.arange(0x21, 0x7F)  # in ASCII
 
 
@@ -535,7 +535,9 @@ SLICE_BYTES = 2 << 20
 MODEL_SLICES = 2
 MOST_WORDS = 1 << 19  # in the cache: some 150 bytes each
 MOST_PARTS = 1 << 18
-COMMON_WORDS = 1 << 15
+_TABLE_WIDTHS = 16, 32  # words of so many bytes are found without Arrow
+_PADDING = np.zeros(_TABLE_WIDTHS[-1], np.uint8)
+_FEWEST_BITS = 12  # of the number of places in a table
 FEW_CHARACTERS = 64  # of a text that the reference encodes in less time
 # Documents with longer words on average, in bytes, are given to the reference: they are in a script
 # without spaces, or data.
@@ -606,7 +608,7 @@ class WordEngine:
         is_whole = self._cutting.left_out and (data[:1].isspace() or data[-1:].isspace())
         if places is None or is_whole or len(data) > LONG_WORDS * len(found):
             return self.encode(TextBatch.from_texts([text]))[0]
-        if self._words.is_delicate[places].any():
+        if (self._words.marks[places] & DELICATE).any():
             return self._by_reference(TextBatch.from_texts([text]), np.zeros(1, np.int64))[0]
         return self._words.ids_of(places)[0]
 
@@ -644,15 +646,19 @@ class WordEngine:
         places = self._words.look_up(data, cuts)
         ids, ends = self._words.ids_of(places)
         found = TokenBatch(ids, np.append(0, ends)[firsts])
-        delicate = np.flatnonzero(self._words.is_delicate[places])
+        marks = self._words.marks.take(places)
+        marked = np.flatnonzero(marks)
+        marks = marks[marked]
+        delicate = marked[marks & DELICATE > 0]
         held = np.unique(np.searchsorted(firsts, delicate, side="right") - 1)
         if isinstance(self._learner, ModelLearner):
+            near = marked[marks & NEAR > 0]
             found, left = self._learner.settle(
                 found,
-                lengths=self._words.lengths.take(places),
-                limits=self._words.limits.take(places),
-                sizes=self._words.sizes.take(places),
+                ends=ends,
                 firsts=firsts,
+                near=near,
+                limits=self._words.limits.take(places[near]),
             )
             found, held = self._learner.finish(found), np.union1d(held, left)
         if not len(held):
@@ -695,16 +701,17 @@ class WordEngine:
             return self._encode_by_parts(words)
         held = self._cutting.find_delicate(words)
         if isinstance(self._learner, ModelLearner):
-            tokens, limits, sizes = self._learner.learn(words)
+            tokens, limits = self._learner.learn(words)
             held |= limits == -np.inf
-            return tokens.ids, tokens.offsets[:-1], tokens.lengths, held, limits, sizes
+            marks = held * DELICATE | (limits < 2 * RESET) * NEAR
+            return tokens.ids, tokens.offsets[:-1], tokens.lengths, marks, limits
         tokens, left = self._learner.learn(words)
         ids, starts, lengths = tokens.ids, tokens.offsets[:-1], tokens.lengths
         if len(left):
             other = self._encode_by_parts([words[place] for place in left.tolist()])
             starts[left], lengths[left] = len(ids) + other[1], other[2]
-            ids, held[left] = np.append(ids, other[0]), other[3]
-        return ids, starts, lengths, held, *_unlimited(words)
+            ids, held[left] = np.append(ids, other[0]), other[3] > 0
+        return ids, starts, lengths, held * DELICATE, _unlimited(words)
 
     def _encode_by_parts(self, words: list[bytes]) -> Learned:
         """Encode words by their parts."""
@@ -724,8 +731,8 @@ class WordEngine:
         places = self._parts.look_up(data, cuts)
         ids, ends = self._parts.ids_of(places)
         offsets = np.append(0, ends)[firsts]
-        held |= np.logical_or.reduceat(self._parts.is_delicate[places], firsts[:-1])
-        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held, *_unlimited(words)
+        held |= np.bitwise_or.reduceat(self._parts.marks[places], firsts[:-1]) > 0
+        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held * DELICATE, _unlimited(words)
 
     def _encode_parts(self, parts: list[bytes]) -> Learned:
         """Have the reference encode parts of words, each as a text of its own."""
@@ -745,27 +752,26 @@ class WordEngine:
                     texts[place], held[place], before[place] = b"", True, -1
         skipped = self._ids_before[before]
         starts, lengths = tokens.offsets[:-1] + skipped, tokens.lengths - skipped
-        return tokens.ids, starts, lengths, held, *_unlimited(parts)
+        return tokens.ids, starts, lengths, held * DELICATE, _unlimited(parts)
 
 
-def _unlimited(words: Sequence[bytes]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return np.full(len(words), np.inf, np.float32), np.zeros(len(words), np.float32)
+def _unlimited(words: Sequence[bytes]) -> NDArray[np.float32]:
+    return np.full(len(words), np.inf, np.float32)
 
 
-# The ids of some words or parts, where those of each begin, how many they are, which may be encoded
-# by the reference alone, with the document that holds them, up to which sum of scores before it a
-# word has these ids, and how much it adds to that at most.
+# The ids of some words or parts, where those of each begin, how many they are, marks, and up to
+# which sum of scores before it a word has these ids.
 Learned = tuple[
     "NDArray[np.uint32]",
     "NDArray[np.int64]",
     "NDArray[np.int64]",
-    "NDArray[np.bool_]",
-    "NDArray[np.float32]",
+    "NDArray[np.uint8]",
     "NDArray[np.float32]",
 ]
-
-
-_OF_WORDS = ("_starts", "lengths", "_counts", "is_delicate", "limits", "sizes")
+# Marks: only the reference may encode documents that hold the word; it is not decided at any sum.
+DELICATE, NEAR = np.uint8(1), np.uint8(2)
+_OF_WORDS = ("_starts", "lengths", "marks", "limits")
+_CHUNK_WORDS = 1 << 14  # looked up at a time: what they need fits into a cache of the processor
 
 
 def _extended(array: NDArray[Any], size: int, values: NDArray[Any]) -> NDArray[Any]:
@@ -778,26 +784,107 @@ def _extended(array: NDArray[Any], size: int, values: NDArray[Any]) -> NDArray[A
     return array
 
 
+class Table:
+    """Numbers of words of at most `width` bytes, found by a few steps of numpy.
+
+    A word is a row of 64-bit integers, filled up with bytes that are in no text. There is one place
+    where it can be; a word whose place another one has is not here.
+    """
+
+    def __init__(self, width: int) -> None:
+        # By the size of a word: what its row has beside it. That of a longer one is no text.
+        fill = np.full((width + 2, width), 0xFF, np.uint8)
+        for size in range(width + 1):
+            fill[size, :size] = 0
+        self._width, self._row = width, np.dtype(f"V{width}")
+        self._fill = fill.reshape(-1).view(self._row)
+        self._factors = np.random.default_rng(0).integers(0, 1 << 64, width // 8, np.uint64) | 1
+        # What a comparison of two rows is, seen as one number, if they are equal.
+        self._equal = np.ones(width // 8, np.uint8).view(f"u{width // 8}")
+        self._resize(_FEWEST_BITS)
+
+    def _resize(self, bits: int) -> None:
+        self._shift = np.uint64(64 - bits)
+        self._rows = np.zeros(1 << bits, self._row)
+        self._numbers = np.full(1 << bits, -1, np.int32)
+        self._count = 0
+
+    def find(
+        self, data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The numbers of words, -1 for those not here. `data` goes on for `width` bytes."""
+        numbers = np.empty(len(starts), np.int64)
+        for first in range(0, len(starts), _CHUNK_WORDS):
+            some = slice(first, first + _CHUNK_WORDS)
+            rows = self._rows_of(data, starts[some], sizes[some])
+            places = self._places(rows)
+            same = self._rows.take(places, mode="clip").view(np.uint64) == rows.view(np.uint64)
+            is_here = same.view(self._equal.dtype) == self._equal
+            # A number of which all bits are set is -1.
+            numbers[some] = self._numbers.take(places, mode="clip") | (is_here.view(np.int8) - 1)
+        return numbers
+
+    def add(
+        self,
+        data: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+    ) -> None:
+        """Take up words, all of them different, that are not here yet."""
+        short = np.flatnonzero(sizes <= self._width)
+        rows, numbers = self._rows_of(data, starts[short], sizes[short]), numbers[short]
+        if 2 * (self._count + len(rows)) > len(self._rows):
+            held = self._numbers >= 0
+            rows = np.append(self._rows[held], rows)
+            numbers = np.append(self._numbers[held], numbers)
+            self._resize((4 * len(rows)).bit_length())
+        places = self._places(rows)
+        free = self._numbers[places] < 0
+        rows, places, numbers = rows[free], places[free], numbers[free]
+        self._numbers[places] = numbers
+        # Of several with the same place one has it now.
+        chosen = self._numbers[places] == numbers
+        self._rows[places[chosen]] = rows[chosen]
+        self._count += int(np.count_nonzero(chosen))
+
+    def _rows_of(
+        self, data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> NDArray[np.void]:
+        everywhere = np.ndarray(len(data) - self._width + 1, self._row, data, 0, (1,))
+        rows: NDArray[np.void] = everywhere[starts]
+        rows.view(np.uint64)[:] |= self._fill.take(sizes, mode="clip").view(np.uint64)
+        return rows
+
+    def _places(self, rows: NDArray[np.void]) -> NDArray[np.int64]:
+        columns, step = rows.view(np.uint64), len(self._factors)
+        places = columns[::step] * self._factors[0]
+        for column in range(1, step):
+            places += columns[column::step] * self._factors[column]
+        found: NDArray[np.int64] = (places >> self._shift).view(np.int64)
+        return found
+
+
 class Cache:
     """Ids of words, or of their parts; `learn` encodes those that are new."""
 
     def __init__(self, learn: Callable[[list[bytes]], Learned], most: int) -> None:
         self._learn = learn
         self._most = most
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self._known: dict[bytes, int] = {}
-        # Of each word: its ids, where they begin, how many they are, how often it came; and
-        # whether only the reference may encode documents that hold it. There is room for more.
+        self._tables = tuple(map(Table, _TABLE_WIDTHS))
+        # Of each word: its ids, where they begin and how many they are, its marks and its limit.
+        # There is room for more.
         self._ids = np.empty(0, np.uint32)
         self._num_ids = 0
         self._starts = np.empty(0, np.int64)
         self.lengths = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self.is_delicate = np.empty(0, bool)
+        self.marks = np.empty(0, np.uint8)
         self.limits = np.empty(0, np.float32)
-        self.sizes = np.empty(0, np.float32)
-        self._common: pyarrow.Array | None = None
-        self._common_places = np.empty(0, np.int64)
-        self._seen = self._sorted_at = 0
 
     def places_of(self, words: list[bytes]) -> NDArray[np.int64] | None:
         """The place of each word in the cache; None where one is new."""
@@ -806,100 +893,71 @@ class Cache:
 
     def ids_of(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """The ids of words back to back, and where those of each end."""
-        lengths = self.lengths.take(places)
-        ends = np.cumsum(lengths)
-        # Where each id is in the cache: after the one before, but for the first one of a word.
-        some = lengths.nonzero()[0]
-        starts, sizes = self._starts.take(places[some]), lengths.take(some)
-        steps = np.ones(sizes.sum(), np.int64)
-        steps[:1] = starts[:1]
-        steps[ends.take(some[:-1])] = starts[1:] - starts[:-1] - sizes[:-1] + 1
-        return self._ids.take(np.cumsum(steps, out=steps)), ends
+        parts = [np.empty(0, np.uint32)]
+        ends = np.empty(len(places), np.int64)
+        done = 0
+        for first in range(0, len(places), _CHUNK_WORDS):
+            some = slice(first, first + _CHUNK_WORDS)
+            lengths = self.lengths.take(places[some])
+            bounds = np.cumsum(lengths)
+            # Where each id is in the cache: as far from the first one of its word as it is here.
+            sources = np.repeat(self._starts.take(places[some]) - bounds + lengths, lengths)
+            sources += np.arange(len(sources))
+            parts.append(self._ids.take(sources))
+            np.add(bounds, done, out=ends[some])
+            done += len(sources)
+        return np.concatenate(parts), ends
 
     def look_up(self, data: NDArray[np.uint8], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The place of each word in the cache; those that are new get one."""
         import pyarrow
-        import pyarrow.compute
 
+        padded = np.append(data, _PADDING)
+        sizes = np.diff(cuts, append=len(data))
+        first, *others = self._tables
+        places = first.find(padded, cuts, sizes)
+        rest = np.flatnonzero(places < 0)
+        for table in others:
+            places[rest] = table.find(padded, cuts[rest], sizes[rest])
+            rest = rest[places[rest] < 0]
+        if not len(rest):
+            return places
         offsets = np.append(cuts, len(data)).astype(np.int32)
-        buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(np.ascontiguousarray(data))]
-        words = pyarrow.BinaryArray.from_buffers(pyarrow.binary(), len(cuts), buffers)
-        places = np.full(len(cuts), -1, np.int64)
-        rest = None
-        # For a few words arrow would take longer to learn the common ones than to find any.
-        if self._common is not None and len(cuts) > COMMON_WORDS:
-            found = pyarrow.compute.index_in(words, value_set=self._common)
-            numbers = found.fill_null(len(self._common_places)).to_numpy()
-            places = np.append(self._common_places, -1)[numbers]
-            rest = np.flatnonzero(places < 0)
-            words = words.take(pyarrow.array(rest))
-        distinct = words.dictionary_encode()
+        words = pyarrow.BinaryArray.from_buffers(
+            pyarrow.binary(), len(cuts), [None, *map(pyarrow.py_buffer, (offsets, padded))]
+        )
+        distinct = words.take(pyarrow.array(rest)).dictionary_encode()
         wanted = distinct.dictionary.to_pylist()
         known = np.fromiter(map(self._known.get, wanted, [-1] * len(wanted)), np.int64, len(wanted))
-        if (known < 0).any():
-            new = np.flatnonzero(known < 0)
-            if len(self._known) > COMMON_WORDS and len(self._known) + len(new) > self._most:
-                self._keep(COMMON_WORDS)
+        new = np.flatnonzero(known < 0)
+        if len(new):
+            if self._known and len(self._known) + len(new) > self._most:
+                self.forget()
                 return self.look_up(data, cuts)
             known[new] = self._add([wanted[number] for number in new.tolist()])
-        looked_up = known[distinct.indices.to_numpy()]
-        if rest is None:
-            places = looked_up
-        else:
-            places[rest] = looked_up
-        self._count(places)
+        places[rest] = known[distinct.indices.to_numpy()]
+        self._add_to_tables(wanted, known)
         return places
 
     def _add(self, words: list[bytes]) -> NDArray[np.int64]:
         """Learn words; their places."""
-        ids, starts, lengths, held, limits, sizes = self._learn(words)
+        ids, starts, lengths, marks, limits = self._learn(words)
         first = len(self._known)
         places = range(first, first + len(words))
-        made: tuple[NDArray[Any], ...] = (
-            self._num_ids + starts,
-            lengths,
-            np.zeros(len(words), np.int64),
-            held,
-            limits,
-            sizes,
-        )
-        for name, values in zip(_OF_WORDS, made, strict=True):
-            setattr(self, name, _extended(getattr(self, name), first, values))
+        self._known.update(zip(words, places, strict=True))
+        self._starts = _extended(self._starts, first, self._num_ids + starts)
         self._ids = _extended(self._ids, self._num_ids, ids)
         self._num_ids += len(ids)
-        self._known.update(zip(words, places, strict=True))
+        self.lengths = _extended(self.lengths, first, lengths)
+        self.marks = _extended(self.marks, first, marks)
+        self.limits = _extended(self.limits, first, limits)
         return np.array(places)
 
-    def _keep(self, number: int) -> None:
-        """Forget all words but those that came most often."""
-        kept = np.sort(self._most_common(number))
-        names = list(self._known)
-        self._known = {names[place]: new for new, place in enumerate(kept.tolist())}
-        self._ids, _ = self.ids_of(kept)
-        self._num_ids = len(self._ids)
-        for name in _OF_WORDS:
-            setattr(self, name, getattr(self, name)[kept])
-        self._starts = np.cumsum(self.lengths) - self.lengths
-        self._set_common(np.arange(number))
-
-    def _most_common(self, number: int) -> NDArray[np.int64]:
-        return np.argpartition(-self._counts[: len(self._known)], number - 1)[:number]
-
-    def _set_common(self, places: NDArray[np.int64]) -> None:
-        import pyarrow
-
-        names = list(self._known)
-        self._common = pyarrow.array([names[place] for place in places.tolist()], pyarrow.binary())
-        self._common_places = places
-
-    def _count(self, places: NDArray[np.int64]) -> None:
-        """Note how often words came; after each time as many again, which are the most common."""
-        if 16 * len(places) < len(self._counts):
-            np.add.at(self._counts, places, 1)
-        else:
-            self._counts += np.bincount(places, minlength=len(self._counts))
-        self._seen += len(places)
-        if self._seen < 2 * self._sorted_at or len(self._known) < COMMON_WORDS:
-            return
-        self._sorted_at = self._seen
-        self._set_common(self._most_common(COMMON_WORDS))
+    def _add_to_tables(self, words: list[bytes], places: NDArray[np.int64]) -> None:
+        data = np.append(np.frombuffer(b"".join(words), np.uint8), _PADDING)
+        sizes = np.fromiter(map(len, words), np.int64, len(words))
+        starts = np.cumsum(sizes) - sizes
+        for table in self._tables:
+            table.add(data, starts, sizes, places)
+            left = table.find(data, starts, sizes) < 0
+            starts, sizes, places = starts[left], sizes[left], places[left]
