@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
 from tokenmill.loader import order
-from tokenmill.loader.order import SHUFFLES, check_shuffle, ordered_rows, permuted
+from tokenmill.loader.order import SHUFFLES, NearbyWindows, check_shuffle, ordered_rows, permuted
 
 Order = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -113,6 +113,29 @@ def test_a_block_shuffle_reads_runs_of_rows() -> None:
     assert np.abs(np.diff(rows // run)).mean() > order.WINDOW_RUNS, "rows of all runs are mixed"
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 900), st.integers(0, 900), st.integers(1, 5), st.integers(1, 9))
+def test_nearby_rows_are_known_when_their_window_is_there(
+    num_rows: int, more: int, run_rows: int, window_runs: int
+) -> None:
+    made = partial(make, "nearby", seq_len=16, run_tokens=run_rows * 16, window_runs=window_runs)
+    whole = NearbyWindows(run_rows, window_runs).whole(num_rows)
+    before, after = (rows_of(made(size), 0, whole) for size in (num_rows, num_rows + more))
+    assert before == after
+    assert sorted(before) == list(range(whole)), "in the order of the stream, window by window"
+    assert num_rows - whole < run_rows * window_runs * 2
+
+
+def test_nearby_windows_grow_from_one_run_and_later_epochs_are_mixed_as_blocks() -> None:
+    rows = np.array(rows_of(make("nearby", 64 * 600), 0, 64 * 600)) // 64
+    ends = [1, 3, 7, 15, 31, 63, 127, 255, 511, 600]
+    for first, end in pairwise([0, *ends]):
+        assert set(rows[first * 64 : end * 64].tolist()) == set(range(first, end))
+    assert NearbyWindows.of(2048).end_of(64) == 3 * 64
+    blocks = partial(rows_of, first=5000, last=9000)
+    assert blocks(make("nearby", 5000)) == blocks(make("block", 5000)) != list(range(4000))
+
+
 def test_the_order_of_a_seed_never_changes() -> None:
     """Golden: runs that were begun with an earlier release are resumed by these numbers."""
     assert rows_of(make("full", 10, seed=42), 0, 20) == GOLDEN_FULL
@@ -120,6 +143,7 @@ def test_the_order_of_a_seed_never_changes() -> None:
     assert rows_of(far, 3 * 10**12, 3 * 10**12 + 4) == GOLDEN_FAR
     blocks = make("block", 11, seed=7, seq_len=1 << 15)
     assert rows_of(blocks, 0, 22) == GOLDEN_BLOCK
+    assert rows_of(make("nearby", 11, seed=7, seq_len=1 << 15), 0, 11) == GOLDEN_NEARBY
 
 
 def test_an_unknown_shuffle_says_what_there_is() -> None:
@@ -131,3 +155,4 @@ def test_an_unknown_shuffle_says_what_there_is() -> None:
 GOLDEN_FULL = [7, 5, 9, 2, 8, 0, 4, 3, 6, 1, 9, 7, 6, 0, 1, 3, 4, 2, 5, 8]
 GOLDEN_FAR = [655493592737, 413179012779, 575497889909, 854225460639]
 GOLDEN_BLOCK = [8, 10, 3, 5, 0, 6, 7, 4, 1, 9, 2, 7, 9, 1, 8, 3, 10, 4, 5, 0, 2, 6]
+GOLDEN_NEARBY = [0, 2, 3, 1, 9, 4, 5, 6, 10, 8, 7]

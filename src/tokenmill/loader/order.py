@@ -34,7 +34,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Located: TypeAlias = tuple[Ints, Ints]  # two numbers for each row that was asked for
 
 VERSION = 1
-SHUFFLES = ("full", "block", "none")
+SHUFFLES = ("full", "block", "nearby", "none")
 ROUNDS = 6
 # Smaller networks shuffle badly; walking down from 64 to a few rows costs nothing to speak of.
 MIN_BITS = 6
@@ -55,7 +55,8 @@ def check_shuffle(value: object) -> str:
     if name not in SHUFFLES:
         raise UsageError(
             f"shuffle={value!r} is not known",
-            hint='use shuffle=True (any row may come next), "block" (slow disks) or False',
+            hint='use shuffle=True (any row may come next), "block" (slow disks), "nearby" (a store'
+            " that is still being built) or False",
         )
     return name
 
@@ -148,12 +149,59 @@ def places_of_rows(
     return order.places(rows, epoch)
 
 
+class NearbyWindows(NamedTuple):
+    """Windows of a stream of rows: the first is one run, each twice the one before, to the largest.
+
+    A reader that follows a build can begin with the first run, and mixes as much as block shuffle
+    does when some 30 million tokens are there.
+    """
+
+    run: int
+    most_runs: int
+
+    @classmethod
+    def of(cls, seq_len: int) -> NearbyWindows:
+        """Those of a loader."""
+        return cls(max(1, RUN_TOKENS // seq_len), WINDOW_RUNS)
+
+    @property
+    def _growing(self) -> int:
+        """How many windows come before those of the largest size."""
+        return (self.most_runs - 1).bit_length()
+
+    def holding(self, rows: Ints) -> Ints:
+        """The window of each row."""
+        firsts = np.array([self.bounds(k)[0] for k in range(self._growing + 1)], np.int64)
+        numbers: Ints = firsts.searchsorted(rows, side="right") - 1
+        later = np.maximum(rows - firsts[-1], 0) // (self.run * self.most_runs)
+        return numbers + later
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """First row of a window, and the row after its last; there may be fewer in the stream."""
+        growing = min(number, self._growing)
+        later = number - growing
+        first = ((1 << growing) - 1 + later * self.most_runs) * self.run
+        size = min(1 << growing, self.most_runs) * self.run
+        return first, first + size
+
+    def whole(self, num_rows: int) -> int:
+        """Rows in windows that are whole when the stream has so many: their order is known."""
+        return self.bounds(int(self.holding(np.array([num_rows]))[0]))[0]
+
+    def end_of(self, row: int) -> int:
+        """The row after the last one of the window that has a row."""
+        return self.bounds(int(self.holding(np.array([row]))[0]))[1]
+
+
 class _Order(NamedTuple):
     """Orders of the rows of a source: one for each epoch.
 
     Block shuffle is runs of rows in a shuffled order; the rows of each window of runs shuffled. The
     last run is short unless it divides evenly. Places after it are moved up by what it lacks, so
     that place // run is the number of a run; inside its window likewise.
+
+    Nearby is that from the second epoch on. In the first one, rows come in the order of the stream,
+    those of each window shuffled: so a window is known when its rows are, whatever follows it.
     """
 
     shuffle: str
@@ -172,6 +220,8 @@ class _Order(NamedTuple):
             return places
         if self.shuffle == "full":
             return permuted(places, self.num_rows, key=self.key(epoch))
+        if self.is_nearby(epoch):
+            return self._near(places, inverse=False)
         blocks, rows = self._blocks(epoch), np.empty_like(places)
         moved = places + np.where(places >= blocks.end, blocks.lacking, 0)
         for number in distinct(moved // blocks.window):
@@ -191,6 +241,8 @@ class _Order(NamedTuple):
             return rows
         if self.shuffle == "full":
             return permuted(rows, self.num_rows, key=self.key(epoch), inverse=True)
+        if self.is_nearby(epoch):
+            return self._near(rows, inverse=True)
         blocks, places = self._blocks(epoch), np.empty_like(rows)
         key = self.key(epoch, "runs")
         runs = permuted(rows // self.run, blocks.num_runs, key=key, inverse=True)
@@ -204,6 +256,22 @@ class _Order(NamedTuple):
             key = self.key(epoch, "window", number)
             places[here] = permuted(inner, size, key=key, inverse=True) + (first - before)
         return places
+
+    def is_nearby(self, epoch: int) -> bool:
+        """Whether rows stay in windows of the stream."""
+        return self.shuffle == "nearby" and epoch == 0
+
+    def _near(self, places: Ints, *, inverse: bool) -> Ints:
+        """Rows of the first epoch, each in the window of the stream that its place is in."""
+        found = np.empty_like(places)
+        windows = NearbyWindows(self.run, self.window_runs)
+        numbers = windows.holding(places)
+        for number in distinct(numbers):
+            here = numbers == number
+            first, end = windows.bounds(number)
+            key, size = self.key(0, "nearby", number), min(end, self.num_rows) - first
+            found[here] = permuted(places[here] - first, size, key=key, inverse=inverse) + first
+        return found
 
     def _blocks(self, epoch: int) -> _Blocks:
         num_runs = -(-self.num_rows // self.run)
