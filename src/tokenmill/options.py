@@ -521,6 +521,9 @@ class BuildOptions(RowShape):
     part: str | None = option(None, MACHINES, "I/N")
     """Build one of N independent parts (1/64 to 64/64), on any machine and in any order; then run
     tokenmill finish."""
+    followed: bool = option(False, SPEED)
+    """Build in the order of the store, for a reader that follows: all workers are at one compressed
+    file after the other, whose text takes room on the disk meanwhile."""
     prune: bool = option(False, RERUN)
     """Drop the shards of files that are no longer among the inputs."""
     rebuild: bool = option(False, RERUN)

@@ -438,6 +438,9 @@ class Task:
     last: int | None = None  # unit of the stream that the limit reaches
     ahead: int | None = None  # so many copies may wait or be in work
     copy: UnitCopy | None = None  # what the unit is read from, if it is there
+    # Of two tasks that may be given out, that with the smaller one goes first: a build that is
+    # followed has here the place of the file in the plan.
+    place: int = 0
 
     @property
     def finds_tasks(self) -> bool:
@@ -471,6 +474,9 @@ class WorkPlan:
     # Units whose file has a new version but the same bytes: their receipts are written anew.
     touched: list[tuple[str, SourceFile]] = field(default_factory=list)
     planned: set[str] = field(default_factory=set)  # names of all units that the plan knows
+    # Units of each file, those of other parts too; None where only its end tells. Files after a
+    # limit have none, and are not in the list.
+    num_units: list[int | None] = field(default_factory=list)
     # Units in the store that are not in the plan although their file is an input.
     stale: list[str] = field(default_factory=list)
     # Input files of units in the store that are no inputs now, and those units.
@@ -525,6 +531,7 @@ class _Planner:
     # Prefix of a file's units -> the highest number that the store has.
     last_units: dict[str, int] = field(default_factory=dict)
     _taken: int = 0  # rows of the last unit that are before the limit
+    _num_units: int = 0  # of this file
     _source: Source | None = None  # the open file: only a limit or a touched file needs it
 
     def __post_init__(self) -> None:
@@ -542,18 +549,26 @@ class _Planner:
         files = self.plan.files
         streams = {file.path for file in files if base.is_stream(file, self.settings.source)}
         of_streams: list[Task] = []
-        for file in files:
+        for place, file in enumerate(files):
             if self.rows_left == 0:
                 break
+            self._num_units = 0
             try:
                 if file.path not in streams:
                     self._plan_units(file)
                 elif (task := self._plan_stream(file)) is not None:
-                    of_streams.append(task)
+                    is_next = self.settings.options.followed
+                    (self.plan.tasks if is_next else of_streams).append(
+                        dataclasses.replace(task, ahead=self._ahead(1), place=place)
+                        if is_next and self._is_shared(file)
+                        else task
+                    )
             finally:
                 if self._source is not None:
                     self._source.close()
                     self._source = None
+            is_open = file.path in streams and self.rows_left is None
+            self.plan.num_units.append(None if is_open else self._num_units)
         # Long tasks first. Those that find others go each to a worker of its own, being fewer.
         self.plan.tasks[:0] = self._share(of_streams)
 
@@ -568,12 +583,20 @@ class _Planner:
             return [lane(task, first=first) for task in streams for first in range(lanes)]
         shared, whole = list[Task](), list[Task]()
         for task in streams:
-            size = base.text_size(task.file)
-            is_long = size > base.unit_bytes_for(size, self.settings.source)
-            is_large = size * workers > self.plan.bytes_to_do
-            (shared if is_long and is_large and not options.serial else whole).append(task)
-        ahead = max(_COPIES, _COPIES * (workers + 1) // max(1, len(shared)))
+            is_large = base.text_size(task.file) * workers > self.plan.bytes_to_do
+            (shared if is_large and self._is_shared(task.file) else whole).append(task)
+        ahead = self._ahead(len(shared))
         return [*(dataclasses.replace(task, ahead=ahead) for task in shared), *whole]
+
+    def _is_shared(self, file: SourceFile) -> bool:
+        """Whether a stream may be for all workers: it has units enough, and they are here."""
+        options, size = self.settings.options, base.text_size(file)
+        is_here = options.runner == "local" and not options.serial
+        return is_here and size > base.unit_bytes_for(size, self.settings.source)
+
+    def _ahead(self, streams: int) -> int:
+        """Copies of the units of each of so many streams."""
+        return max(_COPIES, _COPIES * (self.settings.memory.workers + 1) // max(1, streams))
 
     def _is_mine(self, name: str) -> bool:
         """Whether the unit, or the stream, of this name is to be planned."""
@@ -637,6 +660,7 @@ class _Planner:
 
     def _take_rows(self, unit: Unit) -> int | None:
         """How many rows of the unit are before the limit; None if it is taken whole."""
+        self._num_units += 1
         if self.rows_left is None:
             return None
         found = facts.find_receipt(self.layout, _name(unit))

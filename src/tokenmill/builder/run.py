@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +67,7 @@ from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.sources.objects import rows_in
 from tokenmill.store import facts, snapshots
 from tokenmill.store import layout as layouts
-from tokenmill.store.facts import Manifest, PartRecord, UnknownFacts
+from tokenmill.store.facts import Building, Manifest, PartRecord, PlannedSource, UnknownFacts
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 from tokenmill.where import UNDECIDED, has, parse, row_of, unknown_column
@@ -144,6 +144,7 @@ class BuildRun:
     started: float = field(default_factory=time.monotonic)
     _cluster: RayCluster | None = None
     _local: LocalRunner | None = None
+    _building: Building | None = None  # as readers who follow this build were told
 
     def run(self) -> BuildResult:
         """Carry out what was asked for."""
@@ -162,6 +163,9 @@ class BuildRun:
                 self.refuse(work)
                 finished = self._finished(work)
                 return self._work(work, lock.token) if finished is None else finished
+            except BaseException as error:
+                self._tell_readers(error)
+                raise
             finally:
                 if self.part is None:
                     shutil.rmtree(self.layout.rows, ignore_errors=True)
@@ -360,21 +364,26 @@ class BuildRun:
             files = {(file.path, file.size, file.version) for file in plan.files}
             known = {(source.path, source.size, source.version) for source in manifest.sources}
             return self._result(work, None, sorted(plan.done)) if files == known else None
-        if plan.stale or plan.foreign or self.layout.tmp.exists() or self.layout.parts.exists():
+        layout = self.layout
+        left = (layout.tmp, layout.parts, layout.building)
+        if plan.stale or plan.foreign or any(path.exists() for path in left):
             return None
         is_whole = {unit.name for unit in manifest.units} == set(plan.done)
         return self._result(work, None, manifest) if is_whole else None
 
     def _work(self, work: Work, lock_token: str) -> BuildResult:
         record = None if self.part is None else self._record(self.part, work)
+        plan, memory = work.plan, work.settings.memory
         self.settle(work)
         if record is None:
-            sweep(self.layout, work.plan.done)
+            sweep(self.layout, plan.done)
         else:
             facts.write_record(self.layout, record)
+        if plan.tasks or record is not None:
+            self._building = _building(work)
+            facts.write_building(self.layout, self._building)
         held: Manifest | list[str]
         snapshot: snapshots.Snapshot | None = None
-        plan, memory = work.plan, work.settings.memory
         with Monitor(
             budget=memory.budget,
             bytes_total=plan.bytes_to_do,
@@ -393,6 +402,8 @@ class BuildRun:
                 self._check_losses(held, work.settings.source)
                 facts.write_manifest(self.layout, held)
                 snapshot = snapshots.tidy(self.layout, held)
+                self._building = None
+                facts.remove_building(self.layout)
             else:
                 held = sorted({*work.plan.done, *monitor.units})
             monitor.tell("done")
@@ -406,6 +417,14 @@ class BuildRun:
             facts.write_record(self.layout, record.but(runs=(*record.runs, kept)))
             self.layout.remove_empty_tmp()
         return result
+
+    def _tell_readers(self, error: BaseException) -> None:
+        """Who follows this build would wait for more; other parts go on."""
+        if self._building is None or self.part is not None:
+            return
+        reason = str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else "ended")
+        with suppress(OSError, TokenmillError):
+            facts.write_building(self.layout, self._building.but(failed=reason))
 
     def _check_losses(self, held: Manifest, source: SourceOptions) -> None:
         """A unit of a small input may lose more than the thresholds say; all may not."""
@@ -625,6 +644,18 @@ def _refuse_without_columns(discovery: Discovery, condition: Condition) -> None:
             f"the first {len(rows):,} rows of {first.path!r} have {problem}; no row would be used",
             hint=f"{hint}; where only later rows have it: {lacking[0]} is not null and (...)",
         )
+
+
+def _building(work: Work) -> Building:
+    """What the store will be made of: for those who read it meanwhile."""
+    counts = itertools.chain(work.plan.num_units, itertools.repeat(0))
+    return Building(
+        identity=work.request.identity,
+        sources=tuple(
+            PlannedSource.of(file.path, size=file.size, version=file.version, units=units)
+            for file, units in zip(work.plan.files, counts, strict=False)
+        ),
+    )
 
 
 def _doubtful_names(work: Work) -> str | None:

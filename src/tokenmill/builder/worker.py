@@ -832,7 +832,11 @@ class BuildWorker:
                         copy = dataclasses.replace(copy, path=str(path))
                     limits = {k: rows for k, rows in task.row_limits.items() if k == unit.index}
                     found = plan.Task(
-                        file=task.file, first=unit.index, row_limits=limits, copy=copy
+                        file=task.file,
+                        first=unit.index,
+                        row_limits=limits,
+                        copy=copy,
+                        place=task.place,
                     )
                     report(FoundTask(unit_name(task.file.path, index=unit.index), found))
         except BaseException as error:

@@ -43,6 +43,7 @@ from tokenmill.loader.mixture import (
     rows_of_batch,
 )
 from tokenmill.loader.order import (
+    NearbyWindows,
     check_shuffle,
     dealt,
     exact_weight,
@@ -50,6 +51,7 @@ from tokenmill.loader.order import (
     places_of_rows,
 )
 from tokenmill.loader.packing import find_packing, pairs_of_rows
+from tokenmill.store.following import Follower
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct, open_stream
 
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.mixture import StageRun, StoreInput
     from tokenmill.loader.order import Ints
     from tokenmill.loader.packing import Layout
+    from tokenmill.store.reader import Store
 
 
 # -------------------------------------------------------------------------------------------------
@@ -127,7 +130,7 @@ class ReadAhead(Generic[T]):
         stopped = threading.Event()
         thread = threading.Thread(
             target=_produce,
-            args=(items, room, self._ready, stopped, within),
+            args=(items, room, self._ready, stopped, within, _ends()),
             name=name,
             # Interpreter exit joins other threads before anything could tell them to stop.
             daemon=True,
@@ -180,7 +183,9 @@ def _produce(
     ready: SimpleQueue[T | BaseException],
     stopped: threading.Event,
     within: Callable[[], AbstractContextManager[object]],
+    ends: tuple[threading.Event, ...],
 ) -> None:
+    _THREAD.ends = (*ends, stopped)
     try:
         with within():
             while True:
@@ -191,6 +196,19 @@ def _produce(
                 ready.put(next(items))
     except BaseException as error:  # also StopIteration: the consumer raises it again
         ready.put(error)
+
+
+_THREAD = threading.local()
+
+
+def _ends() -> tuple[threading.Event, ...]:
+    """What tells this thread to end, and those that wait for it."""
+    return getattr(_THREAD, "ends", ())
+
+
+def is_stopped() -> bool:
+    """Whether nobody wants any more what this thread makes: for who waits long in it."""
+    return any(each.is_set() for each in _ends())
 
 
 def _close(
@@ -262,6 +280,11 @@ class Loader:
     about equally much work on every rank; with `accumulate=N`, the rows of N steps that your loop
     adds up to one update. `window` cuts what attention stays within (`cu_seqlens`): so many tokens,
     or a schedule `[(0, 1024), (2e9, 4096), (4e9, None)]` over the tokens of the run.
+
+    `follow=True` reads a store whose build goes on, here or on other machines: a batch is made as
+    soon as the build has committed what is in it, and is the one that a loader with the same order
+    (`shuffle="nearby"`, or False) makes of the finished store. Where that has to be waited for,
+    `on_wait` is told when it begins and ends. A build that fails is a BuildError.
     """
 
     def __init__(
@@ -287,7 +310,17 @@ class Loader:
         balance: str | None = None,
         accumulate: int = 1,
         window: Schedule = None,
+        follow: bool = False,
+        on_wait: Callable[[bool], None] | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "on_wait")}
+        self._given = given if follow else None  # to follow from here on in another process
+        self.follower: Follower | None = None
+        if follow:
+            shuffle = "nearby" if shuffle is True else shuffle
+            path = _followed(source, packing=packing, shuffle=shuffle, epochs=epochs)
+            self.follower = Follower(path, split=split, on_wait=on_wait)
+            source, split = self.follower.current, None
         self.mixture = _mixture(source, epochs=epochs, split=split)
         self.packing = find_packing(packing)
         self.shuffle = check_shuffle(shuffle)
@@ -303,20 +336,16 @@ class Loader:
             self.cu_seqlens_capacity = _capacities(cu_seqlens_capacity)
         self._check(dtype)
         self.dtype = DTYPES[dtype]  # of input_ids and labels; None: as they are stored
-        stores = self.mixture.stores
-        self._is_remote = any(store.is_remote for store in stores)
+        self._is_remote = any(store.is_remote for store in self.mixture.stores)
         # Documents per token, of the store where they are shortest.
-        self._density = max(store.num_documents / store.num_tokens for store in stores)
-        is_full = self.shuffle == "full"
-        streams = tuple(open_stream(store, scattered=is_full) for store in stores)
-        # Not a method: a plan that held its loader would keep the maps of one that was dropped.
-        self._lay_out = partial(_lay_out, self.packing, streams, {}, int(labels == "same"))
+        self._density = max(self._densities())
+        self._lay_out = self._made_layouts()
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
         self._plan = self._first_plan = self._make_plan()
         self._step = 0
         self._has_ended = False
-        if epochs is not None and not self.num_steps:
+        if epochs is not None and not self._plan.is_open and not self.num_steps:
             raise UsageError(
                 f"epochs={epochs!r} of {self.layouts()[0].num_rows:,} rows make no batch of"
                 f" {batch_size * world_size:,} with last={last!r}",
@@ -358,14 +387,86 @@ class Loader:
                 hint=f"ranks count from 0 to world_size - 1 = {self.world_size - 1}",
             )
 
+    def _made_layouts(self) -> Callable[[int], tuple[Layout, ...]]:
+        is_full, fewer = self.shuffle == "full", int(self.labels == "same")
+        streams = tuple(open_stream(store, scattered=is_full) for store in self.mixture.stores)
+        # Not a method: a plan that held its loader would keep the maps of one that was dropped.
+        return partial(_lay_out, self.packing, streams, {}, fewer)
+
+    def _densities(self) -> list[float]:
+        """Documents per token of each store; a store that is followed tells by its first shard,
+        which its loader sees before and after the build."""
+        if self.shuffle == "nearby":
+            firsts = [next(s for s in store.shards if s.tokens) for store in self.mixture.stores]
+            return [shard.documents / shard.tokens for shard in firsts]
+        return [store.num_documents / store.num_tokens for store in self.mixture.stores]
+
     def _make_plan(self, **origin: Any) -> Plan:
+        is_open = self.follower is not None and not self.follower.is_finished
         return Plan(
             self.mixture,
             seq_len=self.seq_len,
             batch_rows=self.batch_size * self.world_size,
-            measure=partial(_measure, self._lay_out),
+            measure=None if is_open else partial(_measure, self._lay_out),
             **origin,
         )
+
+    # A store that is being built.
+
+    def _reach(self, plan: Plan, step: int) -> tuple[Plan, int | None]:
+        """The plan, its end known if the build has ended; and before which step all rows are there.
+
+        Waits until those of a step are. Rows are there for all ranks alike, or for none: each step
+        is known as a whole, and so is each update whose rows are dealt together.
+        """
+        follower = self.follower
+        if follower is None or not plan.is_open:
+            return plan, None
+        run = plan.find(step)
+        assert run is not None
+
+        def known(store: Store) -> int:
+            if store is not self.mixture.stores[0]:
+                self._grow(store)
+            layout = self.layouts(run.seq_len)[0]
+            rows = layout.num_whole
+            if self.shuffle == "nearby":
+                rows = NearbyWindows.of(run.seq_len).whole(rows)
+            steps = run.first_step + max(0, rows - run.first_row) // run.batch_rows
+            return steps - max(0, steps - plan.update_step) % self.accumulate
+
+        if not follower.wait_for(lambda store: known(store) > step, stopped=is_stopped):
+            return plan, step
+        if not follower.is_finished:
+            return plan, known(follower.current)
+        self._grow(follower.current)
+        return plan.with_end(partial(_measure, self._lay_out)), None
+
+    def _grow(self, store: Store) -> None:
+        """Go on with a store that has more of the same; what was read of it stays as it is."""
+        assert self.follower is not None
+        with self.follower.lock:
+            if store is self.mixture.stores[0]:
+                return
+            self.mixture = self.mixture.with_store(store)
+            self._lay_out = self._made_layouts()
+            if self.follower.is_finished:
+                measure = partial(_measure, self._lay_out)
+                is_first = self._plan is self._first_plan
+                self._first_plan = self._first_plan.with_end(measure)
+                self._plan = self._first_plan if is_first else self._plan.with_end(measure)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._plan.is_open:
+            return {"given": self._given, "state": self.state_dict()}
+        return self.__dict__ | {"follower": None, "_given": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "given" in state:
+            self.__init__(**state["given"])  # type: ignore[misc]
+            self.load_state_dict(state["state"])
+        else:
+            self.__dict__.update(state)
 
     def layouts(self, seq_len: int | None = None) -> tuple[Layout, ...]:
         """The layout of each source, for rows of `seq_len` (None: as the loader was told).
@@ -383,14 +484,16 @@ class Loader:
 
     @property
     def num_steps(self) -> int | None:
-        """Steps of the whole run; None is endless."""
-        steps = self._plan.num_steps
+        """Steps of the whole run; None is endless, or not known before a build has ended."""
+        steps = None if self._plan.is_open else self._plan.num_steps
         if steps is None or self.last != "drop" or steps == self._plan.origin_step:
             return steps
         return steps if self._find(self._plan, steps - 1) is not None else steps - 1
 
     def __len__(self) -> int:
         steps = self.num_steps
+        if self._plan.is_open:
+            raise TypeError("the build that this loader follows goes on: it has no length yet")
         if steps is None:
             raise TypeError("this loader never ends, so it has no length; give it epochs=1 for one")
         return steps
@@ -407,13 +510,21 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """How far the run has come; the same on every rank."""
         plan, step = self._plan, self._step
+        followed = self._shards_before(plan, step) if plan.is_open else None
         if not (step - plan.update_step) % self.accumulate or plan.find(step) is None:
-            return make_state(plan, step, self._facts)
+            return make_state(plan, step, self._facts, followed=followed)
         # Inside an update: which of its rows were taken, the dealing alone says.
         first = self._update_of(plan, step).start
         before = (first - plan.update_step) % self.accumulate
         update = self._dealing.but(steps=step - first, before=before)
-        return make_state(plan, step, self._facts, update=update)
+        return make_state(plan, step, self._facts, followed=followed, update=update)
+
+    def _shards_before(self, plan: Plan, step: int) -> int:
+        """Shards of a store that is being built, on which the rows before a step depend."""
+        row, seq_len = plan.position(step).row, self.seq_len
+        if row and self.shuffle == "nearby":
+            row = NearbyWindows.of(seq_len).end_of(row - 1)
+        return self.layouts()[0].shards_of(row) if row else 0
 
     def recipe(self) -> dict[str, Any]:
         """What this loader was opened with, as plain values: with a state, all that `tokenmill
@@ -440,7 +551,10 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was called; StateError for a state of something else."""
+        """Go on where `state_dict()` was called; StateError for a state of something else.
+
+        A state that was saved while a build was followed is one of the finished store too.
+        """
         step, position, update = check_state(
             state, self._facts, num_sources=len(self.mixture.names)
         )
@@ -513,19 +627,27 @@ class Loader:
         found = np.minimum(np.array(reaches, np.int64), run.seq_len)
         return found[begins.searchsorted(run.tokens_before(steps), side="right") - 1]
 
-    def _facts(self, stage: int) -> dict[str, object]:
-        """What a position in a stage depends on, as plain values."""
+    def _facts(self, stage: int, followed: int | None = None) -> dict[str, object]:
+        """What a position in a stage depends on, as plain values.
+
+        While a build is followed, of its store those shards alone that were read from.
+        """
         stage = min(stage, len(self.mixture.stages) - 1)
         seq_len = self.mixture.stages[stage].seq_len or self.seq_len
+        if self.follower is not None and followed:
+            self.follower.wait_for(lambda store: len(store.shards) >= followed, stopped=is_stopped)
+            self._grow(self.follower.current)
         sources = zip(self.mixture.names, self.mixture.stores, strict=True)
+        contents = {name: store.content_of(followed) for name, store in sources}
+        layouts = zip(self.layouts(seq_len), contents.values(), strict=True)
         return {
             "seed": self.seed,
             "shuffle": self.shuffle,
             "packing": self.packing.name,
             "seq_len": seq_len,
             "mixture": self.mixture.facts(stage),
-            "stores": {name: store.content for name, store in sources},
-            "layouts": [layout.fingerprint for layout in self.layouts(seq_len)],
+            "stores": contents,
+            "layouts": [layout.fingerprint_of(content) for layout, content in layouts],
         }
 
     # Batches.
@@ -565,9 +687,10 @@ class Loader:
         """The rows of any steps, all of one seq_len, as one batch."""
         drawn, place, seq_len = [], 0, self.seq_len
         reaches: Ints | None = None
+        plan = self._reach(self._plan, max(steps))[0]
         while place < len(steps):
             first, end = steps[place], place + 1
-            run = self._find(self._plan, first) if first >= 0 else None
+            run = self._find(plan, first) if first >= 0 else None
             if run is None:
                 raise IndexError(f"step {first:,} of a run of {_number(self.num_steps)} steps")
             seq_len = run.seq_len
@@ -577,7 +700,7 @@ class Loader:
                     break  # drawn alone
                 end += 1
             here = range(first, first + end - place)
-            drawn.append(self._draw(self._plan, run, here))
+            drawn.append(self._draw(plan, run, here))
             if place == 0:
                 reaches = self._reaches_of(run, np.array(here[:1]))
             place = end
@@ -597,6 +720,11 @@ class Loader:
         are. Without end where the run has none. Of what was drawn before a resume with another
         batch size only the rows are known, and no steps. `source` is its name in a mixture.
         """
+        if self._plan.is_open:
+            raise UsageError(
+                "where a document is shown is known when the build that is followed has ended",
+                hint="trace it with a loader of the finished store",
+            )
         names = self.mixture.names
         if (source is None and len(names) > 1) or source not in (None, *names):
             known = ", ".join(map(repr, names))
@@ -616,14 +744,13 @@ class Loader:
         return _Tracer(self, self._plan, place).showings(number)
 
     def _window(self, step: int) -> Window:
-        run = self._find(self._plan, step) if step >= 0 else None
+        plan = self._reach(self._plan, step)[0] if step >= 0 else self._plan
+        run = self._find(plan, step) if step >= 0 else None
         if run is None:
             raise IndexError(f"step {step:,} of a run of {_number(self.num_steps)} steps")
         steps = range(step, step + 1)
         reaches = self._reaches_of(run, np.array(steps))
-        return Window(
-            self, run.seq_len, steps, *self._draw(self._plan, run, steps), reaches=reaches
-        )
+        return Window(self, run.seq_len, steps, *self._draw(plan, run, steps), reaches=reaches)
 
     def _find(self, plan: Plan, step: int) -> StageRun | None:
         """The stage of a step; None past the end, and for a last batch that is dropped."""
@@ -635,7 +762,11 @@ class Loader:
     def _parts(self, plan: Plan, first: int, stride: int) -> Iterator[_Part]:
         """The run from a step on, one step first, then as many as are found and read in one go."""
         size = 1
-        while (run := self._find(plan, first)) is not None:
+        while True:
+            plan, known = self._reach(plan, first)
+            run = self._find(plan, first)
+            if run is None or (known is not None and known <= first):
+                return  # at the end, or waiting for a build was ended
             rows = run.batch_rows // self.world_size
             chunk = max(1, CHUNK_TOKENS // (rows * run.seq_len))
             pieces = rows * (2 + run.seq_len * self._density)
@@ -651,7 +782,7 @@ class Loader:
             if run.num_rows is not None:
                 full = run.first_step + (run.num_rows - run.first_row) // run.batch_rows
                 end = min(end, max(full, first + 1))
-            steps = range(first, end, stride)
+            steps = range(first, end if known is None else min(end, known), stride)
             drawn, place = self._draw(plan, run, steps), 0
             reaches = self._reaches_of(run, np.array(steps))
             while place < len(steps):
@@ -775,9 +906,7 @@ class Loader:
 
         With attention windows, for each of them, with the parts that it makes of documents.
         """
-        stores = self.mixture.stores
-        densities = [store.num_documents / store.num_tokens for store in stores]
-        average = 0.0
+        densities, average = self._densities(), 0.0
         for stage in self.mixture.stages:
             shares = [float(exact_weight(weight)) for weight in stage.weights]
             pairs = zip(shares, densities, strict=True)
@@ -902,6 +1031,32 @@ class _Tracer:
         slot += (step - update.start) * run.batch_rows
         ((rank, nth, at),) = np.argwhere(table == slot).tolist()
         return update[nth], rank, at
+
+
+def _followed(source: object, *, packing: str, shuffle: bool | str, epochs: float | None) -> Any:
+    """The path of a store that may still be built; UsageError for what cannot be had of one."""
+    if not isinstance(source, str | os.PathLike):
+        raise UsageError(
+            f"follow=True is for the path of a store, and this is {source!r}",
+            hint="give the path; what is open or a mixture is read as it was when it was opened",
+        )
+    if packing == "best-fit":
+        raise UsageError(
+            "packing='best-fit' plans rows over a million documents at once: not while a store is"
+            " built",
+            hint='use packing="concat" or "pad" with follow=True, or wait for the end of the build',
+        )
+    if check_shuffle(shuffle) not in ("nearby", "none"):
+        raise UsageError(
+            f"shuffle={shuffle!r} draws rows from the whole store, which is not there yet",
+            hint='use shuffle="nearby" with follow=True, or wait for the end of the build',
+        )
+    if epochs is not None and epochs < 1:
+        raise UsageError(
+            f"epochs={epochs!r} is a part of a store whose size is not known yet",
+            hint="leave it out with follow=True, or give 1 or more",
+        )
+    return source
 
 
 def _capacities(given: object) -> tuple[int, ...]:

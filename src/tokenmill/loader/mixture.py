@@ -9,6 +9,7 @@ token.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -110,6 +111,12 @@ class Mixture:
         """A single store: one source with the name ''."""
         mixture = cls.__new__(cls)
         mixture._fill_in({"": (store, 1)}, (), max_epochs, split)
+        return mixture
+
+    def with_store(self, store: Store) -> Mixture:
+        """The same of a single store that has more of what it had."""
+        mixture = copy.copy(self)
+        mixture.stores = (store,)
         return mixture
 
     def _fill_in(
@@ -476,7 +483,7 @@ class Plan:
     """The steps of a run, from a position on; any step in O(number of stages).
 
     `measure(seq_len)` gives the extent of every source; it is asked only for the stages that a
-    step needs.
+    step needs. None: nobody knows yet, and the first epoch goes on until `with_end` is told.
 
     >>> plan = Plan(mixture, seq_len=2048, batch_rows=64, measure=measure)
     >>> run = plan.find(step)
@@ -490,7 +497,7 @@ class Plan:
         *,
         seq_len: int,
         batch_rows: int,
-        measure: Callable[[int], Sequence[Extent]],
+        measure: Callable[[int], Sequence[Extent]] | None,
         origin: Position | None = None,
         origin_step: int = 0,
         update_step: int | None = None,
@@ -515,6 +522,17 @@ class Plan:
         ]
         # Grows when a step asks for it, and is replaced as a whole: readers may be threads.
         self._runs: tuple[StageRun, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody knows yet how much there will be."""
+        return self._measure is None
+
+    def with_end(self, measure: Callable[[int], Sequence[Extent]]) -> Plan:
+        """The same run, when it is known how much there is."""
+        plan = copy.copy(self)
+        plan._measure, plan._runs = measure, ()
+        return plan
 
     @property
     def num_steps(self) -> int | None:
@@ -565,7 +583,7 @@ class Plan:
             name: {
                 "rows": sum(done.rows[i] for done in whole.past),
                 "tokens": sum(done.rows[i] * done.seq_len for done in whole.past),
-                "epochs": float(sum(whole.epochs_before(i))),
+                "epochs": None if self.is_open else float(sum(whole.epochs_before(i))),
             }
             for i, name in enumerate(self.mixture.names)
         }
@@ -602,7 +620,8 @@ class Plan:
         """The stage of a position, with `step` beginning there."""
         stage, number = self.mixture.stages[position.stage], position.stage
         seq_len, batch_rows = self._shapes[number]
-        extents = self._measure(seq_len)
+        unknown = [Extent(rows=MAX_NUMBER)] * len(self.mixture.names)
+        extents = unknown if self._measure is None else self._measure(seq_len)
         schedule = self._schedule(position, extents)
         if schedule.num_rows is not None and position.row > schedule.num_rows:
             raise UsageError(
@@ -663,13 +682,19 @@ class Plan:
 #
 # Where the rows of several steps are dealt together (`accumulate`), a state between them says at
 # which of them, and how they were dealt; its position is where they begin, and its version is 2.
+#
+# A state that was saved while a store was built knows of it only what was read from: its first
+# shards, `followed` of them, and its version is 3. It is a state of the finished store as well.
 
 STATE_VERSION = 1
 UPDATE_VERSION = 2
+FOLLOWED_VERSION = 3
 _MEMBERS = {
     *("version", "order", "seed", "shuffle", "packing", "seq_len", "mixture", "stores", "layouts"),
     *("step", "position", "seen", "checksum"),
 }
+# What a position in a stage depends on; of a store that is followed, its first shards.
+Facts: TypeAlias = "Callable[[int, int | None], Mapping[str, object]]"
 _ANEW = "resume with what the run was begun with, or begin anew without load_state_dict"
 
 
@@ -687,21 +712,26 @@ class Update(Fact, frozen=True, kw_only=True):
 def make_state(
     plan: Plan,
     step: int,
-    facts: Callable[[int], Mapping[str, object]],
+    facts: Facts,
     *,
+    followed: int | None = None,
     update: Update | None = None,
 ) -> dict[str, Any]:
     """A state dict of plain values: it survives JSON, pickle and torch.save.
 
-    `facts` are those that a position in a stage depends on; `update` is one that has begun.
+    `facts` are those that a position in a stage depends on, and on so many shards of a store that
+    is `followed`; `update` is one that has begun.
     """
     position = plan.position(step if update is None else step - update.steps)
     more = {} if update is None else {"update": json.loads(json.dumps(update.to_json()))}
+    version = STATE_VERSION if update is None else UPDATE_VERSION
+    if followed is not None:
+        more["followed"], version = followed, FOLLOWED_VERSION
     state = {
-        "version": STATE_VERSION if update is None else UPDATE_VERSION,
+        "version": version,
         **more,
         "order": order.VERSION,
-        **facts(position.stage),
+        **facts(position.stage, followed),
         "step": step,
         "position": position.to_json(),
         "seen": plan.seen(step),
@@ -710,7 +740,7 @@ def make_state(
 
 
 def check_state(
-    state: object, facts: Callable[[int], Mapping[str, object]], *, num_sources: int
+    state: object, facts: Facts, *, num_sources: int
 ) -> tuple[int, Position, Update | None]:
     """Step and position of a state, and an update that has begun; StateError says what is not as
     it was saved."""
@@ -718,8 +748,10 @@ def check_state(
         raise StateError(
             f"{brief(state)} is no state of a loader", hint="give what state_dict() gave"
         )
-    has_update = state.get("version") == UPDATE_VERSION
+    is_followed = state.get("version") == FOLLOWED_VERSION
+    has_update = "update" in state if is_followed else state.get("version") == UPDATE_VERSION
     version = UPDATE_VERSION if has_update else STATE_VERSION
+    version = FOLLOWED_VERSION if is_followed else version
     for name, known in (("version", version), ("order", order.VERSION)):
         if name in state and state[name] != known:
             raise StateError(
@@ -727,6 +759,7 @@ def check_state(
                 hint="resume with the release of tokenmill that saved it",
             )
     members = _MEMBERS | {"update"} if has_update else _MEMBERS
+    members = members | {"followed"} if is_followed else members
     if set(state) != members:
         names = sorted(map(brief, set(state) - members)) + sorted(members - set(state))
         odd = ", ".join(names)[:200]
@@ -747,7 +780,10 @@ def check_state(
         )
     position, step = state["position"], state["step"]
     stage = position.get("stage") if isinstance(position, dict) else None
-    for name, ours in facts(max(0, stage) if isinstance(stage, int) else 0).items():
+    followed = state["followed"] if is_followed else None
+    if is_followed and (type(followed) is not int or not 0 <= followed < MAX_NUMBER):
+        raise _damaged(f"followed is {brief(followed)}")
+    for name, ours in facts(max(0, stage) if isinstance(stage, int) else 0, followed).items():
         if _canonical(state[name]) != _canonical(ours):
             raise _changed(name, state[name], ours)
     if type(step) is not int or not 0 <= step < MAX_NUMBER:

@@ -172,9 +172,9 @@ class NearbyWindows(NamedTuple):
     def holding(self, rows: Ints) -> Ints:
         """The window of each row."""
         firsts = np.array([self.bounds(k)[0] for k in range(self._growing + 1)], np.int64)
-        numbers: Ints = firsts.searchsorted(rows, side="right") - 1
         later = np.maximum(rows - firsts[-1], 0) // (self.run * self.most_runs)
-        return numbers + later
+        found: Ints = firsts.searchsorted(rows, side="right") - 1 + later
+        return found
 
     def bounds(self, number: int) -> tuple[int, int]:
         """First row of a window, and the row after its last; there may be fewer in the stream."""

@@ -148,8 +148,20 @@ class Layout:
     @property
     def fingerprint(self) -> str:
         """Equal for two layouts only if their rows are equal."""
-        facts = f"{self.rules} {self.seq_len} {self.stream.store.content}"
-        return checksum_of(facts.encode("ascii"))
+        return self.fingerprint_of(self.stream.store.content)
+
+    def fingerprint_of(self, content: str) -> str:
+        """The same of a store with this content."""
+        return checksum_of(f"{self.rules} {self.seq_len} {content}".encode("ascii"))
+
+    @property
+    def num_whole(self) -> int:
+        """Rows that are the same whatever comes after the documents that are there."""
+        raise NotImplementedError
+
+    def shards_of(self, rows: int) -> int:
+        """How many of the first shards hold the first rows, of those that are whole."""
+        raise NotImplementedError
 
     @property
     def used(self) -> int:
@@ -458,6 +470,14 @@ class ConcatLayout(Layout):
         tokens = self.stream.num_tokens
         return max(1, -(-(tokens - 1) // self.seq_len)) if tokens else 0
 
+    @property
+    def num_whole(self) -> int:
+        return max(0, self.stream.num_tokens - 1) // self.seq_len
+
+    def shards_of(self, rows: int) -> int:
+        shards = self.stream.store.shards
+        return bisect_left(shards, rows * self.seq_len + 1, key=lambda shard: shard.first_token)
+
     def pieces(self, rows: Ints) -> Pieces:
         """One piece for each row; the last row of the layout has padding after it."""
         starts = rows * self.seq_len
@@ -678,6 +698,13 @@ class PadLayout(Layout):
     @classmethod
     def most_pieces(cls, seq_len: int) -> int:  # noqa: ARG003 (a document, and padding)
         return 2
+
+    @property
+    def num_whole(self) -> int:
+        return self.num_rows
+
+    def shards_of(self, rows: int) -> int:
+        return bisect_left(self.stream.store.shards, rows, key=lambda shard: shard.first_document)
 
     def pieces(self, rows: Ints) -> Pieces:
         """For each row the beginning of its document, and padding."""

@@ -13,7 +13,8 @@ for memory, crashed in native code) is replaced and its task is given out again;
 `max_attempts` workers is an error, since it would kill every worker in turn.
 
 A task may find others: what it reports as a `FoundTask` is given out before the tasks that are
-left. Such a task has `finds_tasks`, and while one runs no worker is let go.
+left, those with the smallest `place` first. Such a task has `finds_tasks`, and while one runs no
+worker is let go.
 """
 
 from __future__ import annotations
@@ -350,7 +351,9 @@ class LocalRunner:
 
         def next_task() -> tuple[int, Any] | None:
             if waiting:
-                return waiting.popleft()
+                first = min(waiting, key=lambda entry: getattr(entry[1], "place", 0))
+                waiting.remove(first)
+                return first
             return next(((next(numbers), task) for task in rest), None)
 
         def deal() -> None:

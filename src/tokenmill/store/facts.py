@@ -43,6 +43,7 @@ from tokenmill.store.layout import (
     seal,
     seal_line,
     shard_name,
+    sync_folder,
     unit_name,
     unit_prefix,
     unseal,
@@ -899,12 +900,15 @@ class Manifest:
         return cls(identity=identity, units=tuple(units), unknown=unknown, **same)
 
 
-def content_fingerprint(manifest: Manifest, *, split: str | None) -> str:
-    """Checksum of the counts and checksums of a split's shards (None: of all), in order."""
+def content_fingerprint(manifest: Manifest, *, split: str | None, shards: int | None = None) -> str:
+    """Checksum of the counts and checksums of a split's shards (None: of all), in order.
+
+    `shards` are as many as the first to take.
+    """
     lines = [
         f"{shard.documents},{shard.tokens},{shard.bin},{shard.idx}"
         + ("\n" if shard.mask is None else f",{shard.mask}\n")
-        for _, shard in manifest.shards(split=split)
+        for _, shard in itertools.islice(manifest.shards(split=split), shards)
     ]
     # Names that a changed manifest has for checksums need not even be text.
     return checksum_of("".join(lines).encode("utf-8", "surrogatepass"))
@@ -1067,6 +1071,11 @@ class ManifestAssembler:
         self._units.append(unit)
         return unit
 
+    @property
+    def units(self) -> Sequence[UnitEntry]:
+        """Those that were added."""
+        return self._units
+
     def manifest(self) -> Manifest:
         """The manifest of all units added; StoreError where their receipts do not go together."""
         try:
@@ -1220,6 +1229,57 @@ def remove_records(layout: StoreLayout) -> None:
     found = [*layout.parts.iterdir()] if layout.parts.is_dir() else []
     shutil.rmtree(layout.parts, ignore_errors=True)
     layout.upstream.remove(found)
+
+
+# -------------------------------------------------------------------------------------------------
+# `building.json`: what a build will make, from before its first unit until its manifest is there.
+#
+# It is for those who read the store meanwhile (see following.py): with it a receipt says that the
+# next unit is there, and nothing else has to be told. A build itself never reads it.
+
+
+class PlannedSource(Fact, frozen=True, kw_only=True):
+    """An input file of a build that goes on."""
+
+    path: str
+    prefix: str  # unit k of the file is named `{prefix}-{k:05d}`
+    size: Count
+    version: str
+    units: Count | None  # None: the receipt of its last unit says that it is the last
+
+    def __post_init__(self) -> None:
+        if not UNIT_PREFIX.fullmatch(self.prefix):
+            raise ValueError(f"{self.prefix!r} cannot begin the name of a unit")
+
+    @classmethod
+    def of(cls, path: str, *, size: int, version: str, units: int | None) -> PlannedSource:
+        """With the prefix that its path has."""
+        prefix = unit_prefix(path)
+        return cls(path=path, prefix=prefix, size=size, version=version, units=units)
+
+
+class Building(SealedFact, frozen=True, kw_only=True, omit_defaults=True):
+    """What a build that goes on will make: `building.json`."""
+
+    kind: ClassVar[str] = "plan of a build"
+    remedy: ClassVar[str] = "run the build again with the same command: it writes the file anew"
+    identity: StoreIdentity
+    sources: tuple[PlannedSource, ...]  # in the order of the manifest to come
+    failed: str | None = None  # why the build has ended without a manifest, if it could say so
+
+
+def write_building(layout: StoreLayout, building: Building) -> None:
+    """Say what will be built, before the first unit."""
+    replace_file(layout, layout.building, building.to_bytes())
+    layout.remove_empty_tmp()
+
+
+def remove_building(layout: StoreLayout) -> None:
+    """After the manifest, which says all of it."""
+    if layout.building.exists():
+        layout.building.unlink(missing_ok=True)
+        sync_folder(layout.root)
+    layout.upstream.remove([layout.building])
 
 
 # -------------------------------------------------------------------------------------------------

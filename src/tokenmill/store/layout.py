@@ -138,6 +138,7 @@ class StoreLayout:
     upstream: Upstream = field(default=Upstream(), compare=False, repr=False)
 
     manifest = _Below("tokenmill.json")
+    building = _Below("building.json")  # what a build that goes on will make
     runs = _Below("runs.jsonl")
     tokenizer = _Below("tokenizer")
     shards = _Below("shards")
@@ -190,7 +191,8 @@ class StoreLayout:
         """
         folders = [self.tokenizer, self.layouts, self.parts, self.snapshots]
         folders += [self.retired, self.shards, self.rejects]
-        known = {path.name for path in (self.manifest, self.runs, *self.locks, *folders)} | {"tmp"}
+        files = (self.manifest, self.building, self.runs)
+        known = {path.name for path in (*files, *self.locks, *folders)} | {"tmp"}
         for folder in (self.root, *(folders if to_write else folders[:4])):
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
                 for link in sorted((e for e in entries if e.is_symlink()), key=lambda e: e.name):
@@ -396,6 +398,7 @@ def _damaged(path: Path | str, problem: str) -> StoreError:
 
 WORKER_WAIT_SECONDS = 10.0
 POLL_SECONDS = 0.02
+GLANCE_SECONDS = 0.2
 PARTS_TOKEN = "parts"  # names all parts of a build: a part may take over what another one left
 _HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
@@ -473,8 +476,12 @@ class StoreLock(FileLock):
             ) from error
         layout.require_inside(to_write=True)
         self._file = _open_lock(layout.lock)
-        if not _try_lock(self._file, layout.lock, shared=self._parts):
-            raise _locked(layout)
+        # A reader that looks whether anybody builds has the lock for a moment.
+        deadline = time.monotonic() + GLANCE_SECONDS
+        while not _try_lock(self._file, layout.lock, shared=self._parts):
+            if time.monotonic() > deadline:
+                raise _locked(layout)
+            time.sleep(POLL_SECONDS)
         # Every part writes the same bytes, so none disturbs another.
         who = {} if self._parts else {"pid": os.getpid(), "host": socket.gethostname()}
         holder = json.dumps({**who, "token": self.token}).encode()
@@ -487,6 +494,20 @@ class StoreLock(FileLock):
                 _lock_within(workers, layout.worker_lock, shared=False, seconds=seconds)
             finally:
                 os.close(workers)
+
+
+def is_locked(layout: StoreLayout) -> bool | None:
+    """Whether a build, or a part of one, is at work here; None for a reader who may not know."""
+    try:
+        file = os.open(layout.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        return not _try_lock(file, layout.lock, shared=False)
+    finally:
+        os.close(file)
 
 
 class WorkerLock(FileLock):
@@ -692,7 +713,8 @@ class Mirror(Upstream):
         with store_errors():
             found = self._sizes["."] = files.list_folder(self.url) or {}
             _refuse_other_things(found, shown=files.shown(self.url))
-            wanted = [path for path in (layout.manifest, layout.runs) if path.name in found]
+            known = (layout.manifest, layout.building, layout.runs)
+            wanted = [path for path in known if path.name in found]
             small = layout.tokenizer, layout.parts, layout.snapshots
             for folder in (*small, layout.retired, layout.shards, layout.rejects):
                 if folder.name in found:

@@ -208,6 +208,9 @@ class StoreFiles:
         require_files(self.layout, manifest, self._moved)
         return manifest
 
+    def take_manifest(self, manifest: Manifest) -> None:
+        """Read the files of a manifest that is known: of a store that has none yet."""
+
     def snapshots(self) -> list[Snapshot]:
         """What the store was before it grew, oldest first."""
         return list_snapshots(self.layout)
@@ -607,6 +610,12 @@ class Store:
         if self.view is not None:
             return self.view.content(self.split)
         return content_fingerprint(self.manifest, split=self.split)
+
+    def content_of(self, shards: int | None) -> str:
+        """The same of so many of its first shards; None: of all of them."""
+        if shards is None:
+            return self.content
+        return content_fingerprint(self.manifest, split=self.split, shards=shards)
 
     def __len__(self) -> int:
         return self.num_documents

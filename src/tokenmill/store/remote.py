@@ -183,6 +183,7 @@ class RemoteFiles(StoreFiles):
 
     def _begin(self) -> None:
         self.path: str = shown(self._url)
+        self._moved = NOT_MOVED
         self._indexes: RecentlyUsed[str, Index] = RecentlyUsed(INDEX_BYTES)
         self._tokenizer: tuple[int, Path] | None = None
         self._remove_tokenizer: Callable[[], object] = lambda: None
@@ -211,6 +212,11 @@ class RemoteFiles(StoreFiles):
             self._manifest_checksum = checksum
         elif checksum != self._manifest_checksum:
             raise changed(self._url, "tokenmill.json")
+        self.take_manifest(self._manifest)
+        return self._manifest
+
+    def take_manifest(self, manifest: Manifest) -> None:
+        self._manifest = manifest
         self._files = _block_files(self._manifest, self._path_of)
         folder, (path, limit_bytes) = None, self._cache
         if path is not None:
@@ -219,7 +225,6 @@ class RemoteFiles(StoreFiles):
         files = self._files.values()
         self.blocks = CacheReader(self._url, folder=folder, files=files, versions=self._versions)
         self.ahead = RemoteReadAhead(self.blocks)
-        return self._manifest
 
     def _read_named(self, name: str) -> bytes:
         with store_errors():
