@@ -32,7 +32,7 @@ from tests.store.s3_server import (
 import tokenmill
 from tokenmill import files as files_module
 from tokenmill.errors import BuildError, StoreError, UsageError
-from tokenmill.store.facts import Receipt, facts_of
+from tokenmill.store.facts import Building, Receipt, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -369,7 +369,9 @@ def test_killed_in_the_middle_and_run_again_the_store_is_the_same(
     assert process.wait(20) in (-signal.SIGKILL, 0)
     s3.delay_seconds = 0.0
     wait_until_quiet(s3)
-    for name, data in remote_tree(out).items():
+    left = remote_tree(out)
+    assert Building.from_bytes(left.pop("building.json"), path="").failed is None
+    for name, data in left.items():
         assert data == expected[name], f"{name}: what is there is whole"
     assert_claims_hold(out)
     build(corpus, out)

@@ -608,7 +608,7 @@ def _locked(layout: StoreLayout) -> StoreLockedError:
 # worker, and goes with the build; one that a killed build left is removed by the next one.
 
 # A build that began has left at least one of these.
-_MARKS = {"shards", "tokenmill.json", "tokenizer", "parts", ".lock"}
+_MARKS = {"shards", "tokenmill.json", "building.json", "tokenizer", "parts", ".lock"}
 _READ_ONLY = {
     "http": "copy the store to the server after the build",
     "https": "copy the store to the server after the build",
