@@ -808,7 +808,6 @@ class ViewOptions:
 
 
 CHOSEN = "Which documents"
-VIEW = "kept.view"
 
 
 @dataclass(kw_only=True)
@@ -819,6 +818,28 @@ class SelectOptions:
     may ask for source, folder, row, tokens, counted, split and document."""
     out: PathInput = option(MISSING, NEEDED, "FILE", short="-o")
     """Where the view is written, such as code.view."""
+
+
+@dataclass(kw_only=True)
+class AnnotateOptions:
+    store: PathInput = field(kw_only=False)
+    table: PathInput | None = field(default=None, kw_only=False)
+    key: str | None = option(None, CHOSEN, "NAME", shown=False)
+    """The column of the table that says which document a row is of: a field of the rows that the
+    store was built of (they are read again), source,row (a file and a row in it, counted from 0),
+    document (its number), or a column that documents have already."""
+    columns: str | Sequence[str] | None = option(
+        None, CHOSEN, "NAME,...", kind=str | None, shown="all but the key"
+    )
+    """Columns to take; new=old gives one another name. Without a table: fields of the rows that the
+    store was built of."""
+    missing: str = option("error", CHOSEN, choices=("error", "null"))
+    """What becomes of documents for which the table has no row: an error, or no value."""
+    split: str = option("train", CHOSEN, "NAME")
+    """The split whose documents the numbers of --key document are of."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 LABELS = ("next", "same")

@@ -17,7 +17,8 @@ import pyarrow as pa
 from tokenmill.errors import UsageError
 from tokenmill.options import SelectOptions, with_options
 from tokenmill.sources.columns import verdicts
-from tokenmill.store.documents import COLUMNS, Documents, Labels
+from tokenmill.store.annotations import Labels
+from tokenmill.store.documents import Documents
 from tokenmill.store.reader import Store
 from tokenmill.store.views import Choice, Gone, require_place, save_view
 from tokenmill.where import KEPT, UNDECIDED, Condition, parse, unknown_column
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.annotations import Column
     from tokenmill.store.views import ViewFiles
 
 BATCH_DOCUMENTS = 1 << 16
@@ -79,12 +81,12 @@ def write(view: ViewFiles, store: Store, out: Any, *, undecided: int = 0) -> Vie
 def select_documents(store: Store, where: str) -> tuple[ViewFiles, int]:
     """A view of the documents of which a condition holds, and how many it says nothing of."""
     condition = parse(where)
-    columns = Columns(store)
-    columns.require(condition)
+    documents = Documents(store)
+    require_columns(documents, condition)
     choice, undecided = Choice(store), 0
     reason = f"not: {condition}"
     for number in range(len(store.shards)):
-        found = columns.verdicts(condition, number)
+        found = judged(documents, condition, number)
         undecided += int(np.count_nonzero(found == UNDECIDED))
         choice.say(number, found == KEPT, reasons=[reason])
     return choice.view({"verb": "select", "where": str(condition)}), undecided
@@ -112,34 +114,39 @@ def without(store: Store, ids: Iterable[int], *, reason: str = "left out by numb
     return choice.view({"verb": "without", "documents": len(numbers), "split": store.split})
 
 
-class Columns:
-    """What a condition may ask of the documents of a store: see store/documents.py."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._documents = Documents(store)
-
-    def require(self, condition: Condition) -> None:
-        """UsageError for a column that is not there, or holds other than what is asked."""
-        names = [*COLUMNS]
-        for column in condition.columns:
-            if column not in names:
-                problem, hint = unknown_column(column, names)
-                raise UsageError(f"{str(self._store.path)!r} has {problem}", hint=hint)
-
-    def verdicts(self, condition: Condition, number: int) -> NDArray[np.int8]:
-        """A verdict on each document of a shard."""
-        count = self._store.shards[number].documents
-        whole = {name: self._documents.column(number, name) for name in condition.columns}
-        parts = [np.zeros(0, np.int8)]
-        for first in range(0, count, BATCH_DOCUMENTS):
-            here = slice(first, min(first + BATCH_DOCUMENTS, count))
-            arrays = {name: _array(each, here) for name, each in whole.items()}
-            parts.append(verdicts(condition, arrays, here.stop - here.start))
-        return np.concatenate(parts)
+def require_columns(documents: Documents, condition: Condition) -> None:
+    """UsageError for a column that is not there, or holds other than what is asked of it."""
+    for name, kind in condition.columns.items():
+        if name not in documents.names:
+            problem, hint = unknown_column(name, documents.names)
+            raise UsageError(f"{documents.shown!r} has {problem}", hint=hint)
+        held = documents.kind(name)
+        if kind not in (None, held):
+            raise UsageError(
+                f"the column {name!r} holds {held}, and the condition compares it with {kind}: no"
+                " document would be kept",
+                hint="text stands in single quotes, numbers without; a flag is compared with true"
+                " or false",
+            )
 
 
-def _array(column: Any, here: slice) -> Any:
+def judged(documents: Documents, condition: Condition, number: int) -> NDArray[np.int8]:
+    """A verdict on each document of a shard."""
+    count = documents.store.shards[number].documents
+    whole = {name: documents.column(number, name) for name in condition.columns}
+    parts = [np.zeros(0, np.int8)]
+    for first in range(0, count, BATCH_DOCUMENTS):
+        here = slice(first, min(first + BATCH_DOCUMENTS, count))
+        arrays = {name: as_arrow(each.of(here)) for name, each in whole.items()}
+        parts.append(verdicts(condition, arrays, here.stop - here.start))
+    return np.concatenate(parts)
+
+
+def as_arrow(column: Column) -> Any:
+    """The column as Arrow has it."""
     if isinstance(column, Labels):
-        return pa.DictionaryArray.from_arrays(pa.array(column.places[here]), column.values)
-    return pa.array(column[here])
+        places = pa.array(column.places, mask=column.places < 0)
+        return pa.DictionaryArray.from_arrays(places, pa.array(column.texts, pa.string()))
+    values = column.values
+    values = values.astype(np.bool_) if values.dtype == np.uint8 else values
+    return pa.array(values, mask=None if column.given is None else ~column.given)

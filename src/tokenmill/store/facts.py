@@ -914,6 +914,11 @@ def content_fingerprint(manifest: Manifest, *, split: str | None, shards: int | 
     return checksum_of("".join(lines).encode("utf-8", "surrogatepass"))
 
 
+def contents_of(manifest: Manifest) -> dict[str, str]:
+    """The fingerprint of what each split holds."""
+    return {name: content_fingerprint(manifest, split=name) for name in manifest.splits}
+
+
 class _ManifestMembers(Fact, frozen=True, kw_only=True):
     dtype: str
     totals: Counts

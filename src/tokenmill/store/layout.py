@@ -144,6 +144,7 @@ class StoreLayout:
     shards = _Below("shards")
     rejects = _Below("rejects")
     layouts = _Below("layouts")
+    annotations = _Below("annotations")
     snapshots = _Below("snapshots")  # manifests of the store before it grew
     retired = _Below("retired")  # units that those need and that are cut in another place since
     parts = _Below("parts")  # what the parts of a build say of themselves, until it is finished

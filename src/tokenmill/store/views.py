@@ -37,7 +37,7 @@ from tokenmill.store.facts import (
     Fact,
     Manifest,
     ShardEntry,
-    content_fingerprint,
+    contents_of,
     not_ours,
     read_fact,
     split_totals,
@@ -198,14 +198,14 @@ class ViewFiles(StoreFiles):
     def _find_base(self, base: StoreFiles) -> tuple[StoreFiles, Manifest]:
         """The store as it was when the view was made: as it is, or a snapshot of one that grew."""
         manifest = base.read_manifest()
-        found, wanted = _contents(manifest), self.facts.contents
+        found, wanted = contents_of(manifest), self.facts.contents
         if found == wanted:
             return base, manifest
         for snapshot in reversed(base.snapshots()):
             with contextlib.suppress(StoreError):
                 earlier = base.at_snapshot(snapshot.name)
                 manifest = earlier.read_manifest()
-                if _contents(manifest) == wanted:
+                if contents_of(manifest) == wanted:
                     return earlier, manifest
         names = sorted(found.keys() | wanted.keys())
         split = next(name for name in names if found.get(name) != wanted.get(name))
@@ -686,7 +686,7 @@ class Choice:
         view = ViewFacts(
             created_by=f"tokenmill {__version__}",
             base="",
-            contents=_contents(base.manifest),
+            contents=contents_of(base.manifest),
             made=(*(self.store.view.facts.made if self.store.view else ()), dict(step)),
             gone=self.gone,
             splits=facts,
@@ -759,10 +759,6 @@ class _ShardPlace(NamedTuple):
 
     def of_documents(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.numbers]
-
-
-def _contents(manifest: Manifest) -> dict[str, str]:
-    return {name: content_fingerprint(manifest, split=name) for name in manifest.splits}
 
 
 def _run_bytes(runs: int) -> int:
