@@ -11,6 +11,8 @@ from tokenmill._version import __version__ as __version__
 from tokenmill.errors import TokenmillError as TokenmillError
 
 if TYPE_CHECKING:
+    from tokenmill.annotating import AnnotateResult as AnnotateResult
+    from tokenmill.annotating import annotate as annotate
     from tokenmill.auditing.checks import AuditReport as AuditReport
     from tokenmill.auditing.checks import audit as audit
     from tokenmill.builder.progress import BuildResult as BuildResult
@@ -47,7 +49,10 @@ if TYPE_CHECKING:
     from tokenmill.loader.pairs import PairLoader as PairLoader
     from tokenmill.search import GrepResult as GrepResult
     from tokenmill.search import grep as grep
+    from tokenmill.selection import DedupResult as DedupResult
     from tokenmill.selection import ViewResult as ViewResult
+    from tokenmill.selection import ban as ban
+    from tokenmill.selection import dedup as dedup
     from tokenmill.selection import select as select
     from tokenmill.stalls import StallMeter as StallMeter
     from tokenmill.stalls import StallReport as StallReport
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
 
 # The list above once more, for programs that run: a test compares them.
 _HOMES = {
+    "annotating": ["AnnotateResult", "annotate"],
     "auditing.checks": ["AuditReport", "audit"],
     "builder.progress": ["BuildResult", "Progress"],
     "builder.run": ["BuildPlan", "build", "finish", "plan"],
@@ -80,7 +86,7 @@ _HOMES = {
     "loader.packing": ["LayoutReport", "layout"],
     "loader.pairs": ["PairBatch", "PairLoader"],
     "search": ["GrepResult", "grep"],
-    "selection": ["ViewResult", "select"],
+    "selection": ["DedupResult", "ViewResult", "ban", "dedup", "select"],
     "stalls": ["StallMeter", "StallReport"],
     "store.reader": ["RejectedRow", "SourceRow", "Store"],
     "store.snapshots": ["PruneResult", "prune"],

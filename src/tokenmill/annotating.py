@@ -26,7 +26,7 @@ from tokenmill.builder.run import source_options
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.options import AnnotateOptions, RowShape, with_options
 from tokenmill.records import field_of
-from tokenmill.selection import as_arrow
+from tokenmill.selection import joined_keys, keys_of_shard, look_up, split_keys
 from tokenmill.sources.base import Unit, open_source
 from tokenmill.sources.discovery import source_file
 from tokenmill.sources.objects import OF_PYTHON
@@ -35,13 +35,12 @@ from tokenmill.store.documents import COLUMNS, Documents, rows_of
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from tokenmill.store.annotations import Column
 
-KEPT_KEYS = 1 << 22  # of documents, that are looked up at once
 _HINT = "give a Parquet, CSV, JSON Lines or Arrow file"
 
 
@@ -89,7 +88,7 @@ def annotate(asked: AnnotateOptions) -> AnnotateResult:
             f"{str(asked.table)!r} has a row for each document, and no key says which",
             hint="--key id for a field of the store's sources, --key source,row, or --key document",
         )
-    keys = [*dict.fromkeys(each.strip() for each in asked.key.split(","))]
+    keys = split_keys(asked.key)
     table = _read_table(Path(asked.table), names, keys)
     places = _match(store, table.select(keys), keys, asked)
     without = int(np.count_nonzero(places < 0))
@@ -160,9 +159,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _write(
-    store: Store, values: Mapping[str, Any], *, key: str
-) -> Iterator[AnnotationFacts] | list[AnnotationFacts]:
+def _write(store: Store, values: Mapping[str, Any], *, key: str) -> list[AnnotationFacts]:
     made = {name: _column(name, array) for name, array in values.items()}
     return [
         write_annotation(store.layout, store.manifest, column, name=name, key=key)
@@ -244,7 +241,8 @@ def _table_of(path: Path) -> Any:
         import pyarrow.csv as pc_csv
 
         options = pc_csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
-        return pc_csv.read_csv(path, parse_options=options)
+        empty_is_null = pc_csv.ConvertOptions(strings_can_be_null=True)
+        return pc_csv.read_csv(path, parse_options=options, convert_options=empty_is_null)
     if suffix in (".jsonl", ".ndjson", ".json"):
         import pyarrow.json as pa_json
 
@@ -258,7 +256,7 @@ def _table_of(path: Path) -> Any:
 
 def _match(store: Store, table: Any, keys: Sequence[str], asked: AnnotateOptions) -> NDArray[Any]:
     """For each document the row of the table with its key; -1 for none."""
-    wanted = _joined([table.column(key) for key in keys])
+    wanted = joined_keys([table.column(key) for key in keys])
     if wanted.null_count:
         raise UsageError(
             f"{wanted.null_count:,} rows of {str(asked.table)!r} have no {asked.key!r}, so nothing"
@@ -268,59 +266,22 @@ def _match(store: Store, table: Any, keys: Sequence[str], asked: AnnotateOptions
     counts = wanted.value_counts() if len(pc.unique(wanted)) < len(wanted) else ()
     for each in counts:
         if (number := each["counts"].as_py()) > 1:
-            shown = " and ".join(each["values"].as_py().split("\0"))
+            shown = each["values"].as_py()
             raise UsageError(
                 f"{number:,} rows of {str(asked.table)!r} have the {asked.key!r} {shown!r}: nothing"
                 " says which of their values is meant",
                 hint="give one row for each key",
             )
-    found, waiting, held = [np.zeros(0, np.int64)], [], 0
-    for number in range(len(store.shards)):
-        waiting.append(_keys_of(store, number, keys, asked))
-        held += len(waiting[-1])
-        if held >= KEPT_KEYS or number == len(store.shards) - 1:
-            places = pc.index_in(pa.concat_arrays(waiting), value_set=wanted)
-            found.append(places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64))
-            waiting, held = [], 0
-    return np.concatenate(found)
+    documents = Documents(store)
 
+    def keys_of(number: int) -> Any:
+        def field(number: int, key: str) -> Any:
+            return _field_of_shard(store, number, key)
 
-def _joined(columns: Sequence[Any]) -> Any:
-    """Keys as text."""
-    texts = []
-    for column in columns:
-        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if not (
-            pa.types.is_integer(array.type)
-            or pa.types.is_string(array.type)
-            or pa.types.is_large_string(array.type)
-            or pa.types.is_null(array.type)
-        ):
-            raise UsageError(
-                f"a key is of type {array.type}, and not text or whole numbers: whether two are the"
-                " same is not certain",
-                hint="give it as text in both places",
-            )
-        texts.append(array.cast(pa.large_string()))
-    if len(texts) == 1:
-        return texts[0]
-    return pc.binary_join_element_wise(*texts, pa.scalar("\0", pa.large_string()))
+        return keys_of_shard(documents, number, keys, split=asked.split, field=field)
 
-
-def _keys_of(store: Store, number: int, keys: Sequence[str], asked: AnnotateOptions) -> Any:
-    """The keys of the documents of a shard, null where one has none."""
-    shard = store.shards[number]
-    if "document" in keys and shard.split != asked.split:
-        return pa.nulls(shard.documents, pa.large_string())
-    documents, columns = Documents(store), []
-    for key in keys:
-        if key in COLUMNS or key in documents.names:
-            columns.append(as_arrow(documents.column(number, key)))
-        else:
-            columns.append(_field_of_shard(store, number, key))
-    return _joined(columns)
+    found = [places for _, places in look_up(keys_of, len(store.shards), wanted)]
+    return np.concatenate([np.zeros(0, np.int64), *found])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -349,8 +310,8 @@ def from_sources(store: Store, field: str) -> Any:
     return pa.chunked_array([part.cast(type_) for part in parts], type_)
 
 
-def _field_of_shard(store: Store, number: int, field: str) -> Any:
-    receipt, facts = store.facts_of(number)
+def _field_of_shard(store: Store, shard: int, field: str) -> Any:
+    receipt, facts = store.facts_of(shard)
     unit, config = receipt.unit, store.manifest.identity.config
     if unit.path.startswith(OF_PYTHON) or config.get("import") is not None:
         raise UsageError(
@@ -372,8 +333,8 @@ def _field_of_shard(store: Store, number: int, field: str) -> Any:
     place = Unit(file=file, index=unit.index, start=unit.start, end=unit.end)
     with closing(open_source(file, options)) as source:
         for batch in source.read(place):
-            for row, text in zip(batch.rows.tolist(), batch.texts, strict=True):
-                values[row] = _value(text, field)
+            for number, row in enumerate(batch.rows.tolist()):
+                values[row] = _value(batch.texts.bytes_at(number), field)
     try:
         found = pa.array([values[row] for row in rows_of(facts).tolist()])
     except (pa.ArrowException, OverflowError) as error:

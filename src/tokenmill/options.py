@@ -813,11 +813,61 @@ CHOSEN = "Which documents"
 @dataclass(kw_only=True)
 class SelectOptions:
     store: PathInput = field(kw_only=False)
-    where: str = option(MISSING, NEEDED, "CONDITION")
-    """Keep the documents for which this holds, such as "source like '%code%' and tokens < 8192". It
-    may ask for source, folder, row, tokens, counted, split and document."""
     out: PathInput = option(MISSING, NEEDED, "FILE", short="-o")
     """Where the view is written, such as code.view."""
+    where: str | None = option(None, CHOSEN, "CONDITION", shown="all")
+    """Keep the documents for which this holds, such as "source like '%code%' and tokens < 8192". It
+    may ask for source, folder, row, tokens, counted, split, document, and what `tokenmill annotate`
+    gave the documents."""
+    repeat: str | None = option(None, CHOSEN, "COLUMN", shown="each document once")
+    """Have each document as often as this annotation says, a whole number. The second copies come
+    after all first ones."""
+
+    def __post_init__(self) -> None:
+        if self.where is None and self.repeat is None:
+            raise UsageError(
+                "nothing says which documents are meant",
+                hint="give --where \"source like '%code%'\", or --repeat COLUMN",
+            )
+
+
+@dataclass(kw_only=True)
+class BanOptions:
+    store: PathInput = field(kw_only=False)
+    out: PathInput = option(MISSING, NEEDED, "FILE", short="-o")
+    """Where the view is written, such as kept.view."""
+    ids: PathInput | None = option(None, CHOSEN, "FILE", shown=False)
+    """A list of what identifies documents, one to a line; --key says what that is."""
+    match: PathInput | None = option(None, CHOSEN, "FILE", shown=False)
+    """A list of texts, one to a line: documents that hold one of them go."""
+    regex: bool = option(False, CHOSEN)
+    """Lines of --match are Python's regular expressions; every document is decoded for them."""
+    key: str = option("document", CHOSEN, "NAME")
+    """What --ids lists: document (numbers, counted from 0), source (paths of files), source,row (as
+    in data/a.jsonl:17, counted from 0), or a column that `tokenmill annotate` made, such as id."""
+    split: str = option("train", CHOSEN, "NAME")
+    """The split whose documents the numbers of --key document are of."""
+    missing: str = option("error", CHOSEN, choices=("error", "count"))
+    """What becomes of lines that no document has: an error, or they are passed over."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if (self.ids is None) == (self.match is None):
+            raise UsageError(
+                "documents are banned by a list of ids or by one of texts"
+                + (", and none is given" if self.ids is None else ", and both are given"),
+                hint="give --ids optout.txt or --match patterns.txt; a view can be cut further",
+            )
+        if self.regex and self.match is None:
+            raise UsageError("regex has no meaning for ids", hint="leave --regex out")
+
+
+@dataclass(kw_only=True)
+class DedupOptions:
+    stores: PathInput | Sequence[PathInput] = field(kw_only=False)
+    out: PathInput = option(MISSING, NEEDED, "FILE|FOLDER", short="-o")
+    """Where the view is written, such as unique.view; of several stores a folder, with a view of
+    each."""
 
 
 @dataclass(kw_only=True)

@@ -8,30 +8,39 @@ not grow with it, but for what names many documents: ids, and the reasons why do
 
 from __future__ import annotations
 
+import re
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
 from tokenmill.errors import UsageError
-from tokenmill.options import SelectOptions, with_options
+from tokenmill.options import BanOptions, DedupOptions, SelectOptions, as_list, with_options
+from tokenmill.search import Search
 from tokenmill.sources.columns import verdicts
-from tokenmill.store.annotations import Labels
+from tokenmill.store.annotations import Labels, Numbers
 from tokenmill.store.documents import Documents
 from tokenmill.store.reader import Store
 from tokenmill.store.views import Choice, Gone, require_place, save_view
 from tokenmill.where import KEPT, UNDECIDED, Condition, parse, unknown_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from tokenmill.files import PathInput
     from tokenmill.store.annotations import Column
     from tokenmill.store.views import ViewFiles
 
 BATCH_DOCUMENTS = 1 << 16
+KEPT_KEYS = 1 << 22  # of documents, that are looked up at once
+MOST_TIMES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +66,25 @@ def select(asked: SelectOptions) -> ViewResult:
     """Write a view of the documents of which a condition holds."""
     require_place(asked.out)
     store = Store(asked.store, split=None)
-    view, undecided = select_documents(store, asked.where)
+    view, undecided = select_documents(store, asked.where, repeat=asked.repeat)
     return write(view, store, asked.out, undecided=undecided)
+
+
+@with_options(BanOptions)
+def ban(asked: BanOptions) -> ViewResult:
+    """Write a view without documents that are listed, or that hold what is listed."""
+    require_place(asked.out)
+    store = Store(asked.store, split=None)
+    choice = Choice(store)
+    if asked.ids is not None:
+        finder: _Finder = _Ids(Documents(store), asked)
+    else:
+        finder = _Patterns(store, asked)
+    for number, why in finder.found():
+        choice.say(number, why < 0, reasons=finder.reasons, why=why)
+    finder.require_use()
+    given = {name: str(getattr(asked, name)) for name in ("ids", "match") if getattr(asked, name)}
+    return write(choice.view({"verb": "ban", **given, "key": asked.key}), store, asked.out)
 
 
 def write(view: ViewFiles, store: Store, out: Any, *, undecided: int = 0) -> ViewResult:
@@ -78,18 +104,47 @@ def write(view: ViewFiles, store: Store, out: Any, *, undecided: int = 0) -> Vie
     )
 
 
-def select_documents(store: Store, where: str) -> tuple[ViewFiles, int]:
+def select_documents(
+    store: Store, where: str | None, *, repeat: str | None = None
+) -> tuple[ViewFiles, int]:
     """A view of the documents of which a condition holds, and how many it says nothing of."""
-    condition = parse(where)
-    documents = Documents(store)
-    require_columns(documents, condition)
-    choice, undecided = Choice(store), 0
-    reason = f"not: {condition}"
-    for number in range(len(store.shards)):
-        found = judged(documents, condition, number)
-        undecided += int(np.count_nonzero(found == UNDECIDED))
-        choice.say(number, found == KEPT, reasons=[reason])
-    return choice.view({"verb": "select", "where": str(condition)}), undecided
+    condition = None if where is None else parse(where)
+    documents, choice, undecided = Documents(store), Choice(store), 0
+    if condition is not None:
+        require_columns(documents, condition)
+    reasons = [f"not: {condition}"] if condition is not None else []
+    reasons += [f"{repeat} is 0"] if repeat is not None else []
+    for number, shard in enumerate(store.shards):
+        why, times = np.full(shard.documents, -1), None
+        if condition is not None:
+            found = judged(documents, condition, number)
+            undecided += int(np.count_nonzero(found == UNDECIDED))
+            why[found != KEPT] = 0
+        if repeat is not None:
+            times = _times(documents, number, repeat)
+            why[(why < 0) & (times == 0)] = len(reasons) - 1
+        choice.say(number, why < 0, reasons=reasons, why=why, times=times)
+    step = {"where": None if condition is None else str(condition), "repeat": repeat}
+    given = {name: value for name, value in step.items() if value is not None}
+    return choice.view({"verb": "select", **given}), undecided
+
+
+def _times(documents: Documents, number: int, name: str) -> NDArray[np.int64]:
+    """How often each document of a shard is to be there."""
+    column = documents.column(number, name)
+    values = column.values if isinstance(column, Numbers) else None
+    if values is None or values.dtype.kind != "i" or column.missing:
+        raise UsageError(
+            f"the column {name!r} does not say of every document how often it is to be there",
+            hint="a column of whole numbers, 0 or more, with none missing does",
+        )
+    if len(values) and not 0 <= values.min() <= values.max() <= MOST_TIMES:
+        raise UsageError(
+            f"the column {name!r} has numbers from {values.min()} to {values.max()}, and a"
+            f" document is there 0 to {MOST_TIMES} times",
+            hint="weights of a mixture say more than that: Mixture.from_store",
+        )
+    return values.astype(np.int64)
 
 
 def without(store: Store, ids: Iterable[int], *, reason: str = "left out by number") -> ViewFiles:
@@ -150,3 +205,406 @@ def as_arrow(column: Column) -> Any:
     values = column.values
     values = values.astype(np.bool_) if values.dtype == np.uint8 else values
     return pa.array(values, mask=None if column.given is None else ~column.given)
+
+
+# -------------------------------------------------------------------------------------------------
+# What `ban` looks for: ids among the values of a column, or texts in documents.
+
+
+class _Finder(Protocol):
+    reasons: list[str]
+
+    def found(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Of each shard, for each document the number of the reason why it goes; -1: it stays."""
+
+    def require_use(self) -> None:
+        """UsageError where what was listed was not all found."""
+
+
+def look_up(
+    keys_of: Callable[[int], Any], shards: int, wanted: Any
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Shard by shard, at which place of `wanted` the key of each document is; -1 for none."""
+    waiting: list[Any] = []
+    for number in range(shards):
+        waiting.append(keys_of(number))
+        is_last = number == shards - 1
+        if is_last or sum(map(len, waiting)) >= KEPT_KEYS:
+            places = pc.index_in(pa.concat_arrays(waiting), value_set=wanted).fill_null(-1)
+            ends = np.cumsum([len(each) for each in waiting])[:-1]
+            parts = np.split(places.to_numpy(zero_copy_only=False).astype(np.int64), ends)
+            yield from enumerate(parts, number + 1 - len(waiting))
+            waiting = []
+
+
+def joined_keys(columns: Sequence[Any]) -> Any:
+    """Keys as text, null where a part of one is."""
+    texts = []
+    for column in columns:
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if not (
+            pa.types.is_integer(array.type)
+            or pa.types.is_string(array.type)
+            or pa.types.is_large_string(array.type)
+            or pa.types.is_null(array.type)
+        ):
+            raise UsageError(
+                f"a key is of type {array.type}, and not text or whole numbers: whether two are the"
+                " same is not certain",
+                hint="give it as text in both places",
+            )
+        texts.append(array.cast(pa.large_string()))
+    if len(texts) == 1:
+        return texts[0]
+    return pc.binary_join_element_wise(*texts, pa.scalar(":", pa.large_string()))
+
+
+def split_keys(key: str) -> list[str]:
+    """The columns of a key, such as source,row."""
+    return [*dict.fromkeys(each.strip() for each in key.split(","))]
+
+
+def keys_of_shard(
+    documents: Documents,
+    number: int,
+    keys: Sequence[str],
+    *,
+    split: str,
+    field: Callable[[int, str], Any] | None = None,
+) -> Any:
+    """The keys of the documents of a shard; numbers of documents are those of a split."""
+    shard = documents.store.shards[number]
+    if "document" in keys and shard.split != split:
+        return pa.nulls(shard.documents, pa.large_string())
+    return joined_keys(
+        [
+            as_arrow(documents.column(number, key))
+            if field is None or key in documents.names
+            else field(number, key)
+            for key in keys
+        ]
+    )
+
+
+class _Ids:
+    """Documents whose key is listed in a file."""
+
+    def __init__(self, documents: Documents, asked: BanOptions) -> None:
+        self._documents, self._asked = documents, asked
+        self._keys = split_keys(asked.key)
+        for key in self._keys:
+            if key not in documents.names:
+                documents.annotation(key)  # says which columns there are
+        self._listed = [*dict.fromkeys(read_list(asked.ids))]
+        self._is_found = np.zeros(len(self._listed), np.bool_)
+        self.reasons = [f"its {asked.key} is listed in {asked.ids}"]
+
+    def found(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        documents = self._documents
+
+        def keys(number: int) -> Any:
+            return keys_of_shard(documents, number, self._keys, split=self._asked.split)
+
+        wanted = pa.array(self._listed, pa.large_string())
+        for number, places in look_up(keys, len(documents.store.shards), wanted):
+            self._is_found[places[places >= 0]] = True
+            yield number, np.where(places < 0, -1, 0)
+
+    def require_use(self) -> None:
+        unknown = [self._listed[place] for place in np.flatnonzero(~self._is_found).tolist()]
+        require_known(unknown, self._asked, f"{self._asked.key} of no document")
+
+
+class _Patterns:
+    """Documents that hold a text of a list, or in which a regular expression finds something.
+
+    A row that became several documents is one text, whose pieces go together.
+    """
+
+    def __init__(self, store: Store, asked: BanOptions) -> None:
+        self._store, self._asked = store, asked
+        self._listed = [*dict.fromkeys(read_list(asked.match))]
+        self._counts = np.zeros(len(self._listed), np.int64)
+        how = "matches" if asked.regex else "holds"
+        self.reasons = [f"it {how} {pattern!r}" for pattern in self._listed]
+        self._rules = [_rule(pattern) for pattern in self._listed] if asked.regex else []
+
+    def found(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        store = self._store
+        held = [self._hits(place) for place in range(len(self._listed))] if not self._rules else []
+        for number, shard in enumerate(store.shards):
+            why = np.full(shard.documents, -1)
+            for place, found in reversed([*enumerate(held)]):
+                if (here := found.get(number)) is not None:
+                    why[here] = place
+                    self._counts[place] += len(here)
+            starts = store.row_starts(number)
+            for first, last in self._rows(number, starts):
+                place = self._look(shard.first_document + first, shard.first_document + last)
+                if place >= 0:
+                    why[first] = place
+                    self._counts[place] += 1
+            yield number, why
+
+    def _hits(self, place: int) -> dict[int, NDArray[np.int64]]:
+        """Documents that hold a text within themselves, by shard."""
+        found: dict[int, list[NDArray[np.int64]]] = {}
+        for hits in Search(self._store, self._listed[place]).hits():
+            if len(hits.documents):
+                found.setdefault(hits.shard, []).append(np.unique(hits.documents))
+        return {shard: np.concatenate(parts) for shard, parts in found.items()}
+
+    def _rows(self, number: int, starts: NDArray[np.int64] | None) -> Iterator[tuple[int, int]]:
+        """Rows whose text has to be made: all for expressions, else those of several pieces."""
+        documents = self._store.shards[number].documents
+        if starts is None:
+            starts = np.arange(documents if self._rules else 0)
+        ends = np.append(starts[1:], documents)[: len(starts)]
+        for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
+            if self._rules or last > first + 1:
+                yield first, last
+
+    def _look(self, first: int, last: int) -> int:
+        """The first pattern that is in the text of a row; -1 for none."""
+        if self._store.has_pairs:
+            texts = [self._store.decode(number) for number in range(first, last)]
+        else:
+            texts = [text_of(self._store, first, last)]
+        for place, pattern in enumerate(self._listed):
+            for text in texts:
+                if self._rules[place].search(text) if self._rules else pattern in text:
+                    return place
+        return -1
+
+    def require_use(self) -> None:
+        unused = [self._listed[place] for place in np.flatnonzero(self._counts == 0).tolist()]
+        require_known(unused, self._asked, "in no document that is not gone already")
+
+
+def text_of(store: Store, first: int, last: int) -> str:
+    """The text of a row, which is that of its documents back to back."""
+    return store.reference.decode(_of_text(store, [store[k] for k in range(first, last)]))
+
+
+def _of_text(store: Store, documents: Sequence[Any]) -> Any:
+    """The ids of a row, without what the build put around its text."""
+    ids = documents[0] if len(documents) == 1 else np.concatenate(documents)
+    if store.bos_id is not None and len(ids) and ids[0] == store.bos_id:
+        ids = ids[1:]
+    if store.eos_id is not None and len(ids) and ids[-1] == store.eos_id:
+        ids = ids[:-1]
+    return ids
+
+
+def _rule(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UsageError(
+            f"{pattern!r} is no regular expression: {error}",
+            hint="correct it; without --regex, lines are texts as they stand",
+        ) from error
+
+
+def read_list(path: PathInput | None) -> list[str]:
+    """The lines of a file, empty ones left out."""
+    assert path is not None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the list {str(path)!r} cannot be read: {error}", hint="give a file of lines in UTF-8"
+        ) from error
+    found = [line for line in text.split("\n") if line.strip()]
+    found = [line.removesuffix("\r") for line in found]
+    if not found:
+        raise UsageError(f"the list {str(path)!r} is empty", hint="write one to a line")
+    return found
+
+
+def require_known(unknown: Sequence[str], asked: BanOptions, what: str) -> None:
+    """UsageError where things that were listed are not there, unless that is expected."""
+    if unknown and asked.missing == "error":
+        listed = asked.match if asked.ids is None else asked.ids
+        shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+        raise UsageError(
+            f"{len(unknown):,} lines of {str(listed)!r} are {what} of {str(asked.store)!r}:"
+            f" {shown}; nothing was written",
+            hint="correct the list or --key; where other stores have them: --missing count",
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# `dedup`: of rows with the same ids, which are those of the same text, the first one stays.
+#
+#   rows -> (hash of 128 bits, number) -> parts by the first bits of the hash, on disk where they
+#   are many -> each part sorted -> the bits of rows that come again
+#
+# Ids without the tokens around a document are what is compared: encoding is a function of the text.
+
+_RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
+_MOST_RECORDS = 1 << 22  # of a part: sorted in memory, 100 MB
+_FLUSHED = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DedupResult:
+    """What is left of some stores when each text is kept once."""
+
+    views: tuple[ViewResult, ...]
+    """One for each store."""
+    documents: int
+    tokens: int
+    of_documents: int
+    of_tokens: int
+
+
+@with_options(DedupOptions)
+def dedup(asked: DedupOptions) -> DedupResult:
+    """Write a view of each store in which every text is there once: in the first that has it."""
+    stores = [Store(path, split=None) for path in as_list(asked.stores)]
+    outs = _outs(asked, stores)
+    first = stores[0].manifest.identity.tokenizer
+    for store in stores[1:]:
+        other = store.manifest.identity.tokenizer
+        if other.fingerprint != first.fingerprint:
+            raise UsageError(
+                f"{str(stores[0].path)!r} and {str(store.path)!r} were made with different"
+                f" tokenizers, {first.kind} of {first.vocab_size:,} ids and {other.kind} of"
+                f" {other.vocab_size:,}: the same text has other ids",
+                hint="build both with one tokenizer",
+            )
+    repeated, bases = _repeated(stores)
+    views = []
+    for store, out, base in zip(stores, outs, bases, strict=True):
+        choice, row = Choice(store), base
+        for number, shard in enumerate(store.shards):
+            starts = store.row_starts(number)
+            starts = np.arange(shard.documents) if starts is None else starts
+            sizes = np.diff(starts, append=shard.documents)
+            again = repeated[row : row + len(starts)]
+            row += len(starts)
+            why = np.repeat(again, sizes).astype(np.int64) - 1
+            choice.say(number, why < 0, reasons=_SAME[: 1 + (len(stores) > 1)], why=why)
+        step = {"verb": "dedup", "stores": [str(each.path) for each in stores]}
+        views.append(write(choice.view(step), store, out))
+    names = ("documents", "tokens", "of_documents", "of_tokens")
+    sums = {name: sum(getattr(view, name) for view in views) for name in names}
+    return DedupResult(views=tuple(views), **sums)
+
+
+_SAME = ["its text is an earlier document's", "its text is in a store named before"]
+
+
+def _outs(asked: DedupOptions, stores: Sequence[Store]) -> list[Path]:
+    """Where the views go: a file, or for several stores a folder with one for each."""
+    out = Path(asked.out)
+    if len(stores) == 1:
+        return [require_place(out)]
+    names = [Path(str(store.path)).stem for store in stores]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"two of the stores are called {max(names, key=names.count)!r}, and so would two views",
+            hint="name the stores in other ways, such as by a link",
+        )
+    if not out.is_dir():
+        if out.exists():
+            raise UsageError(
+                f"{str(out)!r} is a file; for several stores, a folder with a view of each is"
+                " written",
+                hint="name a folder: --out unique",
+            )
+        out.mkdir(parents=True)
+    return [require_place(out / f"{name}.view") for name in names]
+
+
+def _repeated(stores: Sequence[Store]) -> tuple[NDArray[np.uint8], list[int]]:
+    """Of each row, whether its text came before: 1 in its store, 2 in another; and where the rows
+    of each store begin."""
+    total = sum(store.num_documents for store in stores)
+    parts = -(-total // _MOST_RECORDS)
+    bases = [0]
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+        kept = _Parts(Path(folder), parts)
+        for store in stores:
+            for digests in _hashes(store):
+                kept.add(digests)
+            bases.append(kept.rows)
+        repeated = np.zeros(bases[-1], np.uint8)
+        for records in kept.parts():
+            records.sort(order=("high", "low", "row"))
+            same = (records["high"][1:] == records["high"][:-1]) & (
+                records["low"][1:] == records["low"][:-1]
+            )
+            begins = np.flatnonzero(np.append(True, ~same)) if len(records) else np.zeros(0, int)
+            firsts = np.repeat(records["row"][begins], np.diff(begins, append=len(records)))
+            again = np.append(False, same)[: len(records)]
+            rows, firsts = records["row"][again], firsts[again]
+            ends = np.array(bases[1:])
+            is_other = ends.searchsorted(rows, "right") != ends.searchsorted(firsts, "right")
+            repeated[rows] = 1 + is_other
+    return repeated, bases[:-1]
+
+
+class _Parts:
+    """Records by the first bits of their hash: in memory, or where there are many, in files."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._count = max(1, count)
+        self._files = [folder / str(k) for k in range(self._count)] if count > 1 else []
+        self.rows = 0
+        self._held: list[NDArray[Any]] = []
+
+    def add(self, digests: bytes) -> None:
+        """Take the digests of some rows, which follow those taken before."""
+        found = np.frombuffer(digests, "<u8").reshape(-1, 2)
+        records = np.empty(len(found), _RECORD)
+        records["high"], records["low"] = found[:, 0], found[:, 1]
+        records["row"] = np.arange(self.rows, self.rows + len(found))
+        self.rows += len(found)
+        if not self._files:
+            self._held.append(records)
+            return
+        places = (records["high"] % np.uint64(self._count)).astype(np.int64)
+        order = np.argsort(places, kind="stable")
+        ends = np.searchsorted(places[order], np.arange(self._count + 1))
+        for path, first, last in zip(self._files, ends[:-1], ends[1:], strict=True):
+            if first < last:
+                with path.open("ab") as file:
+                    file.write(records[order[first:last]].tobytes())
+
+    def parts(self) -> Iterator[NDArray[Any]]:
+        for path in self._files:
+            yield np.fromfile(path, _RECORD) if path.exists() else np.empty(0, _RECORD)
+            path.unlink(missing_ok=True)
+        if not self._files:
+            yield np.concatenate([np.empty(0, _RECORD), *self._held])
+
+
+def _hashes(store: Store) -> Iterator[bytes]:
+    """Digests of the texts of rows, many at a time."""
+    for number, shard in enumerate(store.shards):
+        starts = store.row_starts(number)
+        begins = None if starts is None else set(starts.tolist())
+        digests: list[bytes] = []
+        row: list[Any] = []  # the documents of one
+        for place, ids in enumerate(store.map_shard(number).documents()):
+            if row and (begins is None or place in begins):
+                digests.append(_digest(store, row))
+                row = []
+                if len(digests) == _FLUSHED:
+                    yield b"".join(digests)
+                    digests = []
+            row.append(ids)
+        if shard.documents:
+            yield b"".join([*digests, _digest(store, row)])
+
+
+def _digest(store: Store, row: Sequence[Any]) -> bytes:
+    """Of the ids of a row, without what the build put around it."""
+    if store.has_pairs:  # two texts
+        both = b"".join(xxhash.xxh3_128_digest(ids.data) for ids in row)
+        return xxhash.xxh3_128_digest(both)
+    return xxhash.xxh3_128_digest(_of_text(store, row).data)

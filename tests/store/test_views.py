@@ -254,3 +254,208 @@ def test_a_condition_on_what_is_not_known_names_what_is(built: Path, tmp_path: P
     with pytest.raises(UsageError, match="no document"):
         tokenmill.select(built, where="tokens > 1000000", out=tmp_path / "x.view")
     assert not (tmp_path / "x.view").exists()
+
+
+def rows_of_store(store: Store) -> list[tuple[str, int]]:
+    origins = [store.source(number) for number in range(len(store))]
+    return [(origin.path, origin.row) for origin in origins]
+
+
+def test_columns_come_from_a_table_by_a_field_of_the_sources(built: Path, tmp_path: Path) -> None:
+    lines = [
+        {"id": f"{kind}-{part}-{k}", "quality": k / 60, "lang": "en" if k % 3 else None, "n": k % 3}
+        for kind in ("web", "code")
+        for part in range(2)
+        for k in range(60)
+    ]
+    random.Random(3).shuffle(lines)
+    table = tmp_path / "scores.jsonl"
+    table.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = tokenmill.annotate(built, table, key="id")
+    assert {column.name: column.type for column in result.columns} == {
+        "quality": "number",
+        "lang": "text",
+        "n": "integer",
+    }
+    assert (result.without_row, result.unused_rows) == (0, 0)
+    base = Store(built)
+    view = base.select("quality >= 0.5 and lang == 'en'")
+    kept = [k for k, (_, row) in enumerate(rows_of_store(base)) if row >= 30 and row % 3]
+    check_reading(view, base, kept)
+    nothing = base.select("lang is null")
+    kept = [k for k, (_, row) in enumerate(rows_of_store(base)) if row % 3 == 0]
+    check_reading(nothing, base, kept)
+    # A view knows the columns of its store.
+    check_reading(
+        view.select("n = 2"),
+        view,
+        [k for k, (_, row) in enumerate(rows_of_store(view)) if row % 3 == 2],
+    )
+    tokenmill.select(built, repeat="n", out=tmp_path / "often.view")
+    often = Store(tmp_path / "often.view")
+    rows = rows_of_store(base)
+    passes = [[k for k, (_, row) in enumerate(rows) if row % 3 > copy] for copy in range(2)]
+    check_reading(often, base, [*passes[0], *passes[1]])
+    assert [often.source(k) for k in range(len(often))] == [
+        base.source(k) for part in passes for k in part
+    ]
+    with pytest.raises(UsageError, match="several times already"):
+        tokenmill.select(tmp_path / "often.view", repeat="n", out=tmp_path / "x.view")
+
+
+def test_columns_come_from_the_sources_alone(built: Path) -> None:
+    result = tokenmill.annotate(built, columns="name=id")
+    assert [column.name for column in result.columns] == ["name"]
+    assert result.columns[0].values == 240
+    view = Store(built).select("name in ('web-0-5', 'code-1-7')")
+    assert {view.source(k).row for k in range(len(view))} <= {5, 7}
+    with pytest.raises(UsageError, match=r"no row of the sources of .* has a field 'other'"):
+        tokenmill.annotate(built, columns="other")
+
+
+@pytest.mark.parametrize(
+    ("lines", "how", "complaint"),
+    [
+        (
+            ["id,q", "code-0-1,1", "code-0-1,2"],
+            {"key": "id"},
+            r"2 rows of .* have the 'id' 'code-0-1'",
+        ),
+        (["id,q", "code-0-1,1"], {"key": "id"}, r"\d+ of \d+ documents have no row"),
+        (["id,q", "other,1"], {"key": "id"}, "no document of .* has the 'id' of any"),
+        (["id,q", "code-0-1,1"], {"key": "name"}, "has no column 'name'"),
+        (["id,q", "code-0-1,1"], {}, "no key says which"),
+        (["id,tokens", "code-0-1,1"], {"key": "id"}, "'tokens' is the name of a column that every"),
+        (
+            ["id,q", "code-0-1,1", ",2"],
+            {"key": "id", "missing": "null"},
+            "no document|have no 'id'",
+        ),
+        (["document,q", "0.5,1"], {"key": "document"}, "a key is of type double"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(
+    built: Path, tmp_path: Path, lines: list[str], how: dict[str, Any], complaint: str
+) -> None:
+    table = tmp_path / "scores.csv"
+    table.write_text("\n".join(lines) + "\n")
+    before = sorted((built / "annotations").glob("*")) if (built / "annotations").exists() else []
+    with pytest.raises(UsageError, match=complaint):
+        tokenmill.annotate(built, table, **how)
+    after = sorted((built / "annotations").glob("*")) if (built / "annotations").exists() else []
+    assert before == after
+
+
+def test_values_may_be_missing_where_that_is_said(built: Path, tmp_path: Path) -> None:
+    table = tmp_path / "scores.csv"
+    table.write_text("document,some\n3,1.5\n5,2.5\n100000,4\n")
+    result = tokenmill.annotate(built, table, key="document", missing="null")
+    base = Store(built)
+    assert result.unused_rows == 1
+    assert result.without_row == len(Store(built, split=None)) - 2
+    with pytest.raises(UsageError, match="holds a number, and the condition compares it with text"):
+        base.select("some == 'x'")
+    rows = rows_of_store(base)
+    kept = [k for k, row in enumerate(rows) if row in (rows[3], rows[5]) and rows.count(row) == 1]
+    if kept:
+        check_reading(base.select("some > 1"), base, kept)
+
+
+def test_ids_are_banned_by_any_key(built: Path, tmp_path: Path) -> None:
+    tokenmill.annotate(built, columns="id")
+    base = Store(built)
+    rows = rows_of_store(base)
+    (path, row), (other, _) = rows[7], rows[0]
+    name = path.replace("\\", "/").rsplit("/", 2)
+    banned: dict[str, tuple[str, Any]] = {
+        "id": (f"{name[1]}-{name[2][0]}-{row}", lambda each: each == (path, row)),
+        "source": (other, lambda each: each[0] == other),
+        "source,row": (f"{path}:{row}", lambda each: each == (path, row)),
+        "document": ("7", lambda each: each == (path, row)),
+    }
+    for key, (line, is_banned) in banned.items():
+        listed = tmp_path / "optout.txt"
+        listed.write_text(f"{line}\n\n{line}\n")
+        result = tokenmill.ban(built, ids=listed, key=key, out=tmp_path / "kept.view")
+        view = Store(tmp_path / "kept.view")
+        check_reading(view, base, [k for k, each in enumerate(rows) if not is_banned(each)])
+        assert result.gone[0].reason == f"its {key} is listed in {listed}"
+        listed.write_text(f"{line}\nunknown\n")
+        with pytest.raises(UsageError, match=r"1 lines of .* of no document of .*'unknown'"):
+            tokenmill.ban(built, ids=listed, key=key, out=tmp_path / "kept.view")
+        tokenmill.ban(built, ids=listed, key=key, missing="count", out=tmp_path / "kept.view")
+        assert len(Store(tmp_path / "kept.view")) == len(view)
+    with pytest.raises(UsageError, match="has no column 'url'"):
+        tokenmill.ban(built, ids=listed, key="url", out=tmp_path / "kept.view")
+
+
+@pytest.mark.parametrize("regex", [False, True])
+def test_documents_that_hold_a_text_are_banned_with_the_reason(
+    built: Path, tmp_path: Path, regex: bool
+) -> None:
+    base = Store(built)
+    rows, texts = rows_of_store(base), dict[tuple[str, int], str]()
+    for number, row in enumerate(rows):
+        texts[row] = texts.get(row, "") + base.decode(number)
+    # One that is in two pieces of a row, and in no document alone.
+    whole = next(text for text in texts.values() if len(text) > 30)
+    patterns = [whole[15:25], "aab"]
+    assert not any(patterns[0] in base.decode(k) for k in range(len(base)))
+    listed = tmp_path / "patterns.txt"
+    listed.write_text("\n".join(patterns))
+    tokenmill.ban(built, match=listed, regex=regex, out=tmp_path / "clean.view")
+    view = Store(tmp_path / "clean.view")
+    kept = [k for k, row in enumerate(rows) if not any(each in texts[row] for each in patterns)]
+    assert 0 < len(kept) < len(base)
+    check_reading(view, base, kept)
+    assert view.view is not None
+    reasons = [each.reason for each in view.view.facts.gone]
+    assert reasons == [f"it {'matches' if regex else 'holds'} {each!r}" for each in patterns]
+    every = Store(built, split=None)
+    gone = {n: reason for a, b, reason in view.view.gone_runs().tolist() for n in range(a, b)}
+    assert len(gone) == len(every) - len(Store(tmp_path / "clean.view", split=None))
+    for number in gone:
+        origin = every.source(number)
+        text = texts.get((origin.path, origin.row))
+        if text is not None:
+            assert patterns[gone[number]] in text
+    listed.write_text("zzzz\n")
+    with pytest.raises(UsageError, match="in no document"):
+        tokenmill.ban(built, match=listed, regex=regex, out=tmp_path / "x.view")
+    listed.write_text("[")
+    if regex:
+        with pytest.raises(UsageError, match="is no regular expression"):
+            tokenmill.ban(built, match=listed, regex=True, out=tmp_path / "x.view")
+
+
+@pytest.mark.parametrize("most_records", [1 << 22, 16])
+def test_each_text_is_kept_once_and_in_the_first_store_that_has_it(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_records: int
+) -> None:
+    monkeypatch.setattr("tokenmill.selection._MOST_RECORDS", most_records)
+    (tmp_path / "more.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ["abc", "new " * 9, "abc", "a"])
+    )
+    # Cut in other pieces, and with a token in front.
+    tokenmill.build(tmp_path / "more.jsonl", tokenizer="bytes", out=tmp_path / "more", max_length=9)
+    result = tokenmill.dedup([tmp_path / "more", built], out=tmp_path / "unique")
+    seen: set[str] = set()
+    gone = 0
+    for view, name in zip(result.views, ("more", "store"), strict=True):
+        path = tmp_path / "more" if name == "more" else built
+        base = Store(path, split=None)
+        rows, texts = rows_of_store(base), dict[tuple[str, int], str]()
+        for number, row in enumerate(rows):
+            texts[row] = texts.get(row, "") + base.decode(number)
+        first = set()
+        for row, text in texts.items():
+            first |= set() if text in seen else {row}
+            seen.add(text)
+        kept = [number for number, row in enumerate(rows) if row in first]
+        gone += len(base) - len(kept)
+        check_reading(Store(tmp_path / "unique" / f"{name}.view", split=None), base, kept)
+        assert view.documents == len(kept)
+    assert gone
+    assert result.of_documents - result.documents == gone
+    alone = tokenmill.dedup(tmp_path / "more", out=tmp_path / "alone.view")
+    assert alone.documents == result.views[0].documents

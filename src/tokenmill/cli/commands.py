@@ -272,6 +272,63 @@ def select(*, store: str, options: Asked, as_json: bool) -> None:
     show.view_result(result, as_json=as_json)
 
 
+@command("options.BanOptions")
+def ban(*, store: str, options: Asked, as_json: bool) -> None:
+    """Write a view of a store without documents that are listed, or that hold what is listed.
+
+    For opt-outs and decontamination. The view keeps the reason for each document that is gone.
+
+    \b
+    Examples:
+      tokenmill ban my-store --ids optout.txt --key id -o kept.view
+      tokenmill ban my-store --match benchmark-questions.txt -o clean.view
+      tokenmill ban kept.view --ids files.txt --key source -o fewer.view
+    """
+    with stoppable(VIEW_KEPT):
+        result = tokenmill.ban(store, **options)
+    show.view_result(result, as_json=as_json)
+
+
+@command("options.DedupOptions")
+def dedup(*, stores: list[str], options: Asked, as_json: bool) -> None:
+    """Write views of stores in which every text is there once.
+
+    Exact, by the hash of a text's ids. The first document in the order of the store stays, and of
+    several stores the one in the store that is named first.
+
+    \b
+    Examples:
+      tokenmill dedup my-store -o unique.view
+      tokenmill dedup evaluation web code -o unique/
+    """
+    with stoppable(VIEW_KEPT):
+        result = tokenmill.dedup(stores, **options)
+    show.dedup_result(result, as_json=as_json)
+
+
+TABLE = (
+    "Parquet, CSV, JSON Lines or Arrow: a row for each document. Without one, --columns are read"
+    " from the files that the store was built of."
+)
+
+
+@command("options.AnnotateOptions", table=TABLE)
+def annotate(*, store: str, table: str | None = None, options: Asked, as_json: bool) -> None:
+    """Give the documents of a store columns: a score, a language, a domain.
+
+    Conditions of select, the lists of ban, mixtures and inspect then know them by name.
+
+    \b
+    Examples:
+      tokenmill annotate my-store scores.parquet --key id
+      tokenmill annotate my-store --columns lang,url
+      tokenmill select my-store --where "quality > 0.5 and lang == 'en'" -o good.view
+    """
+    with stoppable("no column was written"):
+        result = tokenmill.annotate(store, table, **options)
+    show.annotate_result(result, as_json=as_json)
+
+
 @command("trainer.options.TrainOptions")
 def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Train the reference model on a store.

@@ -120,7 +120,8 @@ def spare_pydantic(param: Any) -> None:
 ParserError: Any = typer.BadParameter.__mro__[2]
 
 COMMANDS = """
-build finish plan inspect view grep trace layout verify select
+build finish plan inspect view grep trace layout verify
+select ban dedup annotate
 train diagnose audit export import convert prune demo
 """
 # None would be given to pydantic, see `spare_pydantic`.

@@ -40,6 +40,8 @@ ARGUMENTS = {
         "STORE",
         "The folder that a build wrote, or its URL; or a view of it, which is a file.",
     ),
+    "stores": ("STORE...", "Folders that builds wrote, or views of them; what comes first stays."),
+    "table": ("TABLE", ""),
     "path": ("PATH", _FILES),
     "paths": ("PATH", ""),
     "loader": ("MODULE:FUNCTION", _LOADER),

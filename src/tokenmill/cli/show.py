@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from tokenmill.annotating import AnnotateResult
     from tokenmill.auditing.checks import AuditReport
     from tokenmill.builder.progress import BuildResult, RowLengths
     from tokenmill.builder.run import BuildPlan
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.loader import Showing
     from tokenmill.loader.packing import LayoutReport
     from tokenmill.search import GrepResult
-    from tokenmill.selection import ViewResult
+    from tokenmill.selection import DedupResult, ViewResult
     from tokenmill.store.facts import (
         BoundaryToken,
         Counts,
@@ -900,6 +901,37 @@ def view_result(result: ViewResult, *, as_json: bool) -> None:
         rows.append(("undecided", f"{missing}: they are gone too"))
     facts(*rows)
     next_steps(f"tokenmill inspect {shlex.quote(result.out)}")
+
+
+def dedup_result(result: DedupResult, *, as_json: bool) -> None:
+    """Print what is left of each store."""
+    if as_json:
+        print_json(result)
+        return
+    for view in result.views:
+        view_result(view, as_json=False)
+    if len(result.views) > 1:
+        documents = _of_all(result.documents, result.of_documents)
+        tokens = _of_all(result.tokens, result.of_tokens)
+        facts(("all documents", documents), ("all tokens", tokens))
+
+
+def annotate_result(result: AnnotateResult, *, as_json: bool) -> None:
+    """Print which columns documents have now."""
+    if as_json:
+        print_json(result)
+        return
+    rows = [("documents", count(result.documents))]
+    for column in result.columns:
+        values = f", {count(column.values, 'different value')}" if column.values else ""
+        missing = f", none for {count(column.missing, 'document')}" if column.missing else ""
+        rows.append((column.name, f"{column.type}{values}{missing}"))
+    if result.unused_rows:
+        unused = f"{count(result.unused_rows, 'row')} of {result.table}"
+        rows.append(("unused", f"{unused}: no document has the key"))
+    facts(*rows)
+    first = result.columns[0].name
+    next_steps(f"tokenmill inspect {shlex.quote(result.store)} --by {shlex.quote(first)}")
 
 
 def _of_all(number: int, whole: int) -> str:

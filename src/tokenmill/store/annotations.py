@@ -85,7 +85,7 @@ class AnnotationFacts(Fact, frozen=True, kw_only=True):
     missing: Count  # of those without a value
     values: Count  # different ones, of text; else 0
     contents: dict[str, Checksum]  # `Store.content` of each split
-    checksum: Checksum  # of all before the JSON
+    data: Checksum  # of all before the JSON
 
     def to_bytes(self) -> bytes:
         return seal({"annotation_version": ANNOTATION_VERSION, **self.to_json()})
@@ -101,10 +101,9 @@ class Annotation:
     def column(self) -> Column:
         """All of it, mapped; StoreError where it was changed."""
         facts, data = self.facts, self._data
-        if checksum_of(data.data) != facts.checksum:
+        if checksum_of(data.data) != facts.data:
             raise StoreError(
-                f"the annotation {str(self.path)!r} was changed: its checksum is not"
-                f" {facts.checksum}",
+                f"the annotation {str(self.path)!r} was changed: its checksum is not {facts.data}",
                 hint="annotate the store again, or copy the file again",
             )
         body, count = data[_HEAD.size :], facts.documents
@@ -146,7 +145,7 @@ def write_annotation(
             missing=column.missing,
             values=len(column.texts) if isinstance(column, Labels) else 0,
             contents=contents_of(manifest),
-            checksum=checksum,
+            data=checksum,
         )
 
     size = len(facts_of("0" * 32).to_bytes())

@@ -791,7 +791,7 @@ def _token_edges(store: Store, number: int, edges: Ints) -> Ints:
 
 def _reason_runs(reasons: NDArray[np.integer], *, first: int) -> Ints:
     """Runs of documents that are gone for one reason, of those of a shard; -1 is none."""
-    begins = np.flatnonzero(np.diff(reasons, prepend=-1))
+    begins = np.flatnonzero(np.diff(reasons, prepend=-2))
     lasts = np.append(begins[1:], len(reasons))
     found = np.stack((begins + first, lasts + first, reasons[begins]), axis=1)
     return found[found[:, 2] >= 0].astype(np.int64, copy=False)
