@@ -15,8 +15,8 @@ from tests.once import once
 from torch.utils.data import DataLoader
 
 import tokenmill
-from tokenmill.auditing.lookup import Documents
-from tokenmill.auditing.rows import rows_of
+from tokenmill.auditing.lookup import Lookup
+from tokenmill.auditing.reading import rows_of
 from tokenmill.errors import UsageError
 from tokenmill.torch import BatchDataset, TokenDataset
 
@@ -515,7 +515,7 @@ def test_documents_that_end_in_the_end_of_a_turn(tmp_path: Path) -> None:
 
 def test_what_a_row_shares_with_the_store_is_found_to_the_token(stores: dict[str, Path]) -> None:
     store = tokenmill.Store(stores["plain"])
-    documents = Documents(store)
+    documents = Lookup(store)
     chance = np.random.default_rng(0)
     for _ in range(50):
         wanted: list[tuple[int, int]] = []

@@ -18,21 +18,21 @@ from tokenmill.stalls.account import (
     PYTHON,
     TOKENIZING,
     Call,
+    CodePlace,
     DeviceTrace,
-    Place,
+    DeviceWork,
     Span,
     StepAccount,
-    Work,
     lay_out,
     make_account,
     play,
 )
 from tokenmill.stalls.watch import read_trace
 
-COLLATE = Place("/somewhere/train.py", 10, "collate")
-ENCODE = Place("/somewhere/train.py", 20, "main", True)
-MODEL = Place("/somewhere/train.py", 30, "main")
-ITEM = Place("/somewhere/train.py", 40, "main")
+COLLATE = CodePlace("/somewhere/train.py", 10, "collate")
+ENCODE = CodePlace("/somewhere/train.py", 20, "main", True)
+MODEL = CodePlace("/somewhere/train.py", 30, "main")
+ITEM = CodePlace("/somewhere/train.py", 40, "main")
 MS = 0.001
 
 
@@ -58,7 +58,7 @@ def a_window(steps: int = 4, *, is_waiting: bool = True) -> dict[str, Any]:
             start = at + (30 + index) * MS
             calls.append(Call(start, start + 5e-6, "cudaLaunchKernel", name))
             free = max(free, start) + 4 * MS
-            work.append(Work(free - 4 * MS, free, "gemm", 7, name))
+            work.append(DeviceWork(free - 4 * MS, free, "gemm", 7, name))
         at += 40 * MS
         if is_waiting:
             calls.append(Call(at, free, "cudaStreamSynchronize", -1 - number))
@@ -146,7 +146,7 @@ def test_without_a_device_the_host_is_all_there_is() -> None:
 def test_a_loop_that_its_device_holds_up_has_nothing_to_take_out() -> None:
     # The host launches until the queue is full, and waits in the call that finds no room.
     calls = [Call(0.0, 5e-6, "cudaLaunchKernel", 1), Call(1 * MS, 50 * MS, "cudaLaunchKernel", 2)]
-    work = [Work(0.0, 50 * MS, "gemm", 7, 1), Work(50 * MS, 100 * MS, "gemm", 7, 2)]
+    work = [DeviceWork(0.0, 50 * MS, "gemm", 7, 1), DeviceWork(50 * MS, 100 * MS, "gemm", 7, 2)]
     trace = DeviceTrace(calls, work)
     spans = lay_out(0.0, 50 * MS, samples=[(0.5 * MS, MODEL), (20 * MS, MODEL)], trace=trace)
     account = make_account(spans, boundaries=[0.0, 50 * MS], trace=trace)
@@ -166,8 +166,8 @@ def test_a_copy_that_waits_is_told_from_the_wait_before_it() -> None:
             Call(at + 3 * MS, at + 15 * MS, "cudaStreamSynchronize", name + 2),
         ]
         work += [
-            Work(at, at + 10 * MS, "gemm", 7, name),
-            Work(at + 10 * MS, at + 15 * MS, "Memcpy HtoD (Pageable -> Device)", 7, name + 1),
+            DeviceWork(at, at + 10 * MS, "gemm", 7, name),
+            DeviceWork(at + 10 * MS, at + 15 * MS, "Memcpy HtoD (Pageable -> Device)", 7, name + 1),
         ]
         samples += [(at + MS, MODEL), (at + 2.5 * MS, ITEM), (at + 8 * MS, ITEM)]
         samples += [(at + 12 * MS, ITEM), (at + 19 * MS, COLLATE)]
@@ -195,7 +195,7 @@ def test_a_wait_for_an_event_is_for_what_was_before_it_alone() -> None:
         at += 5 * MS
         calls.append(Call(at, at + 5e-6, "cudaLaunchKernel", 2 * number))
         start = max(at, before)
-        work.append(Work(start, start + 20 * MS, "gemm", 7, 2 * number))
+        work.append(DeviceWork(start, start + 20 * MS, "gemm", 7, 2 * number))
         at += 1e-5
         end = max(before, at + 5e-6)
         calls.append(Call(at, end, "cudaEventSynchronize", 2 * number + 1))
@@ -213,7 +213,7 @@ def test_a_wait_for_an_event_is_for_what_was_before_it_alone() -> None:
 @pytest.mark.parametrize(("name", "length"), [("DtoD", 5e-6), ("DtoD", MS), ("DtoH", 5e-6)])
 def test_copies_that_do_not_wait_are_launches(name: str, length: float) -> None:
     calls = [Call(MS, MS + length, "cudaMemcpyAsync", 1)]
-    trace = DeviceTrace(calls, [Work(8 * MS, 9 * MS, f"Memcpy {name} (x -> y)", 7, 1)])
+    trace = DeviceTrace(calls, [DeviceWork(8 * MS, 9 * MS, f"Memcpy {name} (x -> y)", 7, 1)])
     spans = lay_out(0.0, 4 * MS, samples=[(3 * MS, MODEL)], trace=trace)
 
     assert {span.part for span in spans} <= {LAUNCH, PYTHON}
@@ -222,7 +222,7 @@ def test_copies_that_do_not_wait_are_launches(name: str, length: float) -> None:
 
 def test_a_short_wait_is_where_the_call_says_that_it_came_from() -> None:
     calls = [Call(5 * MS, 5.05 * MS, "cudaStreamSynchronize", 1)]
-    trace = DeviceTrace(calls, [Work(5 * MS, 5.05 * MS, "gemm", 7, 9)])
+    trace = DeviceTrace(calls, [DeviceWork(5 * MS, 5.05 * MS, "gemm", 7, 9)])
     samples = [(3 * MS, MODEL), (7 * MS, MODEL)]
     spans = lay_out(0.0, 10 * MS, samples=samples, trace=trace, syncs=[(5.06 * MS, ITEM)])
 
@@ -231,7 +231,7 @@ def test_a_short_wait_is_where_the_call_says_that_it_came_from() -> None:
 
 def test_calls_that_wait_for_nothing_yet_are_listed() -> None:
     window = a_window()
-    quiet = Place("/somewhere/train.py", 50, "log")
+    quiet = CodePlace("/somewhere/train.py", 50, "log")
     window["syncs"] = [*window["syncs"], (1.0, quiet), (1.0, quiet)]
     account = account_of(window)
 
@@ -252,13 +252,13 @@ places = st.sampled_from([COLLATE, ENCODE, MODEL, ITEM])
 )
 def test_spans_cover_the_window_and_percentages_add_up(
     waits: list[tuple[float, float]],
-    samples: list[tuple[float, Place]],
+    samples: list[tuple[float, CodePlace]],
     made: list[tuple[float, float, str]],
 ) -> None:
     calls = [
         Call(min(each[:2]), max(each[:2]), each[2], number) for number, each in enumerate(made)
     ]
-    work = [Work(call.start, call.end + 0.1, "k", 1, call.correlation) for call in calls]
+    work = [DeviceWork(call.start, call.end + 0.1, "k", 1, call.correlation) for call in calls]
     trace = DeviceTrace(sorted(calls), sorted(work))
     spans = lay_out(0.0, 1.0, waits=waits, samples=samples, trace=trace)
 
@@ -334,7 +334,7 @@ def test_a_loop_that_waits_for_room_in_the_queue_still_does_without_samples() ->
     ]
     trace = DeviceTrace(
         [Call(0.0, 0.1, "cudaLaunchKernel", 1), Call(4.0, 4.1, "cudaLaunchKernel", 2)],
-        [Work(0.0, 4.0, "gemm", 7, 1), Work(4.0, 9.0, "gemm", 7, 2)],
+        [DeviceWork(0.0, 4.0, "gemm", 7, 1), DeviceWork(4.0, 9.0, "gemm", 7, 2)],
     )
     account = make_account(
         spans, boundaries=[0.0, 4.0, 9.0], trace=trace, samples=[0.5, 4.5], sample_seconds=0.5

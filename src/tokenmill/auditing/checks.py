@@ -1,6 +1,6 @@
 """`tokenmill audit`: reads batches of anybody's loader and says what is wrong, in numbers.
 
-    loader --rows.py--> rows (ids, labels, boundaries, without padding) --Audit--> findings
+    loader --reading.py--> rows (ids, labels, boundaries, without padding) --Audit--> findings
     store  --lookup.py--> where in the text each row comes from
 
 A loader is a function that gives batches (dicts, pairs or arrays of ids), or an iterable of them.
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tokenmill.auditing.lookup import WINDOW, Documents, Overlap
-from tokenmill.auditing.rows import (
+from tokenmill.auditing.lookup import WINDOW, Lookup, Overlap
+from tokenmill.auditing.reading import (
     AuditedLoader,
     AuditRow,
     RankRows,
@@ -335,7 +335,7 @@ class Audit:
     def lookup(self, rows: Sequence[AuditRow], labels: str | None, is_whole: bool) -> None:
         """All that is known by where in a store rows come from."""
         assert self.store is not None
-        documents = Documents(self.store)
+        documents = Lookup(self.store)
         found = [(row, documents.find(row.ids)) for row in rows]
         if labels == "next":
             for row, runs in found:
@@ -374,7 +374,7 @@ class Audit:
                 hint="give the store, split and tokenizer that the loader reads",
             )
 
-    def _coverage(self, documents: Documents, rows: Sequence[AuditRow], is_whole: bool) -> None:
+    def _coverage(self, documents: Lookup, rows: Sequence[AuditRow], is_whole: bool) -> None:
         """Tokens that never come, or come twice."""
         if not is_whole:
             self.unchecked.append(
@@ -424,7 +424,7 @@ class Audit:
                 hint="read each row once: on one rank, in one worker",
             )
 
-    def _ends(self, documents: Documents) -> None:
+    def _ends(self, documents: Lookup) -> None:
         """End and begin tokens that the text has and the rows have not."""
         sizes = documents.ends - documents.starts
         edges = (
@@ -449,7 +449,7 @@ class Audit:
                 )
 
     def _doubled(
-        self, documents: Documents | None, found: Sequence[tuple[AuditRow, list[Overlap]]]
+        self, documents: Lookup | None, found: Sequence[tuple[AuditRow, list[Overlap]]]
     ) -> None:
         """Two end or begin tokens where there should be one."""
         for name, id_ in (("eos", self.eos_id), ("bos", self.bos_id)):
@@ -479,7 +479,7 @@ class Audit:
                 )
 
     def _from_text(
-        self, documents: Documents, found: Sequence[tuple[AuditRow, list[Overlap]]]
+        self, documents: Lookup, found: Sequence[tuple[AuditRow, list[Overlap]]]
     ) -> None:
         """Special tokens that are parsed out of documents."""
         special = np.array(sorted(set(self.special.values())), np.int32)
@@ -519,7 +519,7 @@ class Audit:
 
     def _prompts(
         self,
-        documents: Documents,
+        documents: Lookup,
         found: Sequence[tuple[AuditRow, list[Overlap]]],
         labels: str | None,
     ) -> None:

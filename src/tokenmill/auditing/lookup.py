@@ -51,7 +51,7 @@ def windows(ids: NDArray[Any], length: int = WINDOW) -> NDArray[np.uint64]:
     return found ^ (found >> np.uint64(32))
 
 
-class Documents:
+class Lookup:
     """The tokens of a store's split in memory, and how often each was read."""
 
     def __init__(self, store: Store) -> None:

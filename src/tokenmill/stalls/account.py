@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SCHEMA = "tokenmill.account/1"
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """Where the loop was: in code of the user's, wherever there is some."""
 
     file: str
@@ -57,7 +57,7 @@ class Span(NamedTuple):
     start: float
     end: float
     part: str
-    place: Place | None = None
+    place: CodePlace | None = None
     waits_for: str = ""
     """'work' that the device had done when it ended, or 'room' in its queue."""
 
@@ -75,7 +75,7 @@ class Call(NamedTuple):
     correlation: int
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """What the device did: a kernel, a copy, a fill."""
 
     start: float
@@ -105,7 +105,7 @@ class DeviceTrace(NamedTuple):
 
     calls: list[Call]
     """Of the threads that launch: the loop's own, and autograd's while the loop waits for it."""
-    work: list[Work]
+    work: list[DeviceWork]
 
     def launches(self) -> list[Launch]:
         """What the device was given, in the order in which the host gave it."""
@@ -182,9 +182,9 @@ def lay_out(
     end: float,
     *,
     waits: Iterable[Interval] = (),
-    samples: Sequence[tuple[float, Place]] = (),
+    samples: Sequence[tuple[float, CodePlace]] = (),
     trace: DeviceTrace | None = None,
-    syncs: Sequence[tuple[float, Place]] = (),
+    syncs: Sequence[tuple[float, CodePlace]] = (),
 ) -> list[Span]:
     """Spans that cover the window without a gap. `syncs` are the ends of calls that waited."""
     measured = [Span(*wait, DATA) for wait in waits]
@@ -197,7 +197,7 @@ def lay_out(
     sync_lines = {place[:2] for _, place in syncs}
     spans: list[Span] = []
 
-    def nearest(span: Span, index: int) -> Place | None:
+    def nearest(span: Span, index: int) -> CodePlace | None:
         if span.part == DATA or not samples:
             return None  # too short to be seen; the samples around it are of other code
         sync = bisect_left(sync_times, span.end - 1e-5)
@@ -583,7 +583,7 @@ def make_account(
     boundaries: Sequence[float] = (),
     first_step: int = 0,
     trace: DeviceTrace | None = None,
-    syncs: Sequence[Place] = (),
+    syncs: Sequence[CodePlace] = (),
     samples: Sequence[float] = (),
     sample_seconds: float = 0.0,
     plain: Sequence[Sequence[float]] = (),
@@ -662,7 +662,7 @@ def _group(span: Span) -> tuple[str, ...]:
     return (span.part, "" if span.part == DATA else place.file, place.function)
 
 
-def _parts(spans: Sequence[Span], syncs: Sequence[Place]) -> list[PartShare]:
+def _parts(spans: Sequence[Span], syncs: Sequence[CodePlace]) -> list[PartShare]:
     groups: dict[str, dict[tuple[str, ...], list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in spans:
         groups[span.part][_group(span)].append(span)
@@ -687,8 +687,8 @@ def _parts(spans: Sequence[Span], syncs: Sequence[Place]) -> list[PartShare]:
     return found
 
 
-def _hottest(group: Sequence[Span]) -> Place | None:
-    times: dict[Place | None, float] = defaultdict(float)
+def _hottest(group: Sequence[Span]) -> CodePlace | None:
+    times: dict[CodePlace | None, float] = defaultdict(float)
     for span in group:
         times[span.place] += span.seconds
     return max(times, key=lambda place: times[place])
@@ -714,7 +714,7 @@ def _line(group: Sequence[Span], calls: dict[tuple[str, int], int]) -> LineShare
     )
 
 
-def where(place: Place) -> str:
+def where(place: CodePlace) -> str:
     """'train.py:41', from the folder that the program runs in."""
     if not place.line:
         return place.file

@@ -44,11 +44,11 @@ from tokenmill.stalls.account import (
     DRAIN,
     WORKERS,
     Call,
+    CodePlace,
     DeviceTrace,
-    Place,
+    DeviceWork,
     Span,
     StepAccount,
-    Work,
     lay_out,
     make_account,
 )
@@ -88,7 +88,7 @@ class Reader:
         self._tries: Counter[tuple[types.CodeType, int]] = Counter()
         self._tokenizes: set[tuple[types.CodeType, int]] = set()
 
-    def place(self, frame: types.FrameType) -> Place:
+    def place(self, frame: types.FrameType) -> CodePlace:
         """Of the innermost line of the user's, or of what a loader does where there is none."""
         innermost: types.FrameType | None = frame
         inner: types.FrameType | None = None  # the user's frames: the innermost, and the last seen
@@ -111,13 +111,13 @@ class Reader:
             assert innermost is not None
             code = innermost.f_code
             if waiting:
-                return Place(WORKERS, 0, WORKERS)
-            return Place(code.co_filename, innermost.f_lineno, code.co_qualname, tokenizing)
+                return CodePlace(WORKERS, 0, WORKERS)
+            return CodePlace(code.co_filename, innermost.f_lineno, code.co_qualname, tokenizing)
         shown = inner or innermost
         assert shown is not None
         name = (called or shown).f_code.co_qualname
         tokenizing = tokenizing or self._is_tokenizing(shown)
-        return Place(shown.f_code.co_filename, shown.f_lineno, name, tokenizing)
+        return CodePlace(shown.f_code.co_filename, shown.f_lineno, name, tokenizing)
 
     def _kind(self, file: str) -> int:
         found = self._kinds.get(file)
@@ -192,13 +192,13 @@ _PROTOTYPE = "Synchronization debug mode is a prototype"
 class DeviceWatch:
     """torch's profiler, for calls of CUDA and what the device did, and its sync debug mode."""
 
-    def __init__(self, torch: Any, place: Callable[[], Place]) -> None:
+    def __init__(self, torch: Any, place: Callable[[], CodePlace]) -> None:
         self._torch = torch
         self._place = place
         self._opened = contextlib.ExitStack()
         self._marks: list[float] = []
         self._profiler: Any = None
-        self.syncs: list[tuple[float, Place]] = []
+        self.syncs: list[tuple[float, CodePlace]] = []
         """When a call that had waited came back, and where it is."""
         self.problem: str | None = None
 
@@ -285,7 +285,7 @@ def read_trace(events: Sequence[Mapping[str, Any]], marks: Sequence[float]) -> D
     that was on the device, at the window's begin and end: calls that are found in the trace, and
     tell its clock and which thread is the loop's."""
     calls: list[tuple[int, Call]] = []
-    work: list[Work] = []
+    work: list[DeviceWork] = []
     for event in events:
         kind = event.get("cat")
         if event.get("ph") != "X":
@@ -296,7 +296,7 @@ def read_trace(events: Sequence[Mapping[str, Any]], marks: Sequence[float]) -> D
         if kind in ("cuda_runtime", "cuda_driver"):
             calls.append((int(event["tid"]), Call(start, end, event["name"], number)))
         elif kind in ("kernel", "gpu_memcpy", "gpu_memset"):
-            work.append(Work(start, end, event["name"], int(named.get("stream", 0)), number))
+            work.append(DeviceWork(start, end, event["name"], int(named.get("stream", 0)), number))
     drains = [each for each in calls if each[1].name == "cudaDeviceSynchronize"]
     if not drains or not work:
         raise ValueError("it has no work of the device (is CUPTI installed, and allowed?)")
@@ -336,7 +336,7 @@ class StepWatch:
         self._first, self._last = first, last
         self._thread = threading.get_ident()
         self._reader = Reader()
-        self._samples: deque[tuple[float, Place]] = deque(maxlen=_MOST_SAMPLES)
+        self._samples: deque[tuple[float, CodePlace]] = deque(maxlen=_MOST_SAMPLES)
         self._waits: list[tuple[float, float]] = []
         self._boundaries: list[float] = []
         self._before: list[float] = []  # boundaries of steps with nothing on
@@ -457,7 +457,7 @@ class StepWatch:
         self._turn_on()
         self._restart(time.perf_counter())
 
-    def _here(self) -> Place:
+    def _here(self) -> CodePlace:
         return self._reader.place(sys._current_frames()[self._thread])
 
     def _close(self) -> None:
@@ -496,7 +496,9 @@ class StepWatch:
             syncs=syncs,
         )
         if self._drained_at:
-            spans.append(Span(self._drained_at, self._end, DEVICE, Place(DRAIN, 0, DRAIN), "room"))
+            spans.append(
+                Span(self._drained_at, self._end, DEVICE, CodePlace(DRAIN, 0, DRAIN), "room")
+            )
         spent = self._spent - self._spent_before
         return make_account(
             spans,
@@ -511,7 +513,7 @@ class StepWatch:
         )
 
     def _what_is_unseen(
-        self, trace: DeviceTrace | None, seen: Sequence[tuple[float, Place]]
+        self, trace: DeviceTrace | None, seen: Sequence[tuple[float, CodePlace]]
     ) -> list[str]:
         found = []
         torch = sys.modules.get("torch")
