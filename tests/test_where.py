@@ -370,6 +370,7 @@ def test_rows_beyond_a_limit_are_not_asked(tmp_path: Path) -> None:
     again = build(source, tmp_path / "s", where="lang == 'de'", max_rejects=0.1).totals
     assert (again.skipped, again.rejected, again.documents + again.empty) == (0, 1, 13)
     build(source, tmp_path / "whole", where="lang == 'de'", max_rejects=0.1)
+    assert tokenmill.prune(tmp_path / "s").snapshots  # the store with the limit is kept
     assert tree(tmp_path / "s") == tree(tmp_path / "whole")
 
 
