@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LOGS = {"runs.jsonl", ".lock", ".lock-workers", ".lock-large"}
 """Files of a store that are no part of what it holds."""
+HISTORY = ("snapshots/", "retired/")
+"""Where a store keeps what it was before it grew."""
 
 
 def write_jsonl(path: Path, texts: Iterable[object], *, field: str = "text") -> Path:
@@ -51,12 +53,14 @@ def make_texts(count: int, *, seed: int = 0) -> list[str]:
     ]
 
 
-def tree(root: Path) -> dict[str, bytes]:
-    """Every file of a store with its bytes, logs left out."""
+def tree(root: Path, *, history: bool = False) -> dict[str, bytes]:
+    """Every file of a store with its bytes, logs left out; what it was once only with `history`."""
+    left_out = () if history else HISTORY
     return {
-        path.relative_to(root).as_posix(): path.read_bytes()
+        name: path.read_bytes()
         for path in sorted(root.rglob("*"))
         if path.is_file() and path.name not in LOGS
+        if not (name := path.relative_to(root).as_posix()).startswith(left_out)
     }
 
 

@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.builder.stores import documents, make_texts, tree, write_jsonl
+from tests.builder.stores import HISTORY, documents, make_texts, tree, write_jsonl
 from tests.store.test_commit import needs_fork, run_and_die
 
 import tokenmill
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tokenmill import BuildResult
 
-HISTORY = ("snapshots/", "retired/")
-
 
 def build(folder: Path, out: Path, **options: object) -> BuildResult:
     how = {
@@ -34,10 +32,6 @@ def build(folder: Path, out: Path, **options: object) -> BuildResult:
         "max_rejects": 1.0,
     } | options
     return tokenmill.build(folder, out=out, **how)  # type: ignore[arg-type]
-
-
-def without_history(root: Path) -> dict[str, bytes]:
-    return {name: data for name, data in tree(root).items() if not name.startswith(HISTORY)}
 
 
 def as_it_was(root: Path, snapshot: int | str) -> list[list[int]]:
@@ -56,7 +50,7 @@ def test_a_store_that_grew_is_the_store_of_one_build_and_opens_as_it_was(
 ) -> None:
     out = tmp_path / "out"
     assert build(folder, out).snapshot is None
-    before, shards = documents(out, split=None), tree(out)
+    before, shards = documents(out, split=None), tree(out, history=True)
     write_jsonl(folder / "a.jsonl", make_texts(30, seed=2))
     name = build(folder, out).snapshot
     write_jsonl(folder / "c.jsonl", make_texts(10, seed=3))
@@ -64,9 +58,9 @@ def test_a_store_that_grew_is_the_store_of_one_build_and_opens_as_it_was(
     between = documents(out, split=None)
     assert build(folder, out).snapshot != name
     build(folder, tmp_path / "whole")
-    assert without_history(out) == tree(tmp_path / "whole")
+    assert tree(out) == tree(tmp_path / "whole")
     assert len(between) == len(before) + 30
-    assert tree(out)[f"snapshots/{name}.json"] == shards["tokenmill.json"]
+    assert tree(out, history=True)[f"snapshots/{name}.json"] == shards["tokenmill.json"]
 
     assert name is not None
     for snapshot in (1, "1", name, name.partition("-")[2], name.partition("-")[2][:6]):
@@ -93,13 +87,13 @@ def test_a_store_that_grew_is_the_store_of_one_build_and_opens_as_it_was(
 def test_nothing_is_kept_of_a_store_that_did_not_grow(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     build(folder, out)
-    whole = tree(out)
+    whole = tree(out, history=True)
     build(folder, out)
     os.utime(folder / "b.jsonl", ns=(1, 1))
     build(folder, out)
     (out / "shards" / next(path.name for path in (out / "shards").iterdir())).unlink()
     assert build(folder, out).snapshot is None
-    assert tree(out).keys() == whole.keys()
+    assert tree(out, history=True).keys() == whole.keys()
 
 
 def test_what_is_cut_anew_is_kept_until_prune_and_what_was_changed_is_not(
@@ -121,7 +115,7 @@ def test_what_is_cut_anew_is_kept_until_prune_and_what_was_changed_is_not(
     report = check_store(out)
     assert (report.findings, report.notes) == ((), ())
     build(folder, tmp_path / "whole", **how)
-    assert without_history(out).keys() == tree(tmp_path / "whole").keys()
+    assert tree(out).keys() == tree(tmp_path / "whole").keys()
     assert documents(out, split=None) == documents(tmp_path / "whole", split=None)
 
     damaged = next((out / "retired").glob("*.bin"))
@@ -132,16 +126,18 @@ def test_what_is_cut_anew_is_kept_until_prune_and_what_was_changed_is_not(
 
     shutil.copytree(out, tmp_path / "pruned")
     promised = tokenmill.prune(tmp_path / "pruned", dry_run=True)
-    assert tree(tmp_path / "pruned") == tree(out)
-    kept = {name: data for name, data in tree(out).items() if name.startswith(HISTORY)}
+    assert tree(tmp_path / "pruned", history=True) == tree(out, history=True)
+    kept = {
+        name: data for name, data in tree(out, history=True).items() if name.startswith(HISTORY)
+    }
     assert (promised.files, promised.bytes) == (len(kept), sum(map(len, kept.values())))
     assert tokenmill.prune(tmp_path / "pruned").bytes == promised.bytes
-    assert tree(tmp_path / "pruned") == without_history(out)
+    assert tree(tmp_path / "pruned", history=True) == tree(out)
     assert tokenmill.prune(tmp_path / "pruned").files == 0
 
     write_jsonl(folder / "small-003.jsonl", make_texts(3, seed=99))
     assert build(folder, out, **how).snapshot is None, "text that was changed is kept nowhere"
-    assert not [name for name in tree(out) if name.startswith(HISTORY)]
+    assert not [name for name in tree(out, history=True) if name.startswith(HISTORY)]
 
 
 def test_a_dropped_file_takes_the_snapshots_that_had_it_along(folder: Path, tmp_path: Path) -> None:
@@ -172,7 +168,7 @@ def test_growing_killed_at_any_step_leaves_the_old_store_or_the_new(
     write_jsonl(folder / "0005.jsonl", ["new"])
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     build(folder, tmp_path / "new", **how)
-    whole, after = tree(tmp_path / "new"), documents(tmp_path / "new", split=None)
+    whole, after = tree(tmp_path / "new", history=True), documents(tmp_path / "new", split=None)
     assert any(name.startswith("retired/") for name in whole)
     at_event, outcomes = 0, set()
     while True:
@@ -188,7 +184,7 @@ def test_growing_killed_at_any_step_leaves_the_old_store_or_the_new(
         if found == after:
             assert as_it_was(root, 1) == before
         build(folder, root, **how)
-        assert tree(root) == whole
+        assert tree(root, history=True) == whole
         shutil.rmtree(root)
         if not killed:
             break
