@@ -9,7 +9,9 @@ is in the recipe that `tokenmill train` keeps in its checkpoints, or in what the
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -17,12 +19,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import StateError, TokenmillError, UsageError
 from tokenmill.interop.tensors import read_saved
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage, open_split
 from tokenmill.options import TraceOptions, with_options
 from tokenmill.search import Search
+from tokenmill.selection import made_again
+from tokenmill.store.documents import Grouping
 from tokenmill.store.layout import unseal
 from tokenmill.words import listed
 
@@ -153,8 +157,9 @@ def open_loader(
     by_content = {store.content: store for store in stores}
     opened = {}
     try:
+        again = _Opening(by_content)
         for name, told in recipe["sources"].items():
-            opened[name] = by_content.get(str(wanted.get(name))) or _open(told, name)
+            opened[name] = by_content.get(str(wanted.get(name))) or again.open(told, name)
         loader = _loader(recipe, opened)
         if run.recipe is None and _layouts(loader) != run.state["layouts"]:
             loader = _loader({**recipe, "labels": "same"}, opened)
@@ -174,14 +179,35 @@ def _layouts(loader: Loader) -> list[str]:
     return [layout.fingerprint for layout in loader.layouts()]
 
 
-def _open(told: Mapping[str, Any], name: str) -> Store:
-    if told["store"] is None:
-        which = f"its source {name!r}" if name else "its store"
-        raise UsageError(
-            f"the state does not say where {which} is",
-            hint="name the stores of the run: --store STORE, for each",
-        )
-    return open_split(told["store"], told["split"])
+class _Opening:
+    """Opens what recipes tell of (`Store.told`), and makes views again that are in no file."""
+
+    def __init__(self, by_content: Mapping[str, Store]) -> None:
+        self._by_content = by_content
+        self._groups: dict[str, dict[str, Store]] = {}
+
+    def open(self, told: Mapping[str, Any], name: str) -> Store:
+        if told["store"] is None:
+            which = f"its source {name!r}" if name else "its store"
+            raise UsageError(
+                f"the state does not say where {which} is",
+                hint="name the stores of the run: --store STORE, for each",
+            )
+        if not (steps := told.get("made")):
+            return open_split(told["store"], told["split"])
+        *before, last = steps
+        if last["verb"] == "group":
+            key = json.dumps([told["store"], before, last["by"], told["split"]])
+            if key not in self._groups:
+                store = self.open({**told, "made": before}, name) if before else self._first(told)
+                self._groups[key] = Grouping(store, last["by"]).views()
+            return self._groups[key][last["name"]]
+        store = self.open({**told, "made": before}, name) if before else self._first(told)
+        return made_again(store, last)
+
+    def _first(self, told: Mapping[str, Any]) -> Store:
+        found = self._by_content.get(told["content"])
+        return found or open_split(told["store"], told["split"])
 
 
 def _loader(recipe: Mapping[str, Any], stores: Mapping[str, Store]) -> Loader:
@@ -295,16 +321,19 @@ def trace(asked: TraceOptions) -> TraceResult:
     store = _store_of(run, asked)
     documents = _asked_for(asked, store)
     loader = open_loader(run, [store], batch_size=asked.batch_size, ranks=asked.ranks)
-    names = [
-        name
-        for name, each in zip(loader.mixture.names, loader.mixture.stores, strict=True)
-        if each is store
-    ]
+    mixture = loader.mixture
     traced = [
-        _trace(loader, name, document, limit=asked.limit)
+        _trace(loader, name, number, document=document, limit=asked.limit)
         for document in documents[:MOST_DOCUMENTS]
-        for name in names
+        for name, each in zip(mixture.names, mixture.stores, strict=True)
+        for number in each.numbers_of(store, document)
     ]
+    if not traced:
+        raise UsageError(
+            f"document {documents[0]:,} of {store!r} is in none of the views of it that the run of"
+            f" {str(run.path)!r} reads, so it was never shown",
+            hint="trace another document; see what a view leaves out: tokenmill inspect VIEW",
+        )
     return TraceResult(
         store=str(store.path),
         state=str(run.path),
@@ -319,11 +348,19 @@ def trace(asked: TraceOptions) -> TraceResult:
 def _store_of(run: SavedRun, asked: TraceOptions) -> Store:
     """The store that was asked for, as the run has it; StateError where the run has it not."""
     wanted = set(run.state["stores"].values())
-    splits = {told["split"] for told in (run.recipe or {"sources": {}})["sources"].values()}
+    told = [*(run.recipe or {"sources": {}})["sources"].values()]
+    wanted.update(each["content"] for each in told if "content" in each)
+    splits = {each["split"] for each in told}
     for split in dict.fromkeys([*splits, asked.split]):
         store = open_split(asked.store, split)
-        if store.content in wanted:
+        if {store.content, store.base.content} & wanted:
             return store
+    for each in told if isinstance(asked.store, str | os.PathLike) else ():
+        with contextlib.suppress(TokenmillError):  # a run's stores may be gone
+            source = open_split(each["store"] or "", each["split"])
+            store = open_split(asked.store, each["split"])
+            if source.base.content == store.base.content:
+                return store
     raise StateError(
         f"the run of {str(run.path)!r} does not read {str(asked.store)!r}: none of its stores holds"
         " what this one does",
@@ -405,13 +442,14 @@ def _of_row(
         at += 1
 
 
-def _trace(loader: Loader, name: str, document: int, *, limit: int) -> DocumentTrace:
+def _trace(loader: Loader, name: str, number: int, *, document: int, limit: int) -> DocumentTrace:
+    """Of a document that has a number in a source, and another one where it was asked for."""
     store = loader.mixture.stores[loader.mixture.names.index(name)]
     shown: list[Showing] = []
     coming: list[Showing] = []
     num_shown = 0
     # A step of which rows are dealt may have rows that are drawn after those of the next one.
-    for each in loader.trace(document, source=name):
+    for each in loader.trace(number, source=name):
         if each.step is None or each.step < loader.step:
             num_shown += 1
             shown = [*shown, each][-limit:] if limit else []
@@ -424,8 +462,8 @@ def _trace(loader: Loader, name: str, document: int, *, limit: int) -> DocumentT
     return DocumentTrace(
         document=document,
         name=name,
-        source=store.source(document),
-        tokens=len(store[document]),
+        source=store.source(number),
+        tokens=len(store[number]),
         num_shown=num_shown,
         shown=tuple(shown),
         coming=tuple(coming[:limit]),

@@ -23,6 +23,7 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.files import is_remote
 from tokenmill.options import InspectOptions, RowShape, with_options
 from tokenmill.sources.discovery import source_file
+from tokenmill.store.documents import Group, Grouping
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.reader import Store
 
@@ -164,7 +165,8 @@ class Inspection:
     `rejects` counts rows by reason. `lengths` is None where there is no document, `mask` where the
     store has no masks, `recovery` where no text could be compared: sources that are gone, changed
     or in a bucket, rows of several fields, and reordered ones. `ids_seen` are the different ids
-    among the `tokens_counted`.
+    among the `tokens_counted`. `groups` are those of the column that was asked for, the one with
+    most tokens first.
     """
 
     store: str
@@ -192,6 +194,7 @@ class Inspection:
     fim: FimTotals | None = None
     document: DocumentView | None = None
     recovery: Recovery | None = None
+    groups: tuple[Group, ...] | None = None
     snapshots: tuple[SnapshotTotals, ...] = ()
 
     @property
@@ -238,6 +241,7 @@ def inspect(asked: InspectOptions) -> Inspection:
         fim=_fim_totals(store),
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
         recovery=None if doc is not None else compare_texts(store, most=asked.sample),
+        groups=None if asked.by is None else tuple(Grouping(store, asked.by).groups),
         snapshots=tuple(_snapshots(store)),
     )
 

@@ -723,6 +723,9 @@ class InspectOptions:
     as listed."""
     doc: int | None = option(None, WHERE, "K")
     """Show document K of the split, counted from 0, with the boundaries of its tokens."""
+    by: str | None = option(None, WHERE, "COLUMN")
+    """Show documents, tokens and share of each source, folder or split, or of each value of an
+    annotation."""
     split: str | None = option(None, WHERE, "NAME", shown="all")
     """Look at one split: train or val."""
     sample: int = option(32, WHERE, "N", least=0)

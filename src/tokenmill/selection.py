@@ -30,7 +30,7 @@ from tokenmill.store.views import Choice, Gone, require_place, save_view
 from tokenmill.where import KEPT, UNDECIDED, Condition, parse, unknown_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -167,6 +167,18 @@ def without(store: Store, ids: Iterable[int], *, reason: str = "left out by numb
             kept[numbers[low:high] - first] = False
         choice.say(number, kept, reasons=[reason])
     return choice.view({"verb": "without", "documents": len(numbers), "split": store.split})
+
+
+def made_again(store: Store, step: Mapping[str, Any]) -> Store:
+    """A view that was never in a file, by what it says of how it was made."""
+    if step["verb"] != "select":
+        raise UsageError(
+            f"a view of {str(store.path)!r} was made in Python with {step['verb']!r} and is in no"
+            " file: which documents it had is not known",
+            hint="write views that you train on to files: store.without(ids, out='kept.view')",
+        )
+    view, _ = select_documents(store.of_split(None), step.get("where"), repeat=step.get("repeat"))
+    return Store.of_files(view, split=store.split)
 
 
 def require_columns(documents: Documents, condition: Condition) -> None:

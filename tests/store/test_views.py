@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import random
-from itertools import pairwise
+from fractions import Fraction
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 from tests.loader.stores import write_store
 
 import tokenmill
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StateError, StoreError, UsageError
 from tokenmill.loader.loader import Loader
+from tokenmill.loader.mixture import Mixture, Stage
+from tokenmill.loader.order import exact_weight
+from tokenmill.store.documents import Grouping
 from tokenmill.store.reader import Store
 from tokenmill.store.stream import open_stream
 
@@ -459,3 +463,151 @@ def test_each_text_is_kept_once_and_in_the_first_store_that_has_it(
     assert result.of_documents - result.documents == gone
     alone = tokenmill.dedup(tmp_path / "more", out=tmp_path / "alone.view")
     assert alone.documents == result.views[0].documents
+
+
+@pytest.fixture(scope="module")
+def grouped(built: Path) -> Path:
+    """The store, whose documents have a language, a mark and a flag; some have no mark."""
+    rows = rows_of_store(Store(built, split=None))
+    table = [
+        {
+            "source": path,
+            "row": row,
+            "tongue": ["de", "en", "en", "ja"][row % 4],
+            "mark": None if row % 5 == 0 else row % 3,
+            "is_good": row % 2 == 0,
+            "quality": row / 60,
+        }
+        for path, row in dict.fromkeys(rows)
+    ]
+    path = built.parent / "groups.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in table))
+    tokenmill.annotate(built, path, key="source,row")
+    return built
+
+
+def value_of(store: Store, number: int, by: str) -> str:
+    origin = store.source(number)
+    row = origin.row
+    return {
+        "source": origin.path,
+        "folder": origin.path.rpartition("/")[0],
+        "tongue": ["de", "en", "en", "ja"][row % 4],
+        "mark": "null" if row % 5 == 0 else str(row % 3),
+        "is_good": str(row % 2 == 0).lower(),
+    }[by]
+
+
+@pytest.mark.parametrize("by", ["source", "folder", "tongue", "mark", "is_good"])
+def test_groups_of_documents_are_counted_and_are_views(grouped: Path, by: str) -> None:
+    for whole in (Store(grouped), Store(grouped).select("tokens < 30")):
+        kept: dict[str, list[int]] = {}
+        for number in range(len(whole)):
+            kept.setdefault(value_of(whole, number, by), []).append(number)
+        grouping = Grouping(whole, by)
+        assert {each.name: each.documents for each in grouping.groups} == {
+            name: len(numbers) for name, numbers in kept.items()
+        }
+        assert sum(each.tokens for each in grouping.groups) == whole.num_tokens
+        views = grouping.views()
+        assert list(views) == [each.name for each in grouping.groups]
+        for each in grouping.groups:
+            check_reading(views[each.name], whole, kept[each.name])
+            assert each.tokens == views[each.name].num_tokens
+            assert each.share == each.tokens / whole.num_tokens
+            again = pickle.loads(pickle.dumps(views[each.name]))
+            assert again.told() == views[each.name].told()
+
+
+def test_a_store_is_mixed_by_what_its_documents_are(grouped: Path) -> None:
+    store = Store(grouped)
+    sizes = {each.name: each.tokens for each in Grouping(store, "source").groups}
+    natural = Mixture.from_store(store, by="source")
+    assert dict(zip(natural.names, natural.stages[0].weights, strict=True)) == sizes
+    weights = {"code/0.jsonl": 0.25, "*/web/*": 0.5, "*": 0.25}
+    mixture = Mixture.from_store(
+        store,
+        by="source",
+        weights=weights,
+        stages=[Stage(tokens=100), Stage(weights={"*code*": 0, "*": 1})],
+        max_epochs={"*code*": 2},
+    )
+    shares = dict(zip(mixture.names, map(exact_weight, mixture.stages[0].weights), strict=True))
+    code, web = ([name for name in sizes if kind in name] for kind in ("code", "web"))
+    assert {shares[name] for name in code} == {Fraction(1, 4)}
+    whole = sum(sizes[name] for name in web)
+    assert [shares[name] for name in web] == [Fraction(sizes[name], 2 * whole) for name in web]
+    later = dict(zip(mixture.names, mixture.stages[1].weights, strict=True))
+    assert [later[name] for name in code] == [0, 0]
+    caps = dict(zip(mixture.names, mixture.max_epochs, strict=True))
+    assert [caps[name] for name in (*code, *web)] == [2, 2, None, None]
+    flags = Mixture.from_store(store, by="is_good", weights={"true": 3, "false": 1})
+    assert dict(zip(flags.names, flags.stages[0].weights, strict=True)) == {"true": 3, "false": 1}
+    for wrong, message in (
+        ({"code/0.jsonl": 1}, r"leave out .*web.*of the column 'source'"),
+        ({"book": 1, "*": 1}, "no document has 'book' in the column 'source'"),
+        ({"*": 1, "*/web/*": 1}, r"'\*/web/\*' match nothing that names before leave"),
+        ({}, "leave out"),
+        ({"*": -1}, "no share of anything"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Mixture.from_store(store, by="source", weights=wrong)
+    for by, message in (
+        ("quality", "holds a number for each document"),
+        ("tokens", "holds a number for each document"),
+        ("lang2", "has no column 'lang2' to group documents by; there are: split, source, folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Mixture.from_store(store, by=by)
+
+
+def test_a_mixture_of_a_store_trains_traces_and_resumes(grouped: Path, tmp_path: Path) -> None:
+    short = Store(grouped).select("tokens < 30", out=tmp_path / "short.view")
+    how: dict[str, Any] = {"seq_len": 16, "batch_size": 4, "seed": 5}
+    for whole in (Store(grouped), Store(grouped).select("row > 2"), short):
+
+        def opened(whole: Store = whole) -> Loader:
+            mixture = Mixture.from_store(whole, by="tongue", weights={"de": 0.5, "*": 0.5})
+            return Loader(mixture, **how)
+
+        loader = opened()
+        expected = [loader.batch(step).input_ids.tolist() for step in range(12)]
+        loader.seek(7)
+        state = json.loads(json.dumps(loader.state_dict()))
+        resumed = opened()
+        resumed.load_state_dict(state)
+        found = [batch.input_ids.tolist() for batch in islice(resumed, 5)]
+        assert found == expected[7:]
+        with pytest.raises(StateError, match="the rows would be others"):
+            other = Mixture.from_store(
+                whole.without([3]), by="tongue", weights={"de": 0.5, "*": 0.5}
+            )
+            Loader(other, **how).load_state_dict(state)
+        saved = tmp_path / "state.json"
+        saved.write_text(json.dumps({"state": state, "recipe": loader.recipe()}))
+        shown: dict[int, set[tuple[int | None, int]]] = {}
+        for step in range(7):
+            for row in loader.rows(step):
+                for part in row.parts:
+                    base = loader.mixture.stores[loader.mixture.names.index(row.source)]
+                    _, number = base.in_base(part.document)
+                    shown.setdefault(number, set()).add((step, part.at))
+        base = Store(grouped)
+        inside = {whole.in_base(k)[1] for k in range(len(whole))}
+        for number in (*sorted(shown)[:5], *sorted(inside)[-5:]):
+            found_of = tokenmill.trace(grouped, state=saved, doc=number, limit=1000)
+            places = {(s.step, s.at) for each in found_of.documents for s in each.shown}
+            assert places == shown.get(number, set())
+            assert found_of.documents[0].source == base.source(number)
+        if outside := set(range(len(base))) - inside:
+            with pytest.raises(UsageError, match="in none of the views"):
+                tokenmill.trace(grouped, state=saved, doc=min(outside))
+        if whole.view is not None and whole.view.is_saved:
+            traced = tokenmill.trace(whole.path, state=saved, doc=2, limit=1000)
+            again = tokenmill.trace(grouped, state=saved, doc=whole.in_base(2)[1], limit=1000)
+            assert traced.documents[0].shown == again.documents[0].shown
+    never = Store(grouped).without([1, 2])
+    loader = Loader(Mixture.from_store(never, by="tongue"), **how)
+    saved.write_text(json.dumps({"state": loader.state_dict(), "recipe": loader.recipe()}))
+    with pytest.raises(UsageError, match="in no file"):
+        tokenmill.trace(grouped, state=saved, doc=3)

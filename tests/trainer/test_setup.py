@@ -22,7 +22,7 @@ from tokenmill.trainer.loop import (
     peak_flops,
 )
 from tokenmill.trainer.model import Model, learning_rates
-from tokenmill.trainer.options import attention_windows, peak_of
+from tokenmill.trainer.options import attention_windows, parse_mixture, peak_of
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,9 @@ def test_numbers_that_do_not_come_out_even_get_the_nearest_that_do(
         ({"window": "0:0", "attention": "documents"}, "window='0:0' is no schedule"),
         ({"window": "1k", "attention": "documents"}, "window='1k' is no schedule"),
         ({"window": "0:8,1e999:9", "attention": "documents"}, "is no schedule"),
+        ({"mixture": "folder:"}, "mixture='folder:' does not say"),
+        ({"mixture": "folder:web=0.5,web=0.5"}, "does not say by which column"),
+        ({"mixture": "source", "feed": "encode"}, "mixture='source' cannot be had"),
         ({"packing": "tight"}, "packing='tight'"),
         ({"micro_batch": 0}, "micro_batch=0"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
@@ -131,6 +134,13 @@ def test_a_schedule_of_windows_is_read() -> None:
     assert attention_windows("1024") == [(0, 1024)]
     expected = [(0, 1024), (2_000_000_000, 4096), (20_000_000_000, None)]
     assert attention_windows("0:1024,2e9:4096, 20_000_000_000:all") == expected
+
+
+def test_a_mixture_is_read() -> None:
+    assert parse_mixture(None) is None
+    assert parse_mixture("source") == ("source", None)
+    expected = {"a=b.jsonl": 0.25, "*": 3.0}
+    assert parse_mixture("source: a=b.jsonl=0.25, *=3") == ("source", expected)
 
 
 def test_a_cosine_rises_and_falls_to_a_tenth() -> None:

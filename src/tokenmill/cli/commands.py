@@ -166,6 +166,7 @@ def inspect(*, store: str, options: Asked, as_json: bool) -> None:
     Examples:
       tokenmill inspect my-store
       tokenmill inspect my-store --doc 42
+      tokenmill inspect my-store --by source
     """
     with stoppable("nothing was changed"):
         inspection = tokenmill.inspect(store, **options)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.packing import LayoutReport
     from tokenmill.search import GrepResult
     from tokenmill.selection import DedupResult, ViewResult
+    from tokenmill.store.documents import Group
     from tokenmill.store.facts import (
         BoundaryToken,
         Counts,
@@ -325,6 +326,7 @@ def stage_shares(stage_seconds: Mapping[str, float]) -> str:
 
 BAR_COLUMNS = 40
 SHOWN_SOURCES = 8
+SHOWN_GROUPS = 40
 # How the names of groups of small files begin; those of older stores, whose files are one row each.
 GROUP, GROUP_OF_TEXTS = "group//", "text//"
 SHOWN_TOKENS = 2000  # of one document; --json gives all of them
@@ -367,6 +369,8 @@ def inspection_result(inspection: Inspection, *, as_json: bool) -> None:
         print_json(inspection, bytes_per_token=inspection.bytes_per_token)
     elif inspection.document is not None:
         document(inspection.document)
+    elif inspection.groups is not None:
+        groups(inspection.groups)
     else:
         overview(inspection)
 
@@ -391,6 +395,21 @@ def overview(inspection: Inspection) -> None:
     console.print()
     store = shlex.quote(inspection.store)
     next_steps(f"tokenmill inspect {store} --doc 0", f"tokenmill verify {store}")
+
+
+def groups(found: Sequence[Group]) -> None:
+    """Print what each group has; of many, those with most tokens."""
+    from rich.text import Text
+
+    rows: list[tuple[str | Text, ...]] = [
+        (count(each.documents), count(each.tokens), f"{each.share:.2%}", Text(visible(each.name)))
+        for each in found[:SHOWN_GROUPS]
+    ]
+    if others := found[SHOWN_GROUPS:]:
+        documents, tokens = (sum(getattr(g, n) for g in others) for n in ("documents", "tokens"))
+        rest = f"{sum(each.share for each in others):.2%}"
+        rows.append((count(documents), count(tokens), rest, f"{count(len(others))} others"))
+    make_console().print(grid("rrrl", rows, "documents", "tokens", "share", ""), soft_wrap=True)
 
 
 def heading(name: str, rest: str) -> Text:

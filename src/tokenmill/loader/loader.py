@@ -538,9 +538,7 @@ class Loader:
         names = ("seq_len", "batch_size", "world_size", "labels", "shuffle", "seed", "last")
         sources = zip(mixture.names, mixture.stores, strict=True)
         return {
-            "sources": {
-                name: {"store": str(store.path), "split": store.split} for name, store in sources
-            },
+            "sources": {name: store.told() for name, store in sources},
             "stages": stages,
             "max_epochs": [None if cap is None else str(cap) for cap in mixture.max_epochs],
             "packing": self.packing.name,

@@ -14,9 +14,12 @@ import itertools
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from fractions import Fraction
+from glob import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +27,7 @@ import numpy as np
 from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import order
 from tokenmill.loader.order import ENDLESS, MixtureSchedule, exact, exact_weight, weights_to_parts
+from tokenmill.store.documents import Grouping
 from tokenmill.store.facts import Count, Fact, brief, read_fact
 from tokenmill.store.layout import checksum_of
 from tokenmill.store.reader import Store
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from tokenmill.loader.order import Ints, Weight
 
 StoreInput: TypeAlias = Store | str | os.PathLike[str]
+MOST_NAMES = 20  # of groups, in an error
 EXAMPLE = '{"web": ("stores/web", 0.7), "code": ("stores/code", 0.3)}'
 
 
@@ -112,6 +117,44 @@ class Mixture:
         mixture = cls.__new__(cls)
         mixture._fill_in({"": (store, 1)}, (), max_epochs, split)
         return mixture
+
+    @classmethod
+    def from_store(
+        cls,
+        store: StoreInput,
+        *,
+        by: str,
+        weights: Mapping[str, Weight] | None = None,
+        stages: Sequence[Stage] = (),
+        max_epochs: float | Mapping[str, float] | None = None,
+        split: str | None = None,
+    ) -> Mixture:
+        """The documents of one store or view, mixed by where they come from or what they are.
+
+        >>> Mixture.from_store("store", by="source", weights={"wiki.jsonl": 0.3, "*": 0.7})
+        >>> Mixture.from_store("store", by="lang", max_epochs=4)
+
+        `by` is source, folder, or an annotation (`tokenmill inspect STORE --by ...` shows its
+        groups). Without `weights` each group has the share of the tokens that it has in the store.
+        A weight is for the group of that name, for those whose path ends so, or for all that a
+        pattern with * matches and no name before it: among them it is shared out by their tokens.
+        Every group must have one.
+        """
+        grouping = Grouping(open_split(store, split), by)
+        groups = {group.name: group.tokens for group in grouping.groups if group.tokens}
+        shares = groups if weights is None else _of_groups(weights, groups, by=by)
+        stages = [
+            stage
+            if stage.weights is None
+            else replace(stage, weights=_of_groups(stage.weights, groups, by=by))
+            for stage in stages
+        ]
+        caps = max_epochs
+        if isinstance(caps, Mapping):
+            found = _matches(caps, [*groups], by=by)
+            caps = {name: caps[key] for name, key in found.items() if key is not None}
+        sources = {name: (view, shares[name]) for name, view in grouping.views().items()}
+        return cls(sources, stages=stages, max_epochs=caps)
 
     def with_store(self, store: Store) -> Mixture:
         """The same of a single store that has more of what it had."""
@@ -195,6 +238,54 @@ class Mixture:
 
     def __repr__(self) -> str:
         return f"<{self.describe()}>"
+
+
+def _of_groups(
+    weights: Mapping[str, Weight], groups: Mapping[str, int], *, by: str
+) -> dict[str, Weight]:
+    """A weight for each group, whose tokens these are; UsageError where one has none."""
+    found = _matches(weights, [*groups], by=by)
+    given = {key: exact_weight(weight) for key, weight in weights.items()}
+    if lacking := [name for name, key in found.items() if key is None]:
+        raise UsageError(
+            f"the weights leave out {_some(lacking)} of the column {by!r}",
+            hint='give the others a weight together, 0 for none, like {..., "*": 0.1}',
+        )
+    whole = Counter[str | None]()
+    for name, key in found.items():
+        whole[key] += groups[name]
+    return {
+        name: given[key] * groups[name] / whole[key]
+        for name, key in found.items()
+        if key is not None
+    }
+
+
+def _matches(given: Mapping[str, Any], groups: Sequence[str], *, by: str) -> dict[str, str | None]:
+    """Which of the given names each group goes by: its own, the end of its path, or a pattern."""
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise UsageError(f"{given!r} says nothing by name", hint='write {"web": 0.7, "*": 0.3}')
+    found = {name: name if name in given else None for name in groups}
+    rules = [(f"*/{escape(key)}", key) for key in given] + [(key, key) for key in given]
+    for rule, key in rules:
+        for name in groups:
+            if found[name] is None and key not in found and fnmatchcase(name, rule):
+                found[name] = key
+    used = set(found.values())
+    if unknown := [key for key in given if key not in used]:
+        is_late = any(fnmatchcase(name, key) for name in groups for key in unknown)
+        raise UsageError(
+            f"{_quoted(unknown)} match nothing that names before leave of the column {by!r}"
+            if is_late
+            else f"no document has {_quoted(unknown)} in the column {by!r}",
+            hint=f"its values, the largest first: {_some(groups)}",
+        )
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return _quoted(names[:MOST_NAMES]) + more
 
 
 def row_parts(weights: Sequence[Weight], extents: Sequence[Extent]) -> tuple[int, ...]:

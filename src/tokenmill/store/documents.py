@@ -7,14 +7,18 @@
 
 Columns are made shard by shard, so memory does not grow with the store. A row that became several
 documents is one text: each of them has the values of the row.
+
+The documents that have one value of a column are a group, and a view by themselves: what is shown
+by source or language, and mixed by it.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,16 +32,19 @@ from tokenmill.store.annotations import (
     open_annotation,
 )
 from tokenmill.store.format import counted_by_document
+from tokenmill.store.reader import Store
+from tokenmill.store.views import Choice
 from tokenmill.where import FLAG, NUMBER, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from tokenmill.store.annotations import Column
     from tokenmill.store.facts import ShardFacts
     from tokenmill.store.format import Ints
-    from tokenmill.store.reader import Store
 
 
 class Documents:
@@ -46,7 +53,7 @@ class Documents:
     def __init__(self, store: Store) -> None:
         assert store.split is None
         self.store = store
-        self._base = store if store.view is None else store.view.base(None)
+        self._base = store.base
         self._annotations: dict[str, Annotation] = {}
         splits = store.manifest.splits
         self._first = {
@@ -179,3 +186,134 @@ COLUMNS: dict[str, Callable[[Documents, int], Column]] = {
     "tokens": Documents._tokens,
     "counted": Documents._counted,
 }
+
+
+# -------------------------------------------------------------------------------------------------
+# Groups: the documents of a split that have one value of a column.
+
+GROUPED = ("source", "folder", "split")  # and annotations, unless they are fractions
+NO_VALUE = "null"  # as conditions call it
+MOST_GROUPS = 1 << 20
+MOST_VIEWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The documents of a split that have one value of a column."""
+
+    name: str
+    documents: int
+    tokens: int
+    share: float
+    """Of the tokens of the split."""
+
+
+class Grouping:
+    """The documents of a store's split, or of all, by the value of a column that they have.
+
+    Rows are whole: of a row that became several documents, the first one's value is taken.
+    """
+
+    def __init__(self, store: Store, by: str) -> None:
+        self.store, self.by = store, by
+        self._whole = store if store.split is None else store.of_split(None)
+        documents = Documents(self._whole)
+        self._require(documents)
+        numbers: dict[str, int] = {}
+        counts, tokens = np.zeros((2, 0), np.int64)
+        # Of each shard, the group of each document.
+        self._places: dict[int, NDArray[np.integer]] = {}
+        for number, shard in enumerate(self._whole.shards):
+            if store.split not in (None, shard.split) or not shard.documents:
+                continue
+            names, places = _named(documents.column(number, by))
+            known = len(numbers)
+            own = np.array([numbers.setdefault(name, len(numbers)) for name in names])
+            if len(numbers) > MOST_GROUPS:
+                raise self._many(len(numbers), MOST_GROUPS)
+            counts, tokens = (np.pad(a, (0, len(numbers) - known)) for a in (counts, tokens))
+            starts = self._whole.row_starts(number)
+            if starts is not None:
+                places = np.repeat(places[starts], np.diff(starts, append=len(places)))
+            lengths = self._whole.map_shard(number).index.lengths
+            sums = np.bincount(places, weights=lengths, minlength=len(own))
+            np.add.at(counts, own, np.bincount(places, minlength=len(own)))
+            np.add.at(tokens, own, sums.astype(np.int64))
+            self._places[number] = own[places].astype(np.min_scalar_type(len(numbers)))
+        self._numbers = numbers
+        total = max(1, int(tokens.sum()))
+        self.groups = sorted(
+            (
+                Group(name=name, documents=documents, tokens=size, share=size / total)
+                for name, documents, size in zip(
+                    numbers, counts.tolist(), tokens.tolist(), strict=True
+                )
+                if documents
+            ),
+            key=lambda group: (-group.tokens, group.name),
+        )
+
+    def _require(self, documents: Documents) -> None:
+        """UsageError for a column that makes no groups."""
+        named = [name for name in documents.names if name in GROUPED or name not in COLUMNS]
+        if self.by in named and (
+            self.by in COLUMNS or documents.annotation(self.by).facts.type != "number"
+        ):
+            return
+        if self.by in documents.names:
+            raise UsageError(
+                f"the column {self.by!r} holds a number for each document, and documents are not"
+                " grouped by that",
+                hint=f"columns that name groups: {', '.join(named)}; tokenmill select cuts by a"
+                " number, and tokenmill annotate gives documents a name for it",
+            )
+        raise UsageError(
+            f"{documents.shown!r} has no column {self.by!r} to group documents by; there are:"
+            f" {', '.join(named)}",
+            hint="give the documents one with: tokenmill annotate STORE TABLE --key ...",
+        )
+
+    def _many(self, found: int, most: int) -> UsageError:
+        return UsageError(
+            f"{str(self.store.path)!r} has {found:,} groups by {self.by}, and {most:,} are the most"
+            " that there may be",
+            hint="group by folder, or annotate the documents with fewer names",
+        )
+
+    def views(self) -> dict[str, Store]:
+        """A view for each group that has tokens, the one with most tokens first."""
+        groups = [group for group in self.groups if group.tokens]
+        if len(groups) > MOST_VIEWS:
+            raise self._many(len(groups), MOST_VIEWS)
+        found: dict[str, Store] = {}
+        base: Any = None
+        for group in groups:
+            choice, wanted = Choice(self._whole), self._numbers[group.name]
+            for number, places in self._places.items():
+                if (kept := places == wanted).any():
+                    choice.keep(number, kept)
+            step = {"verb": "group", "by": self.by, "name": group.name, "split": self.store.split}
+            view = choice.view(step)
+            # One open store for all of them: each would map all its shards again.
+            view.base = base = base or view.base
+            found[group.name] = Store.of_files(view, split=self.store.split)
+        return found
+
+
+def _named(column: Column) -> tuple[list[str], Ints]:
+    """The different values of a column that are there, as text, and which each document has."""
+    if isinstance(column, Labels):
+        held = np.flatnonzero(np.bincount(column.places + 1))
+        table = np.zeros(len(column.texts) + 1, np.int64)
+        table[held] = np.arange(len(held))
+        names = [column.texts[place - 1] if place else NO_VALUE for place in held.tolist()]
+        found = table[column.places + 1]
+    else:
+        values, found = np.unique(column.values, return_inverse=True)
+        is_flag = column.values.dtype == np.uint8
+        names = [("false", "true")[v] if is_flag else str(v) for v in values.tolist()]
+        if column.missing:
+            assert column.given is not None
+            names.append(NO_VALUE)
+            found[~column.given] = len(values)
+    return names, found

@@ -701,7 +701,7 @@ class Store:
         Of a view: in any of its store.
         """
         if self.view is not None:
-            return self.view.base(self.split).largest_id()
+            return self.base.largest_id()
         if "in_place" in self.manifest.identity.config:
             return None
         return max((self._facts(shard).max_id for shard in self.shards), default=0)
@@ -780,14 +780,39 @@ class Store:
 
         return type(self)(save_view(view, out), split=self.split)
 
+    def told(self) -> dict[str, Any]:
+        """Where this is, as plain values; of a view in no file, of what and how it was made."""
+        told: dict[str, Any] = {"store": str(self.path), "split": self.split}
+        if self.view is None or self.view.is_saved:
+            return told
+        origin = self.view.origin
+        assert origin.contents is not None
+        content = origin.contents[self.split]
+        return {**told, "store": origin.path, "content": content, "made": [*origin.steps]}
+
+    @property
+    def base(self) -> Store:
+        """The store that this is a view of, or this one."""
+        return self if self.view is None else self.view.base(self.split)
+
     def in_base(self, number: SupportsIndex) -> tuple[Store, int]:
-        """The store that this is a view of, or this one, and a document's number there."""
+        """The base, and a document's number there."""
         position, local = self.locate(number)
         if self.view is None:
             return self, self._starts[position] + local
         wanted = np.array([self._starts[position] + local], np.int64)
         found = self.view.runs(self.split).of_store(wanted)
-        return self.view.base(self.split), int(found[0])
+        return self.base, int(found[0])
+
+    def numbers_of(self, other: Store, document: int) -> list[int]:
+        """The numbers here of a document of another store, of which this is a view, or which is a
+        view of this; or which are views of one store."""
+        if self.content == other.content:
+            return [document]
+        base, number = other.in_base(document)
+        if self.base.content != base.content or self.split != other.split:
+            return []
+        return [number] if self.view is None else [*self.view.numbers_of(number, split=self.split)]
 
     @lazy
     def rows_before(self) -> dict[str, tuple[int, int]]:

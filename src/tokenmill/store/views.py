@@ -20,7 +20,7 @@ import secrets
 import shlex
 import struct
 import tempfile
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -162,6 +162,14 @@ class _Place(NamedTuple):
     tokens: int
 
 
+class Origin(NamedTuple):
+    """How a view that is in no file is made again: of a store or a view in a file, step by step."""
+
+    path: str
+    contents: dict[str | None, str] | None  # `Store.content` of its splits; None: nothing was done
+    steps: tuple[dict[str, Any], ...]
+
+
 class ViewFiles(StoreFiles):
     """What the files of a store would be, if it had the documents of a view and no others."""
 
@@ -172,10 +180,13 @@ class ViewFiles(StoreFiles):
         data: NDArray[np.uint8],
         *,
         path: Path | str | None = None,
+        origin: Origin | None = None,
     ) -> None:
-        """`data` is all but the JSON; `path` is that of a view which is in a file."""
+        """`data` is all but the JSON; `path` is that of a view which is in a file, `origin` what
+        one that is in none was made of."""
         self.facts, self.data = facts, data
         self.is_saved = path is not None
+        self.origin = origin or Origin(str(base.path if path is None else path), None, ())
         self.path = base.path if path is None else path
         self.is_remote = base.is_remote
         self.base_files, self._base_manifest = self._find_base(base)
@@ -193,7 +204,8 @@ class ViewFiles(StoreFiles):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_saved:
             return open_view, (self.path, self.base_files)
-        return ViewFiles, (self.base_files, self.facts, np.array(self.data))
+        make = partial(ViewFiles, origin=self.origin)
+        return make, (self.base_files, self.facts, np.array(self.data))
 
     def _find_base(self, base: StoreFiles) -> tuple[StoreFiles, Manifest]:
         """The store as it was when the view was made: as it is, or a snapshot of one that grew."""
@@ -295,6 +307,20 @@ class ViewFiles(StoreFiles):
         ):
             unit, entry = entries[number]
             yield _copy_name(unit.name, copy), entry
+
+    def numbers_of(self, document: int, *, split: str | None) -> Iterator[int]:
+        """The numbers that a document of the store has in the view: several if it is repeated."""
+        runs, first = self.runs(split), 0
+        mine = [split in (None, place.split) for place in self._places.values()]
+        table = self.table[np.array(mine, np.bool_)]
+        for copy in range(int(table["copy"].max(initial=-1)) + 1):
+            last = first + int(table["runs"][table["copy"] == copy].sum())
+            at = first + int(runs.firsts[first:last].searchsorted(document, side="right")) - 1
+            if at >= first:
+                number = int(runs.documents[at]) + document - int(runs.firsts[at])
+                if number < runs.documents[at + 1]:
+                    yield number
+            first = last
 
     def gone_runs(self) -> Ints:
         """Documents that are gone: first, last and reason of runs, in numbers of `split=None`."""
@@ -576,7 +602,7 @@ class Choice:
     def __init__(self, store: Store) -> None:
         assert store.split is None
         self.store = store
-        self.base = store if store.view is None else store.view.base(None)
+        self.base = store.base
         self._kept: dict[tuple[int, int], NDArray[np.uint8]] = {}  # (copy, base's shard) -> bits
         earlier = () if store.view is None else store.view.facts.gone
         self._gone = {each.reason: [each.documents, each.tokens] for each in earlier}
@@ -627,7 +653,7 @@ class Choice:
                 of_base[place.numbers] = np.where(kept, -1, named[np.maximum(cause, 0)])
                 self._runs.append(_reason_runs(of_base, first=shard.first_document))
         if times is None:
-            self._keep(place, place.copy, kept)
+            self._keep(place, kept, copy=place.copy)
         elif place.copy:
             raise UsageError(
                 f"documents of {str(self.store.path)!r} are there several times already",
@@ -635,9 +661,14 @@ class Choice:
             )
         else:
             for copy in range(int(times[kept].max(initial=0))):
-                self._keep(place, copy, kept & (times > copy))
+                self._keep(place, kept & (times > copy), copy=copy)
 
-    def _keep(self, place: _ShardPlace, copy: int, kept: Bools) -> None:
+    def keep(self, number: int, kept: Bools) -> None:
+        """Documents of a shard of the store that are kept, without a word of why others are not."""
+        place = _ShardPlace.of(self.store, number)
+        self._keep(place, kept, copy=place.copy)
+
+    def _keep(self, place: _ShardPlace, kept: Bools, *, copy: int) -> None:
         if kept.any():
             of_base = np.zeros(self.base.shards[place.number].documents, np.bool_)
             of_base[place.numbers] = kept
@@ -695,7 +726,18 @@ class Choice:
             reasons=len(reasons),
             reasons_checksum=checksum_of(regions[-1].data),
         )
-        return ViewFiles(base.files, view, data)
+        return ViewFiles(base.files, view, data, origin=self._origin(view))
+
+    def _origin(self, made: ViewFacts) -> Origin:
+        store, view = self.store, self.store.view
+        if view is not None and not view.is_saved:
+            return view.origin._replace(steps=(*view.origin.steps, made.made[-1]))
+        contents: dict[str | None, str] = {None: store.content}
+        if view is None:
+            contents.update(made.contents)
+        else:
+            contents.update((split, view.content(split)) for split in view.facts.splits)
+        return Origin(str(store.path), contents, made.made[-1:])
 
     def _edges(self, copy: int, number: int) -> Ints:
         """Runs of documents in a shard: the first of each, and the one after the last."""

@@ -161,6 +161,9 @@ class TrainOptions:
     """How it falls: all the way, or (wsd) over the last fifth of the steps."""
     warmup: int | None = option(None, STEP, "STEPS", shown="a fiftieth")
     """Steps in which it rises."""
+    mixture: str | None = option(None, DATA, "BY[:NAME=WEIGHT,...]", shown="the store as it is")
+    """Mix the documents by source, folder or an annotation: 'source' gives each the share of tokens
+    that it has, 'folder:web=0.6,code=0.3,*=0.1' says the shares; * is all that are not named."""
     packing: str = option("concat", DATA, choices=tuple(PACKINGS))
     """How documents fill rows; tokenmill layout shows what each would do."""
     boundaries: str = option("keep", DATA, choices=("keep", "mask"))
@@ -210,6 +213,7 @@ class TrainOptions:
                     hint=f"give one, like {each.name}=8",
                 )
         self._check_feed()
+        parse_mixture(self.mixture)
         if self.window is not None and self.attention != "documents":
             raise UsageError(
                 f"window={self.window!r} would have no effect with attention={self.attention!r}: a"
@@ -247,7 +251,7 @@ class TrainOptions:
                         hint="leave it out, or use --feed encode or --feed workers",
                     )
             return
-        said = {"packing": "concat", "attention": "flash", "resume": False}
+        said = {"packing": "concat", "attention": "flash", "resume": False, "mixture": None}
         for name, needed in said.items():
             value = getattr(self, name)
             if value != needed:
@@ -282,6 +286,34 @@ class TrainOptions:
         infinite = {name: str(value) for name, value in values.items() if value == math.inf}
         text = None if self.text is None else str(self.text)
         return {**values, **infinite, "out": str(self.out), "text": text}
+
+
+def parse_mixture(text: str | None) -> tuple[str, dict[str, float] | None] | None:
+    """A column, and weights by its values; UsageError if it is no mixture.
+
+    >>> parse_mixture("folder:web=0.6,code=0.3,*=0.1")
+    ('folder', {'web': 0.6, 'code': 0.3, '*': 0.1})
+    """
+    if text is None:
+        return None
+    by, colon, rest = str(text).partition(":")
+    weights: dict[str, float] = {}
+    try:
+        for part in rest.split(",") if colon else ():
+            name, equals, weight = part.rpartition("=")
+            if not equals or not name.strip() or name.strip() in weights:
+                raise ValueError(part)
+            weights[name.strip()] = float(weight)
+        if not by.strip():
+            raise ValueError(text)
+    except ValueError:
+        raise UsageError(
+            f"mixture={text!r} does not say by which column documents are mixed, and which share of"
+            " the tokens each of its values has",
+            hint="write --mixture source, or --mixture 'folder:web=0.6,code=0.3,*=0.1'; for a comma"
+            " or a colon in a name, write ?",
+        ) from None
+    return by.strip(), weights if colon else None
 
 
 def attention_windows(text: str | None) -> list[tuple[int, int | None]] | None:

@@ -38,13 +38,15 @@ from torch import distributed
 from tokenmill import words
 from tokenmill.errors import MissingExtraError, StoreError, TrainingError, UsageError
 from tokenmill.loader.loader import Loader
+from tokenmill.loader.mixture import Mixture
+from tokenmill.loader.order import weights_to_parts
 from tokenmill.stalls import StallMeter
 from tokenmill.store.facts import Checksum, Count, Fact, FileFacts, read_fact
 from tokenmill.store.layout import seal, sync_folder, unseal, write_synced
 from tokenmill.torch import DeviceFeeder
 from tokenmill.trainer import loop
 from tokenmill.trainer.feeds import TextFeeder
-from tokenmill.trainer.options import TrainNumbers, TrainProgress, TrainResult
+from tokenmill.trainer.options import TrainNumbers, TrainProgress, TrainResult, parse_mixture
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
@@ -476,6 +478,7 @@ LEAST_STEPS = 100  # but not more often than every so many steps
 MOST_EVAL_ROWS = 256
 STEPS_OF_EVALUATION = 8
 LONG_STEP = 60.0  # seconds, about which one is told before
+SHOWN_SOURCES = 8  # of a mixture, in its note
 FREEZE_AFTER = 3  # steps until all that lives as long as the run has been made
 NO_SPLIT = (
     "this store has no split val, so nothing is evaluated; to have one, build it with:"
@@ -534,6 +537,16 @@ def _lengths(loader: Loader) -> NDArray[np.integer]:
     return lengths[lengths > 0]
 
 
+def _mixture_text(mixture: Mixture, *, by: str) -> str:
+    """Which shares of the tokens a mixture draws, of the first of its sources."""
+    parts = weights_to_parts(mixture.stages[0].weights)
+    shares = [
+        f"{name} {part / sum(parts):.1%}" for name, part in zip(mixture.names, parts, strict=True)
+    ]
+    more = f" and {len(shares) - SHOWN_SOURCES:,} more" if len(shares) > SHOWN_SOURCES else ""
+    return f"mixed by {by}: {', '.join(shares[:SHOWN_SOURCES])}{more}"
+
+
 class TrainingRun:
     """Everything of one run in this process."""
 
@@ -573,8 +586,13 @@ class TrainingRun:
         # Ranks would wait for the one that has the longest documents.
         is_dealt = setup.has_documents and setup.ranks.world_size > 1
         dealt = {"balance": "attention", "accumulate": setup.accumulate} if is_dealt else {}
+        mixed: Store | Mixture = store
+        if (mixture := parse_mixture(self.options.mixture)) is not None:
+            by, weights = mixture
+            mixed = Mixture.from_store(store, by=by, weights=weights)
+            self.notes.append(_mixture_text(mixed, by=by))
         loader = self._open(
-            store,
+            mixed,
             shuffle=self.options.shuffle,
             seed=self.options.seed,
             window=self.options.windows,
@@ -658,7 +676,7 @@ class TrainingRun:
             f" of {setup.seq_len:,}{ranks}{how}{at}"
         )
 
-    def _open(self, store: Store, **said: Any) -> Loader:
+    def _open(self, store: Store | Mixture, **said: Any) -> Loader:
         return Loader(
             store,
             seq_len=self.setup.seq_len,
