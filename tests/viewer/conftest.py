@@ -20,6 +20,8 @@ from tests.browser import browser
 from tests.once import once
 
 import tokenmill
+from tokenmill.store.facts import Building, PlannedSource, read_manifest, write_building
+from tokenmill.store.layout import StoreLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,12 +107,24 @@ def shown(
         for name, losses in (("first", (3.0, 2.0, 1.5)), ("second", (3.0, 2.5, 2.25))):
             (folder / name).mkdir()
             write_metrics(folder / name, losses)
-        # A build that was stopped: what it has made, and no manifest.
+        # A build that was stopped: what it has made, what it would have made, and no manifest.
         shutil.copytree(folder / "store", folder / "stopped")
         (folder / "stopped" / "tokenmill.json").unlink()
+        plan_of(folder / "store", folder / "stopped")
         return folder
 
     return once(tmp_path_factory, "viewer", make)
+
+
+def plan_of(store: Path, stopped: Path, **said: str) -> None:
+    """What a build said that it would make: one unit more of each file than there is."""
+    manifest = read_manifest(store)
+    sources = [
+        PlannedSource.of(each.path, size=each.size, version=each.version, units=each.units + 1)
+        for each in manifest.sources
+    ]
+    plan = Building(identity=manifest.identity, sources=tuple(sources), **said)
+    write_building(StoreLayout(stopped), plan)
 
 
 def write_metrics(run: Path, losses: Sequence[float]) -> None:

@@ -9,8 +9,9 @@ import pytest
 from tests.browser import tab
 
 import tokenmill
+from tokenmill.store.layout import StoreLayout, StoreLock
 
-from .conftest import HOSTILE, write_metrics
+from .conftest import HOSTILE, plan_of, write_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +92,24 @@ def test_a_page_fits_and_can_be_read(
     (screens / f"{name}-{width}-{theme}.png").write_bytes(page.screenshot())
 
 
+def test_charts_have_the_colours_of_the_theme(page: Tab) -> None:
+    grid = "getComputedStyle(document.documentElement).getPropertyValue('--line')"
+    colours = (
+        "[...document.querySelectorAll('.chart canvas')].map(canvas => "
+        "[...canvas.getContext('2d').getImageData(70, 0, 1, canvas.height).data].join())"
+    )
+    page.resize(width=1400)
+    go(page, "overview")
+    page.wait("document.querySelectorAll('.chart canvas').length === 2")
+    assert page.evaluate(grid)
+    light = page.evaluate(colours)
+    page.press("t")
+    dark = page.evaluate(colours)
+    assert all(one != other for one, other in zip(light, dark, strict=True))
+    page.press("t")
+    assert page.evaluate(colours) == light
+
+
 def test_the_overview_says_what_is_there(page: Tab) -> None:
     page.resize(width=1400)
     go(page, "overview")
@@ -152,10 +171,10 @@ def test_search_and_filters_are_in_the_address(page: Tab) -> None:
     page.press("/")
     page.wait("document.activeElement.id === 'search'")
     page.evaluate(
-        "(s => { s.value = 'onerror'; s.dispatchEvent(new Event('change')); })"
+        "(s => { s.value = 'src=x onerror'; s.dispatchEvent(new Event('change')); })"
         "(document.querySelector('#search'))"
     )
-    page.wait("location.hash.includes('text=onerror')")
+    page.wait("location.hash.includes('text=src%3Dx+onerror')")
     page.wait("document.querySelectorAll('.list li').length === 1")
     assert "onerror" in text_of(page, "#text")
     page.evaluate("history.back()")
@@ -257,18 +276,33 @@ def test_runs_are_over_each_other_and_grow(page: Tab, viewer: Viewer) -> None:
 
 def test_a_build_is_followed_until_it_is_a_store(page: Tab, viewer: Viewer) -> None:
     go(page, "builds")
-    receipts = [*(viewer.folder / "stopped" / "shards").glob("*.json")]
-    assert page.wait("document.querySelectorAll('.map i').length") == len(receipts)
+    stopped = viewer.folder / "stopped"
+    receipts = [*(stopped / "shards").glob("*.json")]
+    squares = "document.querySelectorAll('.map i{}').length"
+    assert page.wait(squares.format("")) == len(receipts) + 2
+    assert page.evaluate(squares.format(".waiting")) == 2
+    assert f"{len(receipts)} of {len(receipts) + 2}" in text_of(page, ".tiles")
     assert "not-a-string" in text_of(page, "main")
-    assert page.wait("document.querySelectorAll('.chart canvas').length") == 4
-    staged = viewer.folder / "stopped" / "tmp" / "new-0123456789abcdef-00000-12-0badf00d"
+    assert page.wait("document.querySelectorAll('.chart canvas').length") >= 4
+    # What was in work when the build ended is lost; with a build it is in work.
+    staged = stopped / "tmp" / "new-0123456789abcdef-00000-12-0badf00d"
     staged.mkdir(parents=True)
-    page.wait("document.querySelectorAll('.map i.working').length === 1")
+    page.wait(f"{squares.format('.failed')} === 1")
+    plan_of(viewer.folder / "store", stopped, failed="the disk is full")
+    page.wait("document.querySelector('main').textContent.includes('the disk is full')")
+    with StoreLock(StoreLayout(stopped), memory_bytes=3_000_000_000):
+        page.wait(f"{squares.format('.working')} === 1")
+        assert "3 GB" in text_of(page, ".tiles")
+        page.wait("document.querySelector('main').textContent.includes('Memory, GB')")
     staged.rmdir()
-    shutil.copy(viewer.folder / "store" / "tokenmill.json", viewer.folder / "stopped")
+    # What there is can be looked at; when the build is done it is the whole of it.
+    page.evaluate("[...document.querySelectorAll('main .turn button')].at(-1).click()")
+    page.wait("document.querySelector('h1')?.textContent.includes('so far')")
+    go(page, "builds")
+    shutil.copy(viewer.folder / "store" / "tokenmill.json", stopped)
     page.wait("document.querySelector('main').textContent.includes('It is done')")
-    names = [store["name"] for store in viewer.ask("about")["stores"]]
-    assert names == ["store", "chats", "stopped"]
+    stores = {store["name"]: store["so_far"] for store in viewer.ask("about")["stores"]}
+    assert stores == {"store": False, "chats": False, "stopped": False}
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])

@@ -116,9 +116,13 @@ def test_documents_are_found_by_what_is_asked(viewer: Viewer) -> None:
     val = viewer.ask("documents", split="val")
     assert {each["split"] for each in val["documents"]} == {"val"}
     assert val["end"] == store.manifest.splits["val"].documents
-    found = viewer.ask("documents", text="ONERROR")  # whatever the case
-    (number,) = (each["number"] for each in found["documents"])
-    assert store.decode(number) == HOSTILE[0]
+    numbers: list[int] = []
+    at: int | None = 0
+    while at is not None:  # an answer is what was found in a tenth of a second
+        found = viewer.ask("documents", text='ONERROR="', first=at)  # whatever the case
+        numbers += [each["number"] for each in found["documents"]]
+        at = found["next"]
+    assert [store.decode(number) for number in numbers] == [HOSTILE[0]]
 
 
 def test_a_document_is_what_the_store_has(viewer: Viewer) -> None:

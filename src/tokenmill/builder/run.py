@@ -152,9 +152,10 @@ class BuildRun:
         layouts.refuse_other_folder(self.layout.root)
         if self.options.runner == "ray":
             self.cluster()  # reached before anything is written
-        with layouts.StoreLock(self.layout, parts=self.part is not None) as lock:
-            budget, told = self.options.memory_bytes, self.options.on_progress
-            budget = budget or planning.default_budget()
+        budget, told = self.options.memory_bytes, self.options.on_progress
+        budget = budget or planning.default_budget()
+        is_part = self.part is not None
+        with layouts.StoreLock(self.layout, parts=is_part, memory_bytes=budget) as lock:
             state = Monitor(budget=budget, on_progress=told, phase="planning", started=self.started)
             state.tell()
             try:

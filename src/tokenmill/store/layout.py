@@ -458,10 +458,12 @@ class StoreLock(FileLock):
         layout: StoreLayout,
         *,
         parts: bool = False,
+        memory_bytes: int | None = None,
         worker_wait_seconds: float = WORKER_WAIT_SECONDS,
     ) -> None:
         super().__init__(layout)
         self._parts = parts
+        self._memory_bytes = memory_bytes
         self._worker_wait_seconds = worker_wait_seconds
         self.token = PARTS_TOKEN if parts else secrets.token_hex(8)
 
@@ -484,8 +486,10 @@ class StoreLock(FileLock):
                 raise _locked(layout)
             time.sleep(POLL_SECONDS)
         # Every part writes the same bytes, so none disturbs another.
-        who = {} if self._parts else {"pid": os.getpid(), "host": socket.gethostname()}
-        holder = json.dumps({**who, "token": self.token}).encode()
+        who: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname()}
+        if self._memory_bytes is not None:
+            who["memory_bytes"] = self._memory_bytes
+        holder = json.dumps({**({} if self._parts else who), "token": self.token}).encode()
         os.pwrite(self._file, holder, 0)
         os.ftruncate(self._file, len(holder))
         if not self._parts:
@@ -526,7 +530,7 @@ class WorkerLock(FileLock):
         path = self._layout.worker_lock
         self._file = _open_lock(path)
         _lock_within(self._file, path, shared=True, seconds=WORKER_WAIT_SECONDS)
-        if _holder(self._layout).get("token") != self._token:
+        if lock_holder(self._layout).get("token") != self._token:
             raise StoreLockedError(
                 f"the build that started this worker no longer has {str(self._layout.root)!r}"
             )
@@ -569,7 +573,7 @@ def _unlockable(path: Path, error: OSError) -> StoreError:
     )
 
 
-def _holder(layout: StoreLayout) -> dict[str, object]:
+def lock_holder(layout: StoreLayout) -> dict[str, object]:
     """What the build that has the lock says of itself."""
     with contextlib.suppress(OSError, ValueError):
         holder = json.loads(layout.lock.read_bytes())
@@ -579,7 +583,7 @@ def _holder(layout: StoreLayout) -> dict[str, object]:
 
 
 def _locked(layout: StoreLayout) -> StoreLockedError:
-    holder = _holder(layout)
+    holder = lock_holder(layout)
     if holder.get("token") == PARTS_TOKEN:
         return StoreLockedError(
             f"parts of a build are at work in {str(layout.root)!r}; what they have not committed "

@@ -41,6 +41,10 @@ class ShownBatches:
         self._plans = tempfile.TemporaryDirectory(prefix="tokenmill-view-")
         self._loaders = lru_cache(4)(self._make_loaders)
 
+    def forget(self) -> None:
+        """What was opened of stores that may have grown since."""
+        self._loaders.cache_clear()
+
     def batch(
         self,
         *,

@@ -45,21 +45,36 @@ class Desk:
         elif here is not None and _is_unfinished(here):
             self.builds.append(ShownBuild(here))
         else:
-            self._add_store(path)
+            self._add_store(Store(path, split=None), path)
+            if here is not None and here.is_dir() and StoreLayout(here).building.exists():
+                self.builds.append(ShownBuild(here))  # it grows
 
-    def _add_store(self, path: PathInput) -> None:
+    def _add_store(self, store: Store, path: PathInput, *, so_far: bool = False) -> None:
         names = {store.name for store in self.stores}
         name = _name(path)
         name = f"{name} ({len(names) + 1})" if name in names else name
-        self.stores.append(ShownStore(Store(path, split=None), name=name))
+        self.stores.append(ShownStore(store, name=name, so_far=so_far))
 
-    def about(self) -> dict[str, Any]:
-        """Everything that can be asked for; a build that is done is a store from now on."""
-        known = {store.whole.path for store in self.stores}
+    def _take_builds(self) -> None:
+        """Have what builds have made so far among the stores, and in place of it what is new."""
+        known = {store.whole.path: place for place, store in enumerate(self.stores)}
         for build in self.builds:
             folder = build.path.absolute()
-            if StoreLayout(folder).manifest.is_file() and folder not in known:
-                self._add_store(folder)
+            is_done = StoreLayout(folder).manifest.is_file()
+            found = Store(folder, split=None) if is_done else build.so_far()
+            if found is None:
+                continue
+            place = known.get(folder)
+            if place is None:
+                self._add_store(found, folder, so_far=not is_done)
+            elif (found.content, is_done) != self.stores[place].state:
+                name = self.stores[place].name
+                self.stores[place] = ShownStore(found, name=name, so_far=not is_done)
+        self.batches[0].forget()
+
+    def about(self) -> dict[str, Any]:
+        """Everything that can be asked for; what a build has committed is a store too."""
+        self._take_builds()
         return {
             "version": __version__,
             "stores": [store.about() for store in self.stores],
@@ -71,7 +86,8 @@ class Desk:
 def _is_unfinished(folder: Path) -> bool:
     """Whether a build works there, or was stopped: what it has made has no manifest yet."""
     layout = StoreLayout(folder)
-    is_begun = layout.shards.is_dir() or (folder / "tmp").is_dir() or layout.lock.exists()
+    marks = layout.shards, folder / "tmp", layout.lock, layout.building
+    is_begun = any(mark.exists() for mark in marks)
     return is_begun and not layout.manifest.is_file()
 
 

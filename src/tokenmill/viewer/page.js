@@ -25,7 +25,7 @@ function scaled(number, units, gap = "") {
 }
 const compact = (number) => scaled(number, ["", "k", "M", "B", "T"]);
 const size = (bytes) => scaled(bytes, ["B", "kB", "MB", "GB", "TB"], " ");
-const percent = (part, of) => (of ? `${((100 * part) / of).toFixed(1)}%` : "0%");
+const percent = (part, of) => (!of || !part ? "0%" : part < 0.0005 * of ? "<0.1%" : `${((100 * part) / of).toFixed(1)}%`);
 const some = (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 // --- Elements -----------------------------------------------------------------------------------
@@ -105,8 +105,11 @@ function span(low, high, zero) {
 /** Of the ticks of a logarithmic axis the powers of ten. */
 const decades = (_, ticks) => ticks.map((tick) => (Number.isInteger(Math.log10(tick)) ? tick : null));
 
+/** Distances of ticks where what is counted comes one by one. */
+const WHOLE = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
 /** Lines, or bars, over a common x; null is a gap. `label` says to a screen reader what it shows. */
-function chart({ label, x, lines, bars = false, logX = false, logY = false, height = 230, showX = compact, showY = compact, xName = "x", zero = true }) {
+function chart({ label, x, lines, bars = false, logX = false, logY = false, height = 230, showX = compact, showY = compact, xName = "x", zero = true, steps = false }) {
   const at = el("div", { class: "chart", role: "img", "aria-label": label });
   const axis = () => ({ stroke: colour("soft"), font: "12px system-ui", grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } });
   function draw() {
@@ -117,7 +120,7 @@ function chart({ label, x, lines, bars = false, logX = false, logY = false, heig
       spanGaps: false,
       value: (_, value) => (value == null ? "–" : showY(value)),
       points: { show: line.values.length < 25 && !bars },
-      dash: line.dash ? [5, 4] : undefined,
+      dash: line.dash ? [6, 4] : undefined,
       ...(bars ? { fill: colour("c1"), width: 0, paths: uPlot.paths.bars({ size: [0.86, 80], radius: 0.12 }) } : {}),
     }));
     const plot = new uPlot({
@@ -130,9 +133,9 @@ function chart({ label, x, lines, bars = false, logX = false, logY = false, heig
         y: { distr: logY ? 3 : 1, ...(logY ? {} : { range: (_, low, high) => span(low, high, zero) }) },
       },
       axes: [
-        { ...axis(), grid: { show: false }, size: 32, space: 56, ...(logX ? { filter: decades } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showX(tick))),
+        { ...axis(), grid: { show: false }, size: 32, space: 56, ...(steps ? { incrs: WHOLE } : {}), ...(logX ? { filter: decades } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showX(tick))),
           ...(bars ? { splits: () => x.filter((place) => place % Math.ceil(x.length / Math.max(2, at.clientWidth / 60)) === 0) } : {}) },
-        { ...axis(), size: 56, ...(logY ? { filter: decades, grid: { ...axis().grid, filter: decades } } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showY(tick))) },
+        { ...axis(), size: 56, ...(bars ? { incrs: WHOLE } : {}), ...(logY ? { filter: decades, grid: { ...axis().grid, filter: decades } } : {}), values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : showY(tick))) },
       ],
       series: [{ label: xName, value: (_, value) => (value == null ? "–" : showX(value)) }, ...series],
     }, [x, ...lines.map((line) => line.values)], at);
@@ -181,7 +184,7 @@ function later(promise, draw, at = el("div")) {
 
 // --- Overview -----------------------------------------------------------------------------------
 
-const share = (part, of) => [percent(part, of), el("span", { class: "share", "aria-hidden": "true" }, el("i", { style: { width: percent(part, of) } }))];
+const share = (part, of) => [percent(part, of), el("span", { class: "share", "aria-hidden": "true" }, el("i", { style: { width: `${of ? (100 * part) / of : 0}%` } }))];
 const sampled = (seen, of, noun) => (seen < of ? note(`A sample: ${compact(seen)} of ${compact(of)} ${noun}, evenly spread.`) : null);
 
 /** A link to some documents; a page that is a file has not all of them. */
@@ -193,7 +196,7 @@ async function overview({ of = "0" }) {
   const { totals } = found;
   const lost = totals.rejected;
   return [
-    el("div", { class: "head" }, el("h1", {}, store.name), el("p", { class: "soft small mono" }, store.path)),
+    el("div", { class: "head" }, el("h1", {}, store.name, store.so_far && [" ", el("span", { class: "badge" }, "so far: its build goes on")]), el("p", { class: "soft small mono" }, store.path)),
     el("div", { class: "tiles" },
       tile(compact(totals.documents), "documents"),
       tile(compact(totals.tokens), "tokens"),
@@ -218,16 +221,24 @@ async function overview({ of = "0" }) {
   ];
 }
 
+/** The folder that all paths have in common, with its slash. */
+function commonFolder(paths) {
+  let common = paths[0] ?? "";
+  for (const path of paths) while (!path.startsWith(common)) common = common.slice(0, -1);
+  return common.slice(0, common.lastIndexOf("/") + 1);
+}
+
 function sources({ rows, of: all }, totals, of) {
+  const folder = commonFolder(rows.map((row) => row.path));
   const shown = table([
-    { name: "file", left: true, of: (row) => row.path, show: (row) => listOf({ of, source: row.number }, el("bdi", {}, row.path)) },
+    { name: "file", left: true, of: (row) => row.path, show: (row) => listOf({ of, source: row.number }, el("bdi", { title: row.path }, row.path.slice(folder.length))) },
     { name: "documents", of: (row) => row.documents, show: (row) => whole(row.documents) },
     { name: "tokens", of: (row) => row.tokens, show: (row) => compact(row.tokens) },
     { name: "of all tokens", of: (row) => row.tokens, show: (row) => share(row.tokens, totals.tokens) },
     { name: "bytes/token", of: (row) => row.bytes_per_token, show: (row) => (row.bytes_per_token ? `${row.is_sample ? "≈ " : ""}${row.bytes_per_token.toFixed(2)}` : "–") },
     { name: "rejected", of: (row) => row.rejected, show: (row) => whole(row.rejected) },
   ], rows, { sort: 2, most: 100 });
-  const notes = [];
+  const notes = folder.length > 1 ? [`All are in ${folder}.`] : [];
   if (all > 100) notes.push(`The largest 100 of ${whole(all)} files.`);
   if (rows.some((row) => row.is_sample)) notes.push("≈: of the first unit of a file.");
   return [shown, notes.length ? note(notes.join(" ")) : null].filter(Boolean);
@@ -549,12 +560,12 @@ function live(draw, milliseconds = 2000) {
   }, milliseconds);
 }
 
-/** Lines over different places as columns over all of them. */
+/** Lines over different places as columns over all of them; what is undefined is no gap. */
 function joined(lines) {
   const x = [...new Set(lines.flatMap((line) => line.x))].sort((one, other) => one - other);
   return { x, lines: lines.map((line) => {
     const at = new Map(line.x.map((place, number) => [place, line.y[number]]));
-    return { ...line, values: x.map((place) => at.get(place) ?? null) };
+    return { ...line, values: x.map((place) => at.get(place)) };
   }) };
 }
 
@@ -590,7 +601,7 @@ async function runs() {
     at.replaceChildren(...METRICS.flatMap(([title, names, showY]) => {
       const { x, lines } = linesOf(names);
       if (!lines.length) return [];
-      const made = chart({ label: `${title} over steps`, x, lines, xName: "step", showY, zero: title !== "Loss" });
+      const made = chart({ label: `${title} over steps`, x, lines, xName: "step", steps: true, showY, zero: title !== "Loss" });
       drawn.push([made, names]);
       return [card(title, "half", made)];
     }));
@@ -606,19 +617,31 @@ async function runs() {
 }
 
 async function builds() {
+  const drawn = about.builds.map(() => new Map());
   const places = about.builds.map(() => el("div", { class: "build" }));
-  const drawn = new Map();
   async function draw() {
     const found = await Promise.all(about.builds.map((_, of) => ask("build", { of })));
     found.forEach((build, place) => {
-      if (build.charts && drawn.has(place)) {
-        build.charts.forEach((each, number) => { const { x, lines } = joined(each.lines); drawn.get(place).charts[number].update(x, lines); });
-        drawn.get(place).said.replaceChildren(...timelineTiles(build));
-        return;
+      const parts = drawn[place];
+      const known = [...parts.keys()].join();
+      const charted = build.charts.filter((each) => each.lines.some((line) => line.x.length));
+      // Charts and lists stay where they are: only their content is new.
+      for (const each of charted) {
+        const content = joined(each.lines);
+        if (parts.has(each.title)) parts.get(each.title).update(content.x, content.lines);
+        else parts.set(each.title, chart({ label: `${each.title}, over seconds`, xName: "seconds", ...content, showY: compact }));
       }
-      const made = build.charts ? drawTimeline(build) : drawBuild(build);
-      if (build.charts) drawn.set(place, made);
-      places[place].replaceChildren(...(build.charts ? made.all : made));
+      for (const [name, content] of Object.entries(build.units ? buildParts(build) : { said: timelineTiles(build) })) {
+        if (!parts.has(name)) parts.set(name, el("div", { class: name === "said" ? "tiles" : "" }));
+        const seen = name === "rejects" ? JSON.stringify([build.reasons, build.rejects]) : null;
+        if (seen === null || parts.get(name).dataset.seen !== seen) parts.get(name).replaceChildren(...[content].flat().filter(Boolean));
+        if (seen !== null) parts.get(name).dataset.seen = seen;
+      }
+      if (known === [...parts.keys()].join()) return;
+      const lists = [["Units", "units"], ["Rejected rows", "rejects"]].filter(([, name]) => parts.has(name));
+      places[place].replaceChildren(el("h2", { class: "gap" }, el("bdi", {}, build.name)), parts.get("said"),
+        el("div", { class: "grid" }, lists.map(([title, name]) => card(title, "half", parts.get(name))),
+          charted.map((each) => card(each.title, "half", parts.get(each.title)))));
     });
   }
   await draw();
@@ -626,41 +649,48 @@ async function builds() {
   return [el("div", { class: "head" }, el("h1", {}, "Builds"), el("p", { class: "soft small" }, "by what they have written so far")), ...places];
 }
 
-function drawBuild(build) {
-  const { totals, units } = build;
-  const working = units.filter((unit) => unit.state === "working").length;
+const UNITS = { done: "done", rejects: "done, with rejected rows", working: "in work", failed: "lost in work", waiting: "to come" };
+
+/** What a build has made so far, by the parts of its page. */
+function buildParts(build) {
+  const { totals, numbers } = build;
+  const done = (numbers.done ?? 0) + (numbers.rejects ?? 0) + build.unread;
+  const all = Object.values(numbers).reduce((sum, number) => sum + number, build.unread);
   const ago = Math.max(0, Date.now() / 1000 - build.last);
-  const words = { done: "done", rejects: "done, with rejected rows", working: "in work" };
-  const shown = units.slice(0, 5000);
-  return [
-    el("h2", { class: "gap" }, el("bdi", {}, build.name)),
-    el("div", { class: "tiles" }, tile(whole(units.length - working + build.unread), "units done"), tile(whole(working), "in work"),
-      tile(compact(totals.documents), "documents"), tile(compact(totals.tokens), "tokens"), tile(size(totals.input_bytes), "of input"), tile(compact(totals.rejected), "rows rejected")),
-    el("div", { class: "grid" },
-      card("Units", "half", el("div", { class: "map", role: "img", "aria-label": `${units.length} units, ${working} of them in work` }, shown.map((unit) =>
-        el("i", { class: unit.state, title: `${unit.name}: ${words[unit.state]}${unit.tokens ? `, ${whole(unit.tokens)} tokens` : ""}${unit.rejected ? `, ${whole(unit.rejected)} rows rejected` : ""}` }))),
-      el("p", { class: "note legend" }, Object.entries(words).map(([state, name]) => el("span", {}, el("i", { class: state }), name))),
-      note(build.is_done ? ["It is done. ", el("a", { href: location.pathname + location.search }, "Look at the store"), "."] : build.last ? `The newest unit is ${ago < 90 ? `${ago.toFixed(0)} s` : `${(ago / 60).toFixed(0)} minutes`} old. How many there will be is known to the build alone.` : "No unit is done yet.",
-        shown.length < units.length ? ` The first ${whole(shown.length)} are drawn.` : "")),
-      card("Rejected rows", "half", build.rejects.length ? [facts(Object.entries(build.reasons).map(([reason, number]) => [reason, whole(number)])),
-        table([
-          { name: "where", left: true, of: (row) => row.file, show: (row) => el("bdi", {}, `${row.file} · row ${whole(row.row)}`) },
-          { name: "why", left: true, of: (row) => row.reason, show: (row) => [row.reason, el("div", { class: "soft small" }, row.detail)] },
-        ], build.rejects)] : el("p", { class: "soft" }, "None so far."))),
-  ];
+  const state = build.is_done ? "done" : build.failed ? "failed" : build.is_at_work ? "at work" : "stopped";
+  const look = (totals.documents > 0 || build.is_done) && button(build.is_done ? "Look at the store" : "Look at what is there", async () => {
+    about = await ask("about");
+    const of = about.stores.findIndex((store) => store.path.endsWith(`/${build.name}`));
+    go("overview", { of: of > 0 ? of : "" });
+  });
+  const each = Math.max(...build.units.map((unit) => unit.units), 1);
+  return {
+    said: [tile(state, "the build"),
+      tile(whole(done) + (build.is_planned ? ` of ${whole(all)}` : ""), "units done"), tile(whole(numbers.working ?? 0), "in work"),
+      tile(size(totals.input_bytes), build.input_bytes ? `of ${size(build.input_bytes)} of input` : "of input"),
+      build.bytes_per_second && tile(`${size(build.bytes_per_second)}/s`, "of input, lately"),
+      tile(compact(totals.tokens), `tokens in ${compact(totals.documents)} documents`), tile(compact(totals.rejected), "rows rejected"),
+      build.budget && tile(size(build.budget), "budget of memory")],
+    units: [build.failed && el("div", { class: "problem" }, el("strong", {}, "It failed. "), build.failed),
+      el("div", { class: "map", role: "img", "aria-label": `${whole(done)} units done, ${numbers.working ?? 0} in work, ${numbers.failed ?? 0} lost` }, build.units.map((unit) =>
+        el("i", { class: unit.state, title: [unit.name + (unit.units > 1 ? ` and ${unit.units - 1} more` : ""), UNITS[unit.state], unit.tokens && some(unit.tokens, "token"), unit.rejected && some(unit.rejected, "row") + " rejected"].filter(Boolean).join(", ") }))),
+      el("p", { class: "note legend" }, Object.entries(UNITS).filter(([name]) => numbers[name]).map(([name, words]) => el("span", {}, el("i", { class: name }), `${words}: ${whole(numbers[name])}`))),
+      note(build.is_done ? "It is done." : build.last ? `The newest unit is ${ago < 90 ? `${ago.toFixed(0)} s` : `${(ago / 60).toFixed(0)} minutes`} old.` : "No unit is done yet.",
+        build.is_planned ? "" : " How many there will be is known when the last file was read to its end.", each > 1 ? ` A square is ${each} units.` : "",
+        state === "stopped" ? " Nobody builds: the same command goes on." : ""),
+      look && el("div", { class: "turn" }, look)],
+    rejects: build.rejects.length ? [facts(Object.entries(build.reasons).map(([reason, number]) => [reason, whole(number)])),
+      table([
+        { name: "where", left: true, of: (row) => row.file, show: (row) => el("bdi", {}, `${row.file} · row ${whole(row.row)}`) },
+        { name: "why", left: true, of: (row) => row.reason, show: (row) => [row.reason, el("div", { class: "soft small" }, row.detail)] },
+      ], build.rejects)] : el("p", { class: "soft" }, "None so far."),
+  };
 }
 
 const timelineTiles = (build) => [
   tile(build.outcome ?? build.phase, build.outcome ? "outcome" : "phase"),
   tile(build.seconds < 90 ? `${build.seconds.toFixed(0)} s` : `${(build.seconds / 60).toFixed(1)} min`, build.runs > 1 ? `in ${build.runs} runs` : "since it began"),
-  build.budget && tile(size(build.budget), "budget of memory")].filter(Boolean);
-
-function drawTimeline(build) {
-  const said = el("div", { class: "tiles" }, timelineTiles(build));
-  const charts = build.charts.map((each) => chart({ label: `${each.title}, over seconds`, xName: "seconds", ...joined(each.lines), showY: compact }));
-  return { said, charts, all: [el("h2", { class: "gap" }, el("bdi", {}, build.name)), said,
-    el("div", { class: "grid" }, build.charts.map((each, place) => card(each.title, "half", charts[place])))] };
-}
+  build.budget && tile(size(build.budget), "budget of memory")];
 
 // --- The frame: bar, routes, keys ---------------------------------------------------------------
 
@@ -692,9 +722,9 @@ async function show() {
     drawn = [problem(error)];
   }
   if (mine !== turn) return;
-  for (const each of charts) if (!each.at.isConnected) { each.plot?.destroy(); charts.delete(each); }
   const before = $("#main").firstElementChild;
   if (before !== drawn[0]) $("#main").replaceChildren(...drawn);
+  for (const each of charts) if (!each.at.isConnected) { each.plot?.destroy(); charts.delete(each); }
   document.title = `${TITLES[page]} · tokenmill`;
   document.body.dataset.shown = location.hash || "#overview";
 }

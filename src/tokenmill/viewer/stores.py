@@ -58,9 +58,10 @@ def spread(number: int, most: int) -> range:
 class ShownStore:
     """A store as the page sees it."""
 
-    def __init__(self, store: Store, *, name: str) -> None:
+    def __init__(self, store: Store, *, name: str, so_far: bool = False) -> None:
         self.whole = store  # of all splits
         self.name = name
+        self.state = store.content, not so_far
         self.of = lru_cache(8)(self._of)
         # Made while the page is on its way: loading a large tokenizer takes a second.
         threading.Thread(target=self._prepare, daemon=True).start()
@@ -78,6 +79,7 @@ class ShownStore:
         return {
             "name": self.name,
             "path": str(self.whole.path),
+            "so_far": not self.state[1],
             "splits": list(manifest.splits),
             "documents": self.whole.num_documents,
             "tokens": self.whole.num_tokens,
