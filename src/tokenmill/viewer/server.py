@@ -99,6 +99,7 @@ def _listen(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((LOOPBACK, port))
+        listening.listen()  # before the address is told: who asks at once only waits
     except (OSError, OverflowError) as error:
         listening.close()
         hint = "leave --port out: one that is free is taken"
