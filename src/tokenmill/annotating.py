@@ -346,8 +346,7 @@ def _field_of_shard(store: Store, shard: int, field: str) -> Any:
 
 
 def _value(text: bytes, field: str) -> Any:
-    row = json.loads(text)
     try:
-        return field_of(row, field)
-    except KeyError:
+        return field_of(json.loads(text), field)
+    except (KeyError, ValueError):  # what is no JSON was rejected: no document is of it
         return None

@@ -74,7 +74,11 @@ class Viewer:
 
 def make_inputs(folder: Path, texts: list[str]) -> None:
     """What is shown: code and prose, hostile texts and names, and rows that are no documents."""
-    rows = [json.dumps({"text": text[at : at + 1500]}) for text in texts for at in (0, 1500, 3000)]
+    rows = [
+        json.dumps({"text": text[at : at + 1500], "lang": ("py", "c")[at > 0]})
+        for text in texts
+        for at in (0, 1500, 3000)
+    ]
     (folder / "code.jsonl").write_text("\n".join(rows) + '\n{"text": 12}\n{"broken\n')
     odd = [*HOSTILE, "word " * LONG_WORDS, "last"]
     (folder / HOSTILE_NAME).write_text("".join(json.dumps({"text": t}) + "\n" for t in odd))
@@ -91,6 +95,7 @@ def shown(
         names = [folder / "code.jsonl", folder / HOSTILE_NAME]
         how = {"tokenizer": bpe_tokenizer_dir, "max_rejects": 0.2, "serial": True}
         tokenmill.build(names, out=folder / "store", val=0.2, **how)  # type: ignore[arg-type]
+        tokenmill.annotate(folder / "store", columns="lang")
         monitor = folder / "timeline.jsonl"
         chats = [{"messages": [{"role": role, "content": role * 3} for role in ROLES]}] * 9
         (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))

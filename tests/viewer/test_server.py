@@ -113,6 +113,12 @@ def test_documents_are_found_by_what_is_asked(viewer: Viewer) -> None:
     assert {store.source(each["number"]).path for each in odd["documents"]} == {
         store.manifest.sources[0].path
     }
+    kept = tokenmill.Store(viewer.folder / "store").select("lang == 'py' and tokens > 400")
+    found = viewer.ask("documents", split="train", where="lang == 'py' and tokens > 400", count=9)
+    shown = [viewer.ask("document", split="train", number=n["number"]) for n in found["documents"]]
+    assert [each["ids"] for each in shown] == [ids[:2000].tolist() for ids in kept][:9]
+    assert [each["columns"] for each in shown] == [{"lang": "py"}] * len(shown)
+    assert "tongue" in viewer.ask("documents", where="tongue == 'py'")["error"]
     val = viewer.ask("documents", split="val")
     assert {each["split"] for each in val["documents"]} == {"val"}
     assert val["end"] == store.manifest.splits["val"].documents

@@ -213,6 +213,7 @@ async function overview({ of = "0" }) {
       ], Object.entries(found.splits)), el("h2", { class: "gap" }, "Every row"), accounting(totals)),
       card("Tokens per document", "half", found.lengths ? lengths(found.lengths) : "There is no document."),
       card("How often tokens are there", "half", later(ask("frequencies", { of }), zipf)),
+      found.columns.length > 0 && card("Columns", "", columns(found.columns, of)),
       card("Rejected rows", "", later(ask("rejects", { of }), rejects)),
       card("How it was made", "half", facts(Object.entries(found.identity).filter(([name]) => !name.includes("fingerprint"))),
         engines(found.engines)),
@@ -243,6 +244,15 @@ function sources({ rows, of: all }, totals, of) {
   if (rows.some((row) => row.is_sample)) notes.push("≈: of the first unit of a file.");
   return [shown, notes.length ? note(notes.join(" ")) : null].filter(Boolean);
 }
+
+/** What documents were given beside what they are: `tokenmill annotate`. */
+const columns = (found, of) => table([
+  { name: "column", left: true, of: (row) => row.name, show: (row) => listOf({ of, where: `${row.name} is not null` }, row.name) },
+  { name: "of", left: true, of: (row) => row.type },
+  { name: "documents with a value", of: (row) => row.documents - row.missing, show: (row) => whole(row.documents - row.missing) },
+  { name: "without", of: (row) => row.missing, show: (row) => whole(row.missing) },
+  { name: "different values", of: (row) => row.values, show: (row) => (row.values ? whole(row.values) : "–") },
+], found);
 
 function accounting(totals) {
   const parts = [["read", totals.rows], ["documents", totals.documents], ["of rows in several pieces", totals.pieces],
@@ -301,9 +311,10 @@ const engines = (found) => found.map((engine) => note(
 let listed = null; // the list that is shown, by what was asked for
 
 async function documents(given) {
-  const { of = "0", split = "", source = "", least = "", most = "", text = "", first = "" } = given;
-  const key = JSON.stringify({ of, split, source, least, most, text, first });
-  if (listed?.key !== key) listed = makeList(key, { of, split, source, least, most, text, first });
+  const { of = "0", split = "", source = "", least = "", most = "", text = "", where = "", first = "" } = given;
+  const asked = { of, split, source, least, most, text, where, first };
+  const key = JSON.stringify(asked);
+  if (listed?.key !== key) listed = makeList(key, asked);
   if (!listed.at.isConnected) {
     listed.detail = el("div", { class: "detail" });
     listed.page = el("div", { class: "browse" }, listed.at, listed.detail);
@@ -325,6 +336,7 @@ function makeList(key, asked) {
   const search = el("input", { type: "search", id: "search", value: asked.text, placeholder: "Text that is in it", onchange: (event) => filter({ text: event.target.value }) });
   const form = el("form", { onsubmit: (event) => { event.preventDefault(); filter({ text: search.value }); } }, el("div", { class: "fields" },
     field("Search", search, "wide"),
+    field("Where", el("input", { type: "search", id: "where", value: asked.where, placeholder: "tokens > 500 and " + (store.columns[7] ? `${store.columns[7]} == …` : "folder like '%en%'"), title: `A condition on: ${store.columns.join(", ")}`, spellcheck: "false", onchange: (event) => filter({ where: event.target.value }) }), "wide"),
     field("Split", choice([["", "all"], ...store.splits.map((name) => [name, name])], asked.split, (split) => filter({ split, first: "" })), "half"),
     field("Source", choice([["", "all"], ...store.sources.map((path, place) => [place, path])], asked.source, (source) => filter({ source, first: "" })), "half"),
     field("Tokens, at least", number("least", asked.least)),
@@ -344,12 +356,12 @@ function makeList(key, asked) {
     if (made.busy || made.next === null) return;
     made.busy = true;
     try {
-      const { split, source, least, most, text, of } = asked;
-      const found = await ask("documents", { of, split, source, least, most, text, first: made.next, count: kept ? "" : 50 });
+      const { split, source, least, most, text, where, of } = asked;
+      const found = await ask("documents", { of, split, source, least, most, text, where, first: made.next, count: kept ? "" : 50 });
       rows.append(...found.documents.map(line));
       made.next = found.next;
       const seen = found.next ?? found.end;
-      const looked = kept ? ` of ${whole(found.end)}, evenly spread` : text || least || most ? `, looked at ${percent(seen - found.begin, found.end - found.begin)}` : ` of ${whole(found.end - found.begin)}`;
+      const looked = kept ? ` of ${whole(found.end)}, evenly spread` : text || least || most || where ? `, looked at ${percent(seen - found.begin, found.end - found.begin)}` : ` of ${whole(found.end - found.begin)}`;
       end.replaceChildren(`${whole(made.numbers.length)} shown${looked}`,
         found.next === null || kept ? "" : el("span", {}, " · ", button("More", more)));
       made.any = found.documents.length > 0;
@@ -411,6 +423,7 @@ async function detail({ of, split, n, at }) {
       ["tokens", whole(found.tokens)],
       ["count for the loss", found.counted === null ? null : `${whole(found.counted)} (${percent(found.counted, found.tokens)})`],
       ["answer", found.answer],
+      ...Object.entries(found.columns),
     ]),
     el("div", { class: "turn" }, toggle("ids", "ids"), found.counts && toggle("mask", "loss mask"), kept ? null : rowButton({ of, split, n })),
     parts,

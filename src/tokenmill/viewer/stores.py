@@ -26,14 +26,18 @@ from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.files import is_remote
 from tokenmill.inspection import count_ids, measure_lengths, token_text
 from tokenmill.records import lazy
+from tokenmill.selection import as_arrow, judged, require_columns
 from tokenmill.sources.discovery import source_file
+from tokenmill.store.documents import COLUMNS, Documents
 from tokenmill.store.facts import bytes_per_token
+from tokenmill.where import KEPT, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.annotations import AnnotationFacts
     from tokenmill.store.reader import RejectedRow, SourceRow, Store
 
 SECONDS = 0.1  # after which an answer is what was found so far
@@ -63,6 +67,9 @@ class ShownStore:
         self.name = name
         self.state = store.content, not so_far
         self.of = lru_cache(8)(self._of)
+        self.columns = Documents(store)
+        self._kept = lru_cache(8)(self._judged)
+        self._places = {shard.name: number for number, shard in enumerate(store.shards)}
         # Made while the page is on its way: loading a large tokenizer takes a second.
         threading.Thread(target=self._prepare, daemon=True).start()
 
@@ -86,6 +93,7 @@ class ShownStore:
             "has_mask": self.whole.has_mask,
             "has_pairs": self.whole.has_pairs,
             "sources": [entry.path for entry in manifest.sources[:SHOWN_SOURCES]],
+            "columns": self.columns.names,
         }
 
     # ---------------------------------------------------------------------------------------------
@@ -102,6 +110,7 @@ class ShownStore:
             "splits": {name: each.to_json() for name, each in manifest.splits.items()},
             "sources": self._sources(),
             "lengths": self._lengths(),
+            "columns": [fact.to_json() for fact in self._annotations()],
             "engines": [engine.to_json() for engine in manifest.engines],
             "unknown": None if manifest.unknown is None else manifest.unknown.to_json(),
             "identity": {
@@ -218,10 +227,13 @@ class ShownStore:
         least: int = 0,
         most: int | None = None,
         text: str | None = None,
+        where: str | None = None,
         count: int = 50,
     ) -> dict[str, Any]:
         """Documents from a number on that are as asked for; `next` is where to go on."""
         store = self.of(split)
+        if where is not None:
+            require_columns(self.columns, parse(where))
         begin, end = (0, len(store)) if source is None else self._range(split, source)
         at, found, stop_at = max(first, begin), list[int](), perf_counter() + SECONDS
         wanted, count = None if text is None else text.casefold(), min(count, 200)
@@ -231,6 +243,8 @@ class ShownStore:
             last = min(end, facts.first_document + facts.documents)
             lengths = store.map_shard(shard).index.lengths[local : local + last - at]
             fit = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
+            if where is not None:
+                fit &= self._kept(where, facts.name)[local : local + last - at]
             after = last
             for number in (np.flatnonzero(fit) + at).tolist():
                 if perf_counter() > stop_at and (found or number > first):
@@ -248,6 +262,28 @@ class ShownStore:
             "begin": begin,
             "end": end,
         }
+
+    def _judged(self, where: str, shard: str) -> NDArray[np.bool_]:
+        """Which documents of a shard a condition keeps."""
+        kept: NDArray[np.bool_] = judged(self.columns, parse(where), self._places[shard]) == KEPT
+        return kept
+
+    def _annotations(self) -> list[AnnotationFacts]:
+        """What documents were given beside what they are; not what is of another state of it."""
+        found = []
+        for name in self.columns.names:
+            with contextlib.suppress(StoreError):
+                found += [] if name in COLUMNS else [self.columns.annotation(name).facts]
+        return found
+
+    def _values(self, store: Store, number: int) -> dict[str, Any]:
+        """What a document was given."""
+        shard, local = store.locate(number)
+        place, found = self._places[store.shards[shard].name], {}
+        for fact in self._annotations():
+            column = self.columns.column(place, fact.name).of(slice(local, local + 1))
+            (found[fact.name],) = as_arrow(column).to_pylist()
+        return found
 
     def some(self, numbers: Sequence[int]) -> dict[str, Any]:
         """These documents as a list."""
@@ -309,6 +345,7 @@ class ShownStore:
             "counts": None if mask is None else mask[part].tolist(),
             "counted": None if mask is None else int(np.count_nonzero(mask)),
             "text": self._shown_text(store, ids[part]),
+            "columns": self._values(store, number),
             "answer": ("chosen", "rejected")[number % 2] if store.has_pairs else None,
         }
 
