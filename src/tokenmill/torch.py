@@ -565,6 +565,10 @@ class DeviceFeeder:
         """How long consumers have waited for batches, in all."""
         self.last_wait_seconds = 0.0
         """How long the last batch was waited for."""
+        self.build_wait_seconds = 0.0
+        """Of `wait_seconds`, while the loader waited for the build that it follows."""
+        self.asked: float | None = None
+        """Since when a batch is waited for (of `time.perf_counter`), if one is."""
         # One for all epochs: each would leave the allocator's cached blocks behind with it.
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._fields = check_fields(fields, dtype)
@@ -622,7 +626,8 @@ class DeviceFeeder:
                     # The loader was moved, by load_state_dict or seek: what was read is of no use.
                     ahead.close()
                     ahead, batches = self._start(), []
-                asked = time.perf_counter()
+                waited, asked = self.loader.waited_for_build(), time.perf_counter()
+                self.asked = asked
                 if not batches:
                     (batches, event), opened_on = _received(ahead, self.loader.labels), None
                 batch = batches.pop() if batches else None
@@ -634,8 +639,10 @@ class DeviceFeeder:
                         current.wait_event(event)
                         _note_use(batch, current)
                         opened_on = current
+                self.asked = None
                 self.last_wait_seconds = time.perf_counter() - asked
                 self.wait_seconds += self.last_wait_seconds
+                self.build_wait_seconds += self.loader.waited_for_build() - waited
                 if batch is None:
                     self._has_ended = True
                     return

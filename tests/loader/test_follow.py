@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 import shutil
@@ -11,94 +10,34 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.loader.builds import building, make_texts, options
 from tests.web import serve
 
 from tokenmill.builder.run import finish, make_run
 from tokenmill.errors import BuildError, StateError, StoreError, UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
-from tokenmill.options import BuildOptions
+from tokenmill.stalls import StallMeter, StallReport
 from tokenmill.store import following
 from tokenmill.store.following import Follower
 from tokenmill.store.reader import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tokenmill.loader.batch import Batch
 
-UNIT_BYTES = 50_000
 ROWS: dict[str, Any] = {"seq_len": 1024, "batch_size": 8}
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three files, of which one is a stream: 1.2 MB, 27 units, seven windows of runs."""
-    folder = tmp_path_factory.mktemp("texts")
-    words = np.random.default_rng(7).integers(0, 10_000, (3, 400, 100))
-    for number, file in enumerate(words):
-        lines = [json.dumps({"text": " ".join(map(str, row.tolist()))}) + "\n" for row in file]
-        data = "".join(lines).encode()
-        name = f"{number}.jsonl"
-        if number == 1:
-            name, data = f"{name}.gz", gzip.compress(data)
-        (folder / name).write_bytes(data)
-    return folder
-
-
-def options(texts: Path | list[str], out: Path | str, **changes: Any) -> BuildOptions:
-    said = {
-        "tokenizer": "bytes",
-        "unit_bytes": UNIT_BYTES,
-        "serial": True,
-        "followed": True,
-        **changes,
-    }
-    return BuildOptions(texts, out=out, **said)
-
-
-class Build(threading.Thread):
-    """A real build that waits after each unit until it may go on."""
-
-    def __init__(self, asked: BuildOptions) -> None:
-        super().__init__(daemon=True)
-        self.gate = threading.Semaphore(0)
-        self.error: BaseException | None = None
-        self.made = make_run(asked)
-        self.made.on_unit = self.wait
-
-    def wait(self, _: object) -> None:
-        self.gate.acquire()
-
-    def run(self) -> None:
-        try:
-            self.made.run()
-        except BaseException as error:  # shown by the test, in its own thread
-            self.error = error
-
-    def let(self, units: int) -> None:
-        for _ in range(units):
-            self.gate.release()
-
-
-@contextmanager
-def building(asked: BuildOptions, *, units: int) -> Iterator[Build]:
-    """A build after so many units, which comes to its end with the context."""
-    build = Build(asked)
-    build.let(units)
-    build.start()
-    try:
-        yield build
-    finally:
-        build.let(1000)
-        build.join(60)
+    return make_texts(tmp_path_factory.mktemp("texts"))
 
 
 def followed(loader: Loader) -> Follower:
@@ -272,12 +211,21 @@ def test_a_build_that_is_killed_and_started_again_goes_on_under_its_reader(
     start = partial(subprocess.Popen, stdout=subprocess.DEVNULL)
     command = [sys.executable, "-c", KILLED, str(texts), str(tmp_path / "store")]
     with start([*command, "0.1"]) as killed:
+        meter = StallMeter()
         loader = Loader(tmp_path / "store", follow=True, on_wait=told.append, **ROWS)
         found = take(loader, 3)
         killed.send_signal(signal.SIGKILL)
     with start([*command, "0.03"]) as again:
-        found += take(loader, 40)
+        found += [batch for batch, _ in zip(meter.watch(loader), range(40), strict=False)]
     assert again.returncode == 0
+    report = meter.report()
+    assert 0 < report.build_wait_seconds <= report.wait_seconds
+    assert "for the build  " in report.describe()
+    assert "the loop is faster than the build that it follows" in report.describe()
+    assert StallReport.from_json(json.loads(json.dumps(report.as_json()))) == report
+    older = {**report.as_json()}
+    del older["build_wait_seconds"]
+    assert StallReport.from_json(older).build_wait_seconds == 0
     assert told[:2] == [True, False]
     assert followed(loader).waited_seconds > 0
     assert same(found, take(Loader(tmp_path / "store", shuffle="nearby", **ROWS), 43))

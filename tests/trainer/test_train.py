@@ -34,7 +34,7 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.trainer.model import EIGHT_BIT
-from tokenmill.trainer.options import TrainOptions, open_splits
+from tokenmill.trainer.options import Source, TrainOptions, open_splits
 from tokenmill.trainer.run import run_training
 
 if TYPE_CHECKING:
@@ -417,6 +417,7 @@ def test_running_out_of_memory_is_no_bare_traceback(
     memory = psutil.virtual_memory()._replace(available=1 << 70, total=1 << 70)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     store, _ = open_splits(place / "plain")
+    source = Source(store, None)
     options = TrainOptions(
         place / "plain",
         model="tiny",
@@ -428,7 +429,7 @@ def test_running_out_of_memory_is_no_bare_traceback(
     )
     assert store.vocab_size == VOCAB
     with pytest.raises(DeviceMemoryError, match="out of memory on the CPU") as caught:
-        run_training(store, None, options)
+        run_training(source, options)
     assert f"--micro-batch {1 << 39} --accumulate 2" in str(caught.value.hint)
 
 

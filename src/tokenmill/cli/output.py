@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.visible import guarded, visible, visible_lines
-from tokenmill.words import clock, compact, count, format_size, of_budget, share
+from tokenmill.words import clock, compact, count, duration, format_size, of_budget, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -318,16 +318,22 @@ class TrainView:
         if progress.val_loss != self._val_loss:
             self._val_loss = progress.val_loss
             return f"[{clock(progress.seconds)}]  evaluated: val loss {progress.val_loss:.4f}"
+        where = f"step {count(progress.step)}/{count(progress.steps)}"
+        if progress.phase == "waiting" and is_due:
+            return f"[{clock(progress.seconds)}]  {where}  waiting for the build: {progress.built}"
         is_last = progress.step == progress.steps
         if progress.phase != "training" or progress.loss is None or not (is_due or is_last):
             return None
-        at = f"[{clock(progress.seconds)}]  step {count(progress.step)}/{count(progress.steps)}"
+        at = f"[{clock(progress.seconds)}]  {where}"
         loss = f"loss {progress.loss:.4f}"
         return "  ".join((at, loss, *figures(progress), eta(progress.eta_seconds)))
 
     def draw(self, progress: TrainProgress, *, width: int) -> RenderableType:
+        doing = progress.phase
+        if progress.phase == "waiting":
+            doing = f"waiting for the build: {progress.built}"
         if progress.loss is None:
-            return one_line(f"{progress.phase} ...")
+            return one_line(f"{doing} ...")
         if progress.phase == "training":
             self._losses.append(progress.loss)
             if len(self._losses) > CURVE_POINTS:
@@ -335,7 +341,7 @@ class TrainView:
         val = "" if progress.val_loss is None else f"   val {progress.val_loss:.4f}"
         rate = f"   lr {progress.learning_rate:.2e}   norm {progress.grad_norm:.2f}"
         words = f"loss {progress.loss:.4f}{val}{rate}"
-        phase = "" if progress.phase == "training" else f"   {progress.phase} ..."
+        phase = "" if progress.phase == "training" else f"   {doing} ..."
         room = max(0, min(40, width - len(words) - len(phase) - 3))
         top = one_line(words, "bold").append(f"   {curve(self._losses, room)}", style="cyan")
         where = f"step {count(progress.step)}/{count(progress.steps)}"
@@ -354,7 +360,9 @@ def figures(progress: TrainProgress) -> list[str]:
     if progress.wait_p50_ms is not None and progress.wait_p99_ms is not None:
         share = 100 * (progress.wait_share or 0.0)
         p50, p99 = progress.wait_p50_ms, progress.wait_p99_ms
-        found.append(f"waited for data {share:.2f}% (p50 {p50:.3f} ms, p99 {p99:.3f} ms)")
+        build = progress.build_wait_seconds
+        of_it = f"{duration(build)} for the build, " if build else ""
+        found.append(f"waited for data {share:.2f}% ({of_it}p50 {p50:.3f} ms, p99 {p99:.3f} ms)")
     if progress.memory_bytes:
         found.append(f"memory {format_size(progress.memory_bytes)}")
     return found

@@ -1103,7 +1103,10 @@ def _train_rows(result: TrainResult) -> Iterator[Row]:
         yield "speed", f"{count(round(result.tokens_per_second))} tokens/s{mfu}"
     if result.wait_p99_ms is not None:
         waited = 100 * (result.wait_share or 0.0)
-        yield "waiting", f"{waited:.2f}% of the time for data, p99 {result.wait_p99_ms:.3f} ms"
+        build = result.build_wait_seconds
+        of_it = f", {duration(build)} of it for the build" if build else ""
+        p99 = f"p99 {result.wait_p99_ms:.3f} ms"
+        yield "waiting", f"{waited:.2f}% of the time for data{of_it}, {p99}"
     yield "memory", format_size(result.memory_bytes)
     yield "time", duration(result.seconds)
     yield "checkpoint", str(result.checkpoint)

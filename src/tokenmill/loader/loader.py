@@ -20,7 +20,7 @@ from functools import partial
 from math import expm1, inf
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -58,6 +58,7 @@ from tokenmill.store.stream import TokenStream, distinct, open_stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tokenmill.files import PathInput
     from tokenmill.loader.batch import Batch, Chunk
     from tokenmill.loader.mixture import StageRun, StoreInput
     from tokenmill.loader.order import Ints
@@ -289,7 +290,7 @@ class Loader:
 
     def __init__(
         self,
-        source: StoreInput | Mixture,
+        source: StoreInput | Mixture | Follower,
         *,
         seq_len: int,
         batch_size: int,
@@ -316,12 +317,17 @@ class Loader:
         given = {name: value for name, value in locals().items() if name not in ("self", "on_wait")}
         self._given = given if follow else None  # to follow from here on in another process
         self.follower: Follower | None = None
+        self.build_wait_seconds = 0.0
+        """How long iterations have waited for a build that is followed."""
         if follow:
             shuffle = "nearby" if shuffle is True else shuffle
-            path = _followed(source, packing=packing, shuffle=shuffle, epochs=epochs)
-            self.follower = Follower(path, split=split, on_wait=on_wait)
-            source, split = self.follower.current, None
-        self.mixture = _mixture(source, epochs=epochs, split=split)
+            check_followed(source, packing=packing, shuffle=shuffle, epochs=epochs)
+            found = source
+            if not isinstance(found, Follower):
+                found = Follower(cast("PathInput", source), split=split, on_wait=on_wait)
+            given |= {"source": found.path, "split": found.split}
+            self.follower, source, split = found, found.current, None
+        self.mixture = _mixture(cast("StoreInput", source), epochs=epochs, split=split)
         self.packing = find_packing(packing)
         self.shuffle = check_shuffle(shuffle)
         self.pad_id = check_pad_id(self.mixture.stores[0], pad_id)
@@ -653,10 +659,17 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         if self._has_ended:
             self.seek(0)
+        waited = self.waited_for_build()
         for batch in self.batches():
+            self.build_wait_seconds += self.waited_for_build() - waited
             self._step = batch.step + 1
             yield batch
+            waited = self.waited_for_build()
         self._has_ended = True
+
+    def waited_for_build(self) -> float:
+        """Seconds so far, in whichever thread; what comes between two looks was waited then."""
+        return 0.0 if self.follower is None else self.follower.waited_seconds
 
     def batches(self, first: int | None = None, *, stride: int = 1) -> Iterator[Batch]:
         """Batches of the steps first, first + stride, ...; the loader itself stays where it is."""
@@ -1031,9 +1044,11 @@ class _Tracer:
         return update[nth], rank, at
 
 
-def _followed(source: object, *, packing: str, shuffle: bool | str, epochs: float | None) -> Any:
-    """The path of a store that may still be built; UsageError for what cannot be had of one."""
-    if not isinstance(source, str | os.PathLike):
+def check_followed(
+    source: object, *, packing: str, shuffle: bool | str, epochs: float | None
+) -> None:
+    """UsageError for what cannot be had of a store that may still be built, or is none."""
+    if not isinstance(source, str | os.PathLike | Follower):
         raise UsageError(
             f"follow=True is for the path of a store, and this is {source!r}",
             hint="give the path; what is open or a mixture is read as it was when it was opened",
@@ -1054,7 +1069,6 @@ def _followed(source: object, *, packing: str, shuffle: bool | str, epochs: floa
             f"epochs={epochs!r} is a part of a store whose size is not known yet",
             hint="leave it out with follow=True, or give 1 or more",
         )
-    return source
 
 
 def _capacities(given: object) -> tuple[int, ...]:

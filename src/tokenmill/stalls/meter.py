@@ -86,6 +86,8 @@ class StallReport:
     waits_ms: list[tuple[int, float]]
     """For plots: (step, milliseconds), every wait of a short run. A long one is cut into at most
     2,048 equal ranges, and the longest wait of each is here."""
+    build_wait_seconds: float = 0.0
+    """Of the waiting, that for the build that a loader follows: its text was not tokenized yet."""
 
     @property
     def starved_share(self) -> float:
@@ -107,14 +109,15 @@ class StallReport:
     @classmethod
     def from_json(cls, members: Mapping[str, Any]) -> StallReport:
         """The report that `as_json` was made from."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if members.get("schema") != SCHEMA or any(name not in members for name in names):
+        declared = dataclasses.fields(cls)
+        needed = [each.name for each in declared if each.default is dataclasses.MISSING]
+        if members.get("schema") != SCHEMA or any(name not in members for name in needed):
             raise UsageError(
                 f"this is no report of a StallMeter (its schema is {members.get('schema')!r}, "
                 f"expected {SCHEMA!r})",
                 hint="write one with: json.dump(meter.report().as_json(), file)",
             )
-        values = {name: members[name] for name in names}
+        values = {each.name: members.get(each.name, each.default) for each in declared}
         gap = values["device_gap"]
         values["device_gap"] = None if gap is None else DeviceGap(**gap)
         for name in ("slowest", "waits_ms"):
@@ -157,6 +160,12 @@ class StallReport:
             )
             shown = self.slowest[:SHOWN_WAITS]
             rows["slowest"] = ", ".join(f"step {step:,}: {_ms(wait)}" for step, wait in shown)
+        if self.build_wait_seconds:
+            part = _percent(self.build_wait_seconds / max(self.wait_seconds, 1e-9))
+            rows["for the build"] = (
+                f"{brief(self.build_wait_seconds)}, {part} of the waiting: the text that came next"
+                " was not built yet"
+            )
         if (gap := self.device_gap) is not None:
             rows["device idle"] = (
                 f"{brief(gap.seconds)} in all: median {_ms(gap.p50_ms)}, 99% below"
@@ -166,6 +175,11 @@ class StallReport:
 
     def _advice(self) -> list[str]:
         if self.starved_share > FINE_SHARE:
+            if self.build_wait_seconds > self.wait_seconds / 2:
+                return [
+                    "the loop is faster than the build that it follows: give the build more cores,",
+                    "or let it come further first; with a finished store nothing is waited for",
+                ]
             return [
                 "what your text, tokenizer and machine can feed, each way, and what to change:",
                 "    tokenmill diagnose DATA --tokenizer TOKENIZER",
@@ -522,6 +536,9 @@ class StallMeter:
         self._slowest = Slowest(_SLOWEST)
         self._series = WaitSeries(_POINTS)
         self._device: DeviceClock | None = None
+        # Loops that are watched, innermost last, and how long each had waited for a build before.
+        self._followers: list[tuple[object, float]] = []
+        self._build_seconds = 0.0  # of loops that have ended
 
     def watch(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
         """The same batches, in the same order, with the wait for each of them measured.
@@ -534,6 +551,7 @@ class StallMeter:
             self._watch = StepWatch(first=self._window[0], last=self._window[1])
         is_inner = self._handed_at is not None
         asked_at = self._ask()
+        self._followers.append((batches, _build_seconds(batches)))
         iterator = iter(batches)
         # A batch that lay in a variable here could not be freed while the loop is at work.
         held: list[Batch] = []
@@ -543,6 +561,8 @@ class StallMeter:
                     held.append(next(iterator))
                 except StopIteration:
                     return
+                if self._first_wait is None:
+                    self._followers[-1] = (batches, _build_seconds(batches))
                 self._hand(asked_at)
                 yield held.pop()
                 asked_at = self._ask()
@@ -555,6 +575,7 @@ class StallMeter:
             raise
         finally:
             self._stop()
+            self._build_seconds += _since(self._followers.pop())
             if is_inner:
                 self._handed_at = self._clock()
 
@@ -628,6 +649,7 @@ class StallMeter:
             first_wait_ms=1000 * (self._first_wait or 0.0),
             device_gap=None if self._device is None else self._device.gap(),
             waits_ms=[(step, 1000 * seconds) for step, seconds in self._series.points()],
+            build_wait_seconds=self._build_seconds + sum(map(_since, self._followers)),
         )
 
     def account(self) -> StepAccount:
@@ -646,6 +668,16 @@ class StallMeter:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+
+def _build_seconds(batches: object) -> float:
+    """How long iterations of a loader or feeder have waited for a build; 0 of anything else."""
+    return float(getattr(batches, "build_wait_seconds", 0.0))
+
+
+def _since(followed: tuple[object, float]) -> float:
+    batches, before = followed
+    return _build_seconds(batches) - before
 
 
 __all__ = ["DeviceGap", "StallMeter", "StallReport"]

@@ -17,11 +17,12 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill import files
-from tokenmill.errors import BuildError, StoreError, UsageError
+from tokenmill.errors import BuildError, StoreError, TokenmillError, UsageError
 from tokenmill.files import local_path
 from tokenmill.store.facts import Building, Manifest, ManifestAssembler, Receipt, facts_of
 from tokenmill.store.layout import TRAIN, StoreLayout, is_locked, store_errors
 from tokenmill.store.reader import Store, open_files
+from tokenmill.words import count, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -64,19 +65,23 @@ class Follower:
         cache: PathInput | None = None,
         cache_bytes: int | None = None,
         on_wait: Callable[[bool], None] | None = None,
+        require_builder: Callable[[], None] | None = None,
     ) -> None:
         """Waits for the first tokens of the split. `on_wait` is told when waiting begins and ends.
 
-        A store that is finished already is one that has nothing more to come.
+        A store that is finished already is one that has nothing more to come. `require_builder`
+        raises the error of a build of which the caller knows that it has ended.
         """
-        self._path, self._split = path, split
+        self.path, self.split = path, split
+        self._require = require_builder or (lambda: None)
         self._cache, self._cache_bytes = cache, cache_bytes
         root = local_path(path)
         self._layout = None if root is None else StoreLayout(root.absolute())
         self.name = files.shown(str(path)) if root is None else str(root)
         self.on_wait = on_wait
         self.is_finished = False
-        self.waited_seconds = 0.0
+        # In waits that have ended; and since when it is waited now. One value: threads read it.
+        self._waits: tuple[float, float | None] = (0.0, None)
         self._ends_waiting = threading.Event()
         self.lock = threading.RLock()  # what is taken of the build is taken by one thread
         self._building: Building | None = None
@@ -92,9 +97,33 @@ class Follower:
         assert self.store is not None
         return self.store
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some thread waits for the build now."""
+        return self._waits[1] is not None
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long was waited for the build so far, a wait that goes on included."""
+        waited, since = self._waits
+        return waited if since is None else waited + time.monotonic() - since
+
     def end_waiting(self) -> None:
         """Have `wait_for` return, now and from now on; may be called by a handler of signals."""
         self._ends_waiting.set()
+
+    def describe(self) -> str:
+        """How far the build has come, in the order of its plan: '37.2% built'."""
+        building, (source, unit, _) = self._building, self._place
+        if building is None or self.is_finished:
+            return "all of it built"
+        sources = building.sources
+        done = float(sum(each.size for each in sources[:source]))
+        if source < len(sources) and (units := sources[source].units):
+            done += sources[source].size * unit / units
+        elif unit:  # nobody knows how many there will be
+            return f"{count(len(self._units.units), 'unit')} built"
+        return f"{share(int(done), sum(each.size for each in sources))} built"
 
     def wait_for(
         self, is_enough: Callable[[Store], bool], *, stopped: Callable[[], bool] = lambda: False
@@ -103,7 +132,7 @@ class Follower:
 
         BuildError says why there will not be more.
         """
-        started, is_told = time.monotonic(), False
+        is_waiting = False
         poll = REMOTE_POLL_SECONDS if self._layout is None else POLL_SECONDS
         try:
             while True:
@@ -114,15 +143,20 @@ class Follower:
                     return True
                 if self._ends_waiting.is_set() or stopped():
                     return False
-                if not is_told and self.on_wait is not None:
-                    is_told = True
-                    self.on_wait(True)
+                if not is_waiting:
+                    is_waiting = True
+                    self._waits = self._waits[0], time.monotonic()
+                    self._tell(is_waiting)
                 self._require_builder()
                 self._ends_waiting.wait(poll)
         finally:
-            self.waited_seconds += time.monotonic() - started
-            if is_told and self.on_wait is not None:
-                self.on_wait(False)
+            if is_waiting:
+                self._waits = self.waited_seconds, None
+                self._tell(False)
+
+    def _tell(self, is_waiting: bool) -> None:
+        if self.on_wait is not None:
+            self.on_wait(is_waiting)
 
     def advance(self) -> bool:
         """Take what has come since; True if there was anything."""
@@ -229,21 +263,21 @@ class Follower:
                 (each.name, each.shards) for each in now
             ]:
                 raise self._other("of other input")
-        elif self._split is None and len(manifest.splits) > 1:
+        elif self.split is None and len(manifest.splits) > 1:
             raise self._no_split()
-        if self._split is None:
-            self._split = next(iter(manifest.splits), None)
+        if self.split is None:
+            self.split = next(iter(manifest.splits), None)
         cache, cache_bytes = self._cache, self._cache_bytes
-        self.store = Store(self._path, split=self._split, cache=cache, cache_bytes=cache_bytes)
+        self.store = Store(self.path, split=self.split, cache=cache, cache_bytes=cache_bytes)
         self.is_finished = True
         return True
 
     def _choose_split(self, building: Building) -> None:
         """The only one that there will be, where none was said."""
         config = building.identity.config
-        if self._split is None and (config.get("val_fraction") or config.get("split_by_name")):
+        if self.split is None and (config.get("val_fraction") or config.get("split_by_name")):
             raise self._no_split()
-        self._split = self._split or TRAIN
+        self.split = self.split or TRAIN
 
     def _no_split(self) -> UsageError:
         return UsageError(
@@ -266,7 +300,15 @@ class Follower:
         )
 
     def _require_builder(self) -> None:
-        """BuildError where nobody builds any more."""
+        """BuildError where nobody builds any more, and all is taken that was committed."""
+        try:
+            self._look_for_builder()
+        except TokenmillError:
+            if not self.advance():
+                raise
+
+    def _look_for_builder(self) -> None:
+        self._require()
         again = "run the build again with the same command: it resumes, and then so can its reader"
         building, layout = self._building, self._layout
         if building is not None and building.failed is not None:
@@ -303,15 +345,15 @@ class Follower:
                 yield _read_file(f"{self._layout.root}/{name}")
             return
         with store_errors():
-            yield from files.read_many([files.join(str(self._path), name) for name in names])
+            yield from files.read_many([files.join(str(self.path), name) for name in names])
 
     def _open(self, manifest: Manifest) -> Store | None:
         """A store of what is there; None where none of it is of the split."""
-        if self._split not in manifest.splits:
+        if self.split not in manifest.splits:
             return None
-        found = open_files(self._path, cache=self._cache, cache_bytes=self._cache_bytes)
+        found = open_files(self.path, cache=self._cache, cache_bytes=self._cache_bytes)
         found.take_manifest(manifest)
-        return Store.of_files(found, split=self._split, manifest=manifest)
+        return Store.of_files(found, split=self.split, manifest=manifest)
 
 
 def _read_file(path: str) -> bytes | None:

@@ -11,7 +11,7 @@ import os
 import shlex
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenmill import files
 from tokenmill.errors import MissingExtraError, StoreError, UsageError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenmill.files import PathInput
+    from tokenmill.store.following import Follower
     from tokenmill.store.reader import Store
 
 
@@ -168,6 +169,9 @@ class TrainOptions:
     """How documents fill rows; tokenmill layout shows what each would do."""
     boundaries: str = option("keep", DATA, choices=("keep", "mask"))
     """Whether the first token of a document is to be predicted from the one before it."""
+    follow: bool = option(False, DATA)
+    """Train on a store whose build still goes on, here or on other machines, in an order of rows
+    that the build cannot change; a run goes on with it when the store is finished."""
     feed: str = option("store", DATA, choices=("store", "encode", "encode_batch", "workers"))
     """From the store; or, to see what that costs, tokenize its text while training: a document in a
     call, 64 in a call, or in the workers of a DataLoader."""
@@ -214,6 +218,8 @@ class TrainOptions:
                 )
         self._check_feed()
         parse_mixture(self.mixture)
+        if self.follow:
+            self._check_follow()
         if self.window is not None and self.attention != "documents":
             raise UsageError(
                 f"window={self.window!r} would have no effect with attention={self.attention!r}: a"
@@ -265,6 +271,24 @@ class TrainOptions:
                 f"feed_workers={self.feed_workers} has no meaning with feed={self.feed!r}",
                 hint="leave it out, or use --feed workers",
             )
+
+    def _check_follow(self) -> None:
+        """Refuse what a store does not have while it is built, before anything waits for one."""
+        from tokenmill.loader.loader import check_followed
+
+        if self.feed != "store":
+            raise UsageError(
+                f"feed={self.feed!r} reads the text of a store that is finished",
+                hint="leave out --follow, or use --feed store",
+            )
+        if self.mixture is not None:
+            raise UsageError(
+                f"mixture={self.mixture!r} draws from the whole store, which is not there yet",
+                hint="leave out --follow, or wait for the end of the build",
+            )
+        if self.shuffle is True:
+            object.__setattr__(self, "shuffle", "nearby")
+        check_followed(self.store, packing=self.packing, shuffle=self.shuffle, epochs=None)
 
     @property
     def windows(self) -> list[tuple[int, int | None]] | None:
@@ -394,6 +418,8 @@ class TrainNumbers:
     wait_share: float | None = None
     wait_p50_ms: float | None = None
     wait_p99_ms: float | None = None
+    build_wait_seconds: float = 0.0
+    """Of the waiting, that for the build that is followed."""
     memory_bytes: int = 0
 
 
@@ -402,12 +428,14 @@ class TrainProgress(TrainNumbers):
     """Where a run is. Numbers are those of a step or two ago: nothing waits for them."""
 
     phase: str
-    """starting, training, evaluating or saving."""
+    """starting, training, waiting (for a build), evaluating or saving."""
     step: int = 0
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
     eta_seconds: float | None = None
+    built: str | None = None
+    """How far the build has come that is waited for, in words."""
     message: str | None = None
 
 
@@ -443,15 +471,35 @@ def train(options: TrainOptions) -> TrainResult:
             " disk",
             hint="use a local folder, and copy it from there: --out run",
         )
-    train_split, val_split = open_splits(options.store)
     if find_spec("torch") is None:
         raise MissingExtraError("torch", extra="torch", purpose="training")
-    if options.on_progress is not None and int(os.environ.get("RANK", "0")) == 0:
-        message = f"{train_split.num_tokens:,} tokens to train on; loading torch ..."
-        options.on_progress(TrainProgress(phase="starting", steps=options.steps, message=message))
+    is_first = int(os.environ.get("RANK", "0")) == 0
+    tell = options.on_progress if is_first else None
+    source = follow_build(options) if options.follow else Source(*open_splits(options.store))
+    if tell is not None:
+        message = f"{source.train.num_tokens:,} tokens to train on; loading torch ..."
+        if source.follower is not None:
+            message = f"{source.follower.describe()}: {message}"
+        tell(TrainProgress(phase="starting", steps=options.steps, message=message))
     from tokenmill.trainer.run import run_training
 
-    return run_training(train_split, val_split, options, on_progress=options.on_progress)
+    return run_training(source, options, on_progress=tell)
+
+
+class Source(NamedTuple):
+    """What a run reads."""
+
+    train: Store
+    val: Store | None
+    follower: Follower | None = None  # of a store that is built meanwhile: then `train` grows
+
+
+def follow_build(options: TrainOptions) -> Source:
+    """A store whose build may still go on, as soon as there is some of it."""
+    from tokenmill.store.following import Follower
+
+    follower = Follower(cast("PathInput", options.store), split="train")
+    return Source(follower.current, None, follower)
 
 
 def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:

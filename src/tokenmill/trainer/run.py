@@ -9,6 +9,7 @@ the same, and a resumed run does what the interrupted one would have done.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import json
@@ -36,7 +37,13 @@ import xxhash
 from torch import distributed
 
 from tokenmill import words
-from tokenmill.errors import MissingExtraError, StoreError, TrainingError, UsageError
+from tokenmill.errors import (
+    MissingExtraError,
+    StoreError,
+    TokenmillError,
+    TrainingError,
+    UsageError,
+)
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
 from tokenmill.loader.order import weights_to_parts
@@ -50,15 +57,16 @@ from tokenmill.trainer.options import TrainNumbers, TrainProgress, TrainResult, 
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from io import BufferedIOBase, BufferedReader
     from types import FrameType
 
     from numpy.typing import NDArray
 
+    from tokenmill.store.following import Follower
     from tokenmill.store.reader import Store
     from tokenmill.trainer.loop import Reading, Setup
-    from tokenmill.trainer.options import TrainOptions
+    from tokenmill.trainer.options import Source, TrainOptions
 
     OnProgress = Callable[[TrainProgress], None]
 
@@ -484,6 +492,10 @@ NO_SPLIT = (
     "this store has no split val, so nothing is evaluated; to have one, build it with:"
     " tokenmill build ... --val 0.01"
 )
+NOT_YET = (
+    "not evaluated after step {step:,}: the build has not come to enough documents of the split val"
+)
+TELLS_WAIT_SECONDS = 0.5
 UNCHECKED = (
     "{path!r} was written by an older tokenmill, without checksums: its tensors are taken as they"
     " are; the next checkpoint has them"
@@ -491,7 +503,7 @@ UNCHECKED = (
 
 
 def run_training(
-    store: Store, val: Store | None, options: TrainOptions, *, on_progress: OnProgress | None = None
+    source: Source, options: TrainOptions, *, on_progress: OnProgress | None = None
 ) -> TrainResult:
     """Train on a store. The ranks of torchrun are found in the environment."""
     if options.tensorboard and find_spec("tensorboard") is None:
@@ -499,14 +511,12 @@ def run_training(
             "tensorboard", extra="tensorboard", purpose="writing TensorBoard files"
         )
     ranks = loop.TrainRanks.from_environment()
-    setup = loop.settle(options, vocab_size=store.vocab_size, ranks=ranks)
+    setup = loop.settle(options, vocab_size=source.train.vocab_size, ranks=ranks)
     loop.require_memory(setup)
     with _process_group(setup), contextlib.ExitStack() as resources:
         try:
-            run = TrainingRun(
-                store, val, setup, on_progress if ranks.rank == 0 else None, resources
-            )
-            return run.run()
+            told = on_progress if ranks.rank == 0 else None
+            return TrainingRun(source, setup, told, resources).run()
         except Exception as error:
             if loop.is_out_of_memory(error):
                 raise loop.memory_error(setup) from error
@@ -547,13 +557,22 @@ def _mixture_text(mixture: Mixture, *, by: str) -> str:
     return f"mixed by {by}: {', '.join(shares[:SHOWN_SOURCES])}{more}"
 
 
+def _ended_with(error: TokenmillError, steps: int, checkpoint: Path | None) -> TokenmillError:
+    """The error that ended the batches, and what is kept of the run."""
+    kept = "before its first step"
+    if checkpoint is not None:
+        kept = f"after {words.count(steps, 'step')}, which are kept in {str(checkpoint)!r}"
+    ended = type(error)(f"{error.message}; the training ended with it {kept}", hint=error.hint)
+    ended.__dict__.update(error.__dict__ | {"message": ended.message})
+    return ended
+
+
 class TrainingRun:
     """Everything of one run in this process."""
 
     def __init__(
         self,
-        store: Store,
-        val: Store | None,
+        source: Source,
         setup: Setup,
         on_progress: OnProgress | None,
         resources: contextlib.ExitStack,
@@ -563,7 +582,14 @@ class TrainingRun:
         self.checkpoints = Checkpoints(self.out / "checkpoints", keep=self.options.keep)
         self.essentials = {**self.options.essentials(), "vocab_size": setup.vocab_size}
         self.parameters = setup.config.num_parameters(setup.vocab_size)
-        self.notes: list[str] = [] if val is not None else [NO_SPLIT]
+        self._follower = source.follower
+        splits, config = source.train.manifest.splits, source.train.manifest.identity.config
+        may_come = bool(config.get("val_fraction") or config.get("split_by_name"))
+        # Whether there is a split val, or will be.
+        self._evaluates = source.val is not None or (
+            self._follower is not None and (may_come or "val" in splits)
+        )
+        self.notes: list[str] = [] if self._evaluates else [NO_SPLIT]
         self._tell = on_progress or (lambda _: None)
         self._begun = time.perf_counter()
         self._seen = TrainProgress(phase="starting", steps=self.options.steps)
@@ -571,6 +597,9 @@ class TrainingRun:
         self._shares: list[float] = []  # of the device's peak
         # Whether any rank was asked to stop, as all ranks know it.
         self._stops = False
+        # Of a run that follows a build: what ended its batches, and which comes first in this step.
+        self._unfed: TokenmillError | None = None
+        self._whole_step = 0
         self._resources = resources
         self._resume_from = self._find_resume()
         seconds = loop.step_seconds(setup)
@@ -581,18 +610,19 @@ class TrainingRun:
             )
         self.feeder: TextFeeder | DeviceFeeder
         if self.options.feed != "store":
-            self.feeder = resources.enter_context(TextFeeder(store, setup))
+            self.feeder = resources.enter_context(TextFeeder(source.train, setup))
             self.notes.append(f"fed by {self.feeder.describe()}")
         # Ranks would wait for the one that has the longest documents.
         is_dealt = setup.has_documents and setup.ranks.world_size > 1
         dealt = {"balance": "attention", "accumulate": setup.accumulate} if is_dealt else {}
-        mixed: Store | Mixture = store
+        mixed: Store | Mixture | Follower = source.follower or source.train
         if (mixture := parse_mixture(self.options.mixture)) is not None:
             by, weights = mixture
-            mixed = Mixture.from_store(store, by=by, weights=weights)
+            mixed = Mixture.from_store(source.train, by=by, weights=weights)
             self.notes.append(_mixture_text(mixed, by=by))
         loader = self._open(
             mixed,
+            follow=source.follower is not None,
             shuffle=self.options.shuffle,
             seed=self.options.seed,
             window=self.options.windows,
@@ -626,11 +656,12 @@ class TrainingRun:
                 DeviceFeeder(loader, device=setup.device, fields=setup.fields)
             )
         self.meter = resources.enter_context(StallMeter())
-        self._val: Loader | None = None
-        if val is not None:
-            # As in training: another size of cu_seqlens would compile once more.
-            sizes = loader.cu_seqlens_sizes()
-            self._val = self._open(val, shuffle=False, epochs=1, cu_seqlens_capacity=sizes)
+        # As in training: another size of cu_seqlens would compile once more.
+        sizes = loader.cu_seqlens_sizes()
+        self._open_val = functools.partial(
+            self._open, shuffle=False, epochs=1, cu_seqlens_capacity=sizes
+        )
+        self._val = None if source.val is None else self._open_val(source.val)
 
     def _find_resume(self) -> Checkpoint | None:
         paths = self.checkpoints.paths()
@@ -676,9 +707,9 @@ class TrainingRun:
             f" of {setup.seq_len:,}{ranks}{how}{at}"
         )
 
-    def _open(self, store: Store | Mixture, **said: Any) -> Loader:
+    def _open(self, source: Store | Mixture | Follower, **said: Any) -> Loader:
         return Loader(
-            store,
+            source,
             seq_len=self.setup.seq_len,
             batch_size=self.setup.micro_batch,
             packing=self.options.packing,
@@ -691,7 +722,10 @@ class TrainingRun:
     def run(self) -> TrainResult:
         """All steps that are left."""
         # Reading ahead begins while the model is made.
-        batches = self.meter.watch(self.feeder)
+        batches: Iterable[Any] = self.meter.watch(self.feeder)
+        if self._follower is not None:
+            batches = self._followed(batches)
+            self._resources.enter_context(self._telling_of_waits())
         self.trainer = loop.Trainer(self.setup, batches=batches)
         start = 0 if self._resume_from is None else self._load(self._resume_from)
         is_first = self.setup.ranks.rank == 0
@@ -702,12 +736,20 @@ class TrainingRun:
         )
         self._resources.callback(self.journal.close)
         self.reader = loop.LateReader(self.setup.device)
-        stopping = "stopping after this step"
-        with StopRequest(lambda: self._tell(replace(self._seen, message=stopping))) as request:
-            stopped = self._steps(start, request)
-            if not stopped and start < self.options.steps:
-                self._evaluate()
-            checkpoint = self._save()
+        with StopRequest(self._stop) as request:
+            try:
+                stopped = self._steps(start, request)
+            except TokenmillError as error:
+                if error is not self._unfed:
+                    raise
+                stopped = request.signal is not None
+                checkpoint = self._save_whole_step()
+                if not stopped:
+                    raise _ended_with(error, self.trainer.step_number, checkpoint) from error
+            else:
+                if not stopped and start < self.options.steps:
+                    self._evaluate()
+                checkpoint = self._save()
         if stopped and request.signal is not None:
             signal.raise_signal(request.signal)  # what it would have done without us
         rate = statistics.median(self._rates) if self._rates else None
@@ -725,10 +767,48 @@ class TrainingRun:
             resumed_from=start or None,
             parameters=self.parameters,
             loss=math.nan if seen.loss is None else seen.loss,
-            checkpoint=checkpoint,
+            checkpoint=checkpoint or self.checkpoints.folder,
             notes=self.notes,
             **{each.name: getattr(seen, each.name) for each in fields(TrainNumbers)},
         )
+
+    def _stop(self) -> None:
+        """In the handler of a signal: after this step, or now where it waits for a build."""
+        self._tell(replace(self._seen, message="stopping after this step"))
+        # Other ranks may have the batch already, and wait for this one in the step.
+        if self._follower is not None and self.setup.ranks.world_size == 1:
+            self._follower.end_waiting()
+
+    def _followed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a store that is built meanwhile; `_unfed` is the error that ends them."""
+        try:
+            yield from batches
+        except TokenmillError as error:
+            self._unfed = error
+            raise
+        self._unfed = TrainingError("the build was waited for, and the run was to end")
+        raise self._unfed
+
+    @contextlib.contextmanager
+    def _telling_of_waits(self) -> Iterator[None]:
+        """Say meanwhile what the run waits for."""
+        ended, feeder, follower = threading.Event(), self.feeder, self._follower
+        assert isinstance(feeder, DeviceFeeder)
+        assert follower is not None
+
+        def tell() -> None:
+            while not ended.wait(TELLS_WAIT_SECONDS):
+                seen = replace(self._progress("waiting"), built=follower.describe())
+                if feeder.asked is not None and follower.is_waiting:
+                    self._tell(seen)
+
+        thread = threading.Thread(target=tell, name="tokenmill waiting", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _load(self, found: Checkpoint) -> int:
         device, rank = self.setup.device, self.setup.ranks.rank
@@ -753,6 +833,8 @@ class TrainingRun:
         often = max(LEAST_STEPS, options.steps // PARTS_OF_A_RUN)
         save_every, eval_every = options.save_every or often, options.eval_every or often
         for step in range(start + 1, options.steps + 1):
+            if isinstance(self.feeder, DeviceFeeder):
+                self._whole_step = self.feeder.loader.step
             trainer.step()
             if step == start + FREEZE_AFTER:
                 loop.freeze_collector(self._resources)
@@ -773,7 +855,7 @@ class TrainingRun:
                 break
             if request.signal is not None and is_alone:
                 return True
-            is_evaluated = self._val is not None and step % eval_every == 0
+            is_evaluated = self._evaluates and step % eval_every == 0
             if is_evaluated:
                 self._evaluate()
             if step % save_every == 0:
@@ -811,11 +893,14 @@ class TrainingRun:
                 wait_share=report.wait_share,
                 wait_p50_ms=report.p50_ms,
                 wait_p99_ms=report.p99_ms,
+                build_wait_seconds=report.build_wait_seconds,
                 memory_bytes=loop.peak_bytes(setup.device),
                 eta_seconds=eta,
             )
             line = {name: getattr(seen, attribute) for name, attribute in LINE.items()}
             line |= {"tokens_per_second": rate, "seconds": round(seen.seconds, 3)}
+            if self._follower is not None:
+                line["build_wait_seconds"] = report.build_wait_seconds
             self.journal.write(reading.step, line if rate is not None else {**line, "mfu": None})
             self._tell(seen)
 
@@ -831,6 +916,8 @@ class TrainingRun:
         return None if peak is None else rate * flops / (peak * setup.ranks.world_size)
 
     def _evaluate(self) -> None:
+        if self._val is None and self._evaluates:
+            self._val = self._find_val()
         if self._val is None:
             return
         self._tell(self._progress("evaluating"))
@@ -839,6 +926,23 @@ class TrainingRun:
         self._seen = self._progress("training", val_loss=loss)
         self.journal.write(self.trainer.step_number, {"val_loss": loss})
         self._tell(self._seen)
+
+    def _find_val(self) -> Loader | None:
+        """Of a store that is built meanwhile, once all rows are there: they are the same always."""
+        assert self._follower is not None
+        is_finished, store = self._follower.is_finished, self._follower.current
+        found, is_there = None, torch.zeros((), device=self.setup.device)
+        if "val" in store.manifest.splits:
+            found = self._open_val(store.of_split("val"))
+            rows = self.setup.micro_batch * self.setup.ranks.world_size
+            wanted = -(-self._eval_rows() // rows) * rows
+            is_there += int(is_finished or found.layouts()[0].num_whole >= wanted)
+        if self.setup.ranks.world_size > 1:
+            distributed.all_reduce(is_there, distributed.ReduceOp.MIN)
+        if is_there > 0:
+            return found
+        self._tell(replace(self._seen, message=NOT_YET.format(step=self.trainer.step_number)))
+        return None
 
     def _eval_rows(self) -> int:
         few = MOST_EVAL_ROWS
@@ -863,6 +967,14 @@ class TrainingRun:
         if setup.ranks.world_size > 1:
             distributed.all_reduce(totals)
         return float(totals[0] / totals[1].clamp(min=1))
+
+    def _save_whole_step(self) -> Path | None:
+        """A checkpoint after the last step that was made whole, if one was."""
+        assert isinstance(self.feeder, DeviceFeeder)
+        if not self.trainer.step_number:
+            return None
+        self.feeder.loader.seek(self._whole_step)
+        return self._save()
 
     def _save(self) -> Path:
         """A checkpoint of this step, written by the first rank."""
