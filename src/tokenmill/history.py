@@ -330,8 +330,8 @@ def trace(asked: TraceOptions) -> TraceResult:
     ]
     if not traced:
         raise UsageError(
-            f"document {documents[0]:,} of {store!r} is in none of the views of it that the run of"
-            f" {str(run.path)!r} reads, so it was never shown",
+            f"document {documents[0]:,} of the split {store.split!r} of {str(store.path)!r} is not"
+            f" in what the run of {str(run.path)!r} reads, so it was never shown",
             hint="trace another document; see what a view leaves out: tokenmill inspect VIEW",
         )
     return TraceResult(

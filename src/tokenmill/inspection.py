@@ -23,7 +23,7 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.files import is_remote
 from tokenmill.options import InspectOptions, RowShape, with_options
 from tokenmill.sources.discovery import source_file
-from tokenmill.store.documents import Group, Grouping
+from tokenmill.store.documents import Documents, Group, Grouping
 from tokenmill.store.facts import bytes_per_token
 from tokenmill.store.reader import Store
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         UnknownFacts,
     )
     from tokenmill.store.format import Ints
+    from tokenmill.store.views import Gone
     from tokenmill.supervised.fim import Fim, FimParts, FimTokens
 
 PERCENTILES = (1, 10, 50, 90, 99)
@@ -156,6 +157,16 @@ class SnapshotTotals:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ViewOf:
+    """Of a view: its store, and what is not in it."""
+
+    store: str
+    documents: int  # of the store
+    tokens: int
+    gone: tuple[Gone, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
     """Everything that `tokenmill inspect` shows.
 
@@ -165,8 +176,8 @@ class Inspection:
     `rejects` counts rows by reason. `lengths` is None where there is no document, `mask` where the
     store has no masks, `recovery` where no text could be compared: sources that are gone, changed
     or in a bucket, rows of several fields, and reordered ones. `ids_seen` are the different ids
-    among the `tokens_counted`. `groups` are those of the column that was asked for, the one with
-    most tokens first.
+    among the `tokens_counted`. `columns` are annotations, `groups` those of the column that was
+    asked for, the one with most tokens first.
     """
 
     store: str
@@ -194,6 +205,8 @@ class Inspection:
     fim: FimTotals | None = None
     document: DocumentView | None = None
     recovery: Recovery | None = None
+    view: ViewOf | None = None
+    columns: tuple[str, ...] = ()
     groups: tuple[Group, ...] | None = None
     snapshots: tuple[SnapshotTotals, ...] = ()
 
@@ -241,8 +254,22 @@ def inspect(asked: InspectOptions) -> Inspection:
         fim=_fim_totals(store),
         document=None if doc is None else _view_document(store, number=doc, engine=engine),
         recovery=None if doc is not None else compare_texts(store, most=asked.sample),
+        view=_view_of(store),
+        columns=tuple(Documents(store.of_split(None)).annotations),
         groups=None if asked.by is None else tuple(Grouping(store, asked.by).groups),
         snapshots=tuple(_snapshots(store)),
+    )
+
+
+def _view_of(store: Store) -> ViewOf | None:
+    if store.view is None:
+        return None
+    base = store.base.of_split(None)
+    return ViewOf(
+        store=str(base.path),
+        documents=base.num_documents,
+        tokens=base.num_tokens,
+        gone=store.view.facts.gone,
     )
 
 

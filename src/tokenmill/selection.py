@@ -489,8 +489,8 @@ def dedup(asked: DedupOptions) -> DedupResult:
                 hint="build both with one tokenizer",
             )
     repeated, bases = _repeated(stores)
-    views = []
-    for store, out, base in zip(stores, outs, bases, strict=True):
+    made = []
+    for store, base in zip(stores, bases, strict=True):
         choice, row = Choice(store), base
         for number, shard in enumerate(store.shards):
             starts = store.row_starts(number)
@@ -501,7 +501,9 @@ def dedup(asked: DedupOptions) -> DedupResult:
             why = np.repeat(again, sizes).astype(np.int64) - 1
             choice.say(number, why < 0, reasons=_SAME[: 1 + (len(stores) > 1)], why=why)
         step = {"verb": "dedup", "stores": [str(each.path) for each in stores]}
-        views.append(write(choice.view(step), store, out))
+        made.append(choice.view(step))
+    # All of them, or none: of one store nothing may be left.
+    views = [write(*each) for each in zip(made, stores, outs, strict=True)]
     names = ("documents", "tokens", "of_documents", "of_tokens")
     sums = {name: sum(getattr(view, name) for view in views) for name in names}
     return DedupResult(views=tuple(views), **sums)

@@ -181,7 +181,9 @@ def test_a_store_that_grew_gets_a_new_plan_and_the_old_one_is_noted(store: Store
         plan_path(grown).name,
     }
     report = check_store(store.path)
-    note = Finding(f"layouts/{old.name}", "is for an earlier state of this store; can be deleted")
+    note = Finding(
+        f"layouts/{old.name}", "is for an earlier state of this store, or a view; can be deleted"
+    )
     assert (report.findings, report.notes) == ((), (note,))
 
 

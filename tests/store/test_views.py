@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import shutil
 from fractions import Fraction
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tests.loader.stores import write_store
 
 import tokenmill
 from tokenmill.errors import StateError, StoreError, UsageError
+from tokenmill.interop.base import HOMES
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage
 from tokenmill.loader.order import exact_weight
@@ -600,7 +602,7 @@ def test_a_mixture_of_a_store_trains_traces_and_resumes(grouped: Path, tmp_path:
             assert places == shown.get(number, set())
             assert found_of.documents[0].source == base.source(number)
         if outside := set(range(len(base))) - inside:
-            with pytest.raises(UsageError, match="in none of the views"):
+            with pytest.raises(UsageError, match="is not in what the run"):
                 tokenmill.trace(grouped, state=saved, doc=min(outside))
         if whole.view is not None and whole.view.is_saved:
             traced = tokenmill.trace(whole.path, state=saved, doc=2, limit=1000)
@@ -611,3 +613,108 @@ def test_a_mixture_of_a_store_trains_traces_and_resumes(grouped: Path, tmp_path:
     saved.write_text(json.dumps({"state": loader.state_dict(), "recipe": loader.recipe()}))
     with pytest.raises(UsageError, match="in no file"):
         tokenmill.trace(grouped, state=saved, doc=3)
+
+
+def copy_of(built: Path, to: Path) -> Path:
+    return shutil.copytree(built, to / "store")
+
+
+def test_verify_looks_at_a_view_and_at_its_store(grouped: Path, tmp_path: Path) -> None:
+    store = copy_of(grouped, tmp_path)
+    Store(store).without([2, 3], out=tmp_path / "kept.view")
+    path = tmp_path / "more.view"
+    Store(tmp_path / "kept.view").select("tokens > 5", out=path)
+    good = tokenmill.verify(path, sample=20)
+    assert good.ok
+    assert (good.notes, good.documents_reencoded) == ((), 20)
+    assert good.totals is not None
+    assert good.totals.documents == len(Store(path, split=None))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    bad = tokenmill.verify(path)
+    assert [each.file for each in bad.findings] == ["more.view"]
+    assert "damaged" in bad.findings[0].problem
+    column = store / "annotations" / "tongue.column"
+    column.write_bytes(column.read_bytes().replace(b"ja", b"jb", 1))
+    shard = next((store / "shards").glob("*.bin"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+    found = tokenmill.verify(tmp_path / "kept.view").findings
+    assert {each.file for each in found} >= {f"shards/{shard.name}", "annotations/tongue.column"}
+    store.rename(tmp_path / "gone")
+    (finding,) = tokenmill.verify(tmp_path / "kept.view").findings
+    assert "there is none" in finding.problem
+    for command in ("prune", "verify"):
+        with pytest.raises(StoreError, match="is a file"):
+            getattr(tokenmill, command)(__file__)
+
+
+def test_a_view_is_of_what_its_store_held_before_it_grew(
+    built: Path, grouped: Path, tmp_path: Path
+) -> None:
+    store, path = copy_of(grouped, tmp_path), tmp_path / "kept.view"
+    before = Store(store).select("tongue == 'de'", out=path)
+    held = documents_of(before)
+    state = Loader(before, seq_len=8, batch_size=2).state_dict()
+    more = built.parent / "data" / "code" / "2.jsonl"
+    more.write_text(json.dumps({"id": "new", "text": "more of it"}) + "\n")
+    try:
+        tokenmill.build(built.parent / "data", tokenizer="bytes", out=store, val=0.2, max_length=20)
+        assert len(Store(store, split=None)) > len(Store(built, split=None))
+        again = Store(path)
+        assert documents_of(again) == held
+        Loader(again, seq_len=8, batch_size=2).load_state_dict(state)
+        assert documents_of(again.select("tongue == 'de'")) == held
+        assert tokenmill.verify(path, sample=0).ok
+        with pytest.raises(StoreError, match="made of another state of its store"):
+            Store(store).select("tongue == 'de'")
+        tokenmill.prune(store)
+        with pytest.raises(StoreError, match="was made of another state of the store"):
+            Store(path)
+    finally:
+        more.unlink()
+
+
+@pytest.fixture(scope="module")
+def filtered(built: Path) -> tuple[Path, Path]:
+    """A view, and a store that was built of its text."""
+    for path in (built.parent / "data").rglob("*.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if len(json.loads(line)["text"]) + 1 < 30]
+        fewer = built.parent / "fewer" / path.relative_to(built.parent / "data")
+        fewer.parent.mkdir(parents=True, exist_ok=True)
+        fewer.write_text("".join(kept))
+    store = built.parent / "fewer-store"
+    tokenmill.build(
+        built.parent / "fewer", tokenizer="bytes", out=store, val=0.2, max_length=20, serial=True
+    )
+    Store(built).select("tokens < 30", out=built.parent / "fewer.view")
+    return built.parent / "fewer.view", store
+
+
+@pytest.mark.parametrize("to", HOMES)
+def test_an_export_of_a_view_is_that_of_a_store_of_its_text(
+    filtered: tuple[Path, Path], tmp_path: Path, to: str
+) -> None:
+    rows = to in ("mds", "litdata", "arrow", "parquet", "pt", "npz")
+    trees = []
+    for source in filtered:
+        out = tmp_path / source.stem / "out"
+        tokenmill.export(source, to=to, out=out, seq_len=16 if rows else None)
+        store = Store(source, split=None)
+        # Of which store they are is in some files of describing.
+        contents = {store.of_split(split).content for split in store.manifest.splits}
+        names = [str(out)]
+        for content in contents:
+            names += [content, content[:16], str(float(int(content[:8], 16)))]
+        found = {}
+        for path in sorted(out.rglob("*")):
+            data = path.read_bytes() if path.is_file() else b""
+            for name in names:
+                data = data.replace(name.encode(), b"-")
+            if ".tokenmill-export" not in path.parts:
+                found[path.relative_to(out).as_posix()] = data
+        trees.append(found)
+    view, alone = trees
+    assert view.keys() == alone.keys()
+    assert [name for name in view if view[name] != alone[name]] == []

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         UnknownFacts,
     )
     from tokenmill.store.snapshots import PruneResult
+    from tokenmill.store.views import Gone
     from tokenmill.supervised.fim import FimParts
     from tokenmill.trainer.options import TrainResult
 
@@ -427,6 +428,12 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     """The facts of a store, in the order of a reader's questions."""
     totals, config, mask = inspection.totals, inspection.config, inspection.mask
     yield "store", visible(f"{inspection.store}, written by {inspection.created_by}")
+    if (view := inspection.view) is not None:
+        lines = [
+            f"of {view.store}, {count(view.documents, 'document')}, {count(view.tokens)} tokens"
+        ]
+        yield "view", "\n".join(lines)
+        yield "gone", "\n".join(map(_gone_text, view.gone))
     is_pairs = config.get("format") in (PREFERENCE, CHAT_PREFERENCE)
     yield "documents", f"{count(totals.documents)}{left_out(totals, pairs=is_pairs)}"
     yield "pairs", pairs_text(totals.documents // 2 if is_pairs else None)
@@ -456,6 +463,7 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     yield "read back", recovery_text(inspection.recovery)
     yield "sources", sources_text(inspection)
     ids, fingerprint = f"{count(inspection.vocab_size)} ids", inspection.tokenizer_fingerprint[:12]
+    yield "columns", visible(", ".join(inspection.columns))
     yield "tokenizer", f"{inspection.tokenizer_kind}, {ids}, sha256 {fingerprint}..."
     what = "row" if totals.pieces else "document"
     if config.get("too_long") == "truncate":
@@ -912,14 +920,17 @@ def view_result(result: ViewResult, *, as_json: bool) -> None:
         ("documents", _of_all(result.documents, result.of_documents)),
         ("tokens", _of_all(result.tokens, result.of_tokens)),
     ]
-    for each in result.gone:
-        documents = f"{count(each.documents, 'document')}, {count(each.tokens, 'token')}"
-        rows.append(("gone", f"{documents}: {each.reason}"))
+    rows += [("gone", _gone_text(each)) for each in result.gone]
     if result.undecided:
         missing = f"of {count(result.undecided, 'document')} a value is missing that it asks for"
         rows.append(("undecided", f"{missing}: they are gone too"))
     facts(*rows)
     next_steps(f"tokenmill inspect {shlex.quote(result.out)}")
+
+
+def _gone_text(gone: Gone) -> str:
+    documents = f"{count(gone.documents, 'document')}, {count(gone.tokens, 'token')}"
+    return f"{documents}: {gone.reason}"
 
 
 def dedup_result(result: DedupResult, *, as_json: bool) -> None:

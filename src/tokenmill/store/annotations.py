@@ -165,6 +165,19 @@ def find_annotations(layout: StoreLayout) -> Iterator[Path]:
 
 def open_annotation(path: Path, manifest: Manifest) -> Annotation:
     """A column; StoreError where it is damaged, or of another state of the store."""
+    found = read_annotation(path)
+    if found.facts.contents != contents_of(manifest):
+        store = shlex.quote(str(path.parent.parent))
+        raise StoreError(
+            f"the annotation {str(path)!r} was made of another state of its store: its values would"
+            " be those of other documents",
+            hint=f"make it again with: tokenmill annotate {store} TABLE --key ...",
+        )
+    return found
+
+
+def read_annotation(path: Path) -> Annotation:
+    """A column of whatever state of the store; StoreError where it is damaged."""
     data = map_file(path)
     begin = size = 0
     if len(data) >= _HEAD.size:
@@ -188,11 +201,4 @@ def open_annotation(path: Path, manifest: Manifest) -> Annotation:
             raise ValueError(f"it is the column {facts.name!r}")
     except ValueError as error:
         raise not_ours("annotation", path, error, hint="annotate the store again") from error
-    if facts.contents != contents_of(manifest):
-        store = shlex.quote(str(path.parent.parent))
-        raise StoreError(
-            f"the annotation {str(path)!r} was made of another state of its store: its values would"
-            " be those of other documents",
-            hint=f"make it again with: tokenmill annotate {store} TABLE --key ...",
-        )
     return Annotation(path, facts, np.frombuffer(data, np.uint8)[:begin])

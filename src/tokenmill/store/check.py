@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from tokenmill.errors import StoreError
+from tokenmill.files import local_path
+from tokenmill.store.annotations import find_annotations, read_annotation
 from tokenmill.store.facts import (
     FileFacts,
     FormatVersionError,
@@ -26,6 +28,7 @@ from tokenmill.store.facts import (
     Receipt,
     UnknownFacts,
     content_fingerprint,
+    contents_of,
     facts_of,
     read_manifest,
     read_receipt_bytes,
@@ -42,6 +45,7 @@ from tokenmill.store.layout import no_store, shard_name, unseal, visit_layout
 from tokenmill.store.plans import PLAN_FILE, PlanVersionError, check_plan
 from tokenmill.store.reader import expected_sizes, find_problems
 from tokenmill.store.snapshots import list_snapshots, open_snapshot
+from tokenmill.store.views import base_of, open_view, read_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -89,6 +93,9 @@ def check_store(
     Of a store at a URL, a few units at a time are downloaded to this machine. Raises StoreError
     only where there is no manifest, or one of another format version.
     """
+    root = local_path(path)
+    if root is not None and root.is_file():
+        return _check_view(root.absolute(), on_progress)
     layout = visit_layout(path)
     with contextlib.closing(layout.upstream):
         layout.upstream.download([layout.manifest, layout.runs])
@@ -104,6 +111,26 @@ def check_store(
             finding = Finding("tokenmill.json", error.message)
             return CheckReport(findings=(finding,), notes=(), files=1, bytes=0)
         return _Check(layout, manifest).run(on_progress or (lambda *_: None))
+
+
+def _check_view(path: Path, on_progress: Callable[[int, int], None] | None) -> CheckReport:
+    """A view and its store; StoreError where the file is no view."""
+    base, size = base_of(read_facts(path.read_bytes(), path=path), path=path), path.stat().st_size
+    try:
+        files = open_view(path, cache=None, cache_bytes=None)
+        findings = [Finding(path.name, problem) for problem in files.problems()]
+        manifest = files.read_manifest()
+    except StoreError as error:
+        finding = Finding(path.name, error.message)
+        return CheckReport(findings=(finding,), notes=(), files=1, bytes=size)
+    checked = check_store(base, on_progress=on_progress)
+    return replace(
+        checked,
+        findings=(*findings, *checked.findings),
+        files=checked.files + 1,
+        bytes=checked.bytes + size,
+        manifest=manifest,
+    )
 
 
 class _Check:
@@ -134,6 +161,7 @@ class _Check:
         self._check_runs()
         self._check_plans()
         self._check_snapshots()
+        self._check_annotations()
         others = [self._layout.manifest, *self._plans]
         self._note_strays()
         return CheckReport(
@@ -209,7 +237,7 @@ class _Check:
         for path in self._plans:
             try:
                 if check_plan(path).content not in contents:
-                    what = "is for an earlier state of this store; can be deleted"
+                    what = "is for an earlier state of this store, or a view; can be deleted"
                     self._find(path, what, note=True)
             except PlanVersionError:
                 what = "is of another version of tokenmill; can be deleted"
@@ -237,15 +265,27 @@ class _Check:
                     for problem in scan_file(path, expected=facts):
                         self._find(path, problem)
 
+    def _check_annotations(self) -> None:
+        for path in find_annotations(self._layout):
+            try:
+                found = read_annotation(path)
+                assert found.column is not None
+                if found.facts.contents != contents_of(self._manifest):
+                    self._find(path, "is for an earlier state of this store", note=True)
+            except StoreError as error:
+                self._find(path, error.message)
+
     def _note_strays(self) -> None:
         layout = self._layout
         folders = {layout.tmp, layout.layouts, layout.snapshots, layout.retired, *self._expected}
+        folders.add(layout.annotations)
         known = self._snapshots | {
             layout.manifest,
             layout.runs,
             *layout.locks,
             *folders,
             *self._plans,
+            *find_annotations(layout),
         }
         for folder, names in self._expected.items():
             known |= {folder / name for name in names}

@@ -65,7 +65,12 @@ class Documents:
     @property
     def names(self) -> list[str]:
         """The columns that there are."""
-        return [*COLUMNS, *self._files]
+        return [*COLUMNS, *self.annotations]
+
+    @property
+    def annotations(self) -> list[str]:
+        """Those of them that were given to the documents."""
+        return [*self._files]
 
     def column(self, number: int, name: str) -> Column:
         """A column, by its name, of the documents of a shard."""

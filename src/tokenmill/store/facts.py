@@ -938,6 +938,11 @@ def read_manifest(root: Path) -> Manifest:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise _no_manifest(root) from error
+    except NotADirectoryError as error:
+        raise StoreError(
+            f"{str(root)!r} is a file, such as a view, and this is of the folder of a store",
+            hint="give the store itself; `tokenmill inspect VIEW` names that of a view",
+        ) from error
     except OSError as error:
         raise StoreError(
             f"the manifest {str(path)!r} cannot be read: {error.strerror or error}",

@@ -322,6 +322,37 @@ class ViewFiles(StoreFiles):
                     yield number
             first = last
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with it, its checksums and the documents that it names looked at."""
+        sums: dict[str, Ints] = {split: np.zeros(2, np.int64) for split in self.facts.splits}
+        try:
+            self.gone_runs()
+            base = self.base(None)
+            for row, (name, place) in zip(self.table, self._places.items(), strict=True):
+                shard, runs = base.shards[place.number], self.runs(place.split)
+                first = self._shard_of_split(place)
+                begins = runs.firsts[place.runs] - first.first_document
+                counts = np.diff(runs.documents[place.runs.start : place.runs.stop + 1])
+                edges = np.stack((begins, begins + counts), axis=1)
+                if (np.diff(edges.ravel(), prepend=0, append=shard.documents) < 0).any():
+                    yield f"it names documents of {name!r} that are not there, or twice"
+                    continue
+                tokens = _token_edges(base, place.number, edges)
+                sizes = np.diff(runs.positions[place.runs.start : place.runs.stop + 1])
+                begin = runs.bases[place.runs] - first.first_token
+                if (tokens != np.stack((begin, begin + sizes), axis=1)).any():
+                    yield f"it has other places for the documents of {name!r} than its store"
+                found = int(counts.sum()), int(sizes.sum())
+                if found != (row["documents"], row["tokens"]):
+                    yield f"its table has other numbers for {name!r} than its documents"
+                sums[place.split] += found
+        except StoreError as error:
+            yield error.message
+            return
+        for split, facts in self.facts.splits.items():
+            if sums[split].tolist() != [facts.documents, facts.tokens]:
+                yield f"it has other documents of the split {split!r} than it says"
+
     def gone_runs(self) -> Ints:
         """Documents that are gone: first, last and reason of runs, in numbers of `split=None`."""
         if self.facts.reasons:
@@ -487,15 +518,20 @@ def open_view(
     data = map_file(path)
     facts = read_facts(data, path=path)
     if base is None:
-        where = facts.base if local_path(facts.base) is None else path.parent / facts.base
+        where = base_of(facts, path=path)
         base = open_files(where, cache=cache, **how)
         if isinstance(base.path, Path) and not base.layout.manifest.exists():
             raise StoreError(
-                f"{str(path)!r} is a view of the store {str(where)!r}, and there is none",
+                f"{str(path)!r} is a view of the store {str(base.path)!r}, and there is none",
                 hint="put the store there, or the view where that leads to its store",
             )
     values = np.frombuffer(data, np.uint8)[: facts.data_bytes]
     return ViewFiles(base, facts, values, path=path)
+
+
+def base_of(facts: ViewFacts, *, path: Path) -> PathInput:
+    """Where the store of a view is, which is itself at `path`."""
+    return facts.base if local_path(facts.base) is None else path.parent / facts.base
 
 
 def read_facts(data: mmap.mmap | bytes, *, path: Path) -> ViewFacts:
