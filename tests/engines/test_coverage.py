@@ -213,6 +213,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "not in the vocabulary",
         model(PLAIN, merges=[["q", "z"], *PLAIN["model"]["merges"]]),
     ),
+    "a merge of three tokens": ("of two tokens", model(PLAIN, merges=["a b", "a b b"])),
+    "a merge of one token": ("of two tokens", model(PLAIN, merges=["ab", "a b b"])),
     "dropout": ("at random", model(PLAIN, dropout=0.5)),
 }
 

@@ -144,7 +144,8 @@ def test_the_fingerprint_is_the_checksum_of_canonical_json(
     source = folders[kind] / "tokenizer.json" if kind in folders else DEEPSEEK
     content = json.loads(source.read_text())
     if kind == "bpe":
-        content["model"]["vocab"] |= {'"quoted" \\ \u00e9\U0001f600\x7f\n': 2000}
+        content["model"]["vocab"] |= {'"quoted" \\x \\\\u \u00e9\U0001f600\x7f\x1f\n': 2000}
+        content["model"]["vocab"] |= {"\\": 2001, "\u0120": 2002, "\uffff": 2003}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content, ensure_ascii=False))
     kept = {key: content[key] for key in content if key not in ("padding", "truncation")}

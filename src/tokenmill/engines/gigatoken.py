@@ -17,9 +17,11 @@ import sys
 import unicodedata
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
+from operator import add, contains
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,24 +234,12 @@ def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
         return _refused(f"its model is {kind}, and gigatoken runs BPE alone")
     fallback = bool(model.get("byte_fallback"))
     shape = _refuse_sentencepiece_shape if fallback else _refuse_byte_level_shape
-    # Older files write merges as one string with a space between.
-    merges = model["merges"]
-    if merges and isinstance(merges[0], str):
-        merges = [(x, y) for x, _, y in (merge.partition(" ") for merge in merges)]
-    else:
-        merges = list(map(tuple, merges))
-    made = list(map("".join, merges))
-    has_ties = len(set(made)) != len(made)
     refusal = _refuse_model(model) or shape(content) or refuse_added_tokens(content, policy)
     if refusal:
         return _refused(refusal)
-    # No sets of what is named: making them takes longer than looking all of it up.
-    if not all(map(model["vocab"].__contains__, chain(made, chain.from_iterable(merges)))):
-        return _refused(
-            "a merge names a token that is not in the vocabulary, which gigatoken passes over"
-        )
-    if has_ties and len(set(merges)) != len(merges):
-        return _refused("a merge is listed twice")
+    merges = _Merges.of(model)
+    if isinstance(merges, str):
+        return _refused(merges)
     kept = kept_tokens(content.get("added_tokens"), policy)
     splits = (content.get("pre_tokenizer") or {}).get("pretokenizers") or []
     patterns = [split["pattern"].get("Regex", "") for split in splits if "pattern" in split]
@@ -258,7 +248,7 @@ def cover_json(content: dict[str, Any], policy: SpecialTokens) -> Coverage:
         patterns="\n".join(patterns),
         normalizes=_is_nfc(content.get("normalizer")),
         probes=(
-            *(_tied_merges(merges, made, fallback) if has_ties else ()),
+            *merges.tied_texts(model),
             *_spanning_texts(model),
             *(token["content"] for token in kept),
         ),
@@ -406,20 +396,59 @@ def _refuse_sentencepiece_shape(content: dict[str, Any]) -> str | None:
     return None
 
 
-def _tied_merges(merges: list[tuple[str, str]], made: list[str], fallback: bool) -> list[str]:
-    """Texts in which two merges into one token compete.
+@dataclass(kw_only=True, slots=True)
+class _Merges:
+    """The merges of a BPE model: two tokens, one after the other, make one."""
 
-    gigatoken ranks a merge by the token it makes, `tokenizers` by its place in the list. They can
-    part only where one token comes from two merges, (x, y) and (y, z), and x, y, z are in a row.
-    """
-    counts, pairs = Counter(made), set(merges)
-    rows = {
-        x + token
-        for (x, y), token in zip(merges, made, strict=True)
-        if token.startswith(y) and counts[token] > 1 and (y, token[len(y) :]) in pairs
-    }
-    ordered = sorted(rows)
-    return list(decoded(ordered if fallback else map(base.to_bytes, ordered)))
+    parts: list[str]  # both tokens of the first merge, of the second, ...
+    made: list[str]
+    pairs: NDArray[np.int64]  # both ids in one number
+    is_tied: NDArray[np.bool_]  # whether another merge makes the same token
+
+    @classmethod
+    def of(cls, model: dict[str, Any]) -> _Merges | str:
+        """Those of a model whose ids differ, or why they are not covered."""
+        merges, ids = model["merges"], model["vocab"]
+        if merges and isinstance(merges[0], str):
+            # Older files write merges as one string with a space between.
+            is_whole = all(map(contains, merges, repeat(" ")))
+            parts = " ".join(merges).split(" ")
+        else:
+            is_whole = {*map(len, merges)} <= {2}
+            parts = list(chain.from_iterable(merges))
+        if not is_whole or len(parts) != 2 * len(merges):
+            return "a merge is not of two tokens"
+        made = list(map(add, parts[::2], parts[1::2]))
+        try:
+            found = np.fromiter(map(ids.__getitem__, chain(parts, made)), np.int64)
+        except KeyError:
+            return (
+                "a merge names a token that is not in the vocabulary, which gigatoken passes over"
+            )
+        results = found[len(parts) :]
+        pairs = found[: len(parts) : 2] << 32 | found[1 : len(parts) : 2]
+        is_tied = np.bincount(results)[results] > 1
+        if is_tied.any() and len(np.unique(pairs)) != len(pairs):
+            return "a merge is listed twice"
+        return cls(parts=parts, made=made, pairs=pairs, is_tied=is_tied)
+
+    def tied_texts(self, model: dict[str, Any]) -> list[str]:
+        """Texts in which two merges into one token compete.
+
+        gigatoken ranks a merge by the token it makes, `tokenizers` by its place in the list. They
+        can part only where one token comes from two merges, (x, y) and (y, z), and x, y, z are in a
+        row.
+        """
+        rows, others, ids = list[str](), list[int](), model["vocab"]
+        begins = np.fromiter(map(str.startswith, self.made, self.parts[1::2]), bool)
+        for at in np.flatnonzero(self.is_tied & begins).tolist():
+            x, y = self.parts[2 * at : 2 * at + 2]
+            rows.append(x + self.made[at])
+            others.append(ids[y] << 32 | ids.get(self.made[at][len(y) :], -1))
+        is_row = np.isin(np.array(others, np.int64), self.pairs)
+        ordered = sorted({rows[at] for at in np.flatnonzero(is_row)})
+        is_text = bool(model.get("byte_fallback"))
+        return list(decoded(ordered if is_text else map(base.to_bytes, ordered)))
 
 
 def _spanning_texts(model: dict[str, Any]) -> tuple[str, ...]:
