@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import shlex
-from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from tokenmill.files import PathInput
     from tokenmill.loader.loader import Showing
-    from tokenmill.store.reader import Shard, SourceRow, Store
+    from tokenmill.store.reader import SourceRow, Store
 
 MOST_STATE_BYTES = 64 << 20  # of a file of JSON
 MOST_DOCUMENTS = 20  # of those that hold a text, and are traced
@@ -154,14 +153,14 @@ def open_loader(
     """
     recipe = dict(run.recipe or _recipe_of(run.state, batch_size=batch_size, ranks=ranks))
     wanted: Mapping[str, Any] = run.state["stores"]
-    by_content = {store.content: store for store in stores}
     opened = {}
     try:
-        again = _Opening(by_content)
+        again = _Opening(stores)
         for name, told in recipe["sources"].items():
-            opened[name] = by_content.get(str(wanted.get(name))) or again.open(told, name)
+            known = (store for store in stores if _held(store, str(wanted.get(name))))
+            opened[name] = next(known, None) or again.open(told, name)
         loader = _loader(recipe, opened)
-        if run.recipe is None and _layouts(loader) != run.state["layouts"]:
+        if run.recipe is None and _layouts(loader, wanted) != run.state["layouts"]:
             loader = _loader({**recipe, "labels": "same"}, opened)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UsageError):
@@ -175,15 +174,22 @@ def open_loader(
     return loader
 
 
-def _layouts(loader: Loader) -> list[str]:
-    return [layout.fingerprint for layout in loader.layouts()]
+def _held(store: Store, content: str) -> bool:
+    """Whether a store holds this, or held it before it grew."""
+    return store.content == content or store.as_it_was(content) is not None
+
+
+def _layouts(loader: Loader, contents: Mapping[str, Any]) -> list[str]:
+    """What a state says of the layouts, were this the loader that it is of."""
+    layouts = zip(loader.layouts(), contents.values(), strict=True)
+    return [layout.fingerprint_of(str(content)) for layout, content in layouts]
 
 
 class _Opening:
     """Opens what recipes tell of (`Store.told`), and makes views again that are in no file."""
 
-    def __init__(self, by_content: Mapping[str, Store]) -> None:
-        self._by_content = by_content
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._by_content = {store.content: store for store in stores}
         self._groups: dict[str, dict[str, Store]] = {}
 
     def open(self, told: Mapping[str, Any], name: str) -> Store:
@@ -206,8 +212,10 @@ class _Opening:
         return made_again(store, last)
 
     def _first(self, told: Mapping[str, Any]) -> Store:
-        found = self._by_content.get(told["content"])
-        return found or open_split(told["store"], told["split"])
+        if (found := self._by_content.get(told["content"])) is not None:
+            return found
+        store = open_split(told["store"], told["split"])
+        return store.as_it_was(told["content"]) or store  # views were made of what it held
 
 
 def _loader(recipe: Mapping[str, Any], stores: Mapping[str, Store]) -> Loader:
@@ -353,7 +361,8 @@ def _store_of(run: SavedRun, asked: TraceOptions) -> Store:
     splits = {each["split"] for each in told}
     for split in dict.fromkeys([*splits, asked.split]):
         store = open_split(asked.store, split)
-        if {store.content, store.base.content} & wanted:
+        held = {store.content, store.base.content} & wanted
+        if held or any(store.as_it_was(content) for content in wanted):
             return store
     for each in told if isinstance(asked.store, str | os.PathLike) else ():
         with contextlib.suppress(TokenmillError):  # a run's stores may be gone
@@ -404,42 +413,26 @@ def documents_of_row(store: Store, row: str) -> list[int]:
     wanted = int(number)
     units = {unit.name: store.manifest.sources[unit.source].path for unit in store.manifest.units}
     files: dict[str, list[int]] = {}
-    for shard in store.shards:
+    for at, shard in enumerate(store.shards):
         members = store.receipt(shard.unit).unit.members or (units[shard.unit],)
-        for path in members:
+        for member, path in enumerate(members):
             if path == file or path.endswith(f"/{file}"):
-                files.setdefault(path, []).extend(_of_row(store, shard, members, path, wanted))
+                found = store.documents_of_row(at, member, wanted)
+                files.setdefault(path, []).extend(found)
     if len(files) > 1:
         raise UsageError(
             f"{file!r} is the end of several names: {listed([*map(repr, files)][:5])}",
             hint="write more of it",
         )
-    found = [document for documents in files.values() for document in documents]
-    if not found:
+    rows = [document for documents in files.values() for document in documents]
+    if not rows:
         what = f"row {wanted} of {file!r}" if files else f"a file {file!r}"
         why = "it was rejected, is in another split, or is not there" if files else "no source has"
         raise UsageError(
             f"{store!r} has no document of {what}: {why}",
             hint=f"see its sources: tokenmill inspect {shlex.quote(str(store.path))}",
         )
-    return found
-
-
-def _of_row(
-    store: Store, shard: Shard, members: Sequence[str], path: str, row: int
-) -> Iterator[int]:
-    """By bisection: documents are in the order of their rows."""
-
-    def place(document: int) -> tuple[int, int]:
-        source = store.source(document)
-        return members.index(source.path), source.row
-
-    wanted = members.index(path), row
-    numbers = range(shard.first_document, shard.first_document + shard.documents)
-    at = bisect_left(numbers, wanted, key=place)
-    while at < len(numbers) and place(numbers[at]) == wanted:
-        yield numbers[at]
-        at += 1
+    return rows
 
 
 def _trace(loader: Loader, name: str, number: int, *, document: int, limit: int) -> DocumentTrace:

@@ -776,6 +776,8 @@ class TokenDataset(Dataset[Tensors]):
                 hint="leave them out, or take whole batches with BatchDataset",
             )
         self._loader = Loader(**self._options, batch_size=1, shuffle=False, prefetch=0)
+        # Open: a process that is spawned reads what the store was now, though it may have grown.
+        self._options = {**self._options, "source": self._loader.mixture.stores[0], "split": None}
         layouts = self._loader.layouts()
         if len(layouts) > 1:
             raise UsageError(

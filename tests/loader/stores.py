@@ -8,6 +8,7 @@ import numpy as np
 from tests.store.samples import BYTES_ENGINE, CONFIG, EOS, identity
 
 from tokenmill.engines.load import describe, find_tokenizer
+from tokenmill.store import snapshots
 from tokenmill.store.facts import (
     Bounds,
     Counts,
@@ -35,12 +36,15 @@ def write_store(
     *,
     vocab_size: int = 60_000,
     masks: Sequence[Sequence[Sequence[int]]] | None = None,
+    paths: Sequence[str] = (),
 ) -> Store:
     """A store with these shards, each a list of documents, each a list of ids (as they are).
 
-    `masks` has the same shape: whether each of the ids counts.
+    `masks` has the same shape: whether each of the ids counts. `paths` are those of the files that
+    the shards are of. A store that is there already has grown.
     """
     layout = StoreLayout(root)
+    snapshots.keep(layout)
     receipts = [
         _write_shard(
             layout,
@@ -48,7 +52,7 @@ def write_store(
             mask=None
             if masks is None
             else [token for document in masks[number] for token in document],
-            path=f"part-{number}.jsonl",
+            path=paths[number] if paths else f"part-{number}.jsonl",
             vocab_size=vocab_size,
         )
         for number, documents in enumerate(shards)
@@ -58,7 +62,9 @@ def write_store(
     # That of the tokenizer `bytes`, so that files made of the store can be imported with it.
     named = describe(find_tokenizer("bytes")).fingerprint
     facts = facts.but(tokenizer=facts.tokenizer.but(fingerprint=named))
-    write_manifest(layout, assemble_manifest(layout, facts, units=names))
+    manifest = assemble_manifest(layout, facts, units=names)
+    write_manifest(layout, manifest)
+    snapshots.tidy(layout, manifest)
     return Store(root)
 
 

@@ -290,6 +290,36 @@ def test_a_loader_of_pairs_gives_every_pair_once_to_all_ranks_and_goes_on_anywhe
         again.load_state_dict(first.state_dict() | {"seed": 4})
 
 
+def test_pairs_that_were_added_come_when_the_epoch_has_ended(
+    bpe_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"seq_len": 24, "batch_size": 5, "epochs": 3}
+    old = tokenmill.PairLoader(pairs_store(bpe_tokenizer_dir, tmp_path, 12), **given)
+    alone = [batch.pairs.tolist() for batch in old]
+    old.load_state_dict({**old.state_dict(), "step": 1})
+    write(tmp_path / "more.jsonl", texts(19)[12:])
+    options: dict[str, Any] = {"tokenizer": bpe_tokenizer_dir, "format": "preference"}
+    files = [tmp_path / "pairs.jsonl", tmp_path / "more.jsonl"]
+    tokenmill.build(files, out=tmp_path / "s", serial=True, **options)
+    new = tokenmill.PairLoader(tmp_path / "s", **given)
+    assert new.store.num_pairs == 19
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert new.num_steps == (12 + 2 * 19) // 5
+    drawn = [number for batch in new for number in batch.pairs.tolist()]
+    assert drawn[:7] == [number for batch in alone for number in batch][5:12]
+    assert sorted(drawn[7:26]) == sorted(drawn[26:45]) == [*range(19)]
+    later = tokenmill.PairLoader(tmp_path / "s", **given)
+    later.load_state_dict(new.state_dict() | {"step": 4})
+    assert [number for batch in later for number in batch.pairs.tolist()] == drawn[15:]
+    tokenmill.prune(tmp_path / "s")
+    later.load_state_dict(new.state_dict() | {"step": 4})
+    assert next(iter(later)).pairs.tolist() == drawn[15:20]
+    with pytest.raises(UsageError, match="does not keep what it held until epoch 1"):
+        later.batch(0)
+    with pytest.raises(UsageError, match="the state has store"):
+        later.load_state_dict(old.state_dict())
+
+
 def test_a_loader_of_pairs_refuses_what_it_cannot_feed(
     bpe_tokenizer_dir: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from tests.trainer.runs import (
 )
 
 import tokenmill
+from tokenmill import history
 from tokenmill.errors import (
     DeviceMemoryError,
     MissingExtraError,
@@ -200,6 +201,53 @@ def test_what_gives_a_run_its_meaning_may_not_change(place: Path, tmp_path: Path
         tokenmill.train(place / "store", resume=True, **{**said, "steps": 1})
     longer = tokenmill.train(place / "store", resume=True, **{**said, "steps": 3})
     assert (longer.steps, longer.resumed_from) == (3, 2)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_store_that_grew_ends_its_epoch_first(tmp_path: Path) -> None:
+    corpus, out = tmp_path / "corpus", tmp_path / "store"
+    corpus.mkdir()
+    for number in range(66):  # small files, which are put into groups: one more cuts them anew
+        (corpus / f"{number:02}.txt").write_text(" ".join(str(number + k) for k in range(9)))
+    tokenmill.build(corpus, tokenizer="bytes", out=out)
+    said: dict[str, Any] = {**TINY, "packing": "best-fit", "steps": 16}
+    tokenmill.train(out, out=tmp_path / "run", **{**said, "steps": 3})
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    shutil.copytree(out, tmp_path / "old")
+    for number in range(9):
+        (corpus / f"{number:02}-more.txt").write_text(" ".join(str(k) for k in range(number, 30)))
+    tokenmill.build(corpus, tokenizer="bytes", out=out)
+    assert list((out / "retired").iterdir())
+    tokenmill.train(tmp_path / "old", out=tmp_path / "other", resume=True, **said)
+    told: list[TrainProgress] = []
+    result = tokenmill.train(
+        out, out=tmp_path / "run", resume=True, on_progress=told.append, **said
+    )
+    (note,) = (note for note in result.notes if "grew" in note)
+    assert note in [each.message for each in told]
+    run = history.read_run(tmp_path / "run")
+    loader = history.open_loader(run, [tokenmill.Store(out)])
+    assert run.micro_batches is not None
+    end = next(k for k in range(99) if loader.batch(k).epochs.max() > 0) // run.micro_batches
+    assert note.startswith("the store grew by 9 documents since the state was saved")
+    assert f"they come with epoch 1, in step {end};" in note
+    same = [
+        losses(tmp_path / name)[step] for name in ("run", "other") for step in range(1, end + 1)
+    ]
+    assert end > 4
+    assert same[:end] == same[end:]
+    shown = [
+        (step, place, part.at, part.tokens)
+        for step in range(16 * run.micro_batches)
+        for place, row in enumerate(loader.rows(step))
+        for part in row.parts
+        if part.source.path.endswith("/05.txt")
+    ]
+    traced = tokenmill.trace(out, state=tmp_path / "run", row=f"{corpus}/05.txt:0", limit=99)
+    (found,) = traced.documents
+    assert [(s.step, s.place, s.at, s.tokens) for s in found.shown] == shown
+    assert shown
+    assert found.coming[0].epoch == 1
 
 
 def test_a_resumed_run_says_that_its_attention_windows_are_others(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tokenmill.loader.loader import Loader
+    from tokenmill.loader.packing import Layout
     from tokenmill.store.format import TokenArray
     from tokenmill.store.reader import SourceRow, Store
     from tokenmill.store.stream import Spans, TokenStream
@@ -285,8 +286,8 @@ def room_for(entries: int, sizes: Sequence[int]) -> int:
 class Window:
     """Some steps on one rank, whose tokens are read when a chunk of them is asked for.
 
-    `sources` (places in the mixture), `rows` (numbers in the layouts, or `NO_ROW`) and `epochs` are
-    (steps, rows of a batch).
+    `sources` (as `Loader.layout_of` knows them), `rows` (numbers in the layouts, or `NO_ROW`) and
+    `epochs` are (steps, rows of a batch).
     """
 
     def __init__(
@@ -305,12 +306,14 @@ class Window:
         self.lead = int(loader.labels == "next")
         self.row_tokens = seq_len + self.lead
         self._reaches = reaches  # tokens of the attention window of each step; None: no window
-        self.sources, self.rows, self.epochs = sources, rows, epochs
+        self._numbers, self.rows, self.epochs = sources, rows, epochs
+        self.sources = loader.sources_of(sources)  # places in the mixture
         self.dtype = loader.dtype
         self.masks_boundaries = loader.boundaries == "mask"
         self._sizes = loader.cu_seqlens_sizes(seq_len)
         self._pad_id = loader.pad_id
-        self._layouts = loader.layouts(seq_len)
+        self._stored_dtype = loader.mixture.stores[0].dtype
+        self._layouts: dict[int, Layout] = {}
         # Of each source: the places of its rows, their spans, the first of each row.
         self._found: list[tuple[int, Ints, Spans, Sequence[int]]] = []
         padded = rows.ravel() == NO_ROW
@@ -318,6 +321,7 @@ class Window:
         is_one = drawn.size and (drawn == drawn[0]).all()  # so it often is, and soon seen
         for source in [int(drawn[0])] if is_one else distinct(drawn):
             if source != NO_ROW:
+                self._layouts[source] = loader.layout_of(source, seq_len)
                 self._find(source, np.flatnonzero(drawn == source), padded)
         self._has_mask = any(self._layouts[source].stream.has_mask for source, *_ in self._found)
         # Which steps have padding; None: none of them.
@@ -365,7 +369,7 @@ class Window:
         parts, num_rows = list(self._parts(first, last)), (last - first) * self.rows.shape[1]
         if len(parts) == 1 and len(parts[0][0]) == num_rows:
             return read(*parts[0][1:])
-        dtype = np.dtype(np.bool_) if masks else self._layouts[0].stream.dtype
+        dtype = np.dtype(np.bool_) if masks else self._stored_dtype
         values = np.full((num_rows, self.row_tokens), 0 if masks else self._pad_id, dtype)
         for here, stream, part, length in parts:
             first_row = first * self.rows.shape[1]
@@ -479,7 +483,8 @@ class Window:
     def alone(self, place: int) -> Window:
         """One step without its store: for a batch that goes to another process."""
         one, here = copy.copy(self), slice(place, place + 1)
-        one.steps, one._layouts, one._found = self.steps[here], (), []
+        one.steps, one._layouts, one._found = self.steps[here], {}, []
+        one._numbers = one._numbers[here]
         one.sources, one.rows, one.epochs = self.sources[here], self.rows[here], self.epochs[here]
         one._padded = [self.is_padded(place)]
         for name, inputs in (("_documents", False), ("_inputs", True)):
@@ -492,21 +497,22 @@ class Window:
 
     def origins(self, names: Sequence[str]) -> Iterator[RowOrigin]:
         """What made the rows; rows of padding have no origin and are left out."""
-        columns = (column.ravel().tolist() for column in (self.sources, self.rows, self.epochs))
-        for source, row, epoch in zip(*columns, strict=True):
+        columns = (self.sources, self._numbers, self.rows, self.epochs)
+        lists = (column.ravel().tolist() for column in columns)
+        for source, number, row, epoch in zip(*lists, strict=True):
             if row == NO_ROW:
                 continue
-            layout, at, parts = self._layouts[source], 0, []
+            layout, at, parts = self._layouts[number], 0, []
             pieces = layout.segments(np.array([row], np.int64))
             for start, length in zip(*(column.tolist() for column in pieces), strict=True):
                 if start != PADDING:
-                    number = layout.stream.document_at(start)
+                    document = layout.stream.document_at(start)
                     part = DocumentPart(
-                        document=number,
-                        first_token=start - layout.stream.document_span(number)[0],
+                        document=document,
+                        first_token=start - layout.stream.document_span(document)[0],
                         tokens=length,
                         at=at,
-                        source=layout.stream.store.source(number),
+                        source=layout.stream.store.source(document),
                     )
                     parts.append(part)
                 at += length

@@ -10,6 +10,7 @@ but that number. A global batch is `batch_size * world_size` rows, of which rank
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 import threading
@@ -17,10 +18,10 @@ import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import expm1, inf
+from math import ceil, expm1, inf
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from tokenmill.loader.batch import (
     check_pad_id,
 )
 from tokenmill.loader.mixture import (
+    FOLLOWED_VERSION,
+    Era,
     Extent,
     Mixture,
     Plan,
@@ -56,11 +59,11 @@ from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct, open_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tokenmill.files import PathInput
     from tokenmill.loader.batch import Batch, Chunk
-    from tokenmill.loader.mixture import StageRun, StoreInput
+    from tokenmill.loader.mixture import Epochs, SavedState, StageRun, StoreInput
     from tokenmill.loader.order import Ints
     from tokenmill.loader.packing import Layout
     from tokenmill.store.reader import Store
@@ -346,6 +349,7 @@ class Loader:
         # Documents per token, of the store where they are shortest.
         self._density = max(self._densities())
         self._lay_out = self._made_layouts()
+        self._set_grown(((),) * len(self.mixture.names))
         for stage in self.mixture.stages:
             rows_of_batch(batch_size, seq_len=seq_len, stage_seq_len=stage.seq_len or seq_len)
         self._plan = self._first_plan = self._make_plan()
@@ -414,8 +418,134 @@ class Loader:
             seq_len=self.seq_len,
             batch_rows=self.batch_size * self.world_size,
             measure=None if is_open else partial(_measure, self._lay_out),
-            **origin,
+            **{"grown": self._grown, **origin},
         )
+
+    # A store that grew since a state was saved: rows of earlier epochs are of what it held then.
+    #
+    # To whom reads rows, what a source held before is one more source, whose number comes after
+    # those of the mixture.
+
+    def _set_grown(self, grown: tuple[tuple[Era, ...], ...]) -> None:
+        self._grown = grown
+        eras = [(source, era) for source, each in enumerate(grown) for era in range(len(each))]
+        first = len(self.mixture.names)
+        self._eras = dict(zip(eras, range(first, first + len(eras)), strict=True))
+        # The last is the source of a row of padding.
+        self._sources = np.array([*range(first), *(source for source, _ in eras), NO_ROW], np.int64)
+        self._earlier: dict[int, Store] = {}
+        self._earlier_layouts: dict[tuple[int, int], Layout] = {}
+
+    def sources_of(self, numbers: Ints) -> Ints:
+        """The sources of the mixture that rows are of, whenever they were added."""
+        found: Ints = self._sources[numbers] if self._eras else numbers
+        return found
+
+    def layout_of(self, number: int, seq_len: int) -> Layout:
+        """The layout of a source, or of what one held before it grew."""
+        if number < len(self.mixture.names):
+            return self.layouts(seq_len)[number]
+        key = number, seq_len
+        if key not in self._earlier_layouts:
+            stream = open_stream(self._store_of(number), scattered=self.shuffle == "full")
+            fewer = int(self.labels == "same")
+            self._earlier_layouts[key] = self.packing(stream, seq_len=seq_len - fewer)
+        return self._earlier_layouts[key]
+
+    def _store_of(self, number: int) -> Store:
+        """What a source held before it grew; StateError where that is not kept any more."""
+        if number not in self._earlier:
+            source, era = next(key for key, value in self._eras.items() if value == number)
+            store, told = self.mixture.stores[source], self._grown[source][era]
+            found = store.as_it_was(told.content)
+            if found is None:
+                raise StateError(
+                    f"{str(store.path)!r} does not keep what it held until epoch {told.until} of"
+                    " this run: it was pruned, or text was changed or dropped since",
+                    hint="what comes after that epoch can be read without it; for what was before,"
+                    " give a copy of the store that has its snapshots",
+                )
+            self._earlier[number] = found
+        return self._earlier[number]
+
+    def growth(self) -> list[Growth]:
+        """Sources that have grown since a state was saved, and whose new documents are to come."""
+        found, run = [], self._plan.find(self._step)
+        for source, eras in enumerate(self._grown if run is not None else ()):
+            assert run is not None
+            last = run.epochs[source].ranges[-1]
+            row = run.rows(self._step).start
+            if not eras or last.start < run.schedule.counts(row)[source]:
+                continue
+            (begins,) = run.schedule.rows_at(source, np.array([last.start])).tolist()
+            is_drawn = begins >= 0 and (run.num_rows is None or begins < run.num_rows)
+            store, before = (
+                self.mixture.stores[source],
+                self._store_of(max(value for (of, _), value in self._eras.items() if of == source)),
+            )
+            found.append(
+                Growth(
+                    source=self.mixture.names[source],
+                    documents=store.num_documents,
+                    documents_before=before.num_documents,
+                    epoch=last.first,
+                    step=run.first_step + (begins - run.first_row) // run.batch_rows
+                    if is_drawn
+                    else None,
+                )
+            )
+        return found
+
+    def _eras_since(self, saved: SavedState, contents: Mapping[str, str]) -> None:
+        """Take over what a state says of what sources held; those that grew since it was saved
+        end the epochs that they are in with what they held then."""
+        self._set_grown(saved.grown)
+        stores = list(self.mixture.stores)
+        for place, name in enumerate(self.mixture.names):
+            if stores[place].content != contents[name]:
+                found = stores[place].as_it_was(contents[name])
+                assert found is not None  # check_state has seen it
+                stores[place] = found
+        if stores == [*self.mixture.stores]:
+            return
+        if self.follower is not None and not self.follower.is_finished:
+            raise StateError(
+                f"{self.follower.name!r} is being added to, and the state is of what it held",
+                hint="resume without follow=True, on what it held, or when the build has ended",
+            )
+        before = copy.copy(self)
+        before.mixture = self.mixture.with_stores(stores)
+        before._lay_out = before._made_layouts()
+        step, update = saved.step, saved.update
+        first = step if update is None else step - update.steps
+        plan = before._make_plan(origin=saved.position, origin_step=first)
+        # An update that has begun is dealt as a whole.
+        end = first if update is None else first - update.before + update.accumulate
+        run = plan.find(first)
+        if run is None:
+            return
+        row = run.first_row + (end - first) * run.batch_rows
+        counts = run.schedule.counts(row if run.num_rows is None else min(row, run.num_rows))
+        lengths = dict.fromkeys(
+            stage.seq_len or self.seq_len
+            for stage in self.mixture.stages[: saved.position.stage + 1]
+        )
+        measured = {seq_len: _measure(before._lay_out, seq_len) for seq_len in lengths}
+        grown = []
+        for place, eras in enumerate(saved.grown):
+            epochs = run.epochs[place]
+            until = ceil(epochs.reached(counts[place]))
+            if end > run.first_step or run.first_row:
+                # The shares of a stage that has begun are those of what was held at its begin.
+                begun = epochs.reached(run.schedule.first[place])
+                until = max(until, int(begun) + bool(run.schedule.parts[place]))
+            is_new = stores[place] is not self.mixture.stores[place]
+            if is_new and until > (eras[-1].until if eras else 0):
+                extents = tuple((length, *found[place]) for length, found in measured.items())
+                content = stores[place].content
+                eras = (*eras, Era(content=content, until=until, extents=extents))
+            grown.append(eras)
+        self._set_grown(tuple(grown))
 
     # A store that is being built.
 
@@ -454,7 +584,7 @@ class Loader:
         with self.follower.lock:
             if store is self.mixture.stores[0]:
                 return
-            self.mixture = self.mixture.with_store(store)
+            self.mixture = self.mixture.with_stores([store])
             self._lay_out = self._made_layouts()
             if self.follower.is_finished:
                 measure = partial(_measure, self._lay_out)
@@ -557,11 +687,12 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was called; StateError for a state of something else.
 
-        A state that was saved while a build was followed is one of the finished store too.
+        A state that was saved while a build was followed is one of the finished store too. Of a
+        store that grew since, the running epoch ends as it would have; the next one has what was
+        added. `growth()` says when.
         """
-        step, position, update = check_state(
-            state, self._facts, num_sources=len(self.mixture.names)
-        )
+        saved = check_state(state, self._facts, names=self.mixture.names)
+        step, position, update, _ = saved
         now, before = step, 0
         if update is not None:
             if update.but(steps=0, before=0) != self._dealing:
@@ -575,6 +706,14 @@ class Loader:
                     " window, or from a state that was saved after the last step of an update",
                 )
             step, before = step - update.steps, update.before
+        contents = state["stores"] if state["version"] != FOLLOWED_VERSION else None
+        had_grown = any(self._grown)
+        if contents is not None:
+            self._eras_since(saved, contents)
+        else:
+            self._set_grown(saved.grown)
+        if had_grown or any(self._grown):
+            self._first_plan = self._make_plan()
         try:
             is_ours = self._first_plan.position(step) == position
             is_ours &= step % self.accumulate == before
@@ -631,10 +770,13 @@ class Loader:
         found = np.minimum(np.array(reaches, np.int64), run.seq_len)
         return found[begins.searchsorted(run.tokens_before(steps), side="right") - 1]
 
-    def _facts(self, stage: int, followed: int | None = None) -> dict[str, object]:
+    def _facts(
+        self, stage: int, followed: int | None = None, saved: object = None
+    ) -> dict[str, object]:
         """What a position in a stage depends on, as plain values.
 
-        While a build is followed, of its store those shards alone that were read from.
+        While a build is followed, of its store those shards alone that were read from. Of a store
+        that grew, what it held when a state was `saved`.
         """
         stage = min(stage, len(self.mixture.stages) - 1)
         seq_len = self.mixture.stages[stage].seq_len or self.seq_len
@@ -643,6 +785,11 @@ class Loader:
             self._grow(self.follower.current)
         sources = zip(self.mixture.names, self.mixture.stores, strict=True)
         contents = {name: store.content_of(followed) for name, store in sources}
+        if isinstance(saved, dict) and followed is None and saved.keys() == contents.keys():
+            for name, store in zip(self.mixture.names, self.mixture.stores, strict=True):
+                asked = saved[name]
+                if isinstance(asked, str) and asked != contents[name] and store.as_it_was(asked):
+                    contents[name] = asked
         layouts = zip(self.layouts(seq_len), contents.values(), strict=True)
         return {
             "seed": self.seed,
@@ -866,12 +1013,12 @@ class Loader:
 
     def _costs(self, run: StageRun, sources: Ints, rows: Ints, reaches: Ints | None) -> Ints:
         """Pairs of tokens that attention has to look at in rows of a stage."""
-        layouts, costs = self.layouts(run.seq_len), np.zeros_like(rows)
+        costs = np.zeros_like(rows)
         for source in distinct(sources):
             here = sources == source
             reach = None if reaches is None else reaches[here]
             costs[here] = pairs_of_rows(
-                layouts[source], rows[here], seq_len=run.seq_len, reach=reach
+                self.layout_of(source, run.seq_len), rows[here], seq_len=run.seq_len, reach=reach
             )
         return costs
 
@@ -881,16 +1028,26 @@ class Loader:
         rows, epochs = np.empty_like(indices), np.empty_like(indices)
         is_one = len(self.mixture.names) == 1
         for source in [0] if is_one else distinct(sources):
+            ranges = run.epochs[source].ranges
             here = slice(None) if is_one else sources == source
-            rows[here], epochs[here] = ordered_rows(
-                indices[here],
-                shuffle=self.shuffle,
-                seed=self.seed,
-                source=self.mixture.names[source],
-                num_rows=int(run.rows_per_epoch[source]),
-                seq_len=run.seq_len,
-            )
+            for part in ranges:
+                if len(ranges) > 1:
+                    here = (self.sources_of(sources) == source) & (indices >= part.start)
+                rows[here], epochs[here] = ordered_rows(
+                    indices[here] + part.shift,
+                    shuffle=self.shuffle,
+                    seed=self.seed,
+                    source=self.mixture.names[source],
+                    num_rows=part.rows,
+                    seq_len=run.seq_len,
+                )
+                if len(ranges) > 1:
+                    sources[here] = self._number(source, part.era)
         return sources, rows, epochs
+
+    def _number(self, source: int, era: int | None) -> int:
+        """Of what a source holds, or held in an era."""
+        return source if era is None else self._eras[source, era]
 
     def cu_seqlens_sizes(self, seq_len: int | None = None) -> tuple[int, ...]:
         """The entries that `cu_seqlens` may have: a batch has the fewest of these that do.
@@ -962,6 +1119,26 @@ class Showing:
     seq_len: int
 
 
+class Growth(NamedTuple):
+    """A store that grew while a run went on; see `Loader.growth`."""
+
+    source: str  # its name in a mixture; '' for a single store
+    documents: int
+    documents_before: int
+    epoch: int  # the first that has what was added
+    step: int | None  # of the loader, in which that epoch begins; None: not before the stage ends
+
+    def describe(self, micro_batches: int = 1) -> str:
+        """A line of it, for a run whose steps are so many of the loader's."""
+        which = f"the source {self.source!r}" if self.source else "the store"
+        when = "" if self.step is None else f", in step {self.step // micro_batches:,}"
+        return (
+            f"{which} grew by {self.documents - self.documents_before:,} documents since the state"
+            f" was saved: they come with epoch {self.epoch}{when}; until then rows are of the"
+            f" {self.documents_before:,} that were there"
+        )
+
+
 class _Tracer:
     """Finds where the documents of one source are shown: layout, order and schedule, inverted."""
 
@@ -972,15 +1149,14 @@ class _Tracer:
     def showings(self, document: int) -> Iterator[Showing]:
         source = self._source
         # Before this plan begins: row by row, whatever the batches were.
-        for seq_len, num_rows, indices in self._plan.drawn_before(source):
-            for index, epoch, held in self._occurrences(document, seq_len, num_rows, indices):
+        for seq_len, epochs, indices in self._plan.drawn_before(source):
+            for index, epoch, held in self._occurrences(document, seq_len, epochs, indices):
                 del index
                 yield Showing(step=None, rank=None, place=None, epoch=epoch, **held)
         for run in self._plan.runs():
             indices = run.indices(source)
             if run.schedule.parts[source] and indices.stop > indices.start:
-                num_rows = int(run.rows_per_epoch[source])
-                found = self._occurrences(document, run.seq_len, num_rows, indices)
+                found = self._occurrences(document, run.seq_len, run.epochs[source], indices)
                 for index, epoch, held in found:
                     row = int(run.schedule.rows_at(source, np.array([index]))[0])
                     place = self._place(run, row)
@@ -989,37 +1165,43 @@ class _Tracer:
                         yield Showing(step=step, rank=rank, place=at, epoch=epoch, **held)
 
     def _occurrences(
-        self, document: int, seq_len: int, num_rows: int, indices: range
+        self, document: int, seq_len: int, epochs: Epochs, indices: range
     ) -> Iterator[tuple[int, int, dict[str, int]]]:
         """Each time that a row which holds it is drawn among some of a source's rows."""
-        loader = self._loader
-        layout = loader.layouts(seq_len)[self._source]
-        held = layout.holding(document)
-        if not len(held.rows):
-            return
-        for epoch in range(indices.start // num_rows, -(-indices.stop // num_rows)):
-            places = epoch * num_rows + places_of_rows(
-                held.rows,
-                epoch,
-                shuffle=loader.shuffle,
-                seed=loader.seed,
-                source=loader.mixture.names[self._source],
-                num_rows=num_rows,
-                seq_len=seq_len,
-            )
-            for part in np.argsort(places).tolist():
-                if (index := int(places[part])) in indices:
-                    yield (
-                        index,
-                        epoch,
-                        {
-                            "at": int(held.at[part]),
-                            "first_token": int(held.first[part]),
-                            "tokens": int(held.tokens[part]),
-                            "row": int(held.rows[part]),
-                            "seq_len": seq_len,
-                        },
-                    )
+        loader, source = self._loader, self._source
+        now = loader.mixture.stores[source]
+        for part, inside in epochs.within(indices):
+            layout = loader.layout_of(loader._number(source, part.era), seq_len)
+            number = layout.stream.store.number_of(document, now)
+            if number is None:  # it was added later
+                continue
+            held = layout.holding(number)
+            if not len(held.rows):
+                continue
+            first, last = inside.start + part.shift, inside.stop + part.shift
+            for epoch in range(first // part.rows, -(-last // part.rows)):
+                places = epoch * part.rows + places_of_rows(
+                    held.rows,
+                    epoch,
+                    shuffle=loader.shuffle,
+                    seed=loader.seed,
+                    source=loader.mixture.names[source],
+                    num_rows=part.rows,
+                    seq_len=seq_len,
+                )
+                for piece in np.argsort(places).tolist():
+                    if (index := int(places[piece]) - part.shift) in inside:
+                        yield (
+                            index,
+                            epoch,
+                            {
+                                "at": int(held.at[piece]),
+                                "first_token": int(held.first[piece]),
+                                "tokens": int(held.tokens[piece]),
+                                "row": int(held.rows[piece]),
+                                "seq_len": seq_len,
+                            },
+                        )
 
     def _place(self, run: StageRun, row: int) -> tuple[int, int, int] | None:
         """Step, rank and place in its batch of a row of a stage; None where it is in none."""

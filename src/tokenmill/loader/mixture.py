@@ -13,6 +13,7 @@ import copy
 import itertools
 import json
 import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from tokenmill.errors import StateError, UsageError
 from tokenmill.loader import order
 from tokenmill.loader.order import ENDLESS, MixtureSchedule, exact, exact_weight, weights_to_parts
 from tokenmill.store.documents import Grouping
-from tokenmill.store.facts import Count, Fact, brief, read_fact
+from tokenmill.store.facts import Checksum, Count, Fact, brief, read_fact
 from tokenmill.store.layout import checksum_of
 from tokenmill.store.reader import Store
 from tokenmill.words import count
@@ -156,10 +157,10 @@ class Mixture:
         sources = {name: (view, shares[name]) for name, view in grouping.views().items()}
         return cls(sources, stages=stages, max_epochs=caps)
 
-    def with_store(self, store: Store) -> Mixture:
-        """The same of a single store that has more of what it had."""
+    def with_stores(self, stores: Sequence[Store]) -> Mixture:
+        """The same of stores that have more, or less, of what they had."""
         mixture = copy.copy(self)
-        mixture.stores = (store,)
+        mixture.stores = tuple(stores)
         return mixture
 
     def _fill_in(
@@ -483,10 +484,6 @@ class Position(Fact, frozen=True, kw_only=True):
     drawn: tuple[Count, ...]  # rows drawn from each source in this pass before this stage
     past: tuple[Pass, ...]  # passes with another seq_len, oldest first
 
-    def epochs_before(self, source: int) -> list[Fraction]:
-        """Epochs of a source in each pass before this one."""
-        return [Fraction(done.rows[source], done.rows_per_epoch[source]) for done in self.past]
-
     def to_json(self) -> dict[str, Any]:
         """For a state dict, with lists as JSON has them."""
         members: dict[str, Any] = json.loads(json.dumps(super().to_json()))
@@ -517,6 +514,72 @@ def _damaged(what: str) -> StateError:
     )
 
 
+class Era(Fact, frozen=True, kw_only=True):
+    """What a source held before it grew: its epochs had these rows until a certain one."""
+
+    content: Checksum  # of its store
+    until: Count  # the first epoch that has what was added
+    # seq_len, rows and (where shares depend on them) tokens of an epoch; of stages up to then
+    extents: tuple[tuple[Count, Count, Count | None], ...]
+
+    def extent(self, seq_len: int) -> Extent | None:
+        """One epoch of it; None for a seq_len that the run came to later."""
+        found = (Extent(rows, tokens) for length, rows, tokens in self.extents if length == seq_len)
+        return next(found, None)
+
+
+class EpochRange(NamedTuple):
+    """Epochs of a source that have equally many rows, from one on."""
+
+    first: int
+    start: int  # the row that begins it, as the source counts its rows
+    rows: int
+    era: int | None  # place among the source's eras; None: as it is now
+
+    @property
+    def shift(self) -> int:
+        """To be added to a row of these epochs, to have it counted as if all had as many."""
+        return self.first * self.rows - self.start
+
+
+class Epochs:
+    """Where the epochs of a source begin among its rows, which are counted on and on.
+
+    >>> Epochs([(2, 10, 0)], 15).ranges      # two epochs of 10 rows, then 15 in each
+    """
+
+    def __init__(self, before: Sequence[tuple[int, int, int]], rows: int) -> None:
+        """`before` are the ranges that end: before which epoch, rows of each, and which era."""
+        first = start = 0
+        self.ranges: list[EpochRange] = []
+        for until, of_epoch, era in before:
+            self.ranges.append(EpochRange(first, start, of_epoch, era))
+            first, start = until, start + (until - first) * of_epoch
+        self.ranges.append(EpochRange(first, start, rows, None))
+
+    def index(self, epochs: Fraction) -> int:
+        """Rows in so many epochs, rounded down."""
+        found = next(each for each in reversed(self.ranges) if each.first <= epochs)
+        return found.start + math.floor((epochs - found.first) * found.rows)
+
+    def reached(self, index: int) -> Fraction:
+        """Epochs in so many rows."""
+        found = self.holding(index)
+        return found.first + Fraction(index - found.start, found.rows)
+
+    def holding(self, index: int) -> EpochRange:
+        """The range that a row is in."""
+        return next(each for each in reversed(self.ranges) if each.start <= index)
+
+    def within(self, indices: range) -> Iterator[tuple[EpochRange, range]]:
+        """Which of some rows are in each range."""
+        ends = [each.start for each in self.ranges[1:]] + [max(indices.stop, 0)]
+        for each, end in zip(self.ranges, ends, strict=True):
+            low, high = max(indices.start, each.start), min(indices.stop, end)
+            if low < high:
+                yield each, range(low, high)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageRun:
     """A stage as this run goes through it."""
@@ -530,6 +593,7 @@ class StageRun:
     num_rows: int | None  # rows of the stage, those before `first_row` included; None is endless
     schedule: MixtureSchedule
     rows_per_epoch: Ints
+    epochs: tuple[Epochs, ...]  # of each source
 
     @property
     def end_step(self) -> int | None:
@@ -592,8 +656,11 @@ class Plan:
         origin: Position | None = None,
         origin_step: int = 0,
         update_step: int | None = None,
+        grown: tuple[tuple[Era, ...], ...] = (),
     ) -> None:
+        """`grown` are the eras of each source before it is what it is now."""
         self.mixture = mixture
+        self.grown = grown or ((),) * len(mixture.names)
         # Where an update of several steps begins, or would have: the others follow from it.
         self.update_step = origin_step if update_step is None else update_step
         self.origin = origin or Position(stage=0, row=0, drawn=(0,) * len(mixture.names), past=())
@@ -651,16 +718,30 @@ class Plan:
         for number in range(len(self.mixture.stages) - self.origin.stage):
             yield self._run(number)
 
-    def drawn_before(self, source: int) -> Iterator[tuple[int, int, range]]:
-        """Of each pass: `seq_len`, rows of an epoch, and which rows of a source, as it counts them,
-        were drawn before the plan's origin."""
-        run = self._run(0)
+    def drawn_before(self, source: int) -> Iterator[tuple[int, Epochs, range]]:
+        """Of each pass: `seq_len`, its epochs, and which rows of a source, as it counts them, were
+        drawn before the plan's origin."""
         base = 0
-        for done in (*self.origin.past, run.drawn(self.origin.row)):
-            rows, per_epoch = done.rows[source], done.rows_per_epoch[source]
-            first = base * per_epoch
-            yield done.seq_len, per_epoch, range(first, first + rows)
-            base += math.ceil(Fraction(rows, per_epoch))
+        for done in (*self.origin.past, self._run(0).drawn(self.origin.row)):
+            epochs = self._epochs(source, done.seq_len, done.rows_per_epoch[source])
+            first = epochs.index(Fraction(base))
+            rows = range(first, first + done.rows[source])
+            yield done.seq_len, epochs, rows
+            base = max(base, math.ceil(epochs.reached(rows.stop)))
+
+    def _epochs(self, source: int, seq_len: int, rows: int) -> Epochs:
+        """Those of a source in rows of `seq_len`, of which an epoch has so many now."""
+        eras = ((number, era, era.extent(seq_len)) for number, era in enumerate(self.grown[source]))
+        return Epochs([(e.until, x.rows, number) for number, e, x in eras if x is not None], rows)
+
+    def _epochs_before(self, source: int, past: tuple[Pass, ...]) -> list[Fraction]:
+        """Epochs of a source in each of some passes."""
+        found: list[Fraction] = []
+        for done in past:
+            base = Fraction(sum(map(math.ceil, found)))
+            epochs = self._epochs(source, done.seq_len, done.rows_per_epoch[source])
+            found.append(epochs.reached(epochs.index(base) + done.rows[source]) - base)
+        return found
 
     def position(self, step: int) -> Position:
         """How far the run has come before a step; also for the step after the last."""
@@ -669,12 +750,12 @@ class Plan:
     def seen(self, step: int) -> dict[str, dict[str, Any]]:
         """Rows, tokens (rows * seq_len) and epochs drawn of each source before a step."""
         run, position = self._reached(step)
-        whole = position.but(past=(*position.past, run.drawn(position.row)))
+        passes = (*position.past, run.drawn(position.row))
         return {
             name: {
-                "rows": sum(done.rows[i] for done in whole.past),
-                "tokens": sum(done.rows[i] * done.seq_len for done in whole.past),
-                "epochs": None if self.is_open else float(sum(whole.epochs_before(i))),
+                "rows": sum(done.rows[i] for done in passes),
+                "tokens": sum(done.rows[i] * done.seq_len for done in passes),
+                "epochs": None if self.is_open else float(sum(self._epochs_before(i, passes))),
             }
             for i, name in enumerate(self.mixture.names)
         }
@@ -713,7 +794,9 @@ class Plan:
         seq_len, batch_rows = self._shapes[number]
         unknown = [Extent(rows=MAX_NUMBER)] * len(self.mixture.names)
         extents = unknown if self._measure is None else self._measure(seq_len)
-        schedule = self._schedule(position, extents)
+        numbered = enumerate(extent.rows for extent in extents)
+        epochs = tuple(self._epochs(source, seq_len, rows) for source, rows in numbered)
+        schedule = self._schedule(position, extents, epochs)
         if schedule.num_rows is not None and position.row > schedule.num_rows:
             raise UsageError(
                 f"the state has drawn {position.row:,} rows of stage {number}, in which"
@@ -739,27 +822,35 @@ class Plan:
             num_rows=position.row + min(limits) if limits else None,
             schedule=schedule,
             rows_per_epoch=np.array([extent.rows for extent in extents], np.int64),
+            epochs=epochs,
         )
 
-    def _schedule(self, position: Position, extents: Sequence[Extent]) -> MixtureSchedule:
+    def _schedule(
+        self, position: Position, extents: Sequence[Extent], epochs: Sequence[Epochs]
+    ) -> MixtureSchedule:
         first: list[int] = []
         limits: list[int | None] = []
-        caps = zip(extents, position.drawn, self.mixture.max_epochs, strict=True)
-        for source, (extent, drawn, cap) in enumerate(caps):
+        held: list[Extent] = []  # when the stage begins: shares stay what they are until its end
+        seq_len = self._shapes[position.stage][0]
+        caps = zip(epochs, extents, position.drawn, self.mixture.max_epochs, strict=True)
+        for source, (of_source, extent, drawn, cap) in enumerate(caps):
             if not extent.rows:
                 raise UsageError(
                     f"the source {self.mixture.names[source]!r}"
-                    f" ({self.mixture.stores[source].path}) has no row of"
-                    f" {self._shapes[position.stage][0]:,} tokens",
+                    f" ({self.mixture.stores[source].path}) has no row of {seq_len:,} tokens",
                     hint="leave it out of the mixture",
                 )
-            past = position.epochs_before(source)
-            base = sum(map(math.ceil, past)) * extent.rows
-            left = None if cap is None else math.floor((cap - sum(past)) * extent.rows)
-            first.append(base + drawn)
-            limits.append(None if left is None else base + max(0, left))
+            past = self._epochs_before(source, position.past)
+            base = Fraction(sum(map(math.ceil, past)))
+            first.append(of_source.index(base) + drawn)
+            left = None if cap is None else max(Fraction(0), cap - sum(past))
+            limits.append(None if left is None else of_source.index(base + left))
+            era = of_source.holding(first[-1]).era
+            then = extent if era is None else self.grown[source][era].extent(seq_len)
+            assert then is not None
+            held.append(then)
         weights = self.mixture.stages[position.stage].weights
-        return MixtureSchedule(row_parts(weights, extents), first=first, limits=limits)
+        return MixtureSchedule(row_parts(weights, held), first=first, limits=limits)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -776,16 +867,21 @@ class Plan:
 #
 # A state that was saved while a store was built knows of it only what was read from: its first
 # shards, `followed` of them, and its version is 3. It is a state of the finished store as well.
+#
+# Where a source has grown since the run began, a state says what it held until which epoch
+# (`grown`), and its version is 4.
 
 STATE_VERSION = 1
 UPDATE_VERSION = 2
 FOLLOWED_VERSION = 3
+GROWN_VERSION = 4
 _MEMBERS = {
     *("version", "order", "seed", "shuffle", "packing", "seq_len", "mixture", "stores", "layouts"),
     *("step", "position", "seen", "checksum"),
 }
-# What a position in a stage depends on; of a store that is followed, its first shards.
-Facts: TypeAlias = "Callable[[int, int | None], Mapping[str, object]]"
+# What a position in a stage depends on; of a store that is followed, its first shards; of one that
+# held something else when a state was saved, that, if it is still known.
+Facts: TypeAlias = "Callable[[int, int | None, object], Mapping[str, object]]"
 _ANEW = "resume with what the run was begun with, or begin anew without load_state_dict"
 
 
@@ -818,11 +914,15 @@ def make_state(
     version = STATE_VERSION if update is None else UPDATE_VERSION
     if followed is not None:
         more["followed"], version = followed, FOLLOWED_VERSION
+    if any(plan.grown):
+        names = zip(plan.mixture.names, plan.grown, strict=True)
+        grown = {name: [era.to_json() for era in eras] for name, eras in names}
+        more["grown"], version = json.loads(json.dumps(grown)), GROWN_VERSION
     state = {
         "version": version,
         **more,
         "order": order.VERSION,
-        **facts(position.stage, followed),
+        **facts(position.stage, followed, None),
         "step": step,
         "position": position.to_json(),
         "seen": plan.seen(step),
@@ -830,27 +930,38 @@ def make_state(
     return {**state, "checksum": _checksum(state)}
 
 
-def check_state(
-    state: object, facts: Facts, *, num_sources: int
-) -> tuple[int, Position, Update | None]:
-    """Step and position of a state, and an update that has begun; StateError says what is not as
-    it was saved."""
+class SavedState(NamedTuple):
+    """What a state says of how far a run has come."""
+
+    step: int
+    position: Position
+    update: Update | None  # one that has begun
+    grown: tuple[tuple[Era, ...], ...]  # what each source held before
+
+
+def check_state(state: object, facts: Facts, *, names: Sequence[str]) -> SavedState:
+    """What a state of these sources says; StateError says what is not as it was saved."""
     if not isinstance(state, dict):
         raise StateError(
             f"{brief(state)} is no state of a loader", hint="give what state_dict() gave"
         )
-    is_followed = state.get("version") == FOLLOWED_VERSION
-    has_update = "update" in state if is_followed else state.get("version") == UPDATE_VERSION
+    is_followed, has_grown = (
+        state.get("version") == each for each in (FOLLOWED_VERSION, GROWN_VERSION)
+    )
+    has_update = state.get("version") == UPDATE_VERSION
+    has_update |= (is_followed or has_grown) and "update" in state
     version = UPDATE_VERSION if has_update else STATE_VERSION
-    version = FOLLOWED_VERSION if is_followed else version
+    version = FOLLOWED_VERSION if is_followed else GROWN_VERSION if has_grown else version
     for name, known in (("version", version), ("order", order.VERSION)):
         if name in state and state[name] != known:
             raise StateError(
-                f"the state has {name} {brief(state[name])}, and this release reads {name} {known}",
+                f"the state has {name} {brief(state[name])}, and this release reads {name} {known}"
+                + (f" to {GROWN_VERSION}" if name == "version" else ""),
                 hint="resume with the release of tokenmill that saved it",
             )
     members = _MEMBERS | {"update"} if has_update else _MEMBERS
     members = members | {"followed"} if is_followed else members
+    members = members | {"grown"} if has_grown else members
     if set(state) != members:
         names = sorted(map(brief, set(state) - members)) + sorted(members - set(state))
         odd = ", ".join(names)[:200]
@@ -874,7 +985,8 @@ def check_state(
     followed = state["followed"] if is_followed else None
     if is_followed and (type(followed) is not int or not 0 <= followed < MAX_NUMBER):
         raise _damaged(f"followed is {brief(followed)}")
-    for name, ours in facts(max(0, stage) if isinstance(stage, int) else 0, followed).items():
+    begun_stage = max(0, stage) if isinstance(stage, int) else 0
+    for name, ours in facts(begun_stage, followed, state["stores"]).items():
         if _canonical(state[name]) != _canonical(ours):
             raise _changed(name, state[name], ours)
     if type(step) is not int or not 0 <= step < MAX_NUMBER:
@@ -888,7 +1000,24 @@ def check_state(
         begun = update.before + update.steps
         if not 0 < begun < update.accumulate or begun > step:
             raise _damaged(f"{begun:,} of {update.accumulate:,} steps before step {step:,}")
-    return step, Position.from_json(position, num_sources=num_sources), update
+    grown: dict[str, tuple[Era, ...]] = dict.fromkeys(names, ())
+    if has_grown:
+        try:
+            grown = read_fact(state["grown"], dict[str, tuple[Era, ...]], where="grown")
+        except ValueError as error:
+            raise _damaged(str(error)) from error
+        if list(grown) != list(names) or not all(map(_is_in_order, grown.values())):
+            raise _damaged(f"grown is {brief(state['grown'])}")
+    reached = Position.from_json(position, num_sources=len(names))
+    return SavedState(step, reached, update, tuple(grown.values()))
+
+
+def _is_in_order(eras: Sequence[Era]) -> bool:
+    """Whether each ends after the one before, and none has epochs without rows."""
+    ends = [0, *(era.until for era in eras)]
+    sizes = [size for era in eras for length, rows, _ in era.extents for size in (length, rows)]
+    in_order = all(map(operator.lt, ends, ends[1:]))
+    return in_order and all(0 < each < MAX_NUMBER for each in (*ends[1:], *sizes))
 
 
 def _changed(name: str, saved: Any, ours: Any) -> StateError:
@@ -908,6 +1037,12 @@ def _changed(name: str, saved: Any, ours: Any) -> StateError:
         what = (
             f"{which} does not hold what it held when the state was saved (other text, tokenizer,"
             " split or order of shards): its rows are others"
+        )
+        hint = (
+            "a store that files were added to keeps what it was as a snapshot, until tokenmill"
+            " prune or a build that changes or drops text: resume on a copy of the store as it was,"
+            " or build it again, of the files of then, in another folder; or begin anew without"
+            " load_state_dict"
         )
     return StateError(what, hint=hint)
 

@@ -8,23 +8,27 @@ A pair stays together: order, batches and ranks are of pairs. Labels stand where
 
 from __future__ import annotations
 
+import json
 import operator
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.batch import IGNORED, check_pad_id
-from tokenmill.loader.mixture import open_split
-from tokenmill.loader.order import check_shuffle, ordered_rows
+from tokenmill.loader.mixture import Epochs, Era, open_split
+from tokenmill.loader.order import check_shuffle, exact_weight, ordered_rows
+from tokenmill.store.facts import read_fact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from tokenmill.loader.mixture import StoreInput
+    from tokenmill.store.reader import Store
 
 _STATE = ("version", "store", "pairs_a_step", "seq_len", "seed", "shuffle")
 
@@ -35,7 +39,7 @@ class PairBatch:
 
     step: int
     pairs: NDArray[np.int64]
-    """The number of each pair in its store: `store.pair(number)`."""
+    """The number of each pair in its store, as it was in that epoch: `store.pair(number)`."""
     input_ids: NDArray[np.int64]
     attention_mask: NDArray[np.int64]
     completion_mask: NDArray[np.int64]
@@ -87,15 +91,46 @@ class PairLoader:
         self.seq_len, self.batch_size = seq_len, batch_size
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.shuffle, self.pad_id = check_shuffle(shuffle), check_pad_id(self.store, pad_id)
-        self.num_steps: int | None = None
-        if epochs is not None:
-            self.num_steps = int(epochs * self.store.num_pairs) // self.pairs_a_step
+        self._eras: tuple[Era, ...] = ()  # what the store held before it grew
+        self._held: dict[str, Store] = {}
+        self._max_epochs = epochs
         if not self.store.num_pairs or self.num_steps == 0:
             raise UsageError(
                 f"{self.store.num_pairs:,} pairs make no batch of {self.pairs_a_step:,}",
                 hint="use a smaller batch_size, or more epochs",
             )
         self._step = 0
+
+    @property
+    def _epochs(self) -> Epochs:
+        """How many pairs which epochs have."""
+        return self._epochs_of(self._eras, self.store)
+
+    @staticmethod
+    def _epochs_of(eras: Sequence[Era], now: Store) -> Epochs:
+        before = [(era.until, era.extents[0][1], number) for number, era in enumerate(eras)]
+        return Epochs(before, now.num_pairs)
+
+    def _store_in(self, era: int | None) -> Store:
+        if era is None:
+            return self.store
+        content = self._eras[era].content
+        found = self._held.get(content) or self.store.as_it_was(content)
+        if found is None:
+            raise UsageError(
+                f"{str(self.store.path)!r} does not keep what it held until epoch"
+                f" {self._eras[era].until} of this run",
+                hint="give a copy of the store that has its snapshots",
+            )
+        self._held[content] = found
+        return found
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of the whole run; None is endless."""
+        if self._max_epochs is None:
+            return None
+        return self._epochs.index(exact_weight(self._max_epochs)) // self.pairs_a_step
 
     @property
     def pairs_a_step(self) -> int:
@@ -111,21 +146,26 @@ class PairLoader:
     def batch(self, step: int) -> PairBatch:
         """The batch of a step on this rank."""
         first = step * self.pairs_a_step + self.rank * self.batch_size
-        pairs, _ = ordered_rows(
-            np.arange(first, first + self.batch_size),
-            shuffle=self.shuffle,
-            seed=self.seed,
-            source="pairs",
-            num_rows=self.store.num_pairs,
-            seq_len=self.seq_len,
-        )
+        found: list[tuple[Store, int]] = []
+        for part, indices in self._epochs.within(range(first, first + self.batch_size)):
+            store = self._store_in(part.era)
+            numbers, _ = ordered_rows(
+                np.array(indices) + part.shift,
+                shuffle=self.shuffle,
+                seed=self.seed,
+                source="pairs",
+                num_rows=part.rows,
+                seq_len=self.seq_len,
+            )
+            found += [(store, number) for number in numbers.tolist()]
+        pairs = np.array([number for _, number in found], np.int64)
         shape = 2 * self.batch_size, self.seq_len
         ids, inside, counts = (np.full(shape, fill, np.int64) for fill in (self.pad_id, 0, 0))
-        for place, pair in enumerate(pairs.tolist()):
+        for place, (store, pair) in enumerate(found):
             for side in (0, 1):
                 row = place + side * self.batch_size
-                document = self.store[2 * pair + side][: self.seq_len]
-                mask = self.store.mask(2 * pair + side)
+                document = store[2 * pair + side][: self.seq_len]
+                mask = store.mask(2 * pair + side)
                 assert mask is not None
                 ids[row, : len(document)] = document
                 inside[row, : len(document)] = 1
@@ -142,8 +182,10 @@ class PairLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch is; the same on every rank."""
+        grown = [era.to_json() for era in self._eras]
         return {
-            "version": 1,
+            "version": 2 if grown else 1,
+            **({"grown": json.loads(json.dumps(grown))} if grown else {}),
             "store": self.store.content,
             "pairs_a_step": self.pairs_a_step,
             "seq_len": self.seq_len,
@@ -153,8 +195,15 @@ class PairLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at a saved place, with any number of ranks that divides the same batch."""
-        own = self.state_dict()
+        """Go on at a saved place, with any number of ranks that divides the same batch.
+
+        Where the store grew since, the running epoch ends as it would have.
+        """
+        saved = state.get("store")
+        before = self.store.as_it_was(saved) if isinstance(saved, str) else None
+        own = {**self.state_dict(), "version": 2 if "grown" in state else 1}
+        if before is not None:
+            own["store"] = saved
         for name in _STATE:
             if state.get(name) != own[name]:
                 raise UsageError(
@@ -162,4 +211,15 @@ class PairLoader:
                     "would go on at another place of another order",
                     hint="make the loader as the one that was saved",
                 )
-        self._step = operator.index(state["step"])
+        step = operator.index(state["step"])
+        try:
+            eras = read_fact(state.get("grown", ()), tuple[Era, ...], where="grown")
+        except ValueError as error:
+            raise UsageError(f"the state was not saved by a PairLoader: {error}") from error
+        if before is not None:
+            drawn = step * self.pairs_a_step
+            until = ceil(self._epochs_of(eras, before).reached(drawn))
+            if until > (eras[-1].until if eras else 0):
+                extents = ((self.seq_len, before.num_pairs, None),)
+                eras = (*eras, Era(content=before.content, until=until, extents=extents))
+        self._eras, self._step = eras, step

@@ -20,6 +20,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast
 
 import numpy as np
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import Engine
-    from tokenmill.store.facts import Manifest, ShardFacts
+    from tokenmill.store.facts import Manifest, ShardEntry, ShardFacts
     from tokenmill.store.format import FileMap, Index, Ints, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.remote import RemoteFiles
     from tokenmill.store.snapshots import Moved, Snapshot, SnapshotName
@@ -506,6 +507,52 @@ class Store:
                 if found.content == content:
                     return found
         return None
+
+    def number_of(self, document: int, of: Store) -> int | None:
+        """The number here of a document of another state of this store; None where it is not."""
+        if of is self:
+            return document
+        position, local = of.locate(document)
+        name, entry = of.shards[position].name, next(islice(of.entries(), position, None))
+        for mine, own in zip(self.shards, self.entries(), strict=True):
+            if (mine.name, own) == (name, entry):
+                return mine.first_document + local
+        # Its unit was cut in another place.
+        source = of.source(document)
+        found = [
+            number
+            for place, each in enumerate(self.shards)
+            if source.path in (members := self._members(each.unit))
+            for number in self.documents_of_row(place, members.index(source.path), source.row)
+        ]
+        return found[source.piece] if found else None
+
+    def entries(self) -> Iterator[ShardEntry]:
+        """What the manifest says of each of the shards."""
+        return (entry for _, entry in self.manifest.shards(split=self.split))
+
+    def _members(self, unit: str) -> tuple[str, ...]:
+        """The files that a unit was read from."""
+        found = self.receipt(unit).unit
+        return found.members or (found.path,)
+
+    def documents_of_row(self, shard: int, member: int, row: int) -> Iterator[int]:
+        """The documents of a shard that a row of a file became, found by bisection.
+
+        The file is the one of this place among those of the shard's unit.
+        """
+        members = self._members(self.shards[shard].unit)
+
+        def place(document: int) -> tuple[int, int]:
+            source = self.source(document)
+            return members.index(source.path), source.row
+
+        first = self.shards[shard].first_document
+        numbers = range(first, first + self.shards[shard].documents)
+        at = bisect_left(numbers, (member, row), key=place)
+        while at < len(numbers) and place(numbers[at]) == (member, row):
+            yield numbers[at]
+            at += 1
 
     def _open(
         self, files: StoreFiles, split: str | None, *, manifest: Manifest | None = None

@@ -651,6 +651,9 @@ class TrainingRun:
                 loader.load_state_dict(self._resume_from.facts["loader"])
             except RecursionError as error:
                 raise self._resume_from.damaged("nests its loader's state too deep") from error
+            if grown := loader.growth():
+                self.notes.append(grown[0].describe(self.setup.accumulate))
+                self._tell(replace(self._seen, message=self.notes[-1]))
         if self.options.feed == "store":
             self.feeder = resources.enter_context(
                 DeviceFeeder(loader, device=setup.device, fields=setup.fields)
