@@ -510,7 +510,7 @@ class Store:
 
     def number_of(self, document: int, of: Store) -> int | None:
         """The number here of a document of another state of this store; None where it is not."""
-        if of is self:
+        if of.content == self.content:
             return document
         position, local = of.locate(document)
         name, entry = of.shards[position].name, next(islice(of.entries(), position, None))
@@ -856,8 +856,12 @@ class Store:
         view of this; or which are views of one store."""
         if self.content == other.content:
             return [document]
-        base, number = other.in_base(document)
-        if self.base.content != base.content or self.split != other.split:
+        base, in_base = other.in_base(document)
+        is_ours = self.base.content == base.content or self.base.path == base.path
+        if not is_ours or self.split != other.split:
+            return []
+        number = self.base.number_of(in_base, base)
+        if number is None:
             return []
         return [number] if self.view is None else [*self.view.numbers_of(number, split=self.split)]
 
