@@ -14,7 +14,7 @@ from tests.builder.stores import byte_ids, make_texts, tree, write_jsonl
 
 from tokenmill.builder.encode import RowEncoder
 from tokenmill.builder.plan import BuildSettings, Task, divide_budget, request_identity
-from tokenmill.builder.worker import ProgressReport, UnitReport, WorkerStart
+from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport, WorkerStart
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import describe
 from tokenmill.engines.parity import CheckedEngine, Prescan, SpecialText
@@ -73,7 +73,7 @@ def settings_for(layout: StoreLayout, options: SourceOptions) -> BuildSettings:
 
 @contextmanager
 def started(
-    layout: StoreLayout, options: SourceOptions, engine: CheckedEngine
+    layout: StoreLayout, options: SourceOptions, engine: CheckedEngine, *, is_proved: bool = True
 ) -> Iterator[BuildWorker]:
     """A worker in this process."""
     with StoreLock(layout) as lock:
@@ -86,19 +86,20 @@ def started(
             token=lock.token,
             tokenizer=describe("bytes"),
             encoder=RowEncoder(engine, settings.identity, whole_bytes=1 << 30),
+            is_proved=lambda: is_proved,
         )
         with closing(start()) as worker:
             yield worker
 
 
 def run_worker(
-    tmp_path: Path, texts: list[str], engine: CheckedEngine
+    tmp_path: Path, texts: list[str], engine: CheckedEngine, *, is_proved: bool = True
 ) -> tuple[list[Any], StoreLayout, str]:
     options = SourceOptions(unit_bytes=1 << 20)
     (file,) = discover([write_jsonl(tmp_path / "a.jsonl", texts)], options).files
     layout = StoreLayout(tmp_path / "store")
     reports: list[Any] = []
-    with started(layout, options, engine) as worker:
+    with started(layout, options, engine, is_proved=is_proved) as worker:
         future = worker.work(Task(file=file, first=0), reports.append)
         assert future is not None
         future.result()
@@ -124,6 +125,24 @@ def test_a_unit_whose_sample_disagrees_is_encoded_again_by_the_reference(tmp_pat
     assert (progress[0].input_bytes, progress[0].documents) == (0, 0)
     assert progress[-1].input_bytes == (tmp_path / "a.jsonl").stat().st_size
     assert progress[-1].documents <= len(texts)
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong", "failing"])
+def test_another_engine_takes_over_where_one_turns_out_to_disagree(
+    kind: str, tmp_path: Path
+) -> None:
+    texts = [f"LIE {text}" if kind == "wrong" else text for text in make_texts(50)]
+    engine = checked_engine()
+    if kind == "failing":
+        engine.fast = None
+        engine.reference.encode = None  # type: ignore[assignment, method-assign]
+    reports, layout, unit = run_worker(tmp_path, texts, engine, is_proved=False)
+    assert stored(layout, unit) == byte_ids(texts)
+    # As if it had been known from the beginning.
+    facts = read_receipt(layout, unit).engine
+    assert (facts.name, facts.redone, facts.mismatches) == ("bytes", False, 0)
+    (told,) = [report for report in reports if isinstance(report, EngineReport)]
+    assert told.name == "bytes"
 
 
 def test_a_unit_whose_sample_agrees_is_left_to_the_fast_engine(tmp_path: Path) -> None:

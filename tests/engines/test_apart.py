@@ -27,7 +27,7 @@ from pathlib import Path
 from tokenmill.engines import load, references
 from tokenmill.engines.base import SpecialTokens, UnencodableError
 from tokenmill.records import TextBatch
-from tokenmill.runners.local import fork
+from tokenmill.runners.local import answer_apart, fork
 
 path = Path(sys.argv[1])
 texts = TextBatch.from_texts(["", "Hello, world", "\\u00e9t\\u00e9 \\u4e2d\\u6587 " * 3000, "x"])
@@ -63,7 +63,7 @@ def test_another_process_answers_until_it_is_gone(bpe_tokenizer_dir: Path) -> No
         bpe_tokenizer_dir / "tokenizer.json",
         """
         apart = references.HuggingFaceApart(path, special_tokens=TEXT, fork=fork)
-        found["ready"] = apart.is_ready(path)
+        found["ready"] = apart.is_ready()
         found["same"] = same(apart)
         token = json.loads(path.read_text())["added_tokens"][0]
         found["added"] = apart.added_token_id(token["content"]) == token["id"]
@@ -91,7 +91,7 @@ def test_much_text_is_encoded_here(bpe_tokenizer_dir: Path) -> None:
         bpe_tokenizer_dir / "tokenizer.json",
         """
         apart = references.HuggingFaceApart(path, special_tokens=TEXT, fork=fork)
-        found["ready"] = apart.is_ready(path)
+        found["ready"] = apart.is_ready()
         found["same"] = same(apart, TextBatch.from_texts(["much text " * 120_000]))
         found["loaded here"] = is_loaded(apart)
         """,
@@ -104,7 +104,7 @@ def test_forks_ask_at_the_same_time(bpe_tokenizer_dir: Path) -> None:
         bpe_tokenizer_dir / "tokenizer.json",
         """
         apart = references.HuggingFaceApart(path, special_tokens=TEXT, fork=fork)
-        found["ready"] = apart.is_ready(path)
+        found["ready"] = apart.is_ready()
         apart.encode(texts)
         forks = []
         for number in range(3):
@@ -129,7 +129,7 @@ def test_texts_that_fail_are_named_by_their_places(bpe_tokenizer_dir: Path) -> N
 
         references.HuggingFaceEngine._encode_texts = failing
         apart = references.HuggingFaceApart(path, special_tokens=TEXT, fork=fork)
-        found["ready"] = apart.is_ready(path)
+        found["ready"] = apart.is_ready()
         try:
             apart.encode(TextBatch.from_texts(["x" * 40_000, "bad", "y" * 40_000, "very bad", "z"]))
         except UnencodableError as error:
@@ -146,31 +146,43 @@ def test_a_file_that_was_changed_meanwhile_is_loaded_again(
     found = run_script(
         folder / "tokenizer.json",
         """
-        load.load_ahead(path, special_tokens=TEXT, is_proved=False, fork=fork)
+        load.load_ahead(path, special_tokens=TEXT, fork=fork)
         content = json.loads(path.read_text())
         token = content["added_tokens"][0] | {"content": "<new>", "id": 2000}
         content["added_tokens"].append(token)
         info = load.describe(path)
         path.write_text(json.dumps(content))
-        engine = load.load_engine(load.describe(path))
-        found["apart"] = isinstance(engine.reference, references.HuggingFaceApart)
-        found["sizes"] = [info.vocab_size, engine.info.vocab_size]
-        load.load_ahead(path, special_tokens=TEXT, is_proved=False, fork=fork)
-        engine = load.load_engine(load.describe(path))
-        found["apart then"] = isinstance(engine.reference, references.HuggingFaceApart)
+        engine, agree = load.load_unproved(info, choice="auto", special_tokens=TEXT)
+        found["agree"] = agree()
+        info = load.describe(path)
+        found["ahead once"] = load.load_unproved(info, choice="auto", special_tokens=TEXT) is None
+        load.load_ahead(path, special_tokens=TEXT, fork=fork)
+        engine, agree = load.load_unproved(info, choice="auto", special_tokens=TEXT)
+        answer = answer_apart(agree)
+        found["agree then"] = [answer(), answer()]
         found["fast"] = engine.name
-        found["mismatches"] = len(engine.check_probes().mismatches)
-        found["agreed before"] = len(engine.agreed) > len(engine.probes) / 2
+        found["size"] = engine.info.vocab_size
         """,
     )
     assert found == {
-        "apart": False,
-        "sizes": [2000, 2001],
-        "apart then": True,
+        "agree": False,
+        "ahead once": True,
+        "agree then": [True, True],
         "fast": "gigatoken",
-        "mismatches": 0,
-        "agreed before": True,
+        "size": 2001,
     }
+
+
+def test_nothing_is_proved_by_what_fails(bpe_tokenizer_dir: Path) -> None:
+    found = run_script(
+        bpe_tokenizer_dir / "tokenizer.json",
+        """
+        found["killed"] = answer_apart(lambda: os.kill(os.getpid(), 9))()
+        found["failed"] = answer_apart(lambda: 1 / 0)()
+        found["no"] = answer_apart(lambda: False)()
+        """,
+    )
+    assert found == {"killed": False, "failed": False, "no": False}
 
 
 def test_a_process_with_threads_loads_it_itself(bpe_tokenizer_dir: Path) -> None:
@@ -180,11 +192,11 @@ def test_a_process_with_threads_loads_it_itself(bpe_tokenizer_dir: Path) -> None
         import threading
         end = threading.Event()
         threading.Thread(target=end.wait).start()
-        load.load_ahead(path, special_tokens=TEXT, is_proved=False, fork=fork)
-        engine = load.load_engine(load.describe(path))
+        load.load_ahead(path, special_tokens=TEXT, fork=fork)
+        engine, agree = load.load_unproved(load.describe(path), choice="auto", special_tokens=TEXT)
+        found["agree"] = agree()
         end.set()
-        found["apart"] = isinstance(engine.reference, references.HuggingFaceApart)
         found["others"] = len(psutil.Process().children())
         """,
     )
-    assert found == {"apart": False, "others": 0}
+    assert found == {"agree": False, "others": 0}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from tokenmill.engines.base import SpecialTokens, UnencodableError, taken_from
-from tokenmill.engines.load import files_of, load_engine
+from tokenmill.engines.load import files_of, load_engine, load_unproved
 from tokenmill.engines.pieces import PieceCutter, encode_pieces, find_cutter
 from tokenmill.engines.unknown import UnknownText
 from tokenmill.options import RowShape
@@ -443,11 +443,26 @@ class RowEncoder:
 
 
 def load_encoder(
-    tokenizer: TokenizerInfo, identity: StoreIdentity, *, choice: str, whole_bytes: int
+    tokenizer: TokenizerInfo,
+    identity: StoreIdentity,
+    *,
+    choice: str,
+    whole_bytes: int,
+    prove_later: Callable[[Callable[[], bool]], None] | None = None,
 ) -> RowEncoder:
-    """The encoder of a store, by an engine that is loaded for it."""
+    """The encoder of a store, by an engine that is loaded for it.
+
+    `prove_later` is given what tells whether the engines that were loaded ahead agree, if any were.
+    """
     policy = SpecialTokens(identity.special_tokens)
-    engine = load_engine(tokenizer, choice=choice, special_tokens=policy)
+    engine = None
+    if prove_later is not None:
+        ahead = load_unproved(tokenizer, choice=choice, special_tokens=policy)
+        if ahead is not None:
+            engine, agree = ahead
+            prove_later(agree)
+    if engine is None:
+        engine = load_engine(tokenizer, choice=choice, special_tokens=policy)
     return RowEncoder(engine, identity, whole_bytes=whole_bytes)
 
 

@@ -72,7 +72,7 @@ def request_identity(
     options: BuildOptions,
     layout: StoreLayout,
     before_describing: Callable[[TokenizerKind, int], None] | None = None,
-    when_harmless: Callable[[TokenizerFiles, bool], None] = lambda *_: None,
+    when_harmless: Callable[[TokenizerFiles], None] = lambda _: None,
     *,
     by_name: bool = False,
 ) -> Request:
@@ -81,8 +81,7 @@ def request_identity(
     `by_name`: whether the names of the input tell more than one split.
 
     `before_describing` is told the kind of a tokenizer that is to be described, and its bytes, and
-    `when_harmless` which files engines may load while the rest is found out, and whether they were
-    found to agree before.
+    `when_harmless` which files engines may load while the rest is found out.
     """
     files = find_tokenizer(options.tokenizer)
     settings = options.identity(by_name=by_name)

@@ -353,6 +353,8 @@ class Monitor:
                 case local.TaskReport(value=UnitReport() as report):
                     self._begun.pop(report.unit, None)
                     self._finish_unit(report)
+                case local.TaskReport(value=EngineReport() as report):
+                    self.engine = report
                 case local.TaskDone():
                     self._note(event.worker, doing="next unit")
                 case local.WorkerUsage(worker, memory, percent):

@@ -555,16 +555,14 @@ class BuildRun:
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 
-    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles, is_proved: bool) -> None:
+    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles) -> None:
         """Have engines loaded where workers are forked while the tokenizer is described."""
         if self._local is None or self.options.engine not in (AUTO, "gigatoken"):
             return
         if files.kind is TokenizerKind.HUGGINGFACE:
             policy = SpecialTokens(self.options.special_tokens)
             path, load = files.path.absolute(), functools.partial(load_ahead, fork=fork)
-            self._local.call_ahead(
-                functools.partial(load, path, special_tokens=policy, is_proved=is_proved)
-            )
+            self._local.call_ahead(functools.partial(load, path, special_tokens=policy))
             self._local.call_ahead(
                 functools.partial(
                     gigatoken.import_for_batches,

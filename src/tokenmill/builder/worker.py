@@ -51,7 +51,7 @@ from tokenmill.records import (
     cut_ranges,
     in_validation,
 )
-from tokenmill.runners.local import FoundTask
+from tokenmill.runners.local import FoundTask, answer_apart
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     Source,
@@ -675,14 +675,28 @@ class WorkerStart:
     tokenizer: TokenizerInfo
     # What workers share that are forked from the process in which it was prepared.
     encoder: encode.RowEncoder | None = None
+    # Whether what its engine makes may be used; waits until that is known. None where it may.
+    is_proved: Callable[[], bool] | None = None
 
     def prepare(self) -> None:
-        """Load the engine, of the files that the driver has put in place."""
-        self.encoder = self.load_encoder(StoreLayout(Path(self.store)))
+        """Load the engine, of the files that the driver has put in place.
+
+        Engines that were loaded ahead are compared while the first units are being encoded.
+        """
+
+        def prove_later(agree: Callable[[], bool]) -> None:
+            self.is_proved = answer_apart(agree)
+
+        layout = StoreLayout(Path(self.store))
+        self.encoder = self.load_encoder(layout, prove_later)
         # What answers here answers each worker anew.
         getattr(self.encoder.engine.reference, "hang_up", lambda: None)()
 
-    def load_encoder(self, layout: StoreLayout) -> encode.RowEncoder:
+    def load_encoder(
+        self,
+        layout: StoreLayout,
+        prove_later: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> encode.RowEncoder:
         files = {name: layout.tokenizer / name for name in self.tokenizer.files}
         # A worker on another machine downloads them first.
         layout.upstream.download(list(files.values()))
@@ -691,7 +705,9 @@ class WorkerStart:
         # Rows of several fields are never cut.
         source = self.settings.source
         whole = source.max_document_bytes // (1 if source.fields else encode.LONG_FACTOR)
-        return encode.load_encoder(tokenizer, identity, choice=choice, whole_bytes=whole)
+        return encode.load_encoder(
+            tokenizer, identity, choice=choice, whole_bytes=whole, prove_later=prove_later
+        )
 
     def __call__(self) -> BuildWorker:
         return BuildWorker(self)
@@ -706,8 +722,8 @@ class BuildWorker:
         self.layout = join_layout(start.store, url=start.url, token=token, corner=start.corner)
         self._lock = WorkerLock(self.layout, token=token)
         self._lock.acquire()
-        self.encoder = start.encoder or start.load_encoder(self.layout)
-        self.engine = self.encoder.engine
+        self._start = start
+        self._use(start.encoder or start.load_encoder(self.layout))
         self.scratch, self.mask_scratch = encode.Scratch(), encode.Scratch()
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
         self._copier = ThreadPoolExecutor(1, "tokenmill-copy")
@@ -729,6 +745,12 @@ class BuildWorker:
         self._unlimit: Callable[[], None] = lambda: None
         if not settings.options.serial:  # else this process is the user's own
             self._unlimit = plan.limit_memory(settings.memory.hard_bytes)
+
+    def _use(self, encoder: encode.RowEncoder) -> None:
+        self.encoder, self.engine = encoder, encoder.engine
+
+    def _is_proved(self) -> bool:
+        return self._start.is_proved is None or self._start.is_proved()
 
     def ready(self) -> EngineReport:
         return EngineReport(self.engine.name, self.engine.reference.name, self.engine.refusal)
@@ -879,10 +901,22 @@ class BuildWorker:
             UnitPass, worker=self, unit=unit, row_limit=row_limit, report=report
         )
         # Nothing to disagree with where the reference is the engine.
-        made = begin(by_reference=self.engine.fast is None)
+        made, differs = begin(by_reference=self.engine.fast is None), False
         try:
             end = made.run(source)
-        except encode.EngineDisagreesError:
+        except BaseException as error:
+            differs = isinstance(error, encode.EngineDisagreesError)
+            if not differs and self._is_proved():
+                raise
+        if not self._is_proved():
+            # Nothing of what the engine made is used, nor what went wrong with it.
+            made.writer.abort()
+            self._start.is_proved = None
+            self._use(self._start.load_encoder(self.layout))
+            report(self.ready())
+            self._build(source, unit, task, report)
+            return
+        if differs:
             found, made = made.encoding, begin(by_reference=True)
             made.tell()  # it begins again
             end = made.run(source)

@@ -617,16 +617,14 @@ def build(
 _ahead: dict[tuple[str, SpecialTokens], tuple[bytes, Any]] = {}
 
 
-def load_ahead(path: Path, policy: SpecialTokens) -> tuple[str, GigatokenEngine]:
+def load_ahead(path: Path, policy: SpecialTokens) -> None:
     """Load a tokenizer.json that `build` will be asked for, unless it turns out not to be covered.
 
-    Gives the checksum of the file, and the engine to try. The file must be known to do no harm.
+    The file must be known to do no harm.
     """
     data = path.read_bytes()
-    content, checksum = _as_understood(data, policy), xxhash.xxh3_128_hexdigest(data)
-    loaded = _load(content)
-    _ahead[checksum, policy] = content, loaded
-    return checksum, GigatokenEngine(content, loaded=loaded)
+    content = _as_understood(data, policy)
+    _ahead[xxhash.xxh3_128_hexdigest(data), policy] = content, _load(content)
 
 
 def import_for_batches(text_bytes: int, workers: int) -> None:

@@ -30,11 +30,10 @@ import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib import import_module, metadata
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import msgspec
 import numpy as np
@@ -52,7 +51,7 @@ from tokenmill.engines.base import (
     failure_of,
     nested_steps,
 )
-from tokenmill.engines.parity import CheckedEngine, Sample, SpecialText, probe_texts
+from tokenmill.engines.parity import CheckedEngine, Mismatch, Sample, SpecialText, probe_texts
 from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
 from tokenmill.engines.unknown import unknown_of_json, unknown_of_model
 from tokenmill.errors import TokenizerError, TokenmillError, UsageError, importing
@@ -60,7 +59,7 @@ from tokenmill.files import cache_folder, is_remote, shown
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import ProcessPoolExecutor
     from os import PathLike
 
@@ -227,19 +226,18 @@ def describe(
     files: TokenizerFiles | str | PathLike[str],
     *,
     policy: SpecialTokens | None = SpecialTokens.TEXT,
-    when_harmless: Callable[[bool], None] = lambda _: None,
+    when_harmless: Callable[[], None] = lambda: None,
 ) -> TokenizerInfo:
     """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
 
     Without a policy nothing is found out about engines, which takes longest: for who encodes
-    nothing. `when_harmless` is called when it is known that engines may load it, and told whether
-    their probes agreed before.
+    nothing. `when_harmless` is called when it is known that engines may load it.
     """
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
     key = _key_of(files, policy)
     if key is not None and (known := _recall(key, files, policy)) is not None:
-        when_harmless(any(_ONE_THREAD in each.proved for each in known.coverages))
+        when_harmless()
         return known
     coverages: tuple[Coverage, ...] = ()
     if files.kind is TokenizerKind.BYTES:
@@ -254,13 +252,13 @@ def describe(
     else:
         is_known = _looks_harmless(files)
         if is_known:
-            when_harmless(False)
+            when_harmless()
         with _uncollected():
             with well_formed(files):
                 if files.kind is TokenizerKind.HUGGINGFACE:
                     _refuse_harmful(files.parsed, files.path)
                 if not is_known:
-                    when_harmless(False)
+                    when_harmless()
                 facts = _DESCRIBE[files.kind](files, files.parsed)
             if policy is not None:
                 coverages = coverages_of(files, policy)
@@ -721,18 +719,7 @@ def load_engine(
     coverages: tuple[Coverage, ...] = ()
     if choice != own and info.kind is not TokenizerKind.BYTES:
         coverages = info.coverages if known else coverages_of(files, special_tokens)
-    first = next((each.engine for each in coverages if not each.refusal), None)
-    way = _ONE_THREAD if threads == 1 else "several threads"
-    ahead = _ahead.pop((special_tokens, way, first), None)
-    agreed: Collection[str] = ()
-    if ahead is None or not ahead.reference.is_ready(files.path):
-        reference = _load_reference(info, files, special_tokens, threads)
-    else:
-        reference, agreed = ahead
-        _check_added(ahead.reference, info, files)
-    # To the bytes engine the string of its end of text means nothing.
-    special = () if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens)
-    checked = partial(CheckedEngine, reference, info=info, special_text=SpecialText(special))
+    reference = _load_reference(info, files, special_tokens, threads)
     refusals: dict[str, str] = {}
     if choice == own:
         refusals[own] = f"--engine {choice} was asked for"
@@ -745,24 +732,11 @@ def load_engine(
             try:
                 if coverage.refusal:
                     raise TokenizerError(coverage.refusal)
-                module = fast_engines()[coverage.engine]
-                engine = checked(
-                    contested=module.contested(files, coverage, reference),
-                    fast=module.build(
-                        files,
-                        coverage,
-                        reference=reference,
-                        policy=special_tokens,
-                        threads=threads,
-                    ),
-                    probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
-                    agreed=agreed if coverage.engine == first else (),
+                engine = _with_fast(
+                    coverage, files, reference, info=info, policy=special_tokens, threads=threads
                 )
-                if _is_proved(info, coverage, way):
-                    return engine
-                mismatches = engine.check_probes().mismatches
+                mismatches = _mismatches(engine, coverage, threads)
                 if not mismatches:
-                    _keep_proof(info, coverage, way)
                     return engine
                 raise TokenizerError(
                     f"it disagrees with {reference.name} {reference.version} on "
@@ -778,7 +752,41 @@ def load_engine(
             f"{choice} may not be used for this tokenizer: {refusal}; its ids could be wrong",
             hint="use --engine auto",
         )
-    return checked(refusal=refusal)
+    # To the bytes engine the string of its end of text means nothing.
+    special = SpecialText(() if info.kind is TokenizerKind.BYTES else tuple(info.special_tokens))
+    return CheckedEngine(reference, info=info, special_text=special, refusal=refusal)
+
+
+def _with_fast(
+    coverage: Coverage,
+    files: TokenizerFiles,
+    reference: Engine,
+    *,
+    info: TokenizerInfo,
+    policy: SpecialTokens,
+    threads: int,
+) -> CheckedEngine:
+    """A fast engine that is covered; whether it agrees with the reference is to be seen."""
+    module, special = fast_engines()[coverage.engine], tuple(info.special_tokens)
+    return CheckedEngine(
+        reference,
+        info=info,
+        special_text=SpecialText(special),
+        contested=module.contested(files, coverage, reference),
+        fast=module.build(files, coverage, reference=reference, policy=policy, threads=threads),
+        probes=probe_texts([*special, *info.other_tokens], derived=coverage.probes),
+    )
+
+
+def _mismatches(engine: CheckedEngine, coverage: Coverage, threads: int) -> Sequence[Mismatch]:
+    """Probes on which the engines disagree; not tried again where they agreed before."""
+    way = "one thread" if threads == 1 else "several threads"
+    if _is_proved(engine.info, coverage, way):
+        return ()
+    mismatches = engine.check_probes().mismatches
+    if not mismatches:
+        _keep_proof(engine.info, coverage, way)
+    return mismatches
 
 
 def files_of(info: TokenizerInfo) -> TokenizerFiles:
@@ -840,49 +848,54 @@ def _check_added(
             )
 
 
-class _Ahead(NamedTuple):
-    """A reference that is being loaded, and probes on which the fast engine agrees with it."""
-
-    reference: references.HuggingFaceApart
-    agreed: frozenset[str]
-
-
-# Policy, threads and fast engine -> what was loaded for who will ask.
-_ahead: dict[tuple[SpecialTokens, str, str | None], _Ahead] = {}
-_ONE_THREAD = "one thread"
+# Policy -> the reference that is being loaded for who will ask.
+_ahead: dict[SpecialTokens, references.HuggingFaceApart] = {}
 
 
 def load_ahead(
-    path: Path, *, special_tokens: SpecialTokens, is_proved: bool, fork: Callable[[], int | None]
+    path: Path, *, special_tokens: SpecialTokens, fork: Callable[[], int | None]
 ) -> None:
-    """Load both engines of a tokenizer.json at once, for who will ask for them.
+    """Load both engines of a tokenizer.json at once, for `load_unproved`; the file is harmless.
 
-    For a process that workers are forked from: the reference gets a process of its own. Where the
-    probes are to agree, those that all tokenizers share are tried meanwhile. The file is harmless.
-    What turns out not to be asked for was loaded in vain.
+    For a process that workers are forked from: the reference gets a process of its own. What turns
+    out not to be asked for was loaded in vain.
     """
     from tokenmill.engines import gigatoken
 
     reference = references.HuggingFaceApart(path, special_tokens=special_tokens, fork=fork)
     try:
-        checksum, fast = gigatoken.load_ahead(path, special_tokens)
+        gigatoken.load_ahead(path, special_tokens)
     except BaseException:
         reference.close()
         raise
-    agreed = frozenset[str]()
-    if not is_proved and reference.checksum == checksum:
-        agreed = _agreed(fast, reference, probe_texts())
-    _ahead[special_tokens, _ONE_THREAD, gigatoken.ENGINE] = _Ahead(reference, agreed)
+    _ahead[special_tokens] = reference
 
 
-def _agreed(fast: Engine, reference: Engine, texts: list[str]) -> frozenset[str]:
-    """Those of the texts of which both engines make the same; the others are looked at later."""
-    batch = TextBatch.from_texts(texts)
-    try:
-        made = zip(texts, fast.encode(batch), reference.encode(batch), strict=True)
-        return frozenset(text for text, one, other in made if np.array_equal(one, other))
-    except TokenizerError:
-        return frozenset()
+def load_unproved(
+    info: TokenizerInfo, *, choice: str, special_tokens: SpecialTokens
+) -> tuple[CheckedEngine, Callable[[], bool]] | None:
+    """What `load_engine` would give if the engines loaded ahead agree, and whether they do.
+
+    That is waited for when it is asked for, in this process or in a fork. Where they do not, or
+    where this gives None, `load_engine` finds another.
+    """
+    reference = _ahead.pop(special_tokens, None)
+    coverage = next((each for each in info.coverages if not each.refusal), None)
+    if reference is None or coverage is None or info.policy is not special_tokens:
+        return None
+    if coverage.engine != "gigatoken" or choice not in (AUTO, coverage.engine):
+        return None
+    files = files_of(info)
+    reference.move(files.path)
+    engine = _with_fast(coverage, files, reference, info=info, policy=special_tokens, threads=1)
+
+    def agree() -> bool:
+        if not reference.is_ready():
+            return False
+        _check_added(reference, info, files)
+        return not _mismatches(engine, coverage, 1)
+
+    return engine, agree
 
 
 class Encoded(TokenBatch, Sequence["NDArray[np.uint32]"]):

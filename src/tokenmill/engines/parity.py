@@ -177,8 +177,6 @@ class CheckedEngine:
     fast: Engine | None = None
     contested: Callable[[TextBatch], NDArray[np.int64]] | None = None
     probes: Sequence[str] = ()
-    # Those of them on which the engines were found to agree already.
-    agreed: Collection[str] = ()
     # Why there is no fast engine, where there is none.
     refusal: str | None = None
     # Documents that `encode` gave to the reference, so far.
@@ -221,7 +219,7 @@ class CheckedEngine:
         """Encode the fixed probe texts with both engines."""
         if self.fast is None:
             return SampleResult()
-        texts = TextBatch.from_texts(text for text in self.probes if text not in self.agreed)
+        texts = TextBatch.from_texts(self.probes)
         return SampleResult(
             num_documents=len(texts),
             num_bytes=texts.num_bytes,

@@ -290,15 +290,13 @@ class HuggingFaceApart(HuggingFaceEngine):
                 finally:
                     os._exit(0)
 
-    def is_ready(self, path: Path) -> bool:
-        """Wait until it is loaded; whether from the bytes of this file, which is used from now."""
+    def move(self, path: Path) -> None:
+        """The same file is there from now on."""
         self._path = path
-        return self.checksum == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
-    @lazy
-    def checksum(self) -> str:
-        """That of the file which was loaded; waits until it is. Empty where it was not."""
-        return self._desk.recv(64).decode()
+    def is_ready(self) -> bool:
+        """Wait until it is loaded, which one process can; whether from the file's very bytes."""
+        return self._desk.recv(64).decode() == xxhash.xxh3_128_hexdigest(self._path.read_bytes())
 
     def hang_up(self) -> None:
         """End the line of this process; it gets another when it asks again."""

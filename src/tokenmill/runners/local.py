@@ -602,6 +602,26 @@ def fork() -> int | None:
     return None
 
 
+def answer_apart(question: Callable[[], bool]) -> Callable[[], bool]:
+    """Have a fork of this process find an answer; gives what waits for it, here and in forks.
+
+    The answer is no where that process fails or ends. Where there can be none, it is found here.
+    """
+    ours, theirs = socket.socketpair()
+    pid = fork()
+    if pid is None:
+        answer = question()
+        return lambda: answer
+    if pid == 0:
+        try:
+            if question():
+                theirs.send(b"y")
+        finally:
+            os._exit(0)
+    theirs.close()
+    return lambda: bool(ours.recv(1, socket.MSG_PEEK))
+
+
 def _prepared(body: bytes) -> Callable[[], Start]:
     """Gives the start that was sent, prepared; where that fails the worker tries it and says so."""
     try:

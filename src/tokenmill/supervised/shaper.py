@@ -533,7 +533,6 @@ class TextBoundaries:
         self._bytes: dict[int, bytes] = {}
         # Ids of texts in front of a boundary: headers of answers are always the same.
         self._headers: dict[str, list[int]] = {}
-        self._prefixed = self._added_before("a"), self._added_before(" a")
         # The text that was asked about last, its bytes, and the tokens of it that are known.
         self._text, self._data, self._spans = "", b"", list[Range]()
         self._offsets: list[Range] = []
@@ -730,6 +729,11 @@ class TextBoundaries:
         places = self._places[ids]
         places[tokens.offsets[:-1][has_front & (tokens.lengths > 0)]] += 1
         return text_batch(self._table.take(pa.array(places)))
+
+    @lazy
+    def _prefixed(self) -> tuple[int, int]:
+        """Found out when rows are there: the reference may still be being loaded before."""
+        return self._added_before("a"), self._added_before(" a")
 
     def _added_before(self, text: str) -> int:
         """Bytes that the tokenizer puts in front of a text: one for SentencePiece's first space."""
