@@ -19,9 +19,9 @@ from tokenmill.diagnosis.page import (
     column_plot,
     line_plot,
     render,
-    tag,
     thinned,
 )
+from tokenmill.markup import tag
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def test_a_page_has_every_plot_with_its_numbers(case: Case) -> None:
     ):
         assert f"<h3>{title}</h3>" in page
     plots = drawings(page)
-    assert len(plots) == page.count("<figure>") == page.count("<h3>") - 2 == 5
+    assert len(plots) == page.count("<figure ") == page.count("<h3>") - 2 == 5
     for plot in plots:
         assert plot.get("role") == "img"
         assert plot.get("aria-label")
@@ -74,6 +74,11 @@ def test_a_page_has_every_plot_with_its_numbers(case: Case) -> None:
 def test_nothing_in_a_page_comes_from_elsewhere(case: Case) -> None:
     tags = Tags(case.report.read_text()).found
     names = {name for name, _ in tags}
+    # The list of contents leads to every part of the page.
+    links = [attributes["href"] for name, attributes in tags if name == "a"]
+    parts = [f"#{attributes['id']}" for name, attributes in tags if name == "section"]
+    assert links == parts
+    assert len(parts) >= 5
     assert not names & {"script", "img", "iframe", "object", "embed", "use", "image"}
     for name, attributes in tags:
         for key, value in attributes.items():

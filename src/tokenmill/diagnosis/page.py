@@ -1,16 +1,15 @@
 """The report: one HTML file with everything in it, for a browser that is offline.
 
-The frame of the page and its style are in page.html. There is no script in it, and its policy
-forbids the browser to load anything. Plots are SVG, 400 units wide, so that on a phone letters stay
-readable and on a desk two stand side by side. Colours are classes; the style gives them one look
-for light and one for dark. Every bar and point has its number as a `<title>`, which a browser shows
-under the pointer.
+The frame of the page is in page.html; its look is that of the viewer, ../look.css, and a little
+more, page.css. There is no script in it, and its policy forbids the browser to load anything. Plots
+are SVG, 400 units wide, so that on a phone letters stay readable and on a desk two stand side by
+side. Colours are classes; the style gives them one look for light and one for dark. Every bar and
+point has its number as a `<title>`, which a browser shows under the pointer.
 """
 
 from __future__ import annotations
 
 import datetime
-import html
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ import numpy as np
 
 from tokenmill.diagnosis.diagnose import sentence
 from tokenmill.diagnosis.values import OTHER_IDS, STATES, Diagnosis, RunMetrics
+from tokenmill.markup import LOOK, Markup, digest, safe, tag
 from tokenmill.stalls import StepAccount
-from tokenmill.visible import visible_lines
 from tokenmill.words import compact, count, format_size, milliseconds
 
 if TYPE_CHECKING:
@@ -71,37 +70,6 @@ class Series(NamedTuple):
     name: str
     points: Sequence[Point]
     shown: Sequence[str] = ()
-
-
-# -------------------------------------------------------------------------------------------------
-# Tags, and text made safe for them.
-
-
-class Markup(str):
-    """A string that is markup already; all others are text."""
-
-    __slots__ = ()
-
-
-def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """An element. `class_` is class, `_` in a name is `-`; text in it is escaped."""
-    words = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_value(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{words}>{''.join(map(safe, children))}</{name}>")
-
-
-def safe(content: str) -> Markup:
-    """Markup as it is, text escaped."""
-    return content if isinstance(content, Markup) else Markup(html.escape(visible_lines(content)))
-
-
-def _value(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}".rstrip("0").rstrip(".")
-    return visible_lines(str(value))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -348,7 +316,7 @@ def _svg(parts: Sequence[Markup], *, height: float, label: str) -> Markup:
 # The page.
 
 BUSY = ", as measured on a busy machine"
-PAGE = Path(__file__).with_name("page.html")
+PAGE, STYLE = (Path(__file__).with_name(name) for name in ("page.html", "page.css"))
 MOST_ROWS = 200  # of the table below a plot
 KEPT_POINTS = 300
 # Figures over steps and over time: title, unit, factor, lines by the names of their values.
@@ -395,13 +363,24 @@ def render(found: Diagnosis) -> str:
     )
     sections = [*_sections(found)]
     made = f"tokenmill {found.machine.tokenmill}, Python {found.machine.python}, {now}."
+    style = "".join(path.read_text(encoding="utf-8") for path in (LOOK, STYLE))
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
+        style=style,
+        digest=digest(style),
         title=safe(_title(found)),
-        facts=tag("dl", *(tag("div", tag("dt", name), tag("dd", is_)) for name, is_ in facts)),
-        contents=tag("nav", *(tag("a", each[0], href=f"#{_anchor(each[0])}") for each in sections)),
+        facts=tag(
+            "dl",
+            *(tag(*each) for fact in facts for each in zip(("dt", "dd"), fact, strict=True)),
+            class_="facts",
+        ),
+        contents=tag(
+            "nav",
+            *(tag("a", each[0], href=f"#{_anchor(each[0])}") for each in sections),
+            aria_label="Contents",
+        ),
         sections="".join(
-            tag("section", tag("h2", title), *content, class_=class_, id=_anchor(title))
-            for title, class_, content in sections
+            tag("section", tag("h2", title), *content, id=_anchor(title))
+            for title, content in sections
         ),
         footer=tag("footer", tag("p", how) if found.ways else "", tag("p", made)),
     )
@@ -426,19 +405,20 @@ def _title(found: Diagnosis) -> str:
     return "Starved: tokenizing while training is too slow"
 
 
-def _sections(found: Diagnosis) -> Iterator[tuple[str, str | None, Sequence[Markup]]]:
-    """The title, class and content of each."""
+def _sections(found: Diagnosis) -> Iterator[tuple[str, Sequence[Markup]]]:
+    """The title and content of each."""
     if found.advice:
-        yield "In plain words", "words", [tag("p", line) for line in found.advice]
+        words = (tag("p", line) for line in found.advice)
+        yield "In plain words", [tag("div", *words, class_="card words")]
     if found.ways:
         if found.commands:
-            yield "What to type", None, [tag("pre", tag("code", each)) for each in found.commands]
+            yield "What to type", [tag("pre", tag("code", each)) for each in found.commands]
         plots = (_throughput(found), _memory(found), *_lengths(found), *_scaling(found))
-        yield "What was measured", None, [tag("div", *plots, class_="grid")]
-        yield "Numbers", None, [*_numbers(found)]
-        yield "What was timed", None, [*_programs(found)]
+        yield "What was measured", [tag("div", *plots, class_="figures")]
+        yield "Numbers", [tag("div", *_numbers(found), class_="card")]
+        yield "What was timed", [tag("div", *_programs(found), class_="card")]
         if found.demands:
-            yield "What the GPU takes", None, [*_needs(found)]
+            yield "What the GPU takes", [tag("div", *_needs(found), class_="card")]
     evidence = found.evidence
     for title, given, draw in (
         ("Your own loop", evidence.stalls, _stalls),
@@ -446,7 +426,7 @@ def _sections(found: Diagnosis) -> Iterator[tuple[str, str | None, Sequence[Mark
         ("Time line of the build", evidence.timeline, _build),
     ):
         if given is not None:
-            yield title, None, [tag("div", *draw(given), class_="grid")]  # type: ignore[arg-type]
+            yield title, [tag("div", *draw(given), class_="figures")]  # type: ignore[arg-type]
 
 
 def table(headings: Sequence[str], *rows: Sequence[str]) -> Markup:
@@ -475,7 +455,7 @@ def figure(
         less = f" (one in {every})" if every > 1 else ""
         summary = tag("summary", f"Numbers{less}", aria_label=f"Numbers of: {title}")
         parts.append(tag("details", summary, table(rows[0], *numbers[::every])))
-    return tag("figure", *parts)
+    return tag("figure", *parts, class_="card")
 
 
 def line_figure(

@@ -9,8 +9,6 @@ their numbers; there is no path in any of them. Nothing is written.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import inspect
 import json
 import math
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from tokenmill.errors import TokenmillError, UsageError, importing
+from tokenmill.markup import LOOK, digest
 from tokenmill.options import ViewOptions, with_options
 from tokenmill.viewer.batches import ShownBatches
 from tokenmill.viewer.desk import Desk
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 FILES = {
     "/page.js": ("page.js", "text/javascript"),
+    "/look.css": ("../look.css", "text/css"),
     "/page.css": ("page.css", "text/css"),
     "/uPlot.js": ("uplot/uPlot.js", "text/javascript"),
     "/uPlot.css": ("uplot/uPlot.css", "text/css"),
@@ -208,11 +208,11 @@ def write_page(desk: Desk, out: Path) -> None:
 
 def _one_file(kept: str) -> str:
     """The page with everything in it; its policy allows what is in it and no request."""
-    style = _text("uplot/uPlot.css") + _text("page.css")
+    style = _text("uplot/uPlot.css") + LOOK.read_text(encoding="utf-8") + _text("page.css")
     charts, script = _text("uplot/uPlot.js"), _text("page.js")
     policy = (
-        f"default-src 'none'; script-src {_hash(charts)} {_hash(script)};"
-        f" style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {digest(charts)} {digest(script)};"
+        f" style-src {digest(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     data = kept.replace("<", "\\u003c")
@@ -228,11 +228,6 @@ def _one_file(kept: str) -> str:
 
 def _text(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"'sha256-{digest}'"
 
 
 # -------------------------------------------------------------------------------------------------

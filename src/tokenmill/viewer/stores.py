@@ -26,7 +26,6 @@ from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.files import is_remote
 from tokenmill.inspection import count_ids, measure_lengths, token_text
 from tokenmill.records import lazy
-from tokenmill.selection import as_arrow, judged, require_columns
 from tokenmill.sources.discovery import source_file
 from tokenmill.store.documents import COLUMNS, Documents
 from tokenmill.store.facts import bytes_per_token
@@ -233,6 +232,9 @@ class ShownStore:
         """Documents from a number on that are as asked for; `next` is where to go on."""
         store = self.of(split)
         if where is not None:
+            # Imported here, and below: the page is there a tenth of a second earlier.
+            from tokenmill.selection import require_columns
+
             require_columns(self.columns, parse(where))
         begin, end = (0, len(store)) if source is None else self._range(split, source)
         at, found, stop_at = max(first, begin), list[int](), perf_counter() + SECONDS
@@ -265,6 +267,8 @@ class ShownStore:
 
     def _judged(self, where: str, shard: str) -> NDArray[np.bool_]:
         """Which documents of a shard a condition keeps."""
+        from tokenmill.selection import judged
+
         kept: NDArray[np.bool_] = judged(self.columns, parse(where), self._places[shard]) == KEPT
         return kept
 
@@ -278,6 +282,8 @@ class ShownStore:
 
     def _values(self, store: Store, number: int) -> dict[str, Any]:
         """What a document was given."""
+        from tokenmill.selection import as_arrow
+
         shard, local = store.locate(number)
         place, found = self._places[store.shards[shard].name], {}
         for fact in self._annotations():
