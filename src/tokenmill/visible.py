@@ -28,6 +28,10 @@ def visible_lines(text: str) -> str:
     return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+class ReaderLeftError(BrokenPipeError):
+    """Who read our output (head, less) has left. It has no errno, at which typer would exit."""
+
+
 class VisibleStream:
     """A stream of text to which no control character comes but ends of lines and tabs."""
 
@@ -35,8 +39,17 @@ class VisibleStream:
         self.unguarded = stream
 
     def write(self, text: str) -> int:
-        self.unguarded.write(visible_lines(text))
+        try:
+            self.unguarded.write(visible_lines(text))
+        except BrokenPipeError as error:
+            raise ReaderLeftError from error
         return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.unguarded.flush()
+        except BrokenPipeError as error:
+            raise ReaderLeftError from error
 
     def writelines(self, lines: list[str]) -> None:
         for line in lines:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,11 +44,11 @@ def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
     assert cli().out == cli("--help").out
 
 
-@pytest.mark.parametrize("args", [("version",), ("--version",)])
-def test_the_version_is_told_with_that_of_the_engines(cli: Cli, args: tuple[str]) -> None:
-    lines = cli(*args).out.splitlines()
-    assert lines[0] == "tokenmill 0.1.0"
-    assert any(line.startswith("gigatoken ") for line in lines)
+def test_the_version_is_told_in_one_line_and_with_the_engines_on_request(cli: Cli) -> None:
+    assert cli("--version").out == "tokenmill 0.1.0\n"
+    first, *others = cli("version").out.splitlines()
+    assert first == "tokenmill 0.1.0"
+    assert any(line.startswith("gigatoken ") for line in others)
 
 
 def test_the_console_script_is_the_same_command(cli: Cli) -> None:
@@ -115,9 +116,10 @@ def test_a_failure_is_exit_code_1_and_its_traceback_comes_only_with_debug(cli: C
     assert "Traceback" in cli.apart(*args, "--debug", code=1).err
 
 
-def test_a_reader_that_leaves_early_sees_no_traceback(cli: Cli, corpus: Path) -> None:
+def test_a_reader_that_leaves_early_ends_the_command_quietly(cli: Cli, corpus: Path) -> None:
     cli("build", corpus, "-t", "bytes", "-o", "store", "--quiet")
-    command = [*COMMAND, "inspect", "store", "--doc", "0", "--json"]
+    command = [*COMMAND, "grep", "store", "a", "--limit", "9999", "--json"]
+    assert len(cli(*command[3:]).out) > 1 << 16, "it must not fit into the pipe"
     run = subprocess.run(
         f"{subprocess.list2cmdline(command)} | head -c 1; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -127,9 +129,39 @@ def test_a_reader_that_leaves_early_sees_no_traceback(cli: Cli, corpus: Path) ->
         text=True,
         check=False,
     )
-    assert run.stdout == "{"
-    assert "Traceback" not in run.stderr
-    assert "Exception ignored" not in run.stderr
+    assert (run.stdout, run.stderr, run.returncode) == ("{", "", 141)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("inspect", "store"),
+        ("inspect", "store", "--doc", "0", "--json"),
+        ("plan", "corpus.jsonl", "-t", "bytes"),
+        ("layout", "store", "--seq-len", "64"),
+        ("build", "--help"),
+    ],
+)
+def test_nobody_reads_and_the_command_ends_quietly(
+    cli: Cli, corpus: Path, args: tuple[str, ...]
+) -> None:
+    cli("build", corpus.name, "-t", "bytes", "-o", "store", "--quiet")
+    assert run_unread(cli, *args, stderr=subprocess.PIPE) == (141, b"")
+
+
+def test_a_build_of_which_nobody_reads_anything_is_finished(cli: Cli, corpus: Path) -> None:
+    args = ("build", corpus.name, "-t", "bytes", "-o", "store")
+    assert run_unread(cli, *args, stderr=subprocess.STDOUT)[0] == 141
+    assert cli(*args).out.startswith("nothing to do")
+
+
+def run_unread(cli: Cli, *args: str, stderr: int) -> tuple[int, bytes | None]:
+    read, write = os.pipe()
+    os.close(read)
+    with subprocess.Popen([*COMMAND, *args], cwd=cli.folder, stdout=write, stderr=stderr) as run:
+        os.close(write)
+        said = run.communicate()[1]
+    return run.returncode, said
 
 
 def test_a_command_ends_with_its_code_after_whatever_waits_for_the_end_of_the_process() -> None:

@@ -1,8 +1,9 @@
 """Entry point of the `tokenmill` command: the commands, and what any of them does on an error.
 
 This is the process boundary: the only place that turns exceptions into `error:` and `hint:` lines
-and exit codes (2 usage, 1 failure, 130 Ctrl-C, 143 SIGTERM). `tokenmill --help` must answer at
-once, so no module of the command line imports numpy, pyarrow or rich before a command runs.
+and exit codes (2 usage, 1 failure, 130 Ctrl-C, 141 a closed pipe, 143 SIGTERM). `tokenmill --help`
+must answer at once, so no module of the command line imports numpy, pyarrow or rich before a
+command runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tokenmill.cli.commands import raise_on_sigterm
 from tokenmill.cli.output import guard_streams
 from tokenmill.engines import OWN_ENGINES, engine_names
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.visible import visible
+from tokenmill.visible import ReaderLeftError, visible
 
 PACKAGES = ("numpy", "pyarrow", *(name for name in engine_names() if name not in OWN_ENGINES))
 
@@ -151,12 +152,12 @@ app.command("version", cls=GroupedCommand)(version)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version()
+        print(f"tokenmill {__version__}")
         raise typer.Exit
 
 
 VERSION = typer.Option(
-    "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    "--version", help="Print the version, in one line.", callback=_print_version, is_eager=True
 )
 
 
@@ -203,11 +204,10 @@ def run() -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) has left. Point stdout elsewhere, or the interpreter
-        # would fail once more when it flushes at exit.
+    except ReaderLeftError:
+        # Point stdout elsewhere, or the interpreter would fail once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = 141
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -301,7 +301,8 @@ def report(error: Exception) -> int:
     else:
         message = f"{type(error).__name__}: {error}"
         hint = "this is a fault of tokenmill; run the command again with --debug to see where"
-    print(f"error: {visible(message)}", file=sys.stderr)
-    if hint:
-        print(f"hint: {visible(hint)}", file=sys.stderr)
+    with contextlib.suppress(ReaderLeftError):
+        print(f"error: {visible(message)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {visible(hint)}", file=sys.stderr)
     return code

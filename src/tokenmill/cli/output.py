@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.visible import guarded, visible, visible_lines
+from tokenmill.visible import ReaderLeftError, guarded, visible, visible_lines
 from tokenmill.words import clock, compact, count, duration, format_size, of_budget, share
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def make_console(*, stderr: bool = False) -> Console:
             for text, style, control in super().render(renderable, options):
                 seen = text if control else visible_lines(text)
                 yield Segment(seen, style, control)
+
+        def on_broken_pipe(self) -> None:
+            raise ReaderLeftError  # rich would exit with 1
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else WIDTH_OF_A_PIPE
