@@ -666,7 +666,7 @@ _VERSION_KEYS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class FoundFile:
     """A file that an input stands for."""
 
     path: str
@@ -716,7 +716,7 @@ def normalise(path: PathInput) -> str:
     return root + "/".join(part for part in text.split("/") if part not in ("", ".")) or "."
 
 
-def matches(name: PathInput) -> list[Match]:
+def matches(name: PathInput) -> list[FoundFile]:
     """The files that one input stands for: itself, a folder's content, or what a glob matches."""
     path = normalise(name)
     found = list(_remote_matches(path) if is_remote(path) else _local_matches(path))
@@ -790,18 +790,18 @@ def unreadable(path: str, error: Exception) -> SourceError:
     )
 
 
-def _local_matches(path: str) -> Iterator[Match]:
+def _local_matches(path: str) -> Iterator[FoundFile]:
     if os.path.isdir(path):
-        yield from (Match(found, False) for found in _walk(path))
+        yield from (FoundFile(found, False) for found in _walk(path))
     elif os.path.lexists(path):
-        yield Match(path, True)
+        yield FoundFile(path, True)
     elif glob.has_magic(path):
         suffix = _literal_suffix(path)
         for found in _glob(path):
             if os.path.isdir(found):
-                yield from (Match(normalise(inner), False) for inner in _walk(found))
+                yield from (FoundFile(normalise(inner), False) for inner in _walk(found))
             else:
-                yield Match(normalise(found), bool(suffix) and found.endswith(suffix))
+                yield FoundFile(normalise(found), bool(suffix) and found.endswith(suffix))
 
 
 def _literal_suffix(pattern: str) -> str:
@@ -870,10 +870,10 @@ def _part_rule(part: str) -> str:
     )
 
 
-def _remote_matches(path: str) -> list[Match]:
+def _remote_matches(path: str) -> list[FoundFile]:
     if _is_web(path):
         # A web address is one file: "?" starts a query there, and servers do not list folders.
-        return [Match(path, True)]
+        return [FoundFile(path, True)]
     try:
         fs, name = filesystem(path)
         return persistently(path, lambda: _remote_listing(fs, name, path))
@@ -881,7 +881,7 @@ def _remote_matches(path: str) -> list[Match]:
         raise unreadable(path, error) from error
 
 
-def _remote_listing(fs: Any, name: str, path: str) -> list[Match]:
+def _remote_listing(fs: Any, name: str, path: str) -> list[FoundFile]:
     fs.invalidate_cache(name)
     suffix, folder, found = "", name, []
     if glob.has_magic(name):
@@ -891,10 +891,10 @@ def _remote_listing(fs: Any, name: str, path: str) -> list[Match]:
     elif fs.isdir(name):
         found = fs.find(name)
     elif fs.exists(name):
-        return [Match(path, True)]
+        return [FoundFile(path, True)]
     known = len(name.split("*", 1)[0].rstrip("/").split("/"))
     shown_files = [
-        Match(fs.unstrip_protocol(each), bool(suffix) and each.endswith(suffix))
+        FoundFile(fs.unstrip_protocol(each), bool(suffix) and each.endswith(suffix))
         for each in found
         if not any(part.startswith(".") for part in each.split("/")[known - 1 :])
     ]

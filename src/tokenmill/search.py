@@ -210,7 +210,7 @@ class Search:
 
     # Ids that stand for bytes, one by one.
 
-    def _scan(self, block: Block) -> Hits:
+    def _scan(self, block: DocumentRange) -> Hits:
         assert self.pieces is not None
         mapped = self.store.map_shard(block.shard)
         begins, lengths = block.spans(mapped)
@@ -308,7 +308,7 @@ class Search:
 
     # Ids of which only the tokenizer's package knows what they stand for together.
 
-    def _scan_decoded(self, block: Block) -> Hits:
+    def _scan_decoded(self, block: DocumentRange) -> Hits:
         decode, store = self.store.reference.decode, self.store
         mapped = store.map_shard(block.shard)
         found = []
@@ -369,7 +369,7 @@ def _first_numbers(store: Store) -> list[int]:
     return found
 
 
-class Block(NamedTuple):
+class DocumentRange(NamedTuple):
     """Documents of a shard, one after the other."""
 
     shard: int
@@ -383,7 +383,7 @@ class Block(NamedTuple):
         return begins, index.lengths[here].astype(np.int64)
 
 
-def _blocks(store: Store) -> Iterator[Block]:
+def _blocks(store: Store) -> Iterator[DocumentRange]:
     """All documents, about `BLOCK_TOKENS` at a time."""
     for number, shard in enumerate(store.shards):
         first = 0
@@ -392,12 +392,12 @@ def _blocks(store: Store) -> Iterator[Block]:
             before = int(ends[first - 1]) if first else 0
             last = int(ends.searchsorted(before + BLOCK_TOKENS, side="right"))
             last = max(last, first + 1)
-            yield Block(number, first, last)
+            yield DocumentRange(number, first, last)
             first = last
 
 
 def _in_order(
-    scan: Callable[[Block], Hits], blocks: Iterator[Block], *, workers: int
+    scan: Callable[[DocumentRange], Hits], blocks: Iterator[DocumentRange], *, workers: int
 ) -> Iterator[Hits]:
     """What is found in each block, in their order; few are under way at a time."""
     with ThreadPoolExecutor(workers, thread_name_prefix="tokenmill grep") as pool:

@@ -35,7 +35,7 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.trainer.model import EIGHT_BIT
-from tokenmill.trainer.options import Source, TrainOptions, open_splits
+from tokenmill.trainer.options import TrainingData, TrainOptions, open_splits
 from tokenmill.trainer.run import run_training
 
 if TYPE_CHECKING:
@@ -465,7 +465,7 @@ def test_running_out_of_memory_is_no_bare_traceback(
     memory = psutil.virtual_memory()._replace(available=1 << 70, total=1 << 70)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     store, _ = open_splits(place / "plain")
-    source = Source(store, None)
+    source = TrainingData(store, None)
     options = TrainOptions(
         place / "plain",
         model="tiny",

@@ -25,7 +25,7 @@ import xxhash
 
 from tokenmill import files as files_module
 from tokenmill.errors import SourceError
-from tokenmill.files import FileStat, Match, PathInput, shown
+from tokenmill.files import FileStat, FoundFile, PathInput, shown
 from tokenmill.sources import base
 from tokenmill.sources.base import COMPRESSIONS, FORMATS, SourceFile, SourceOptions
 
@@ -305,9 +305,9 @@ def discover(
 # What is chosen among the files by globs.
 
 
-def _matches(inputs: Sequence[PathInput]) -> tuple[list[Match], dict[str, str]]:
+def _matches(inputs: Sequence[PathInput]) -> tuple[list[FoundFile], dict[str, str]]:
     """The files that the inputs stand for, and the folder of the input that has each of them."""
-    matched: list[Match] = []
+    matched: list[FoundFile] = []
     places: dict[str, str] = {}
     for each in inputs:
         root = files_module.normalise(each)
@@ -322,19 +322,19 @@ def _matches(inputs: Sequence[PathInput]) -> tuple[list[Match], dict[str, str]]:
 
 
 def _choose(
-    matched: list[Match],
+    matched: list[FoundFile],
     places: Mapping[str, str],
     *,
     include: Sequence[str],
     exclude: Sequence[str],
-) -> tuple[list[Match], list[Skipped]]:
+) -> tuple[list[FoundFile], list[Skipped]]:
     """The files that the globs leave, and those that they do not."""
     if not include and not exclude:
         return matched, []
     rules = [
         [(pattern, _glob_of(pattern)) for pattern in patterns] for patterns in (include, exclude)
     ]
-    chosen: list[Match] = []
+    chosen: list[FoundFile] = []
     left_out: dict[str, Skipped] = {}
     for match in matched:
         path = shown(match.path) if files_module.is_remote(match.path) else match.path
@@ -500,14 +500,14 @@ def _source_file(path: str, facts: FileStat) -> SourceFile:
     )
 
 
-def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceError]]:
+def _unique(matches: Iterable[FoundFile]) -> list[tuple[FoundFile, FileStat | SourceError]]:
     """Each file once, sorted by path; an error for what is in a folder and is no file."""
-    named: dict[str, Match] = {}
+    named: dict[str, FoundFile] = {}
     for match in matches:
         if match.named or match.path not in named:
             named[match.path] = match
     seen: set[tuple[object, ...]] = set()
-    unique: list[tuple[Match, FileStat | SourceError]] = []
+    unique: list[tuple[FoundFile, FileStat | SourceError]] = []
     for match in sorted(named.values(), key=lambda match: match.path):
         try:
             facts = files_module.stat(match.path)
@@ -523,7 +523,9 @@ def _unique(matches: Iterable[Match]) -> list[tuple[Match, FileStat | SourceErro
 
 
 def _examine(
-    match: Match, facts: FileStat | SourceError, looked_at: set[tuple[str, str | None, str | None]]
+    match: FoundFile,
+    facts: FileStat | SourceError,
+    looked_at: set[tuple[str, str | None, str | None]],
 ) -> SourceFile | Skipped | Stray:
     path = shown(match.path) if files_module.is_remote(match.path) else match.path
     if isinstance(facts, SourceError):

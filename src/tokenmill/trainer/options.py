@@ -475,7 +475,7 @@ def train(options: TrainOptions) -> TrainResult:
         raise MissingExtraError("torch", extra="torch", purpose="training")
     is_first = int(os.environ.get("RANK", "0")) == 0
     tell = options.on_progress if is_first else None
-    source = follow_build(options) if options.follow else Source(*open_splits(options.store))
+    source = follow_build(options) if options.follow else TrainingData(*open_splits(options.store))
     if tell is not None:
         message = f"{source.train.num_tokens:,} tokens to train on; loading torch ..."
         if source.follower is not None:
@@ -486,7 +486,7 @@ def train(options: TrainOptions) -> TrainResult:
     return run_training(source, options, on_progress=tell)
 
 
-class Source(NamedTuple):
+class TrainingData(NamedTuple):
     """What a run reads."""
 
     train: Store
@@ -494,12 +494,12 @@ class Source(NamedTuple):
     follower: Follower | None = None  # of a store that is built meanwhile: then `train` grows
 
 
-def follow_build(options: TrainOptions) -> Source:
+def follow_build(options: TrainOptions) -> TrainingData:
     """A store whose build may still go on, as soon as there is some of it."""
     from tokenmill.store.following import Follower
 
     follower = Follower(cast("PathInput", options.store), split="train")
-    return Source(follower.current, None, follower)
+    return TrainingData(follower.current, None, follower)
 
 
 def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:

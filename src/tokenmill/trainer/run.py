@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from tokenmill.store.following import Follower
     from tokenmill.store.reader import Store
     from tokenmill.trainer.loop import Reading, Setup
-    from tokenmill.trainer.options import Source, TrainOptions
+    from tokenmill.trainer.options import TrainingData, TrainOptions
 
     OnProgress = Callable[[TrainProgress], None]
 
@@ -503,7 +503,7 @@ UNCHECKED = (
 
 
 def run_training(
-    source: Source, options: TrainOptions, *, on_progress: OnProgress | None = None
+    source: TrainingData, options: TrainOptions, *, on_progress: OnProgress | None = None
 ) -> TrainResult:
     """Train on a store. The ranks of torchrun are found in the environment."""
     if options.tensorboard and find_spec("tensorboard") is None:
@@ -572,7 +572,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        source: Source,
+        source: TrainingData,
         setup: Setup,
         on_progress: OnProgress | None,
         resources: contextlib.ExitStack,
