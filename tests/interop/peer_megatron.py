@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import logging
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,16 +85,27 @@ def feed(export: str, end_id: int, vocab_size: int, seq_len: int, rows: int) -> 
     return answers
 
 
+def run_example(name: str, *arguments: str) -> str:
+    """What it prints, run as a script."""
+    before, sys.argv = sys.argv, [name, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(Path(feed_megatron.__file__).with_name(name)), run_name="__main__")
+    sys.argv = before
+    return printed.getvalue()
+
+
 def each(
     prefixes: list[str],
     writes: list[tuple[str, list[list[list[int]]], str]],
     arguments: list[str],
     feeds: list[tuple[str, int, int, int, int]],
+    example: list[str],
 ) -> list[Any]:
     """Write some, read some, take up files of arguments, feed: starting takes seconds."""
     for one in writes:
         write(*one)
-    return [read(prefixes), [blends(file) for file in arguments], [feed(*one) for one in feeds]]
+    fed = [feed(*one) for one in feeds]
+    return [read(prefixes), [blends(file) for file in arguments], fed, run_example(*example)]
 
 
 if __name__ == "__main__":

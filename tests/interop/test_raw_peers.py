@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,11 @@ def test_megatron(tmp_path: Path) -> None:
         tmp_path / "two words" / "data-args.json",
     ]
     feeds, fed = write_feeds(tmp_path)
-    found, blends, rows = peers.run("megatron", "each", prefixes, writes, arguments, feeds)
+    example = ["feed_megatron.py", feeds[1][0], str(EOS), str(WIDE)]
+    found, blends, rows, printed = peers.run(
+        "megatron", "each", prefixes, writes, arguments, feeds, example
+    )
+    assert re.fullmatch(r"100 rows: [\d,]+ labels count, in [\d,]+ parts of documents\n", printed)
     for answers, documents, masks in zip(rows, *fed, strict=True):
         compare_rows(answers, documents, masks, folder=tmp_path)
     assert found == expected
