@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -130,7 +131,7 @@ NO_HELP: dict[str, Any] = {"help": False}
 
 app = typer.Typer(
     name="tokenmill",
-    add_completion=False,
+    add_completion=False,  # our own flags below: typer's are slow, and say an escape
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={
@@ -156,13 +157,55 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _completion() -> Any:
+    """What typer's own flags call, which no type checker is told of."""
+    return importlib.import_module("typer.completion")
+
+
+def _install_completion(wanted: bool) -> None:
+    if not wanted:
+        return
+    shell, path = _completion().install(prog_name="tokenmill")
+    if shell == "zsh":  # where the first Tab of a shell would only load the file
+        with path.open("a") as file:
+            file.write(f"\n[[ $zsh_eval_context[-1] == loadautofunc ]] && {ZSH_FUNCTION}\n")
+    print(f"completion for {shell} is in {path}: it works in every {shell} that starts from now on")
+    raise typer.Exit
+
+
+def _show_completion(wanted: bool) -> None:
+    if not wanted:
+        return
+    asked = {"prog_name": "tokenmill", "complete_var": COMPLETE}
+    print(_completion().get_completion_script(**asked, shell=_completion()._get_shell_name()))
+    raise typer.Exit
+
+
+COMPLETE = "_TOKENMILL_COMPLETE"  # the variable by which a shell asks what Tab may mean
+ZSH_FUNCTION = '_tokenmill_completion "$@"'
 VERSION = typer.Option(
     "--version", help="Print the version, in one line.", callback=_print_version, is_eager=True
+)
+INSTALL = typer.Option(
+    "--install-completion",
+    help="Let Tab complete commands, flags, formats and stores in this shell: bash, zsh or fish.",
+    callback=_install_completion,
+    is_eager=True,
+)
+SHOW = typer.Option(
+    "--show-completion",
+    help="Print what --install-completion writes.",
+    callback=_show_completion,
+    is_eager=True,
 )
 
 
 @app.callback()
-def tokenmill(show_version: Annotated[bool, VERSION] = False) -> None:
+def tokenmill(
+    show_version: Annotated[bool, VERSION] = False,
+    install_completion: Annotated[bool, INSTALL] = False,
+    show_completion: Annotated[bool, SHOW] = False,
+) -> None:
     """Turn raw text into packed, checked, memory-mapped training tokens.
 
     Text files go in once; a store of token shards comes out that Megatron-LM can read as it is.
@@ -199,6 +242,8 @@ def run() -> NoReturn:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     raise_on_sigterm()
     try:
+        if COMPLETE in os.environ:
+            _completion().completion_init()
         refuse_secret_arguments()
         code = app(sys.argv[1:] or ["--help"], prog_name="tokenmill", standalone_mode=False) or 0
         sys.stdout.flush()

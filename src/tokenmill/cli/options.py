@@ -12,7 +12,10 @@ import enum
 import functools
 import importlib
 import inspect
+import os
 import re
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -47,6 +50,37 @@ ARGUMENTS = {
     "loader": ("MODULE:FUNCTION", _LOADER),
     "text": ("TEXT", "What to look for, exactly as it stands in a document."),
 }
+
+
+# Below the folder that is typed: how deep stores are looked for, and among how many entries.
+TAB_DEPTH, TAB_ENTRIES = 2, 2000
+
+
+def complete_store(incomplete: str) -> list[str]:
+    """Stores, and views called .view, whose paths begin like this; nothing where there is none.
+
+    A shell that is told nothing completes files. So it is where a name would have to be quoted:
+    shells take what they are told as it is, and zsh evaluates it.
+    """
+    from tokenmill.files import STORE_MARKS
+
+    found, seen, folders = [], 0, [(incomplete[: incomplete.rfind("/") + 1], TAB_DEPTH)]
+    for folder, depth in folders:
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if (seen := seen + 1) > TAB_ENTRIES:
+                    return []
+                path = folder + entry.name
+                if not path.startswith(incomplete):
+                    continue
+                if not entry.is_dir():
+                    is_store = path.endswith(".view")
+                else:
+                    is_store = any(os.path.lexists(f"{path}/{each}") for each in STORE_MARKS)
+                    if not is_store and depth > 0 and not entry.name.startswith("."):
+                        folders.append((f"{path}/", depth - 1))
+                found += [path] * is_store
+    return sorted(found) if all(path == shlex.quote(path) for path in found) else []
 
 
 def _print_corpora(asked: bool) -> None:
@@ -101,7 +135,11 @@ def with_flags(function: Any, home: str, *, without: str = "", also: str = "", *
     for name in filter(ARGUMENTS.__contains__, own):
         metavar, usual = ARGUMENTS[name]
         shown = typer.Argument(
-            metavar=metavar, rich_help_panel=NEEDED, show_default=False, help=words.get(name, usual)
+            metavar=metavar,
+            rich_help_panel=NEEDED,
+            show_default=False,
+            help=words.get(name, usual),
+            autocompletion=complete_store if metavar.startswith("STORE") else None,
         )
         made.append(
             _parameter(name, Annotated[eval(own[name].annotation), shown], own[name].default)
@@ -152,6 +190,7 @@ def _parameters(declared: dataclasses.Field[Any]) -> tuple[inspect.Parameter, ..
         rich_help_panel=flag.panel,
         min=flag.least,
         callback=flag.answer,
+        autocompletion=complete_store if flag.metavar == "STORE" else None,
         is_eager=flag.answer is not None,
     )
     on = _parameter(name, Annotated[kind, made], default)
