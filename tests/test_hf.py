@@ -7,6 +7,7 @@ and one whose labels were shifted twice leaves out every other one.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import subprocess
@@ -177,7 +178,133 @@ def test_no_document_sees_another(store: Store, kind: str, attention: str, flatt
     assert found > 3
 
 
-def test_flash_attention_gets_one_row_and_its_names(store: Store, tmp_path: Path) -> None:
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """transformers' own way to flash attention, with a kernel for this device at its end."""
+    used: list[int] = []
+
+    def varlen(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        causal: bool,
+        softmax_scale: float | None,
+    ) -> torch.Tensor:
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        assert int(cu_seqlens_q[-1]) == int(cu_seqlens_k[-1]) == len(q) == len(k)
+        assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
+        assert int(cu_seqlens_k.diff().max()) <= max_seqlen_k
+        out = torch.zeros_like(q)
+        bounds = (each.tolist() for each in (cu_seqlens_q, cu_seqlens_k))
+        for (start, end), (first, last) in zip(*map(itertools.pairwise, bounds), strict=True):
+            out[start:end] = torch.nn.functional.scaled_dot_product_attention(
+                q[start:end].transpose(0, 1),
+                k[first:last].transpose(0, 1),
+                v[first:last].transpose(0, 1),
+                is_causal=causal,
+                scale=softmax_scale,
+                enable_gqa=True,
+            ).transpose(0, 1)
+        used.append(len(cu_seqlens_q) - 1)
+        return out
+
+    def dense(*_: Any, **__: Any) -> torch.Tensor:
+        raise AssertionError("this is what transformers takes where it is told of no documents")
+
+    kernels = transformers.modeling_flash_attention_utils
+    monkeypatch.setattr(kernels, "_loaded_implementation", None)
+    monkeypatch.setattr(
+        kernels, "_lazy_imports", lambda *_, **__: (dense, varlen, None, None, None)
+    )
+    return used
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_flash_attention_by_its_names_has_the_loss_of_a_mask(
+    store: Store, flash: list[int], tmp_path: Path, kind: str
+) -> None:
+    model = make_model(kind)
+    loader = Loader(store, seq_len=SEQ_LEN, batch_size=3, labels="same")
+    masked = [
+        model(**batch).loss.item() for batch in itertools.islice(ModelFeeder(loader, model), 4)
+    ]
+    rows = TrainerDataset(store, seq_len=SEQ_LEN, model=model)
+    by_trainer = model(**rows.collate(rows.__getitems__([0, 1, 2]))).loss.item()
+
+    assert flash == []
+    model.config._attn_implementation = "flash_attention_2"
+    loader.seek(0)
+    for loss, batch in zip(masked, ModelFeeder(loader, model), strict=False):
+        assert batch["input_ids"].shape == (1, 3 * SEQ_LEN)
+        assert model(**batch).loss.item() == pytest.approx(loss, abs=1e-5)
+    flat = TrainerDataset(store, seq_len=SEQ_LEN, model=model)
+    batch = flat.collate(flat.__getitems__([0, 1, 2]))
+    assert model(**batch).loss.item() == pytest.approx(by_trainer, abs=1e-5)
+    assert max(flash) > 3
+    trainer = make_trainer(model, tmp_path, flat)
+    trainer.train()
+    model.config._attn_implementation = "sdpa"
+    assert goes_on(model) == "fghijklm"
+
+
+def leaking(kind: str) -> Any:
+    """Models of transformers 5 that take position ids and keep no documents apart by them."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"vocab_size": NUM_IDS, "pad_token_id": 0, "hidden_size": 32}
+    shape["num_hidden_layers"] = 2
+    if kind == "OPT":
+        shape |= {"ffn_dim": 64, "num_attention_heads": 2, "word_embed_proj_dim": 32}
+        return transformers.OPTForCausalLM(transformers.OPTConfig(**shape))
+    if kind == "Bloom":
+        return transformers.BloomForCausalLM(transformers.BloomConfig(**shape, n_head=2))
+    shape |= {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    shape |= {"head_dim": 16, "num_experts_per_tok": 1, "layer_types": LAYERS[kind]}
+    if kind == "GptOss":
+        return transformers.GptOssForCausalLM(
+            transformers.GptOssConfig(**shape, num_local_experts=2)
+        )
+    shape |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_experts": 2}
+    shape |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "moe_intermediate_size": 32}
+    return transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**shape))
+
+
+LAYERS = {
+    "GptOss": ["sliding_attention", "full_attention"],
+    "Qwen3Next": ["linear_attention", "full_attention"],
+}
+
+
+@pytest.mark.parametrize("kind", ["OPT", "Bloom", "GptOss", "Qwen3Next"])
+def test_a_model_in_which_documents_see_each_other_is_refused(
+    store: Store, tmp_path: Path, kind: str
+) -> None:
+    model = leaking(kind).train()
+    rows = TrainerDataset(store, seq_len=SEQ_LEN, model=model)
+    trainer = make_trainer(model, tmp_path, rows, max_steps=1)
+    loader = Loader(store, seq_len=SEQ_LEN, batch_size=2, labels="same")
+    for start in (trainer.train, lambda: ModelFeeder(loader, model)):
+        with pytest.raises(UsageError, match="ForCausalLM does not keep documents apart") as told:
+            start()
+        assert "packing='pad'" in str(told.value.hint)
+    assert all(module.training for module in model.modules())
+
+    alone = Loader(store, seq_len=SEQ_LEN, batch_size=2, labels="same", packing="pad")
+    for fed, documents in ((alone, True), (loader, False)):
+        batch = next(iter(ModelFeeder(fed, model, documents=documents)))
+        assert ("position_ids" in batch) == documents
+        assert model(**batch).loss > 0
+    rows = TrainerDataset(store, seq_len=SEQ_LEN, model=model, documents=False)
+    make_trainer(model, tmp_path, rows, max_steps=1).train()
+
+
+def test_flash_attention_gets_one_row_and_its_names(
+    store: Store, flash: list[int], tmp_path: Path
+) -> None:
     model = make_model()
     model.config._attn_implementation = "flash_attention_2"
     rows = TrainerDataset(store, seq_len=SEQ_LEN, model=model)

@@ -48,6 +48,7 @@ __all__ = ["ModelFeeder", "ModelInputs", "TrainerDataset", "as_dataset"]
 
 FIELDS = ("input_ids", "labels", "position_ids")
 MASKING = "transformers.masking_utils"  # since 4.53: before, position ids kept no documents apart
+LEAVES_OUT = "give it rows of one document each, with packing='pad', or let it see whole rows"
 
 
 class ModelInputs:
@@ -55,10 +56,13 @@ class ModelInputs:
 
     A collator for `DataLoader` and Trainer. With flash attention all rows become one, since only
     then it looks at where documents begin; else rows stay rows, since a mask for all of them at
-    once would have the square of their number.
+    once would have the square of their number. With `documents=False` attention goes over whole
+    rows, and no position ids are given.
     """
 
-    def __init__(self, model: torch.nn.Module, *, flatten: bool | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, *, flatten: bool | None = None, documents: bool = True
+    ) -> None:
         inner = unwrapped(model)
         config = getattr(inner, "config", None)
         if config is None:
@@ -68,21 +72,25 @@ class ModelInputs:
                 hint="give the model that is trained; for another one use tokenmill.torch",
             )
         attention = str(getattr(config, "_attn_implementation", None))
-        self.flatten = "flash" in attention if flatten is None else flatten
-        if "flash" not in attention and find_spec(MASKING) is None:
+        self.flatten = documents and ("flash" in attention if flatten is None else flatten)
+        self.documents = documents
+        # The Trainer takes away from rows what a model does not name.
+        self.fields = FIELDS if documents else FIELDS[:2]
+        if documents and "flash" not in attention and find_spec(MASKING) is None:
             raise UsageError(
                 f"this transformers keeps no documents apart with attention {attention!r}",
                 hint="pip install 'transformers>=4.53'",
             )
         takes = inspect.signature(inner.forward).parameters
         takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
-        if "position_ids" not in takes and not takes_any:
+        if documents and "position_ids" not in takes and not takes_any:
             raise UsageError(
                 f"{type(inner).__name__} takes no position_ids, by which alone its attention would"
                 " stay within documents",
-                hint="feed it rows of one document each, with tokenmill.torch and packing='pad'",
+                hint=f"{LEAVES_OUT}, with documents=False",
             )
-        self._name, self._num_embedded = type(inner).__name__, _num_embedded(inner)
+        self._name = type(inner).__name__
+        self._num_embedded = getattr(_embedding(inner), "num_embeddings", None)
         # A cache of keys would silently switch the masks of documents off.
         self._others = {"use_cache": False} if "use_cache" in takes or takes_any else {}
 
@@ -103,16 +111,64 @@ class ModelInputs:
                     f" to it: model.resize_token_embeddings({store.vocab_size})",
                 )
 
+    def try_on(self, model: torch.nn.Module, loader: Loader) -> None:
+        """Refuse a model in which a document sees the one before it: tried with two, eight tokens
+        each. That position ids are taken does not say what becomes of them."""
+        inner = unwrapped(model)
+        weight: Any = getattr(_embedding(inner), "weight", None)
+        if not self.documents or loader.packing.name == "pad" or not _is_whole(weight):
+            return
+        ids = torch.arange(1, 17, device=weight.device)[None] % weight.shape[0]
+        changed = (ids + 16) % weight.shape[0]
+        places = torch.arange(16, device=weight.device)[None]
+        texts = (
+            ids,
+            ids.where(places >= 8, changed),
+            ids.where((places < 8) | (places > 14), changed),
+        )
+        modes = [(module, module.training) for module in inner.modules()]
+        inner.eval()
+        try:
+            # Flash attention takes no 32 bits, which the Trainer's own autocast spares it.
+            with torch.no_grad(), torch.autocast(weight.device.type, torch.bfloat16, self.flatten):
+                made = [
+                    inner(**self.of({"input_ids": text, "position_ids": places % 8})).logits
+                    for text in texts
+                ]
+        except Exception as error:
+            warnings.warn(
+                f"whether {self._name} keeps documents apart could not be tried:"
+                f" {type(error).__name__}: {error}",
+                UserWarning,
+                stacklevel=2,
+            )
+            return
+        finally:
+            for module, training in modes:
+                module.training = training
+        said, other, own = (each.reshape(16, -1)[8:].float() for each in made)
+        by_others = float((said - other).abs().max())
+        by_own = float((said - own)[-1].abs().max())
+        # Rounding may differ where experts get other tokens too, by a millionth of that.
+        if by_others > 0.03 * by_own:
+            raise UsageError(
+                f"{self._name} does not keep documents apart: other tokens in the document before"
+                f" changed what it says of the next by {by_others:.2g}, those of its own by"
+                f" {by_own:.2g}",
+                hint=f"{LEAVES_OUT}, with documents=False",
+            )
+
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
         """Rows of a TrainerDataset as one batch."""
         fields = [row.fields if isinstance(row, _FlatRow) else row for row in rows]
-        return self.of({name: torch.stack([each[name] for each in fields]) for name in FIELDS})
+        return self.of({name: torch.stack([each[name] for each in fields]) for name in self.fields})
 
     def of(self, tensors: Mapping[str, torch.Tensor], longest: int | None = None) -> dict[str, Any]:
         """The same of rows that are a batch; `longest` a bound that is known already."""
-        inputs: dict[str, Any] = {name: tensors[name] for name in FIELDS}
-        # Fused kernels index with 64 bits, and so do embeddings.
-        inputs["position_ids"] = inputs["position_ids"].long()
+        inputs: dict[str, Any] = {name: tensors[name] for name in self.fields if name in tensors}
+        if self.documents:
+            # Fused kernels index with 64 bits, and so do embeddings.
+            inputs["position_ids"] = inputs["position_ids"].long()
         if self.flatten:
             inputs = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
             ends = tensors.get("cu_seqlens")
@@ -126,13 +182,23 @@ class ModelInputs:
         return inputs | self._others
 
 
-def _num_embedded(model: torch.nn.Module) -> int | None:
-    """How many ids a model can take; None where it does not say, or holds a part of them."""
+def _embedding(model: torch.nn.Module) -> Any:
+    """What gives a model's ids their vectors; None where it does not say."""
     try:
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
+        return model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
         return None
-    return getattr(embedding, "num_embeddings", None)
+
+
+def _is_whole(weight: Any) -> bool:
+    """Whether weights are all here, and not on no device or shared out among ranks."""
+    return (
+        weight is not None
+        and type(weight.data) is torch.Tensor
+        and not weight.is_meta
+        and weight.dim() == 2  # shared out they are flat, or empty
+        and weight.numel() > 0
+    )
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -164,6 +230,7 @@ class ModelFeeder(DeviceFeeder):
         device: torch.device | str | None = None,
         depth: int = 3,
         flatten: bool | None = None,
+        documents: bool = True,
     ) -> None:
         if loader.labels != "same":
             raise UsageError(
@@ -172,7 +239,7 @@ class ModelFeeder(DeviceFeeder):
                 " token after the next",
                 hint='make it with Loader(..., labels="same")',
             )
-        self._inputs = ModelInputs(model, flatten=flatten)
+        self._inputs = ModelInputs(model, flatten=flatten, documents=documents)
         self._inputs.check(loader)
         if loader.window and not self._inputs.flatten:
             raise UsageError(
@@ -184,7 +251,8 @@ class ModelFeeder(DeviceFeeder):
             )
         if device is None:
             device = next((each.device for each in model.parameters()), None)
-        fields = (*FIELDS, "cu_seqlens") if self._inputs.flatten else FIELDS
+        self._inputs.try_on(model, loader)
+        fields = self._inputs.fields + (("cu_seqlens",) if self._inputs.flatten else ())
         super().__init__(loader, device=device, fields=fields, depth=depth)
 
     def __iter__(self) -> Iterator[Any]:
@@ -231,6 +299,7 @@ class TrainerDataset(Dataset[Any]):
         pad_id: int | None = None,
         split: str | None = None,
         flatten: bool | None = None,
+        documents: bool = True,
     ) -> None:
         if isinstance(source, Mixture) and any(stage.seq_len for stage in source.stages):
             raise UsageError(
@@ -251,7 +320,7 @@ class TrainerDataset(Dataset[Any]):
             prefetch=0,
             split=split,
         )
-        self.collate = ModelInputs(model, flatten=flatten)
+        self.collate = ModelInputs(model, flatten=flatten, documents=documents)
         """The `data_collator` of these rows."""
         self.callback = RunCallback(self)
         """What the Trainer is to be given in `callbacks`."""
@@ -363,6 +432,8 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # it has no types her
                 " each can read its own",
                 hint="leave it out of the Trainer's accelerator_config",
             )
+        if known.get("model") is not None:
+            self.dataset.collate.try_on(known["model"], self.dataset.loader)
         # As accelerate counts them: of all ranks.
         self._rows = getattr(train_dataloader, "total_batch_size", samplers[-1].batch_size)
         self._batches = len(train_dataloader)
