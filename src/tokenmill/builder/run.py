@@ -409,7 +409,7 @@ class BuildRun:
                 held = sorted({*work.plan.done, *monitor.units})
             monitor.tell("done")
         result = self._result(work, monitor, held, snapshot)
-        kept = progress.run_record(result)
+        kept = progress.run_record(result) | self._asked()
         if record is None:
             of_parts = [run for each in facts.read_records(self.layout) for run in each.runs]
             facts.append_runs(self.layout, [*of_parts, kept])
@@ -418,6 +418,16 @@ class BuildRun:
             facts.write_record(self.layout, record.but(runs=(*record.runs, kept)))
             self.layout.remove_empty_tmp()
         return result
+
+    def _asked(self) -> dict[str, Json]:
+        """What the log keeps of what was asked for; nothing of rows, nor where a key is in it."""
+        options, inputs = self.options, [*map(str, self.inputs)]
+        if self.rows is not None or any(shown(each) != each for each in inputs):
+            return {}
+        # Of several builds the inputs add up, unless one dropped what was there.
+        anew = {"anew": True} if options.prune or options.rebuild else {}
+        engine = {} if options.engine == AUTO else {"engine": options.engine}
+        return {"inputs": [*inputs], "options": options.as_kept() | engine, **anew}
 
     def _tell_readers(self, error: BaseException) -> None:
         """Who follows this build would wait for more; other parts go on."""

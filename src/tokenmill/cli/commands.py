@@ -53,8 +53,15 @@ def command(options: str, **how: str) -> Callable[[Any], Any]:
     return decorate
 
 
-@command("options.BuildOptions", also="list_corpora")
-def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, quiet: bool) -> None:
+@command("options.BuildOptions", also="config list_corpora")
+def build(
+    *,
+    inputs: list[str] | None = None,
+    options: Asked,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Turn text into a store of tokens. The same command again resumes.
 
     Work is cut into units; a finished unit is committed and survives any crash. New input files are
@@ -69,7 +76,9 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
       tokenmill build chats.jsonl -t qwen/ -o my-store --format chat
       tokenmill build data/ -t llama/ -o my-store --runner ray --address auto
       tokenmill build data/ -t llama/ -o my-store --part 3/64
+      tokenmill build -c build.toml
     """
+    inputs = inputs or []
     note_shadowed(inputs, quiet=quiet)
     if dry_run:
         with stoppable("nothing was written"):
@@ -84,8 +93,8 @@ def build(*, inputs: list[str], options: Asked, dry_run: bool, as_json: bool, qu
 NOT_PLANNED = "max_rejects pin profile monitor runner address part prune rebuild"
 
 
-@command("options.PlanOptions", without=NOT_PLANNED)
-def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
+@command("options.PlanOptions", without=NOT_PLANNED, also="config")
+def plan(*, inputs: list[str] | None = None, options: Asked, as_json: bool) -> None:
     """Say what a build would take: units, tokens, disk, memory, time. Writes nothing.
 
     Figures come from encoding a small sample of the input with the real tokenizer.
@@ -95,7 +104,7 @@ def plan(*, inputs: list[str], options: Asked, as_json: bool) -> None:
       tokenmill plan data/ -t tokenizer.json
     """
     with stoppable("nothing was written"):
-        planned = tokenmill.plan(inputs, **options)
+        planned = tokenmill.plan(inputs or [], **options)
     show.plan_result(planned, as_json=as_json)
 
 
@@ -159,7 +168,7 @@ def prune(*, store: str, options: Asked, as_json: bool) -> None:
 
 
 @command("options.InspectOptions")
-def inspect(*, store: str, options: Asked, as_json: bool) -> None:
+def inspect(*, store: str, options: Asked, as_config: bool, as_json: bool) -> None:
     """Show what a store holds: lengths, tokens, policies, rejects.
 
     \b
@@ -167,7 +176,13 @@ def inspect(*, store: str, options: Asked, as_json: bool) -> None:
       tokenmill inspect my-store
       tokenmill inspect my-store --doc 42
       tokenmill inspect my-store --by source
+      tokenmill inspect my-store --config > build.toml
     """
+    if as_config:
+        from tokenmill.config import config_of
+
+        print(config_of(store), end="")
+        return
     with stoppable("nothing was changed"):
         inspection = tokenmill.inspect(store, **options)
     show.inspection_result(inspection, as_json=as_json)

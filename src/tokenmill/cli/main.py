@@ -112,8 +112,9 @@ def spare_pydantic(param: Any) -> None:
         value = list(value) if are_words else value
         if not value and param.multiple and param.default is None:  # not given
             return None
-        is_done = are_words or type(value) is kind.annotation or (value is None and optional)
-        return value if is_done and param.callback is None else usual(ctx, value)
+        if not (are_words or type(value) is kind.annotation or (value is None and optional)):
+            return usual(ctx, value)
+        return value if param.callback is None else param.callback(ctx, param, value)
 
     param.process_value = usual if kind is None else process
 

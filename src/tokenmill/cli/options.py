@@ -93,9 +93,29 @@ def _print_corpora(asked: bool) -> None:
     raise typer.Exit
 
 
+def _take_config(context: typer.Context, path: str) -> None:
+    """Read the file first, so that what it has need not be given."""
+    if not path:
+        return
+    from tokenmill.config import read_config
+
+    context.meta[CONFIG] = found = read_config(path)
+    needed: Any = {name: found[name] for name in ("tokenizer", "out") if name in found}
+    context.default_map = {**(context.default_map or {}), **needed}
+
+
+CONFIG = "tokenmill.config"
+
+
 @dataclass
 class CommandFlags:
     """Flags that are no options of a function; each command has `debug`, read in main.run."""
+
+    config: str = option("", NEEDED, "FILE", short="-c", shown=False, answer=_take_config)
+    """A file with options, as TOML: by the names that they have in Python, and `inputs`. What is
+    given here too goes before it. Paths in it start at the current folder, not at the file."""
+    as_config: bool = option(False, OUTPUT, flag="--config")
+    """Print a file of options, for `tokenmill build -c FILE`, which makes the same store."""
 
     dry_run: bool = option(False, RERUN)
     """Write nothing; show units, tokens, disk, memory and time as plan does."""
@@ -149,18 +169,35 @@ def with_flags(function: Any, home: str, *, without: str = "", also: str = "", *
     shared = [each for each in dataclasses.fields(CommandFlags) if each.name in taken]
     for field in (*map(declared.__getitem__, flags), *shared):
         made += _parameters(field)
+    if "config" in taken:
+        made.append(_parameter("parsed", typer.Context, inspect.Parameter.empty))
 
     @functools.wraps(function)
     def run(**values: Any) -> Any:
+        context = values.pop("parsed", None)
         asked = {name: _read(values, name, flag.off) for name, flag in flags.items()}
-        for name in ("list_corpora", "debug"):
+        for name in ("list_corpora", "debug", "config"):
             values.pop(name, None)
+        if context is not None:
+            found = dict(context.meta.get(CONFIG, {}))
+            inputs = found.pop("inputs", None)
+            values["inputs"] = values["inputs"] or ([inputs] if isinstance(inputs, str) else inputs)
+            asked |= {each: found[each] for each in found if not _is_given(context, each)}
+            if not values["inputs"]:
+                hint = f"see: {context.command_path} --help"
+                raise UsageError("missing argument 'INPUT'", hint=hint)
         return function(options=asked, **values)
 
     run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in made}
     run.helps = lambda: help_of(CommandFlags) | help_of(options)  # type: ignore[attr-defined]
     return run
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option, or the flag that says no to it, is on the command line."""
+    sources: Any = map(context.get_parameter_source, (name, f"no_{name}"))
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
 
 
 def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
