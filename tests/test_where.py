@@ -438,7 +438,7 @@ def test_what_has_no_columns_or_other_types_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is a text file, which has no columns"):
         build(tmp_path / "a.txt", tmp_path / "s", where="lang == 'en'")
     pq.write_table(pa.table({"text": ["a"], "score": [1.5]}), tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match="is of type double, and --where compares it with text"):
+    with pytest.raises(SourceError, match="is of type double, and where= compares it with text"):
         build(tmp_path / "a.parquet", tmp_path / "s", where="score == 'high'")
     with pytest.raises(SourceError, match="compares it with true or false"):
         build(tmp_path / "a.parquet", tmp_path / "s", where="score")

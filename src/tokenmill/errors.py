@@ -18,21 +18,37 @@
 A message has three parts: what is wrong with which value, why it matters, what to do. The last part
 is kept apart as `hint`, so that the command line can print it on a line of its own. Each is one
 line: names that others chose are in it, and must not act on a terminal or look like a line of ours.
+
+Both are written once, in the words of the command line (`--out`); `str()` of an error, which is
+what Python shows, has those of Python (`out=`), which follow from the declarations of the options.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import functools
+import os
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tokenmill.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+DEBUG = "TOKENMILL_DEBUG"
+"""Set in the environment: errors are shown with everything inside that led to them."""
 
 
 class TokenmillError(Exception):
-    """Base of all errors that tokenmill raises on purpose."""
+    """Base of all errors that tokenmill raises on purpose.
+
+    `message` and `hint` are as the command line says them, `str()` is as Python does.
+    """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = visible(message)
@@ -40,7 +56,41 @@ class TokenmillError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}; {self.hint}"
+        return "; ".join(self.in_python())
+
+    def in_python(self) -> list[str]:
+        """The message, and the hint if there is one, in the words of Python."""
+        said = [self.message, *([] if self.hint is None else [self.hint])]
+        if not any("--" in each or "tokenmill " in each for each in said):
+            return said
+        from tokenmill.options import in_python
+
+        return [*map(in_python, said)]
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook: the caller's lines and what is wrong, nothing of ours.
+
+        IPython asks for this by its name.
+        """
+        shell: Any = sys.modules["IPython"].get_ipython().InteractiveTB
+        frames, each = [], self.__traceback__
+        while each is not None:
+            home = each.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+            if home == "tokenmill":
+                break
+            frames += [] if home == "IPython" else [each]
+            each = each.tb_next
+        trace = None
+        for own in reversed(frames):
+            trace = TracebackType(trace, own.tb_frame, own.tb_lasti, own.tb_lineno)
+        shown, hint = self, []
+        if os.environ.get(DEBUG):
+            trace = self.__traceback__
+        else:
+            message, *hint = self.in_python()
+            shown = _rebuild(type(self), message, None, {})
+        lines: list[str] = shell.structured_traceback(type(self), shown, trace)
+        return [*lines, *(f"hint: {each}" for each in hint)]
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries; the default would call the subclass with one argument.
@@ -124,3 +174,26 @@ def importing(package: str, *, extra: str, purpose: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(package, extra=extra, purpose=purpose) from error
+
+
+class _Abridged:
+    """Errors of ours leave it without what is inside: frames, causes and workers' notes."""
+
+    def __call__(self, function: Callable[Given, Result]) -> Callable[Given, Result]:
+        @functools.wraps(function)
+        def call(*args: Given.args, **given: Given.kwargs) -> Result:
+            with self:
+                return function(*args, **given)
+
+        return call
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TokenmillError) and not os.environ.get(DEBUG):
+            error.__cause__ = error.__traceback__ = None
+            error.__dict__.pop("__notes__", None)
+
+
+abridged = _Abridged()
+"""Around what a user calls, as a decorator or `with abridged:`; see DEBUG."""

@@ -17,12 +17,15 @@ import itertools
 import json
 import math
 import os
+import re
+import shlex
 import sys
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tokenmill.engines import AUTO, engine_names
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, abridged
 from tokenmill.where import parse
 from tokenmill.words import listed, parse_size
 
@@ -135,9 +138,15 @@ def with_options(
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 raise UsageError(f"{function.__name__} has no option {name}", hint=hint)
-            return function(kind(*args, **given))
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:  # it would be told of the class of options
+                raise TypeError(f"{function.__name__}: {error}") from None
+            with abridged:
+                return function(kind(*args, **given))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
+        _CLASSES.append(inspect.unwrap(kind))
         return call
 
     return decorate
@@ -156,6 +165,7 @@ def with_settings(
 
     others = inspect.Parameter("settings", inspect.Parameter.VAR_KEYWORD)
     gather.__signature__ = signature.replace(parameters=[*known.values(), others])  # type: ignore[attr-defined]
+    gather.__wrapped__ = kind  # type: ignore[attr-defined]
     return with_options(gather)
 
 
@@ -174,6 +184,133 @@ def same(options: type, name: str) -> Any:
     (found,) = (each for each in fields(options) if each.name == name)
     flag = dataclasses.replace(found.metadata["flag"], like=options)
     return field(default=found.default, metadata={"flag": flag})
+
+
+# -------------------------------------------------------------------------------------------------
+# What errors say in the words of the command line, in those of Python: `--out` is `out=`,
+# `--seq-len 2048` is `seq_len=2048`, and `tokenmill verify STORE` is `tokenmill.verify(STORE)`.
+#
+# A word after a flag is its value, unless it is one with which a sentence goes on. Strings of
+# others stand in quotes, and stay; so do flags that no option has, which are other programs'.
+
+_CLASSES: list[Any] = []  # of the verbs that were imported
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_WORD = re.compile(rf""" ((?:{_QUOTED}|[^\s;,`'"()]|,(?=\S))+)""")
+_SAID = re.compile(
+    rf"(?<![\w'\"-])(?:(?:{_QUOTED})(?!\w)|tokenmill (?P<verb>[a-z]+)\b|(?P<flag>--[a-z][\w-]*))"
+)
+_GOES_ON = frozenset(
+    re.findall(
+        r"\w+",
+        "a and are asks both compares could for in is left names of on or out says then to when"
+        " which with",
+    )
+)
+
+
+class _Named(NamedTuple):
+    """What a flag is to Python."""
+
+    name: str
+    bare: str | None  # its value where the flag has none: True or False
+
+
+@functools.cache
+def _named_flags(classes: int) -> dict[str, _Named]:
+    """Of all options that are known when so many classes are."""
+    known = [each for each in globals().values() if isinstance(each, type)]
+    found = {"--link-or-copy": _Named("link", "'if-possible'"), "--set": _Named("", None)}
+    for options in (*filter(dataclasses.is_dataclass, known), *_CLASSES[:classes]):
+        for each in fields(options):
+            if (flag := each.metadata.get("flag")) is None:
+                continue
+            kind = flag.kind or each.type
+            bare = "True" if kind in (bool, bool | None, "bool", "bool | None") else None
+            on, _, off = (flag.flag or f"--{each.name.replace('_', '-')}").partition("/")
+            for name in filter(None, (on, flag.short)):
+                if name not in found or name == f"--{each.name}":
+                    found[name] = _Named(each.name, bare)
+            for name in filter(None, (off, flag.off)):
+                found.setdefault(name, _Named(each.name, "False"))
+    return found
+
+
+def in_python(text: str) -> str:
+    """A sentence of an error in the words of Python."""
+    public = sys.modules["tokenmill"].__all__
+    known, said, at = _named_flags(len(_CLASSES)), [], 0
+    while (found := _SAID.search(text, at)) is not None:
+        before, at = text[at : found.start()], found.end()
+        said.append(before)
+        verb = found["verb"] and found["verb"] + "_" * iskeyword(found["verb"])
+        if found["flag"] in known:
+            leaves = before.endswith(("leave ", "leave out ", "without "))
+            words, at = _as_keyword(text, found["flag"], at, known, leaves=leaves)
+        elif verb in public:
+            begins = not before.rstrip("`") or before.endswith((": ", "`", "\n    "))
+            words, at = _as_call(text, at, known, begins=begins)
+            words = f"tokenmill.{verb}{words}"
+        else:
+            words = found[0]
+        said.append(words)
+    return "".join((*said, text[at:]))
+
+
+def _as_keyword(
+    text: str,
+    flag: str,
+    at: int,
+    known: Mapping[str, _Named],
+    *,
+    leaves: bool = False,
+    goes_on: frozenset[str] = _GOES_ON,
+) -> tuple[str, int]:
+    """`name=value` of a flag, or `name=` where it is only named; and where the text goes on."""
+    name, bare = known[flag]
+    word = _WORD.match(text, at)
+    following = word[1].rstrip(".:") if word else ""
+    if bare is not None:
+        is_named = leaves or following == "out"
+        return (f"{name}=" if is_named else f"{name}={bare}"), at
+    if word is None or following in goes_on or following.startswith("-"):
+        return f"{name}=", at
+    if following.startswith("...") or not following:
+        return f"{name}=...", word.end()
+    end = word.start(1) + len(following)
+    if flag == "--set":  # a setting of a format is a keyword of its own
+        name, _, following = following.partition("=")
+    return f"{name}={_literal(following)}", end
+
+
+def _as_call(text: str, at: int, known: Mapping[str, _Named], *, begins: bool) -> tuple[str, int]:
+    """The arguments of a command that is to be typed, or nothing where it is only spoken of."""
+    given: list[str] = []
+    while (word := _WORD.match(text, at)) is not None:
+        following = word[1].rstrip(":")
+        if following in known:
+            keyword, at = _as_keyword(text, following, word.end(), known, goes_on=frozenset())
+            given.append(keyword)
+            continue
+        is_plain = re.fullmatch(r"[a-z]+[.:]?", following) is not None
+        if following in _GOES_ON or following.startswith("-") or (is_plain and not begins):
+            break
+        ends = "..." if following.endswith("...") else ""  # and more of the kind
+        following = following.rstrip(".")
+        given.append(_literal(following) if following else ends)
+        at = word.start(1) + len(following + ends)
+        if word[1].endswith(":"):
+            break
+    return (f"({', '.join(given)})" if given else ""), at
+
+
+def _literal(word: str) -> str:
+    """A word of the command line as Python writes it; what stands for a value stays."""
+    if re.fullmatch(r"[A-Z]+|-?\d+(\.\d+)?(e\d+)?", word):
+        return word
+    try:
+        return repr("".join(shlex.split(word)))
+    except ValueError:  # a quote that is not closed
+        return repr(word)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -31,5 +31,5 @@ def test_an_unknown_escape_is_refused_with_those_that_work(typed: str) -> None:
 
 def test_an_end_token_and_none_exclude_each_other() -> None:
     typed = ["build", "a.txt", "-t", "bytes", "-o", "store", "--eos", "</s>", "--no-eos"]
-    with pytest.raises(UsageError, match="--eos </s> and --no-eos exclude each other"):
+    with pytest.raises(UsageError, match="eos='</s>' and eos=False exclude each other"):
         app(typed, standalone_mode=False)

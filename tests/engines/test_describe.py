@@ -180,7 +180,7 @@ def test_an_unnamed_eos_is_an_error_with_the_candidates_and_the_flags(
     assert resolve_token(bare, "eos", "<|pad|>") == ("<|pad|>", 1)
     with pytest.raises(TokenizerError, match="'nope'"):
         resolve_token(info, "eos", "nope")
-    with pytest.raises(TokenizerError, match="leave --bos out"):
+    with pytest.raises(TokenizerError, match="leave bos= out"):
         resolve_token(info, "bos")
 
 

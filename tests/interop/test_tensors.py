@@ -288,7 +288,7 @@ def test_the_same_rows_make_the_same_archive(tmp_path: Path, to: str) -> None:
 def test_formats_of_rows_ask_for_their_length(tmp_path: Path, to: str) -> None:
     store = small_store(tmp_path / "store", [[3]])
 
-    with pytest.raises(UsageError, match="--seq-len"):
+    with pytest.raises(UsageError, match="seq_len="):
         export_store(store.path, to=to, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

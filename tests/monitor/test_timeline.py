@@ -228,12 +228,12 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, line: int) -> N
     write(path, samples=0)
     header = path.read_bytes().split(b"\n")[0]
     path.write_bytes(content.replace(b"HEADER", header))
-    with pytest.raises(UsageError, match=f"line {line} of .* is no line of a time line.*--monitor"):
+    with pytest.raises(UsageError, match=f"line {line} of .* is no line of a time line.*monitor="):
         read_timeline(path)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be read: No such file.*--monitor"):
+    with pytest.raises(UsageError, match=r"cannot be read: No such file.*monitor="):
         read_timeline(tmp_path / "none.jsonl")
 
 
@@ -248,7 +248,7 @@ def test_places_that_cannot_be_written_are_refused_at_once(tmp_path: Path) -> No
         (corpus / "t.jsonl", "Not a directory"),
         (corpus, "exists and is no time line; it would be damaged"),
     ):
-        with pytest.raises(UsageError, match=f"{reason}.*--monitor"), Recorder(path):
+        with pytest.raises(UsageError, match=f"{reason}.*monitor="), Recorder(path):
             pytest.fail("it began")
     assert corpus.read_text() == '{"text": "precious"}\n'
 

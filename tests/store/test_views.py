@@ -255,7 +255,7 @@ def test_select_keeps_whole_rows_by_what_is_known_of_them(
 
 
 def test_a_condition_on_what_is_not_known_names_what_is(built: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no column 'lang', which --where asks for.*source"):
+    with pytest.raises(UsageError, match=r"no column 'lang', which where= asks for.*source"):
         tokenmill.select(built, where="lang == 'en'", out=tmp_path / "x.view")
     with pytest.raises(UsageError, match="no document"):
         tokenmill.select(built, where="tokens > 1000000", out=tmp_path / "x.view")

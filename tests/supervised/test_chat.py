@@ -304,7 +304,7 @@ def test_a_tokenizer_without_a_template_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(TokenizerError, match="no chat template") as caught:
         Press(bpe_tokenizer_dir)
-    assert "--chat-template FILE" in str(caught.value)
+    assert "chat_template=FILE" in str(caught.value)
 
 
 def test_without_jinja_one_sentence_says_what_to_install(

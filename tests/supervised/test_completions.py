@@ -102,7 +102,7 @@ def test_the_format_of_prompts_and_completions_takes_both_and_goes_by_the_first_
     ).read_text().replace(" ", "")
     with pytest.raises(StoreError, match="of another build"):
         tokenmill.build(source, **again, **options | {"tokenizer": family_dir("chatml")})
-    with pytest.raises(UsageError, match="--format chat-completion"):
+    with pytest.raises(UsageError, match="format='chat-completion'"):
         tokenmill.build(
             source,
             out=tmp_path / "d",

@@ -135,7 +135,7 @@ def test_a_limit_is_that_of_each_side(bpe_tokenizer_dir: Path, tmp_path: Path) -
     source = write(tmp_path / "pairs.jsonl", rows)
     options: dict[str, Any] = {"tokenizer": bpe_tokenizer_dir, "format": "preference"}
     options |= {"serial": True, "max_rejects": 1.0, "max_length": 40}
-    with pytest.raises(UsageError, match="--too-long truncate"):
+    with pytest.raises(UsageError, match="too_long='truncate'"):
         tokenmill.build(source, out=tmp_path / "s", **options)
     result = tokenmill.build(source, out=tmp_path / "cut", too_long="truncate", **options)
     cut = tokenmill.Store(tmp_path / "cut")
@@ -210,7 +210,7 @@ def test_what_would_learn_rejected_answers_is_refused(
             format="prompt-completion",
             completion_field="chosen",
         )
-    with pytest.raises(UsageError, match="--format chat-preference"):
+    with pytest.raises(UsageError, match="format='chat-preference'"):
         RowShape(format="preference", chat_date="2024-01-01")
 
 
@@ -324,7 +324,7 @@ def test_a_loader_of_pairs_refuses_what_it_cannot_feed(
     bpe_tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     store = pairs_store(bpe_tokenizer_dir, tmp_path, 5)
-    with pytest.raises(StoreError, match="--too-long truncate"):
+    with pytest.raises(StoreError, match="too_long='truncate'"):
         next(iter(tokenmill.PairLoader(store, seq_len=3, batch_size=2)))
     with pytest.raises(UsageError, match="5 pairs make no batch of 6"):
         tokenmill.PairLoader(store, seq_len=30, batch_size=6, epochs=1)

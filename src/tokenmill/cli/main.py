@@ -25,7 +25,7 @@ from tokenmill.cli import commands
 from tokenmill.cli.commands import raise_on_sigterm
 from tokenmill.cli.output import guard_streams
 from tokenmill.engines import OWN_ENGINES, engine_names
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import DEBUG, TokenmillError, UsageError
 from tokenmill.visible import ReaderLeftError, visible
 
 PACKAGES = ("numpy", "pyarrow", *(name for name in engine_names() if name not in OWN_ENGINES))
@@ -242,6 +242,8 @@ def run() -> NoReturn:
     # Its bars move the cursor, which the guard does not let them.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     raise_on_sigterm()
+    if is_debugged := "--debug" in sys.argv:
+        os.environ[DEBUG] = "1"
     try:
         if COMPLETE in os.environ:
             _completion().completion_init()
@@ -255,9 +257,12 @@ def run() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except Exception as error:
-        if "--debug" in sys.argv:
+        if is_debugged:
             raise
         code = report(error)
+    finally:
+        if is_debugged:
+            del os.environ[DEBUG]
     sys.exit(code)
 
 

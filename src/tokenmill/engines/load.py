@@ -54,7 +54,7 @@ from tokenmill.engines.base import (
 from tokenmill.engines.parity import CheckedEngine, Mismatch, Sample, SpecialText, probe_texts
 from tokenmill.engines.references import COPY_AGAIN, SIDECAR_SUFFIX, read_json, vocabulary
 from tokenmill.engines.unknown import unknown_of_json, unknown_of_model
-from tokenmill.errors import TokenizerError, TokenmillError, UsageError, importing
+from tokenmill.errors import TokenizerError, TokenmillError, UsageError, abridged, importing
 from tokenmill.files import cache_folder, is_remote, shown
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges, lazy
 
@@ -1079,6 +1079,7 @@ def _encode_in_worker(batch: TextBatch) -> tuple[str, TokenBatch] | None:
     return _in_worker.engine, tokens
 
 
+@abridged
 def load_tokenizer(
     path: str | PathLike[str],
     *,

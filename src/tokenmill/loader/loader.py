@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, Typ
 
 import numpy as np
 
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import StateError, UsageError, abridged
 from tokenmill.loader.batch import (
     LABELS,
     NO_ROW,
@@ -291,6 +291,7 @@ class Loader:
     `on_wait` is told when it begins and ends. A build that fails is a BuildError.
     """
 
+    @abridged
     def __init__(
         self,
         source: StoreInput | Mixture | Follower,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tokenmill.errors import StateError, UsageError
+from tokenmill.errors import StateError, UsageError, abridged
 from tokenmill.loader import order
 from tokenmill.loader.order import ENDLESS, MixtureSchedule, exact, exact_weight, weights_to_parts
 from tokenmill.store.documents import Grouping
@@ -99,6 +99,7 @@ class Mixture:
     whole run (for all, or by name; 1.5 is fine): then the others share its part.
     """
 
+    @abridged
     def __init__(
         self,
         sources: Mapping[str, tuple[StoreInput, Weight]],
@@ -120,6 +121,7 @@ class Mixture:
         return mixture
 
     @classmethod
+    @abridged
     def from_store(
         cls,
         store: StoreInput,

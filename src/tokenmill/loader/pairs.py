@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError, UsageError, abridged
 from tokenmill.loader.batch import IGNORED, check_pad_id
 from tokenmill.loader.mixture import Epochs, Era, open_split
 from tokenmill.loader.order import check_shuffle, exact_weight, ordered_rows
@@ -62,6 +62,7 @@ class PairLoader:
     first ones. Pairs that do not fill the last batch of a run that ends are left out of it.
     """
 
+    @abridged
     def __init__(
         self,
         store: StoreInput,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast
 
 import numpy as np
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError, UsageError, abridged
 from tokenmill.files import PathInput, local_path
 from tokenmill.records import lazy
 from tokenmill.store.facts import (
@@ -437,6 +437,7 @@ class Store:
     and `open_foreign`. The rest is for tokenmill itself.
     """
 
+    @abridged
     def __init__(
         self,
         path: PathInput,
@@ -450,6 +451,7 @@ class Store:
         self._open(files, split)
 
     @classmethod
+    @abridged
     def open_foreign(
         cls,
         path: PathInput,
@@ -766,7 +768,7 @@ class Store:
         raise StoreError(
             f"the receipt of {shard.unit!r} in {str(self.path)!r} does not know its shard"
             f" {shard.name!r}: it is not the one that the manifest was made from",
-            hint=f"see what is damaged with: tokenmill verify {self.path}",
+            hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(self.path))}",
         )
 
     def row_starts(self, shard: int) -> Ints | None:
@@ -899,10 +901,10 @@ class Store:
                         members["unit"] = unit.name
                     row = read_fact(members, RejectedRow, where="row")
                 except (ValueError, RecursionError) as error:
+                    path = str(self.path)
                     raise StoreError(
-                        f"the rejects of the unit {unit.name!r} of {str(self.path)!r} were changed:"
-                        f" {error}",
-                        hint=f"see what is damaged with: tokenmill verify {self.path}",
+                        f"the rejects of the unit {unit.name!r} of {path!r} were changed: {error}",
+                        hint=f"see what is damaged with: tokenmill verify {shlex.quote(path)}",
                     ) from error
                 yield row
 

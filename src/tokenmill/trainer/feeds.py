@@ -190,8 +190,9 @@ def _sources(store: Store) -> Iterator[SourceFile]:
                 raise SourceError(f"it had {entry.size:,} bytes, and has {file.size:,}")
             yield file
         except (OSError, SourceError) as error:
+            why = getattr(error, "message", error)
             raise SourceError(
-                f"{entry.path!r}, which this store was built of, cannot be read from here: {error}",
+                f"{entry.path!r}, which this store was built of, cannot be read from here: {why}",
                 hint="go to the folder where it was built, or name the text: --text FILES",
             ) from error
 
