@@ -91,3 +91,13 @@ def test_everything_is_said_in_the_words_of_the_field() -> None:
         if OTHER_WORDS.search(line) and not LEFT.search(line)
     ]
     assert not found
+
+
+def test_a_part_of_the_input_is_called_by_its_files_and_its_place_in_them() -> None:
+    assert words.slice_of(["a.jsonl"], 0, None, "bytes") == "'a.jsonl'"
+    assert words.slice_of(["a.jsonl"], 4000, 8000, "bytes") == "bytes 4,000 to 7,999 of 'a.jsonl'"
+    assert words.slice_of(["a.jsonl"], 8000, None, "bytes") == "bytes 8,000 and on of 'a.jsonl'"
+    assert words.slice_of(["a.parquet"], 2, 3, "row groups") == "row groups 2 to 2 of 'a.parquet'"
+    assert words.slice_of([f"{k}.txt" for k in range(1200)], 0, None, "bytes") == (
+        "the 1,200 files from '0.txt' to '1199.txt'"
+    )

@@ -138,3 +138,12 @@ def listed(names: Sequence[str], joint: str = "and") -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} {joint} {names[-1]}"
+
+
+def slice_of(paths: Sequence[str], start: int, end: int | None, kind: str) -> str:
+    """'bytes 0 to 999 of 'a.jsonl'', 'the 200 files from 'a' to 'b'': a part of the input."""
+    if len(paths) > 1:
+        return f"the {len(paths):,} files from {paths[0]!r} to {paths[-1]!r}"
+    if end is None:
+        return f"{kind} {start:,} and on of {paths[0]!r}" if start else repr(paths[0])
+    return f"{kind} {start:,} to {max(start, end - 1):,} of {paths[0]!r}"

@@ -394,7 +394,9 @@ def test_bad_rows_of_a_small_input_count_against_all_of_it() -> None:
     assert (result.units_built, result.totals.rejected) == (0, 7)
     # All of them are too many for any unit.
     write_jsonl(Path("b.jsonl"), [b"oops"] * 100_000)
-    with pytest.raises(TooManyRejectsError, match=r"rows of 'b\.jsonl' \(unit 0\)"):
+    with pytest.raises(
+        TooManyRejectsError, match=r"4,096 rows in bytes 0 to 262,143 of 'b\.jsonl' were"
+    ):
         build("b.jsonl", "other")
 
 

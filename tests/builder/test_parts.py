@@ -102,7 +102,7 @@ def test_finish_names_what_is_missing_and_the_part_that_has_it(whole: dict[str, 
     assert all(done.values())
     before = tree(Path("store"))
     with pytest.raises(
-        BuildError, match=r"lacks unit \d+ of data/\d\.jsonl \(part 3/5\)"
+        BuildError, match=r"lacks bytes [\d,]+ to [\d,]+ of 'data/\d\.jsonl' \(part 3/5\)"
     ) as caught:
         tokenmill.finish("store")
     assert "--part 3/5" in str(caught.value.hint)

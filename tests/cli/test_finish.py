@@ -31,7 +31,7 @@ def test_a_part_that_was_never_run_is_named_with_the_command(cli: Cli, corpus: P
     [empty] = [n for n, units in built.items() if not units]
     cli(*args[:4], "-o", "other", *args[6:], "--part", f"{empty}/2")
     outcome = cli("finish", "other", code=1)
-    assert outcome.err.startswith("error: 'other' lacks unit 0 of corpus.jsonl (part ")
+    assert outcome.err.startswith("error: 'other' lacks 'corpus.jsonl' (part ")
     assert f"hint: run these parts again, then finish: --part {3 - empty}/2" in outcome.err
     refused = cli(*args, "--part", "3/2", code=2)
     assert "error: part '3/2' does not exist: parts are counted from 1" in refused.err

@@ -167,7 +167,7 @@ def test_units_of_another_configuration_or_another_version_of_a_file_are_not_mix
     add(assembler, first)
     with pytest.raises(StoreError, match="two versions of the file"):
         add(assembler, second.but(source=second.source.but(version="v2")))
-    with pytest.raises(StoreError, match=r"unit 0 .* follows 1 others"):
+    with pytest.raises(StoreError, match=r"'.*' is number 0 of its units and follows 1 others"):
         add(assembler, first)
     add(assembler, second)
     assert assembler.manifest().totals == first.counts + second.counts

@@ -436,6 +436,7 @@ class Task:
     row_limits: Mapping[int, int] = field(default_factory=dict)
     last: int | None = None  # unit of the stream that the limit reaches
     ahead: int | None = None  # so many copies may wait or be in work
+    unit: Unit | None = None  # where it is one, and known
     copy: UnitCopy | None = None  # what the unit is read from, if it is there
     # Of two tasks that may be given out, that with the smaller one goes first: a build that is
     # followed has here the place of the file in the plan.
@@ -446,8 +447,7 @@ class Task:
         return self.ahead is not None
 
     def __str__(self) -> str:
-        unit = f"unit {self.first}" if self.step is None else "its units"
-        return f"{unit} of {self.file.title if self.file.members else self.file.path}"
+        return self.file.title if self.unit is None else self.unit.title
 
     def units(self, source: Source, units: Iterator[Unit]) -> Iterator[Unit]:
         """Those of the units of its file that the task names."""
@@ -616,7 +616,7 @@ class _Planner:
                 continue
             self._count_rows()
             limits = {} if row_limit is None else {unit.index: row_limit}
-            self.plan.tasks.append(Task(file=file, first=unit.index, row_limits=limits))
+            self.plan.tasks.append(Task(file=file, first=unit.index, unit=unit, row_limits=limits))
             self.plan.bytes_to_do += size * (place + 1) // len(units) - size * place // len(units)
             if self.plan.units_to_do is not None:
                 self.plan.units_to_do += 1

@@ -508,7 +508,7 @@ class UnitPass:
         if lost <= options.max_unknown * text_of_all:
             return
         begun = "" if left is None else f"the first {format_size(counts['input_bytes'])} of "
-        what = f"of {begun}unit {unit.index} of {unit.file.title}"
+        what = f"of {begun}{unit.title}"
         told = Counts.of(
             text_bytes=text, lost_bytes=lost, lost_characters=counts["lost_characters"]
         )
@@ -538,8 +538,8 @@ class UnitPass:
         elif is_missing:
             at_fault += " (for chats, and questions with answers, --format)"
         raise TooManyRejectsError(
-            f"{rejected:,} of {'' if end else 'the first '}{used:,} rows of "
-            f"{unit.file.title} (unit {unit.index}) were rejected, more than the threshold of "
+            f"{rejected:,} of {'' if end else 'the first '}{used:,} rows in "
+            f"{unit.title} were rejected, more than the threshold of "
             f"{max_rejects:.2%}; so many bad rows usually mean a wrong "
             f"option or a damaged file; the first: {examples}",
             hint=hint

@@ -29,7 +29,7 @@ import xxhash
 
 from tokenmill import files
 from tokenmill.errors import MemoryBudgetError, SourceError
-from tokenmill.words import format_size
+from tokenmill.words import format_size, slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +56,8 @@ class InputFormat:
     has_fields: bool = True  # a row has fields, or is one text
     has_records: bool = False  # of which a plain file is read with no more memory than a batch
     rows_are_lines: bool = False
-    in_bytes: bool = False  # a unit's range counts bytes of text, of which a row takes one at least
+    counts: str = "bytes"  # what a unit's range counts
+    in_bytes: bool = False  # these are bytes of text, of which a row takes one at least
     compresses_itself: bool = False  # and so is not read inside gz and the like
 
 
@@ -72,10 +73,18 @@ FORMATS = {
         in_bytes=True,
     ),
     "parquet": InputFormat(
-        "tables:ParquetSource", "Parquet", suffixes=(".parquet",), compresses_itself=True
+        "tables:ParquetSource",
+        "Parquet",
+        suffixes=(".parquet",),
+        counts="row groups",
+        compresses_itself=True,
     ),
     "arrow": InputFormat(
-        "tables:ArrowSource", "Arrow", suffixes=(".arrow", ".feather"), compresses_itself=True
+        "tables:ArrowSource",
+        "Arrow",
+        suffixes=(".arrow", ".feather"),
+        counts="record batches",
+        compresses_itself=True,
     ),
     "csv": InputFormat("csv:CsvSource", "CSV", suffixes=(".csv", ".tsv"), in_bytes=True),
     "text": InputFormat(
@@ -152,10 +161,12 @@ class SourceFile:
     @property
     def title(self) -> str:
         """What messages call it."""
-        if len(self.members) < 2:
-            return repr(self.members[0].path if self.members else self.path)
-        first, last = self.members[0].path, self.members[-1].path
-        return f"the {len(self.members):,} files from {first!r} to {last!r}"
+        return slice_of(self.paths, 0, None, "")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its own, or those of the files of a group."""
+        return tuple(each.path for each in self.members) or (self.path,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +177,12 @@ class Unit:
     index: int = 0  # among the units of its file; with the path it is the unit's identity
     start: int = 0  # first byte of text, or first row group or record batch
     end: int | None = None  # one past the last; None means to the end of the file
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        file = self.file
+        return slice_of(file.paths, self.start, self.end, file.traits.counts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,6 +48,7 @@ from tokenmill.store.layout import (
     unit_prefix,
     unseal,
 )
+from tokenmill.words import slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -253,6 +254,11 @@ class UnitFacts(Fact, frozen=True, kw_only=True):
         """The facts of a unit, its name worked out."""
         name = unit_name(path, index=index)
         return cls(name=name, path=path, index=index, start=start, end=end, members=members)
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return slice_of(self.members or (self.path,), self.start, self.end, "range")
 
     def __post_init__(self) -> None:
         if self.name != unit_name(self.path, index=self.index):
@@ -1108,8 +1114,8 @@ class ManifestAssembler:
         identity, unit = self._identity, receipt.unit
         if receipt.config != identity.fingerprint:
             raise StoreError(
-                f"unit {unit.name!r} was built with the configuration {receipt.config!r}, the store"
-                f" has {identity.fingerprint!r}; mixing them would silently corrupt training",
+                f"{unit.title} ({unit.name}) was built with the configuration {receipt.config!r}, "
+                f"the store has {identity.fingerprint!r}; mixing them would silently corrupt training",
                 hint="run the build again with the same command, or build into a new folder",
             )
         for shard in receipt.shards:
@@ -1141,14 +1147,14 @@ class ManifestAssembler:
         last = self._sources[-1] if is_known else new
         if (last.size, last.version) != (facts.size, facts.version):
             raise StoreError(
-                f"units of {unit.path!r} were read from two versions of the file; together they"
-                " would be neither",
+                f"{unit.title} and what is before it were read from two versions of the file;"
+                " together they would be neither",
                 hint="run the build again with the same command",
             )
         if unit.index != last.units:
             raise StoreError(
-                f"unit {unit.index} of {unit.path!r} follows {last.units} others: a receipt is"
-                " missing, or is of another unit",
+                f"{unit.title} is number {unit.index} of its units and follows {last.units} others:"
+                " a receipt is missing, or is of another unit",
                 hint="run the build again with the same command",
             )
         counts = receipt.counts
