@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import threading
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.disks import file_size_limit, small_disk
 from tests.interop.stores import (
     BOOKS,
     EOS,
@@ -23,7 +26,7 @@ from tests.interop.stores import (
 )
 
 import tokenmill
-from tokenmill.errors import StoreError, StoreLockedError, UsageError
+from tokenmill.errors import BuildError, StoreError, StoreLockedError, UsageError
 
 RAW = ("megatron", "datatrove", "olmo", "nanogpt", "llmc")
 
@@ -46,6 +49,43 @@ def test_a_second_run_has_nothing_to_do(store: Path, tmp_path: Path, to: str) ->
     assert again.notes == first.notes
     assert again.parts_resumed == again.parts == first.parts
     assert {path: path.stat().st_ino for path in before} == before
+
+
+def test_a_full_disk_keeps_the_finished_files_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", random_shards(5, documents=800))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, size="192k"):
+        with pytest.raises(BuildError, match="No space left on device") as caught:
+            tokenmill.export(tmp_path / "store", to="datatrove", out=disk / "out")
+        assert f"cannot write '{disk}/out/train/0000" in caught.value.message
+        assert re.search(r"MB free there, and about \d+\.\d kB is left", caught.value.message)
+        assert "make space, then run the same command again" in str(caught.value.hint)
+        kept = [*(disk / "out").rglob("*.ds")]
+        assert kept, "the test should fill the disk in the middle"
+        assert not [*(disk / "out" / BOOKS).glob("tmp/*")]
+        subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+        result = tokenmill.export(tmp_path / "store", to="datatrove", out=disk / "out")
+        assert result.parts_resumed == len(kept)
+        tokenmill.export(tmp_path / "store", to="datatrove", out=tmp_path / "whole")
+        assert tree(disk / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("to", ["megatron", "llmc", "mds", "arrow", "npz", "pt"])
+def test_a_write_that_fails_leaves_no_file_and_says_which_and_how_to_go_on(
+    tmp_path: Path, to: str
+) -> None:
+    write_store(tmp_path / "store", random_shards(1, documents=1500))
+    rows = {"seq_len": 64} if to in ("npz", "pt") else {}
+    out = tmp_path / "out"
+    with file_size_limit(20_000), pytest.raises(BuildError) as caught:
+        tokenmill.export(tmp_path / "store", to=to, out=out, **rows)
+    assert f"cannot write '{out}/" in caught.value.message
+    assert "File too large" in caught.value.message
+    assert "is left to write; files that are finished are kept" in caught.value.message
+    assert str(caught.value.hint).startswith("run the same command again")
+    assert not [path for path in out.rglob("*") if path.is_file() and BOOKS not in path.parts]
+    assert tokenmill.export(tmp_path / "store", to=to, out=out, **rows).parts_resumed == 0
 
 
 def test_workers_change_no_byte(store: Path, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import struct
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.disks import file_size_limit, small_disk
 
 from tokenmill.errors import BuildError
 from tokenmill.records import Reject, RejectReason
@@ -35,7 +33,7 @@ from .samples import (
 from .test_format import megatron_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tokenmill.store.facts import Receipt
 
@@ -206,18 +204,6 @@ def test_a_writer_that_is_left_without_commit_leaves_no_file(tmp_path: Path) -> 
     assert tree(tmp_path) == {}
 
 
-@contextlib.contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """The system refuses to let any file of this process grow past `size` (EFBIG)."""
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize(("num_documents", "stage"), [(BLOCK_TOKENS, "append"), (60_000, "commit")])
 def test_a_write_that_fails_leaves_no_file_and_says_where_and_how_to_go_on(
     tmp_path: Path, num_documents: int, stage: str
@@ -242,19 +228,6 @@ def test_a_write_that_fails_leaves_no_file_and_says_where_and_how_to_go_on(
 
 def writer_path(layout: StoreLayout) -> str:
     return str(layout.receipt(unit_facts(UNIT).name))
-
-
-@contextlib.contextmanager
-def small_disk(path: Path, *, size: str) -> Iterator[None]:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root on Linux")
-    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-        pytest.skip("this system does not let root mount a tmpfs")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_a_full_disk_keeps_the_finished_units_and_the_next_try_succeeds(tmp_path: Path) -> None:

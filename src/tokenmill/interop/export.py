@@ -31,10 +31,12 @@ from tokenmill.runners.local import physical_cores
 from tokenmill.store import layout
 from tokenmill.store.reader import Store
 from tokenmill.store.write import HashedFile
+from tokenmill.words import format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tokenmill.errors import BuildError
     from tokenmill.files import PathInput
 
 BOOKS = ".tokenmill-export"
@@ -47,6 +49,7 @@ UNLINKABLE = {
     errno.EMLINK: "the file has too many links already",
     **{each: os.strerror(each) for each in (errno.EPERM, errno.ENOTSUP, errno.EACCES)},
 }
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Bytes of an id where a format does not hold the store's own bytes, about.
 WIDE_ID = 4
 # Told how much is done, of how much; by any thread, one at a time.
@@ -67,11 +70,16 @@ class OutFile(HashedFile):
     def __init__(self, path: Path, *, on_bytes: Report) -> None:
         super().__init__(path)
         self.path = path
+        self.failed: OSError | None = None  # of which a library that writes says nothing
         self._on_bytes = on_bytes
 
     def write(self, block: Any) -> int:
         """Write all of a block, of any contiguous kind."""
-        count = super().write(block) if memoryview(block).nbytes else 0
+        try:
+            count = super().write(block) if memoryview(block).nbytes else 0
+        except OSError as error:
+            self.failed = error
+            raise
         self._on_bytes(count)
         return count
 
@@ -109,7 +117,7 @@ class PartFiles:
         try:
             self._open[name] = OutFile(path, on_bytes=self.on_bytes)
         except OSError as error:
-            raise layout.write_error(error, path=path) from error
+            raise self.export.write_failed(error, name) from error
         return self._open[name]
 
     def write(self, name: str, data: bytes) -> None:
@@ -131,7 +139,7 @@ class PartFiles:
                 if link != "if-possible":
                     root, why = self.export.root, UNLINKABLE.get(error.errno or 0)
                     if why is None:
-                        raise layout.write_error(error, path=root) from error
+                        raise self.export.write_failed(error, name) from error
                     raise UsageError(
                         f"{str(source)!r} cannot be linked into {str(root)!r}: {why}",
                         hint="choose an --out on the file system of the store, or copy where links"
@@ -162,17 +170,20 @@ class PartFiles:
             for parent in sorted({target.parent for target in targets.values()}):
                 layout.sync_folder(parent)
         except OSError as error:
-            raise layout.write_error(error, path=self.export.root) from error
+            raise self.export.write_failed(error) from error
         self.export.checksums.update({name: file.checksum for name, file in self._open.items()})
 
     def __enter__(self) -> PartFiles:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         for file in self._open.values():
             file.close()
         for path in self._made.values():
             path.unlink(missing_ok=True)
+        for name, file in self._open.items():
+            if file.failed is not None and isinstance(error, Exception):
+                raise self.export.write_failed(file.failed, name) from error
 
 
 def title_of(path: Path) -> Mapping[str, layout.Json]:
@@ -347,6 +358,14 @@ class Export:
 
     def run(self) -> ExportResult:
         """Carry out the export."""
+        try:
+            return self._run()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise self.write_failed(error) from error  # its folders and books
+
+    def _run(self) -> ExportResult:
         started = time.monotonic()
         self.parts, self.index_files = self.format.plan(self), self.format.index_files(self)
         self.files = [name for part in self.parts for name in part.files] + self.index_files
@@ -406,6 +425,24 @@ class Export:
         self._write_title({**title, "files": files, "notes": [*lines]})
         return self._result(resumed, lines, workers=workers, nothing_to_do=False)
 
+    def write_failed(self, error: OSError, name: str = "") -> BuildError:
+        """The error for a file that could not be written, and for how much is left to write."""
+        left = sum(part.tokens for part in self.parts if not self._is_whole(part.files, part.sizes))
+        size = format_size(left * self._width)
+        return layout.write_error(
+            error,
+            path=self.root / name,
+            needed=f", and about {size} is left to write" if left else "",
+            kept="files that are finished are kept",
+            again="run the same command again: it goes on with the files that are missing",
+        )
+
+    @property
+    def _width(self) -> int:
+        """Bytes that a token takes, about."""
+        store = next(iter(self.stores.values()))
+        return store.dtype.itemsize if self.format.about.linkable else WIDE_ID
+
     def _is_whole(self, names: Sequence[str], sizes: Mapping[str, layout.Json]) -> bool:
         """Whether files have their names, and their sizes as far as they are known."""
         try:
@@ -417,7 +454,7 @@ class Export:
     def _make(self, part: base.ExportTask, report: Report) -> None:
         """Make the files of a part, on any thread."""
         written = told = 0
-        width = self.stores[part.split].dtype.itemsize if self.format.about.linkable else WIDE_ID
+        width = self._width
 
         def on_bytes(count: int) -> None:
             # Bytes tell of tokens, about.

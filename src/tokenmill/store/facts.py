@@ -1114,8 +1114,9 @@ class ManifestAssembler:
         identity, unit = self._identity, receipt.unit
         if receipt.config != identity.fingerprint:
             raise StoreError(
-                f"{unit.title} ({unit.name}) was built with the configuration {receipt.config!r}, "
-                f"the store has {identity.fingerprint!r}; mixing them would silently corrupt training",
+                f"{unit.title} ({unit.name}) was built with the configuration {receipt.config!r},"
+                f" the store has {identity.fingerprint!r}; mixing them would silently corrupt"
+                " training",
                 hint="run the build again with the same command, or build into a new folder",
             )
         for shard in receipt.shards:

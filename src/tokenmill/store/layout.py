@@ -289,7 +289,14 @@ def replace_file(layout: StoreLayout, path: Path, data: bytes) -> None:
         raise write_error(error, path=path) from error
 
 
-def write_error(error: OSError, *, path: Path) -> BuildError:
+def write_error(
+    error: OSError,
+    *,
+    path: Path,
+    needed: str = "",
+    kept: str = "finished units are kept",
+    again: str = RESUME_HINT,
+) -> BuildError:
     """The BuildError for a write that failed: what, where, and how much space is left."""
     space = ""
     for folder in path.parents:
@@ -298,8 +305,8 @@ def write_error(error: OSError, *, path: Path) -> BuildError:
             break
     remedy = "make space, then " if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
     return BuildError(
-        f"cannot write {str(path)!r}: {error.strerror or error}{space}; finished units are kept",
-        hint=remedy + RESUME_HINT,
+        f"cannot write {str(path)!r}: {error.strerror or error}{space}{needed}; {kept}",
+        hint=remedy + again,
     )
 
 
