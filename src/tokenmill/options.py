@@ -179,10 +179,11 @@ def as_list(inputs: PathInput | Iterable[PathInput]) -> list[PathInput]:
     return [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
 
 
-def same(options: type, name: str) -> Any:
+def same(options: type, name: str, *, panel: str | None = None) -> Any:
     """A field declared as another class has it: the same default, flag and help."""
     (found,) = (each for each in fields(options) if each.name == name)
     flag = dataclasses.replace(found.metadata["flag"], like=options)
+    flag = dataclasses.replace(flag, panel=panel or flag.panel)
     return field(default=found.default, metadata={"flag": flag})
 
 

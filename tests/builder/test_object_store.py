@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import numpy as np
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
 from tests.command import tokenmill as tokenmill_command
 from tests.command import tokenmill_here
+from tests.loader import builds
 from tests.store.s3_server import (
     BUCKET,
     S3,
@@ -32,6 +34,8 @@ from tests.store.s3_server import (
 import tokenmill
 from tokenmill import files as files_module
 from tokenmill.errors import BuildError, StoreError, UsageError
+from tokenmill.loader.loader import Loader
+from tokenmill.store import following
 from tokenmill.store.facts import Building, Receipt, facts_of
 
 if TYPE_CHECKING:
@@ -463,3 +467,25 @@ def test_a_worker_on_another_machine_brings_what_it_needs(out: str, tmp_path: Pa
     assert (driver.root.is_dir(), far.root.exists()) == (True, False)
     driver.upstream.close()
     assert not driver.root.exists()
+
+
+def test_a_build_into_a_bucket_is_followed(
+    tmp_path: Path, out: str, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "REMOTE_POLL_SECONDS", 0.05)
+    s3.refusals = [Refusal("503", "building.json", times=2)]
+    rows: dict[str, Any] = {"split": "train", "seq_len": 1024, "batch_size": 8}
+    with builds.building(builds.options(builds.make_texts(tmp_path), out), units=8) as build:
+        loader = Loader(out, follow=True, **rows)
+        batches = iter(loader)
+        found = [next(batches) for _ in range(16)]
+        assert loader.follower is not None
+        assert not loader.follower.is_finished
+        state = loader.state_dict()
+        build.let(1000)
+        found += [next(batches) for _ in range(30)]
+    finished = Loader(out, shuffle="nearby", **rows)
+    again = [batch for batch, _ in zip(finished, range(46), strict=False)]
+    assert all(np.array_equal(a.input_ids, b.input_ids) for a, b in zip(found, again, strict=True))
+    finished.load_state_dict(state)
+    assert np.array_equal(next(iter(finished)).input_ids, found[16].input_ids)

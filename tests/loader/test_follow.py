@@ -182,17 +182,6 @@ def test_a_store_at_a_url_is_followed(
         assert same(found, take(Loader(tmp_path / "store", shuffle="nearby", **ROWS), 80))
 
 
-def test_a_build_into_a_bucket_is_followed(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "REMOTE_POLL_SECONDS", 0.05)
-    url = "memory://followed/store"
-    with building(options(texts, url), units=8):
-        loader = Loader(url, follow=True, **ROWS)
-        found = take(loader, 10)
-        assert not followed(loader).is_finished
-    found += take(loader, 60)
-    assert same(found, take(Loader(url, shuffle="nearby", **ROWS), 70))
-
-
 KILLED = """
 import sys, time, tokenmill
 from tokenmill.builder.run import make_run

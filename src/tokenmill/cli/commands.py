@@ -345,9 +345,15 @@ def annotate(*, store: str, table: str | None = None, options: Asked, as_json: b
     show.annotate_result(result, as_json=as_json)
 
 
-@command("trainer.options.TrainOptions")
-def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
-    """Train the reference model on a store.
+TRAINED = (
+    "A store or a view of it, that is trained on; or, with --tokenizer, text: any input that"
+    " `tokenmill build` reads."
+)
+
+
+@command("trainer.options.TrainOptions", inputs=TRAINED)
+def train(*, inputs: list[str], options: Asked, as_json: bool, quiet: bool) -> None:
+    """Train the reference model on a store, or on text that becomes one meanwhile.
 
     Rows are cut, packed and shuffled as they are read, and are on the device before they are asked
     for. Killed at any moment, the same command with --resume goes on with the same losses. Under
@@ -356,6 +362,7 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     \b
     Examples:
       tokenmill train my-store --model tiny --seq-len 256 --steps 100
+      tokenmill train corpus/*.jsonl.zst -t tokenizer.json --model small -o run
       tokenmill train my-store --model small --batch-tokens 524288 --steps 1000 -o run --resume
       tokenmill train my-store --model small --steps 50 -o before --feed encode
       torchrun --nproc-per-node 8 -m tokenmill train my-store --model medium --seq-len 16384
@@ -363,9 +370,10 @@ def train(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     again = same_command()
     again += "" if " --resume" in again else " --resume"
     kept = f"the steps that were made are kept in {options['out']}"
+    kept += "" if options["tokenizer"] is None else ", and so are the units of its store"
     kept += f"; go on with:\n  {again}" if options["feed"] == "store" else ""
     with stoppable(kept), watch(TrainView(), quiet=quiet) as tell:
-        result = tokenmill.train(store, on_progress=tell, **options)
+        result = tokenmill.train(inputs, on_progress=tell, **options)
     show.train_result(result, as_json=as_json)
 
 

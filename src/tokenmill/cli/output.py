@@ -308,6 +308,12 @@ def cpu(workers: Sequence[WorkerProgress], *, blocks: bool) -> str:
     return f"{mean} " + "".join(BLOCKS[min(round(p / 12.5), 8)] for p in shares)
 
 
+STORE_WAITS = {
+    "waiting": "waiting for the build",
+    "building": "trained; building the rest of the store",
+}
+
+
 class TrainView:
     """A training: its loss and its speed. In a log every evaluation and the last step are told."""
 
@@ -322,8 +328,9 @@ class TrainView:
             self._val_loss = progress.val_loss
             return f"[{clock(progress.seconds)}]  evaluated: val loss {progress.val_loss:.4f}"
         where = f"step {count(progress.step)}/{count(progress.steps)}"
-        if progress.phase == "waiting" and is_due:
-            return f"[{clock(progress.seconds)}]  {where}  waiting for the build: {progress.built}"
+        if progress.phase in STORE_WAITS and is_due:
+            waits = STORE_WAITS[progress.phase]
+            return f"[{clock(progress.seconds)}]  {where}  {waits}: {progress.built}"
         is_last = progress.step == progress.steps
         if progress.phase != "training" or progress.loss is None or not (is_due or is_last):
             return None
@@ -333,8 +340,8 @@ class TrainView:
 
     def draw(self, progress: TrainProgress, *, width: int) -> RenderableType:
         doing = progress.phase
-        if progress.phase == "waiting":
-            doing = f"waiting for the build: {progress.built}"
+        if progress.phase in STORE_WAITS:
+            doing = f"{STORE_WAITS[progress.phase]}: {progress.built}"
         if progress.loss is None:
             return one_line(f"{doing} ...")
         if progress.phase == "training":
@@ -368,6 +375,8 @@ def figures(progress: TrainProgress) -> list[str]:
         found.append(f"waited for data {share:.2f}% ({of_it}p50 {p50:.3f} ms, p99 {p99:.3f} ms)")
     if progress.memory_bytes:
         found.append(f"memory {format_size(progress.memory_bytes)}")
+    if progress.phase == "training" and progress.built is not None:
+        found.append(f"store {progress.built}")
     return found
 
 

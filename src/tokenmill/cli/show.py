@@ -1121,6 +1121,8 @@ def _train_rows(result: TrainResult) -> Iterator[Row]:
     yield "memory", format_size(result.memory_bytes)
     yield "time", duration(result.seconds)
     yield "checkpoint", str(result.checkpoint)
+    if result.store is not None:
+        yield "store", result.store
     for note in result.notes:
         yield "note", note
 

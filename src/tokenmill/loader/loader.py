@@ -829,9 +829,8 @@ class Loader:
         require_number("stride", stride, at_least=1)
         # The plan of now: a loader may be moved, or resumed, while an iteration goes on.
         parts = self._parts(self._plan, self._step if first is None else first, stride)
-        if self._is_remote:
-            parts = _announced(parts)
-        chunks = (window.read(first, last) for window, first, last in parts)
+        announced = _announced(parts, ahead=int(self._is_remote))
+        chunks = (window.read(first, last) for window, first, last in announced)
         if not self.prefetch:
             return chunks
         return read_ahead_when_slow(
@@ -918,8 +917,11 @@ class Loader:
             return run
         return run if len(run.rows(step)) == run.batch_rows else None
 
-    def _parts(self, plan: Plan, first: int, stride: int) -> Iterator[_Part]:
-        """The run from a step on, one step first, then as many as are found and read in one go."""
+    def _parts(self, plan: Plan, first: int, stride: int) -> Iterator[_Part | None]:
+        """The run from a step on, one step first, then as many as are found and read in one go.
+
+        None where what follows may have to be waited for.
+        """
         size = 1
         while True:
             plan, known = self._reach(plan, first)
@@ -958,6 +960,8 @@ class Loader:
                     yield window, begin, min(begin + chunk, len(window.steps))
                 size = min(2 * size, chunk if size < chunk else most)
             first += len(steps) * stride
+            if known is not None:
+                yield None
 
     def _draw(self, plan: Plan, run: StageRun, steps: range) -> tuple[Ints, ...]:
         """Source, row and epoch of each row of some steps of a stage, for this rank.
@@ -1301,13 +1305,15 @@ def require_number(name: str, value: object, *, at_least: int) -> None:
         )
 
 
-def _announced(parts: Iterator[_Part]) -> Iterator[_Part]:
-    """The parts; while one is read, the next is on its way over the network."""
+def _announced(parts: Iterator[_Part | None], *, ahead: int) -> Iterator[_Part]:
+    """The parts; while one is read, so many that follow are on their way over the network."""
     waiting: list[_Part] = []
-    for window, first, last in parts:
-        window.read_ahead(first, last)
-        waiting.append((window, first, last))
-        if len(waiting) > 1:
+    for part in parts:
+        if part is not None:
+            waiting.append(part)
+            if ahead:
+                part[0].read_ahead(*part[1:])
+        while len(waiting) > (0 if part is None else ahead):
             yield waiting.pop(0)
     yield from waiting
 

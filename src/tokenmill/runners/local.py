@@ -311,7 +311,7 @@ class LocalRunner:
     cores: Sequence[Sequence[int]] | None = None
     max_attempts: int = 3
     forks: bool = ForkServer.is_possible
-    _inbox: queue.SimpleQueue[tuple[_Process, str, Any]] = field(default_factory=queue.SimpleQueue)
+    _inbox: queue.SimpleQueue[tuple[Any, str, Any]] = field(default_factory=queue.SimpleQueue)
     _processes: list[_Process] = field(default_factory=list)
     _ahead: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _server: ForkServer | None = None
@@ -339,6 +339,10 @@ class LocalRunner:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def stop(self) -> None:
+        """Have `run` end its processes and raise; for other threads than the one that runs."""
+        self._inbox.put((None, "stop", BuildError("the run of these tasks was stopped")))
 
     def run(self, start: Start, tasks: Iterable[Any], *, on_event: OnEvent) -> None:
         """Carry out every task; raise the first error after stopping the rest."""
@@ -403,6 +407,8 @@ class LocalRunner:
                         error, trace = value
                         error.add_note(f"in worker {process.number}:\n{trace}")
                         raise error
+                    case "stop":
+                        raise value
                     case "gone":
                         self._processes.remove(process)
                         idle[:] = (each for each in idle if each is not process)

@@ -6,25 +6,36 @@ is worked out in loop.py.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenmill import files
-from tokenmill.errors import MissingExtraError, StoreError, UsageError
+from tokenmill.errors import MissingExtraError, StoreError, TokenmillError, UsageError
 from tokenmill.files import is_remote
-from tokenmill.options import PACKINGS, check_choices, option, with_options
+from tokenmill.options import (
+    PACKINGS,
+    BuildOptions,
+    as_list,
+    check_choices,
+    flags_of,
+    option,
+    same,
+    with_options,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from tokenmill.files import PathInput
     from tokenmill.store.following import Follower
     from tokenmill.store.reader import Store
+    from tokenmill.trainer.beside import BuildBeside
 
 
 # -------------------------------------------------------------------------------------------------
@@ -108,6 +119,7 @@ def preset(name: str) -> ModelConfig:
 MODEL = "What is trained"
 STEP = "What a step is"
 DATA = "What it is fed"
+BUILT = "Text instead of a store"
 RUN = "Where it goes"
 
 
@@ -115,7 +127,8 @@ RUN = "Where it goes"
 class TrainOptions:
     """Everything a run is told. None means: follows from the rest."""
 
-    store: PathInput | Store = field(kw_only=False)
+    # A store; or, with a tokenizer, text: files, folders and globs.
+    inputs: PathInput | Store | Sequence[PathInput] = field(kw_only=False)
     model: str = option("small", MODEL, "NAME")
     """tiny (runs on a CPU in seconds), mini (10M), small (124M), medium (861M, rows of up to
     16,384) or large (1.8B, up to 32,768); sizes with GPT-2's vocabulary."""
@@ -182,6 +195,23 @@ class TrainOptions:
     """Processes that --feed workers starts."""
     seed: int = option(0, DATA, "N")
     """Of the weights and the order of rows."""
+    tokenizer: PathInput | None = option(
+        None, BUILT, "PATH|ID", short="-t", kind=str | None, shown=False
+    )
+    """The tokenizer of the text that is named instead of a store, as for `tokenmill build`. Rows
+    are trained on while the rest is built, in the order of --follow."""
+    store: PathInput | None = option(
+        None, BUILT, "FOLDER|URL", kind=str | None, shown="store, in --out"
+    )
+    """Where the store of the text is built."""
+    text_field: str = same(BuildOptions, "text_field", panel=BUILT)
+    format: str = same(BuildOptions, "format", panel=BUILT)
+    where: str | None = same(BuildOptions, "where", panel=BUILT)
+    limit: int | None = same(BuildOptions, "limit", panel=BUILT)
+    val: float = same(BuildOptions, "val", panel=BUILT)
+    eos: str | bool | None = same(BuildOptions, "eos", panel=BUILT)
+    build_workers: int | None = option(None, BUILT, "N", shown="physical cores but one")
+    """Processes that build it. Never changes a byte of the store, nor a batch."""
     out: PathInput = option("run", RUN, "FOLDER", short="-o")
     """Where checkpoints and metrics.jsonl are written."""
     resume: bool = option(False, RUN)
@@ -216,6 +246,7 @@ class TrainOptions:
                     f"{each.name}={value!r} is not a whole number above 0",
                     hint=f"give one, like {each.name}=8",
                 )
+        self._check_inputs()
         self._check_feed()
         parse_mixture(self.mixture)
         if self.follow:
@@ -245,6 +276,56 @@ class TrainOptions:
                 f" {self.model!r}, {longest:,} tokens",
                 hint=f"use {longest} or less, or a model with a longer context (medium, large)",
             )
+
+    @property
+    def trained(self) -> PathInput | Store:
+        """The store that is trained on."""
+        if self.tokenizer is not None:
+            return self.store or files.join(os.fspath(self.out), "store")
+        return cast("PathInput | Store", self.inputs)
+
+    @property
+    def build(self) -> BuildOptions:
+        """The build beside the run, where it is given text."""
+        assert self.tokenizer is not None
+        names = [name for name, flag in flags_of(TrainOptions).items() if flag.like]
+        return BuildOptions(
+            as_list(cast("PathInput", self.inputs)),
+            tokenizer=self.tokenizer,
+            out=cast("PathInput", self.trained),
+            workers=self.build_workers,
+            followed=True,
+            **{name: getattr(self, name) for name in names},
+        )
+
+    def _check_inputs(self) -> None:
+        """One store, or text and what it takes to build one of it."""
+        if self.tokenizer is not None:
+            if hasattr(self.inputs, "manifest"):
+                raise UsageError(
+                    f"tokenizer={str(self.tokenizer)!r} is for text, and this is a store",
+                    hint="leave the tokenizer out: a store has its own",
+                )
+            _ = self.build  # which refuses what does not go together
+            object.__setattr__(self, "follow", True)
+            return
+        defaults = {each.name: each.default for each in fields(self)}
+        for name, flag in flags_of(TrainOptions).items():
+            if flag.panel == BUILT and getattr(self, name) != defaults[name]:
+                raise UsageError(
+                    f"{name}={getattr(self, name)!r} is for a store that is built of text while it"
+                    " is trained on, and no tokenizer is given",
+                    hint="leave it out, or name the text and its tokenizer: tokenmill train FILES"
+                    " -t TOKENIZER",
+                )
+        if isinstance(self.inputs, list | tuple):
+            if len(self.inputs) != 1:
+                raise UsageError(
+                    f"{len(self.inputs):,} inputs are given, and a run is trained on one store",
+                    hint="to train on text, name its tokenizer: tokenmill train FILES -t TOKENIZER;"
+                    " to mix stores, use tokenmill.Mixture in a loop of your own",
+                )
+            object.__setattr__(self, "inputs", self.inputs[0])
 
     def _check_feed(self) -> None:
         """Refuse what a feed would leave out in silence."""
@@ -288,7 +369,7 @@ class TrainOptions:
             )
         if self.shuffle is True:
             object.__setattr__(self, "shuffle", "nearby")
-        check_followed(self.store, packing=self.packing, shuffle=self.shuffle, epochs=None)
+        check_followed(self.trained, packing=self.packing, shuffle=self.shuffle, epochs=None)
 
     @property
     def windows(self) -> list[tuple[int, int | None]] | None:
@@ -304,12 +385,13 @@ class TrainOptions:
 
     def as_json(self) -> dict[str, object]:
         """All of it, as JSON has it."""
-        names = (each.name for each in fields(self) if each.name not in ("store", "on_progress"))
+        names = (each.name for each in fields(self) if each.name not in ("inputs", "on_progress"))
         values = {name: getattr(self, name) for name in names}
-        # JSON has no infinity, which is a fair value for `clip`.
-        infinite = {name: str(value) for name, value in values.items() if value == math.inf}
-        text = None if self.text is None else str(self.text)
-        return {**values, **infinite, "out": str(self.out), "text": text}
+        # JSON has no infinity, which is a fair value for `clip`, and no paths.
+        return {
+            name: str(value) if value == math.inf or isinstance(value, os.PathLike) else value
+            for name, value in values.items()
+        }
 
 
 def parse_mixture(text: str | None) -> tuple[str, dict[str, float] | None] | None:
@@ -428,14 +510,15 @@ class TrainProgress(TrainNumbers):
     """Where a run is. Numbers are those of a step or two ago: nothing waits for them."""
 
     phase: str
-    """starting, training, waiting (for a build), evaluating or saving."""
+    """starting, training, waiting (for a build), evaluating, saving, or building (the rest of the
+    store, after the last step)."""
     step: int = 0
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
     eta_seconds: float | None = None
     built: str | None = None
-    """How far the build has come that is waited for, in words."""
+    """How far the build has come that is beside it or waited for, in words."""
     message: str | None = None
 
 
@@ -450,6 +533,8 @@ class TrainResult(TrainNumbers):
     """Of the last step."""
     checkpoint: Path
     """The last one."""
+    store: str | None = None
+    """That was built beside it, whole."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -459,9 +544,10 @@ class TrainResult(TrainNumbers):
 
 @with_options(TrainOptions)
 def train(options: TrainOptions) -> TrainResult:
-    """Train the reference model on a store.
+    """Train the reference model on a store, or on text that becomes one meanwhile.
 
     >>> tokenmill.train("store", model="small", steps=1000, batch_tokens=524_288, out="run")
+    >>> tokenmill.train("corpus/*.jsonl.zst", tokenizer="tokenizer.json", model="small", out="run")
 
     Ctrl-C ends the step, writes a checkpoint, and raises KeyboardInterrupt; `resume=True` goes on.
     """
@@ -473,17 +559,90 @@ def train(options: TrainOptions) -> TrainResult:
         )
     if find_spec("torch") is None:
         raise MissingExtraError("torch", extra="torch", purpose="training")
+    refuse_second_run(options)
     is_first = int(os.environ.get("RANK", "0")) == 0
-    tell = options.on_progress if is_first else None
-    source = follow_build(options) if options.follow else TrainingData(*open_splits(options.store))
-    if tell is not None:
-        message = f"{source.train.num_tokens:,} tokens to train on; loading torch ..."
-        if source.follower is not None:
-            message = f"{source.follower.describe()}: {message}"
-        tell(TrainProgress(phase="starting", steps=options.steps, message=message))
-    from tokenmill.trainer.run import run_training
+    voice = Voice(options, options.on_progress if is_first else None)
+    with contextlib.ExitStack() as resources:
+        if options.tokenizer is not None:
+            source = build_beside(options, voice, resources, is_first=is_first)
+        else:
+            source = (
+                follow_build(options)
+                if options.follow
+                else TrainingData(*open_splits(options.trained))
+            )
+            built = "" if source.follower is None else f"{source.follower.describe()}: "
+            voice.say(f"{built}{source.train.num_tokens:,} tokens to train on; loading torch ...")
+        from tokenmill.trainer.run import run_training
 
-    return run_training(source, options, on_progress=tell)
+        result = run_training(source, options, on_progress=voice.tell)
+        return result if source.beside is None else _with_store(result, source.beside, voice)
+
+
+def refuse_second_run(options: TrainOptions) -> None:
+    """UsageError where a run would begin in the folder of another."""
+    found = Path(options.out).glob("checkpoints/step-*")
+    steps = [int(step) for path in found if (step := path.name.removeprefix("step-")).isdigit()]
+    if steps and not options.resume:
+        raise UsageError(
+            f"{str(options.out)!r} holds a run already, at step {max(steps):,}",
+            hint="go on with it: --resume; or begin another in another folder: --out FOLDER",
+        )
+
+
+class Voice:
+    """What is told of a run, by its own thread and by that of the build beside it."""
+
+    def __init__(
+        self, options: TrainOptions, on_progress: Callable[[TrainProgress], None] | None
+    ) -> None:
+        self._seen = TrainProgress(phase="starting", steps=options.steps)
+        self._on_progress = on_progress or (lambda _: None)
+
+    def tell(self, progress: TrainProgress) -> None:
+        self._seen = progress
+        self._on_progress(progress)
+
+    def say(self, message: str) -> None:
+        self._on_progress(replace(self._seen, message=message))
+
+
+def build_beside(
+    options: TrainOptions, voice: Voice, resources: contextlib.ExitStack, *, is_first: bool
+) -> TrainingData:
+    """Begin to build a store of the text, on the first of all ranks; follow it on each."""
+    from tokenmill.trainer.beside import BuildBeside
+
+    beside = None
+    if is_first:
+        beside = resources.enter_context(BuildBeside(options.build, tell=voice.say))
+        try:
+            beside.wait_until_planned()
+        except StoreError as error:
+            hint = "" if error.hint is None else f" ({error.hint})"
+            error.hint = f"give another --store, or see what tokenmill build says of it{hint}"
+            raise
+        voice.say(f"building {beside.options.out} beside the training; loading torch ...")
+    # While the first units are built.
+    from tokenmill.trainer.run import ranks_in_touch
+
+    resources.enter_context(ranks_in_touch(options))
+    return follow_build(options, beside)
+
+
+def _with_store(result: TrainResult, beside: BuildBeside, voice: Voice) -> TrainResult:
+    """The result of a run when its store is whole too."""
+
+    def tell(built: str) -> None:
+        last = {each.name: getattr(result, each.name) for each in fields(TrainNumbers)}
+        voice.tell(TrainProgress(phase="building", step=result.steps, built=built, **last))
+
+    try:
+        made = beside.finish(tell)
+    except TokenmillError as error:
+        error.message += f"; the training had ended before, with {str(result.checkpoint)!r}"
+        raise
+    return replace(result, store=made.store, notes=[*result.notes, *made.warnings])
 
 
 class TrainingData(NamedTuple):
@@ -492,14 +651,17 @@ class TrainingData(NamedTuple):
     train: Store
     val: Store | None
     follower: Follower | None = None  # of a store that is built meanwhile: then `train` grows
+    beside: BuildBeside | None = None  # that builds it, on the first rank
 
 
-def follow_build(options: TrainOptions) -> TrainingData:
+def follow_build(options: TrainOptions, beside: BuildBeside | None = None) -> TrainingData:
     """A store whose build may still go on, as soon as there is some of it."""
     from tokenmill.store.following import Follower
 
-    follower = Follower(cast("PathInput", options.store), split="train")
-    return TrainingData(follower.current, None, follower)
+    require = None if beside is None else beside.require
+    path = cast("PathInput", options.trained)
+    follower = Follower(path, split="train", require_builder=require)
+    return TrainingData(follower.current, None, follower, beside)
 
 
 def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:

@@ -9,6 +9,7 @@ the same, and a resumed run does what the interrupted one would have done.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import hashlib
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
     from tokenmill.store.following import Follower
     from tokenmill.store.reader import Store
-    from tokenmill.trainer.loop import Reading, Setup
+    from tokenmill.trainer.loop import Reading, Setup, TrainRanks
     from tokenmill.trainer.options import TrainingData, TrainOptions
 
     OnProgress = Callable[[TrainProgress], None]
@@ -488,10 +489,7 @@ STEPS_OF_EVALUATION = 8
 LONG_STEP = 60.0  # seconds, about which one is told before
 SHOWN_SOURCES = 8  # of a mixture, in its note
 FREEZE_AFTER = 3  # steps until all that lives as long as the run has been made
-NO_SPLIT = (
-    "this store has no split val, so nothing is evaluated; to have one, build it with:"
-    " tokenmill build ... --val 0.01"
-)
+NO_SPLIT = "this store has no split val, so nothing is evaluated; to have one, build it with: {how}"
 NOT_YET = (
     "not evaluated after step {step:,}: the build has not come to enough documents of the split val"
 )
@@ -513,7 +511,7 @@ def run_training(
     ranks = loop.TrainRanks.from_environment()
     setup = loop.settle(options, vocab_size=source.train.vocab_size, ranks=ranks)
     loop.require_memory(setup)
-    with _process_group(setup), contextlib.ExitStack() as resources:
+    with _process_group(setup.device, ranks), contextlib.ExitStack() as resources:
         try:
             told = on_progress if ranks.rank == 0 else None
             return TrainingRun(source, setup, told, resources).run()
@@ -524,16 +522,27 @@ def run_training(
 
 
 @contextlib.contextmanager
-def _process_group(setup: Setup) -> Iterator[None]:
+def ranks_in_touch(options: TrainOptions) -> Iterator[None]:
+    """Before a run begins: when this returns, every rank has come here."""
+    ranks = loop.TrainRanks.from_environment()
+    device = loop.find_device(options.device, local_rank=ranks.local_rank)
+    with _process_group(device, ranks):
+        if ranks.world_size > 1:
+            distributed.barrier()
+        yield
+
+
+@contextlib.contextmanager
+def _process_group(device: torch.device, ranks: TrainRanks) -> Iterator[None]:
     """The ranks in touch with each other; nothing where there is one, or where they are already."""
-    is_cuda = setup.device.type == "cuda"
+    is_cuda = device.type == "cuda"
     if is_cuda:
-        torch.cuda.set_device(setup.device)
-    if setup.ranks.world_size == 1 or distributed.is_initialized():
+        torch.cuda.set_device(device)
+    if ranks.world_size == 1 or distributed.is_initialized():
         yield
         return
     distributed.init_process_group(
-        "nccl" if is_cuda else "gloo", device_id=setup.device if is_cuda else None
+        "nccl" if is_cuda else "gloo", device_id=device if is_cuda else None
     )
     try:
         yield
@@ -562,8 +571,9 @@ def _ended_with(error: TokenmillError, steps: int, checkpoint: Path | None) -> T
     kept = "before its first step"
     if checkpoint is not None:
         kept = f"after {words.count(steps, 'step')}, which are kept in {str(checkpoint)!r}"
-    ended = type(error)(f"{error.message}; the training ended with it {kept}", hint=error.hint)
-    ended.__dict__.update(error.__dict__ | {"message": ended.message})
+    ended = copy.copy(error)
+    ended.message = f"{error.message}; the training ended with it {kept}"
+    ended.args = (ended.message,)
     return ended
 
 
@@ -583,13 +593,15 @@ class TrainingRun:
         self.essentials = {**self.options.essentials(), "vocab_size": setup.vocab_size}
         self.parameters = setup.config.num_parameters(setup.vocab_size)
         self._follower = source.follower
+        self._built = (lambda: None) if source.beside is None else source.beside.describe
         splits, config = source.train.manifest.splits, source.train.manifest.identity.config
         may_come = bool(config.get("val_fraction") or config.get("split_by_name"))
         # Whether there is a split val, or will be.
         self._evaluates = source.val is not None or (
             self._follower is not None and (may_come or "val" in splits)
         )
-        self.notes: list[str] = [] if self._evaluates else [NO_SPLIT]
+        how = "tokenmill build ... --val 0.01" if self.options.tokenizer is None else "--val 0.01"
+        self.notes: list[str] = [] if self._evaluates else [NO_SPLIT.format(how=how)]
         self._tell = on_progress or (lambda _: None)
         self._begun = time.perf_counter()
         self._seen = TrainProgress(phase="starting", steps=self.options.steps)
@@ -667,12 +679,6 @@ class TrainingRun:
         self._val = None if source.val is None else self._open_val(source.val)
 
     def _find_resume(self) -> Checkpoint | None:
-        paths = self.checkpoints.paths()
-        if paths and not self.options.resume:
-            raise UsageError(
-                f"{str(self.out)!r} holds a run already, at step {_step_of(paths[-1]):,}",
-                hint="go on with it: --resume; or begin another in another folder: --out FOLDER",
-            )
         newest = self.checkpoints.newest()
         if newest is not None:
             newest.require(self.essentials)
@@ -908,8 +914,8 @@ class TrainingRun:
             self._tell(seen)
 
     def _progress(self, phase: str, **changes: Any) -> TrainProgress:
-        seconds = time.perf_counter() - self._begun
-        return replace(self._seen, phase=phase, seconds=seconds, message=None, **changes)
+        changes |= {"seconds": time.perf_counter() - self._begun, "built": self._built()}
+        return replace(self._seen, phase=phase, message=None, **changes)
 
     def _mfu(self, rate: float, *, pairs: float) -> float | None:
         """Of a rate, and of how many tokens each one looked at."""
