@@ -345,14 +345,8 @@ def annotate(*, store: str, table: str | None = None, options: Asked, as_json: b
     show.annotate_result(result, as_json=as_json)
 
 
-TRAINED = (
-    "A store or a view of it, that is trained on; or, with --tokenizer, text: any input that"
-    " `tokenmill build` reads."
-)
-
-
-@command("trainer.options.TrainOptions", inputs=TRAINED)
-def train(*, inputs: list[str], options: Asked, as_json: bool, quiet: bool) -> None:
+@command("trainer.options.TrainOptions")
+def train(*, trained: list[str], options: Asked, as_json: bool, quiet: bool) -> None:
     """Train the reference model on a store, or on text that becomes one meanwhile.
 
     Rows are cut, packed and shuffled as they are read, and are on the device before they are asked
@@ -373,7 +367,7 @@ def train(*, inputs: list[str], options: Asked, as_json: bool, quiet: bool) -> N
     kept += "" if options["tokenizer"] is None else ", and so are the units of its store"
     kept += f"; go on with:\n  {again}" if options["feed"] == "store" else ""
     with stoppable(kept), watch(TrainView(), quiet=quiet) as tell:
-        result = tokenmill.train(inputs, on_progress=tell, **options)
+        result = tokenmill.train(trained, on_progress=tell, **options)
     show.train_result(result, as_json=as_json)
 
 

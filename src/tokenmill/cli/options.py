@@ -31,6 +31,10 @@ _INPUTS = (
     f"{', '.join(COMPRESSIONS)}. A folder means every file below it. Or the name of a well-known "
     "corpus (see --list-corpora), if there is no such file here."
 )
+_TRAINED = (
+    "The store, or view of one, that is trained on; or, with --tokenizer, text: any input that"
+    " `tokenmill build` reads."
+)
 _FILES = "A file, a prefix (of .bin and .idx) or a folder, which means every file below it."
 _LOADER = (
     "A function that gives your loader, such as my_data:train_loader or data.py:loader. It is told"
@@ -43,6 +47,7 @@ ARGUMENTS = {
         "STORE",
         "The folder that a build wrote, or its URL; or a view of it, which is a file.",
     ),
+    "trained": ("STORE|INPUT", _TRAINED),
     "stores": ("STORE...", "Folders that builds wrote, or views of them; what comes first stays."),
     "table": ("TABLE", ""),
     "path": ("PATH", _FILES),
