@@ -5,6 +5,7 @@
 #   .venv-dev   the core and the `dev` extra: checks and tests
 #   .venv-rc    the release candidate of tokenizers, unpacked beside the stable one, not a whole environment
 #   .venv-peers other projects' readers and writers, which the tests of tests/interop compare with; also beside
+#   .venv-docs  what makes the site
 #
 # A stamp inside each says that it is complete; it is made again when pyproject.toml or constraints.txt
 # changes. Plain make (3.81, as on macOS) and sh are enough.
@@ -26,7 +27,7 @@ PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_inf
 require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
 	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
 
-.PHONY: demo test test-fast test-slow test-trainers lint bench bench-quick clean help
+.PHONY: demo test test-fast test-slow test-trainers lint docs bench bench-quick clean help
 
 help:
 	@echo "make demo         see it work: core install, then tokenmill demo"
@@ -35,6 +36,7 @@ help:
 	@echo "make test-slow    the long tests that make test leaves out"
 	@echo "make test-trainers  those of make test-slow that train with transformers, TRL and Lightning"
 	@echo "make lint         everything of make test but the tests"
+	@echo "make docs         the documentation as a site, in site/"
 	@echo "make bench        measure beside the peers and write docs/benchmarks.md (bench-quick: a trial)"
 	@echo "make clean        remove environments, caches and working files"
 
@@ -58,9 +60,10 @@ test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	rm -rf .work/hostile
 	HOSTILE=long $(PYTEST) tests/hostile tests/engines/test_load.py -m "not gpu and not network" $(PYTEST_ARGS)
 
-# What other projects' trainers make of our rows: their imports take longest. Two ranks, whose
-# processes gloo aborts now and then when they end, are left to make test-slow.
-TRAINERS = tests/test_hf.py tests/test_lightning.py \
+# What other projects' trainers make of our rows: their imports take longest. With them the how-tos
+# that need one, and the site in a browser. Two ranks, whose processes gloo aborts now and then when
+# they end, are left to make test-slow.
+TRAINERS = tests/test_hf.py tests/test_lightning.py tests/test_site.py \
 	$(addprefix tests/supervised/test_,trl.py versions.py completions.py preference.py)
 
 test-trainers: .venv-dev/stamp .venv-peers/stamp
@@ -71,6 +74,11 @@ lint: .venv-dev/stamp
 	$(DEV)/ruff check .
 	$(DEV)/lint-imports
 	$(DEV)/mypy --num-workers 2
+
+# Any doubt about a page, a link or a signature is an error; what it would load of elsewhere is one too.
+docs: .venv-docs/stamp
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@echo "the site is in site/: open site/index.html"
 
 bench: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)
@@ -92,7 +100,7 @@ bench-quick: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.interop --quick $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-dev .venv-rc .venv-peers .work build dist demo-store demo-store-input src/tokenmill.egg-info
+	rm -rf .venv .venv-dev .venv-rc .venv-peers .venv-docs .work build dist site demo-store demo-store-input src/tokenmill.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -111,6 +119,14 @@ clean:
 	$(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/python $(PIP_INSTALL) -c constraints.txt setuptools
 	.venv-dev/bin/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+.venv-docs/stamp: pyproject.toml constraints.txt
+	$(require_python)
+	rm -rf .venv-docs
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python $(PIP_INSTALL) -c constraints.txt setuptools
+	.venv-docs/bin/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e ".[docs]"
 	touch $@
 
 # Without the release candidate the tests that try it are skipped; CI must not lose them unnoticed.

@@ -40,6 +40,14 @@ FLAGS = (
 )
 START_SECONDS = 60.0
 REQUIRED = "TOKENMILL_REQUIRE_BROWSER"
+SCREENS = Path(__file__).parents[1] / ".work" / "screens"
+
+
+def screens() -> Path:
+    """Where screenshots are kept, to be looked at: .work/screens, or TOKENMILL_SCREENSHOTS."""
+    folder = Path(os.environ.get("TOKENMILL_SCREENSHOTS") or SCREENS)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @dataclass

@@ -2,13 +2,16 @@
 
     python -m tests.pages
 
-Tests compare the pages with what this makes, so they cannot say what the code does not.
+Tests compare the pages with what this makes, so they cannot say what the code does not. What other
+pages say to type is found here too, and typed by tests.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer.main
 
@@ -17,6 +20,8 @@ from tokenmill.interop.base import NAMES, get_format
 from tokenmill.interop.raw import RawFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tokenmill.interop.base import Setting
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -41,6 +46,24 @@ stdout. An error is a line `error: ...` and mostly a line `hint: ...` that says 
 
 Colours are left out where `NO_COLOR` is set or the output is not a terminal.
 """
+
+
+class Block(NamedTuple):
+    """Something to type: a command, or lines of Python."""
+
+    words: list[str]
+    code: str = ""
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """What a page says to type, in its order."""
+    text = page.read_text().replace(" \\\n", " ")
+    shown = re.compile(r"^```(\w+)\n(.*?)^```|^    (\S[^\n]*)$", re.DOTALL | re.MULTILINE)
+    for language, code, line in shown.findall(text):
+        if language == "python":
+            yield Block([], code)
+        elif line:
+            yield Block(shlex.split(line))
 
 
 def commands_page() -> str:

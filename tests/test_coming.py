@@ -6,21 +6,18 @@ import contextlib
 import gzip
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.command import tokenmill, tokenmill_here
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.pages import blocks
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-a-script.md"
 # Commands that load torch or time things; the slow test types them too.
@@ -46,24 +43,6 @@ for _ in range(20):
 
 class EnoughError(Exception):
     """A loop that never ends was seen to work."""
-
-
-class Block(NamedTuple):
-    """Something to type: a command, or lines of Python."""
-
-    words: list[str]
-    code: str = ""
-
-
-def blocks() -> Iterator[Block]:
-    """What the page says to type, in its order."""
-    text = PAGE.read_text().replace(" \\\n", " ")
-    shown = re.compile(r"^```(\w+)\n(.*?)^```|^    (\S[^\n]*)$", re.DOTALL | re.MULTILINE)
-    for language, code, line in shown.findall(text):
-        if language == "python":
-            yield Block([], code)
-        elif line:
-            yield Block(shlex.split(line))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +97,7 @@ def run_python(code: str, folder: Path) -> None:
 
 def test_what_the_page_says_to_type_works_in_its_order(place: Path) -> None:
     typed = 0
-    for words, code in blocks():
+    for words, code in blocks(PAGE):
         if code:
             if "datasets" not in code or find_spec("datasets") is not None:
                 run_python(code, place)
@@ -130,11 +109,11 @@ def test_what_the_page_says_to_type_works_in_its_order(place: Path) -> None:
 
 @pytest.mark.slow
 def test_what_trains_and_what_times_works_too(place: Path) -> None:
-    stores = [words for words, _ in blocks() if words[1:2] == ["build"]]
+    stores = [words for words, _ in blocks(PAGE) if words[1:2] == ["build"]]
     for words in stores:
         tokenmill_here(*words[1:], folder=place)
     typed = 0
-    for words, _ in blocks():
+    for words, _ in blocks(PAGE):
         if words[:1] == ["python"]:
             done = subprocess.run(
                 [sys.executable, *words[1:]], cwd=place, capture_output=True, text=True, timeout=120

@@ -64,7 +64,7 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "requirement", [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["torch"]]
+    "requirement", [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["docs"], *EXTRAS["torch"]]
 )
 def test_everything_make_installs_is_pinned_within_its_range(requirement: str) -> None:
     wanted = Requirement(requirement)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -25,6 +23,7 @@ from tokenmill.store.layout import StoreLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 HOSTILE = (
     "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">",
@@ -171,14 +170,6 @@ def started(*paths: Path) -> Iterator[Viewer]:
 def chromium() -> Iterator[str]:
     with browser() as address:
         yield address
-
-
-@pytest.fixture(scope="session")
-def screens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots are kept: set TOKENMILL_SCREENSHOTS to look at them."""
-    folder = Path(os.environ.get("TOKENMILL_SCREENSHOTS") or tmp_path_factory.mktemp("screens"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:

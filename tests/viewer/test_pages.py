@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.browser import tab
+from tests.browser import screens, tab
 
 import tokenmill
 from tokenmill.store.layout import StoreLayout, StoreLock
@@ -81,15 +81,13 @@ def text_of(page: Tab, query: str) -> str:
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_and_can_be_read(
-    page: Tab, screens: Path, name: str, width: int, dark: bool
-) -> None:
+def test_a_page_fits_and_can_be_read(page: Tab, name: str, width: int, dark: bool) -> None:
     page.resize(width=width, dark=dark)
     go(page, name)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CONTRAST) == []
     theme = "dark" if dark else "light"
-    (screens / f"{name}-{width}-{theme}.png").write_bytes(page.screenshot())
+    (screens() / f"{name}-{width}-{theme}.png").write_bytes(page.screenshot())
 
 
 def test_charts_have_the_colours_of_the_theme(page: Tab) -> None:
@@ -125,7 +123,7 @@ def test_the_overview_says_what_is_there(page: Tab) -> None:
     assert '{"broken' in text_of(page, "main")
 
 
-def test_hostile_texts_are_shown_and_do_nothing(page: Tab, screens: Path) -> None:
+def test_hostile_texts_are_shown_and_do_nothing(page: Tab) -> None:
     page.resize(width=1400)
     go(page, "documents?source=0")
     first = int(page.evaluate("document.querySelector('[aria-current][data-n]').dataset.n"))
@@ -139,7 +137,7 @@ def test_hostile_texts_are_shown_and_do_nothing(page: Tab, screens: Path) -> Non
         assert not set(shown) & set("\x1b\x07\x00\u202e\u2066")
         pieces = text_of(page, "#tokens")
         assert not set(pieces) & set("\x1b\x07\x00\u202e\u2066")
-        (screens / f"hostile-{place}.png").write_bytes(page.screenshot())
+        (screens() / f"hostile-{place}.png").write_bytes(page.screenshot())
     assert page.evaluate("document.title") == "Documents · tokenmill"
     assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
     go(page, f"documents?source=0&n={first + 2}")  # from right to left
@@ -213,18 +211,18 @@ def test_the_list_goes_on_as_it_is_scrolled(page: Tab) -> None:
     assert shown >= before
 
 
-def test_what_counts_for_the_loss_has_a_colour(page: Tab, screens: Path) -> None:
+def test_what_counts_for_the_loss_has_a_colour(page: Tab) -> None:
     go(page, "documents?of=1&n=0")
     counted = "document.querySelectorAll('#tokens .t:not(.off)').length"
     everything = "document.querySelectorAll('#tokens .t').length"
     assert 0 < page.wait(counted) < page.evaluate(everything)
-    (screens / "mask.png").write_bytes(page.screenshot())
+    (screens() / "mask.png").write_bytes(page.screenshot())
     page.evaluate("document.querySelectorAll('article input[type=checkbox]')[1].click()")
     assert page.evaluate(counted) == page.evaluate(everything)
     page.evaluate("document.querySelectorAll('article input[type=checkbox]')[1].click()")
 
 
-def test_batches_are_drawn_and_a_bar_leads_to_its_document(page: Tab, screens: Path) -> None:
+def test_batches_are_drawn_and_a_bar_leads_to_its_document(page: Tab) -> None:
     go(page, "batches?seq_len=128")
     page.wait("document.querySelectorAll('.rank').length === 2")
     assert page.evaluate("document.querySelectorAll('.packed').length") == 8
@@ -249,7 +247,7 @@ def test_batches_are_drawn_and_a_bar_leads_to_its_document(page: Tab, screens: P
     page.wait("!!document.querySelector('article h1')")
 
 
-def test_packings_are_beside_each_other(page: Tab, screens: Path) -> None:
+def test_packings_are_beside_each_other(page: Tab) -> None:
     go(page, "batches?seq_len=512&packing=pad&rows=2&ranks=3")
     page.wait("document.querySelectorAll('tbody tr').length === 3")
     assert page.wait("document.querySelectorAll('.padding').length") > 0
@@ -307,7 +305,7 @@ def test_a_build_is_followed_until_it_is_a_store(page: Tab, viewer: Viewer) -> N
 
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
 def test_a_page_that_is_a_file_needs_nothing_else(
-    shown: Path, tmp_path: Path, chromium: str, screens: Path, width: int, dark: bool
+    shown: Path, tmp_path: Path, chromium: str, width: int, dark: bool
 ) -> None:
     out = tmp_path / "page.html"
     tokenmill.view([shown / "store", shown / "chats"], export=out)
@@ -317,7 +315,7 @@ def test_a_page_that_is_a_file_needs_nothing_else(
         file.wait("document.querySelectorAll('.chart canvas').length === 2")
         assert file.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert file.evaluate(CONTRAST) == []
-        (screens / f"file-{width}.png").write_bytes(file.screenshot())
+        (screens() / f"file-{width}.png").write_bytes(file.screenshot())
         go(file, "documents")
         assert file.wait("document.querySelectorAll('.list li').length") > 10
         assert "onerror" in text_of(file, "#text")
