@@ -187,7 +187,7 @@ def test_a_view_and_an_import_have_no_options_of_a_build() -> None:
     tokenmill.select("store", out="few.view", where="tokens < 200")
     with pytest.raises(UsageError, match="is a view") as caught:
         config_of("few.view")
-    assert "inspect" in str(caught.value.hint)
+    assert str(Path("store").absolute()) in str(caught.value.hint)
     tokenmill.export("store", to="megatron", out="mega")
     tokenmill.import_("mega", tokenizer="bytes", out="imported", format="megatron")
     with pytest.raises(UsageError, match="was imported, not built"):

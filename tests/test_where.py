@@ -336,7 +336,7 @@ def test_many_rejects_among_the_rows_that_are_asked_for_are_told(tmp_path: Path)
     rows += [{"text": None, "lang": "en"} for _ in range(5)]
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = build(source, tmp_path / "store", where="lang == 'en'")
+    result = build(source, tmp_path / "store", where="lang == 'en'", allow_empty=True)
     assert (result.totals.rejected, result.totals.filtered) == (5, 995)
     warning, _ = result.warnings  # and that the store is empty
     assert "5 of the 5 rows that --where did not leave out were rejected" in warning
@@ -354,7 +354,7 @@ def test_a_condition_that_leaves_nothing_out_leaves_no_trace_in_the_units(tmp_pa
 
 def test_a_condition_that_leaves_nothing_is_warned_of(tmp_path: Path) -> None:
     source = corpus(tmp_path / "in")
-    result = build(source, tmp_path / "s", where="lang == 'xx'", max_rejects=0.1)
+    result = build(source, tmp_path / "s", where="lang == 'xx'", max_rejects=0.1, allow_empty=True)
     assert result.totals.documents == 0
     said = (
         f"the store is empty: --where left out all that could be used, {result.totals.filtered:,} "

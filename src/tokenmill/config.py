@@ -116,7 +116,7 @@ def config_of(path: PathInput) -> str:
         base = str(store.base.path)
         raise UsageError(
             f"{name!r} is a view, and nothing was built for it",
-            hint=f"ask for its store: tokenmill inspect {base} --config",
+            hint=f"name its store instead: {base}",
         )
     identity = store.manifest.identity
     if "import" in identity.config:
@@ -130,6 +130,7 @@ def config_of(path: PathInput) -> str:
         "tokenizer": tokenizer if files - {CHAT_TEMPLATE} else "bytes",
         "chat_template": f"{tokenizer}/{CHAT_TEMPLATE}" if CHAT_TEMPLATE in files else None,
         "out": name,
+        "allow_empty": not store.manifest.totals.documents,
     }
     notes = [f"# Of the store {json.dumps(name)}; see docs/guide.md, A file of options."]
     if local is None and files:

@@ -609,6 +609,9 @@ class BuildOptions(RowShape):
     max_rejects: float = option(0.01, TEXT, "SHARE")
     """Fail if more than this share of a unit's rows cannot be used; of all rows, where the input is
     under 256 MiB. Fewer are listed in rejects/ with file, row and reason."""
+    allow_empty: bool = option(False, TEXT)
+    """Make a store without documents where no row of the input becomes one; else that is an error,
+    since most often it is a wrong path or option."""
     max_unknown: float = option(_MAX_UNKNOWN, TOKENS, "SHARE")
     """Fail if the tokenizer does not know more than this share of a unit's text, counted in bytes
     of the text and not in ids (one <unk> may stand for a page); of all text, where the input is
@@ -833,6 +836,7 @@ class FinishOptions:
     store: PathInput = field(kw_only=False)
     inputs: PathInput | Sequence[PathInput] = field(default=(), kw_only=False)
     prune: bool = same(BuildOptions, "prune")
+    allow_empty: bool = same(BuildOptions, "allow_empty")
     on_progress: Callable[[Progress], None] | None = None
 
 

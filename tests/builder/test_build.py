@@ -296,7 +296,7 @@ def test_every_row_is_accounted_for_and_rejects_say_where() -> None:
 def test_too_many_bad_rows_stop_the_build_and_the_rest_is_resumed() -> None:
     write_jsonl(Path("a.jsonl"), make_texts(30))
     write_jsonl(Path("b.jsonl"), [*make_texts(30, seed=1), b"oops"])
-    with pytest.raises(TooManyRejectsError, match=r"1 of 31 rows of 'b\.jsonl'") as caught:
+    with pytest.raises(TooManyRejectsError, match=r"1 of 31 rows in 'b\.jsonl'") as caught:
         build(["a.jsonl", "b.jsonl"])
     assert "invalid-json at line 31 of 'b.jsonl': " in caught.value.message
     assert str(caught.value.hint).endswith("--max-rejects 0.04")

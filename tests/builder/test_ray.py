@@ -277,7 +277,7 @@ def test_a_session_of_the_caller_is_used_and_an_error_is_that_of_the_build(
             next((folder / "session/shards").glob("*.json")).unlink()
         Path("bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
         strict = {**OPTIONS, "max_rejects": 0.0}
-        with pytest.raises(TooManyRejectsError, match=r"1 of 2 rows of 'bad\.jsonl'") as caught:
+        with pytest.raises(TooManyRejectsError, match=r"1 of 2 rows in 'bad\.jsonl'") as caught:
             tokenmill.build("bad.jsonl", out="bad", runner="ray", **strict)
         assert "on the Ray cluster" in caught.value.__notes__[0]
         assert not Path("bad/tokenmill.json").exists()

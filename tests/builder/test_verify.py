@@ -9,7 +9,7 @@ import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
 
 import tokenmill
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +116,22 @@ def _is_sound() -> bool:
         return False
 
 
+def test_an_empty_input_is_refused_unless_an_empty_store_is_wanted() -> None:
+    for data, rows in (
+        (b"", "the input, which has no rows"),
+        (b"\n\n", "the input, which has no rows"),
+        (b'{"text": ""}\n{"text": "a"}\n', "of 2 rows: 1 empty and 1 left out by"),
+    ):
+        Path("a.jsonl").write_bytes(data)
+        with pytest.raises(UsageError, match=rows) as caught:
+            build("a.jsonl", where="text != 'a'")
+        assert "allow_empty=True" in str(caught.value)
+        assert not Path("store/tokenmill.json").exists()
+
+
 def test_an_empty_input_makes_an_empty_store_that_verifies() -> None:
     Path("a.jsonl").write_bytes(b"")
-    build("a.jsonl")
+    build("a.jsonl", allow_empty=True)
     with tokenmill.Store("store") as store:
         assert (len(store), store.num_tokens) == (0, 0)
     assert tokenmill.verify("store").ok

@@ -74,11 +74,18 @@ from tokenmill.sources.discovery import Discovery, corpus_files, discover
 from tokenmill.sources.objects import rows_in
 from tokenmill.store import facts, snapshots
 from tokenmill.store import layout as layouts
-from tokenmill.store.facts import Building, Manifest, PartRecord, PlannedSource, UnknownFacts
+from tokenmill.store.facts import (
+    Building,
+    Counts,
+    Manifest,
+    PartRecord,
+    PlannedSource,
+    UnknownFacts,
+)
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 from tokenmill.where import UNDECIDED, has, parse, row_of, unknown_column
-from tokenmill.words import listed
+from tokenmill.words import count, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -465,6 +472,14 @@ class BuildRun:
                 f"{enough_share(totals.rejected, used)}",
             )
 
+        if not totals.documents and not self.options.allow_empty:
+            raise UsageError(
+                f"no document came of the input{_losses(totals)}; from a store without any, nothing"
+                " can be learned",
+                hint="correct the paths or the options, or add --allow-empty; what was built is"
+                " kept",
+            )
+
     def _first_reject(self, held: Manifest) -> str:
         unit = next(unit.name for unit in held.units if unit.rejects is not None)
         try:
@@ -668,6 +683,18 @@ def _refuse_without_columns(discovery: Discovery, condition: Condition) -> None:
         )
 
 
+def _losses(totals: Counts) -> str:
+    """What became of the rows, where none became a document."""
+    ways = {
+        "empty": totals.empty,
+        "rejected": totals.rejected,
+        "left out by --where": totals.filtered,
+        "left out by --limit": totals.skipped,
+    }
+    found = listed([f"{number:,} {way}" for way, number in ways.items() if number])
+    return f", of {count(totals.rows, 'row')}: {found}" if found else ", which has no rows"
+
+
 def _building(work: Work) -> Building:
     """What the store will be made of: for those who read it meanwhile."""
     counts = itertools.chain(work.plan.num_units, itertools.repeat(0))
@@ -855,6 +882,7 @@ def _run(layout: StoreLayout, records: list[PartRecord], asked: FinishOptions) -
             out=layout.name,
             workers=1,
             prune=asked.prune,
+            allow_empty=asked.allow_empty,
             on_progress=asked.on_progress,
         )
     except (KeyError, TypeError) as error:

@@ -90,7 +90,7 @@ def build(
     show.build_result(result, as_json=as_json)
 
 
-NOT_PLANNED = "max_rejects pin profile monitor runner address part prune rebuild"
+NOT_PLANNED = "max_rejects allow_empty pin profile monitor runner address part prune rebuild"
 
 
 @command("options.PlanOptions", without=NOT_PLANNED, also="config")
