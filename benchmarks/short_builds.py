@@ -11,6 +11,7 @@ empty cache folder, *again* with what the first left there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -102,7 +103,7 @@ def seconds_until_first(command: Sequence[str]) -> float:
     began = time.perf_counter()
     environment = ENVIRONMENT | {"TOKENMILL_CACHE": str(CACHE)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    while not any(path.is_dir() for path in OUT.glob("tmp/*")):
+    while not _has_unit():
         if process.poll() is not None:
             raise RuntimeError(f"the build ended without a unit: exit code {process.returncode}")
         time.sleep(0.002)
@@ -110,6 +111,14 @@ def seconds_until_first(command: Sequence[str]) -> float:
     if process.wait() != 0:
         raise RuntimeError(f"the build failed: exit code {process.returncode}")
     return seconds
+
+
+def _has_unit() -> bool:
+    """Whether a unit is begun, or is done: a short one may be in tmp/ for less than a look."""
+    with contextlib.suppress(FileNotFoundError):  # tmp/ itself goes
+        if any(path.is_dir() for path in OUT.glob("tmp/*")):
+            return True
+    return any(OUT.glob("shards/*.json"))
 
 
 def build_command(files: Sequence[Path], tokenizer: Path, *options: str) -> list[str]:
