@@ -35,6 +35,8 @@ the package.
     stall_meter.py    what measuring costs                     python -m benchmarks.stall_meter
     stall_meter_table.py   its table
     stalls_gpu.py     is an account of a step right?           python -m benchmarks.stalls_gpu
+    first_step.py     training on text while it is built       python -m benchmarks.first_step
+    asking.py         views, trace, grep beside ripgrep        python -m benchmarks.asking
     interop.py        other projects' formats, out and in      python -m benchmarks.interop
     interop_tables.py their tables
     scaling.py        a build of 10 PB, simulated              python -m benchmarks.scaling

@@ -26,6 +26,8 @@ from benchmarks import (
     supervised_table,
     training_gpu_table,
 )
+from benchmarks.asking import asking_body
+from benchmarks.first_step import first_step_body
 from benchmarks.words import words_body
 
 if TYPE_CHECKING:
@@ -167,6 +169,18 @@ def long_rows_section(results: Mapping[str, Any]) -> str:
     """Everything between the `long_rows_gpu` markers."""
     packages = _named(results["versions"], ("torch", "triton", "nvidia-cudnn-frontend"))
     return f"{_origin(results, packages)}\n\n{long_rows_gpu_table.long_rows_body(results)}"
+
+
+def asking_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `asking` markers."""
+    packages = _named(results["versions"], ("tokenmill", "numpy"))
+    return f"{_origin(results, packages)}\n\n{asking_body(results)}"
+
+
+def first_step_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `first_step` markers."""
+    packages = _named(results["versions"], ("tokenmill", "gigatoken", "torch", "numpy"))
+    return f"{_origin(results, packages)}\n\n{first_step_body(results)}"
 
 
 def balance_section(results: Mapping[str, Any]) -> str:
@@ -390,6 +404,8 @@ SECTIONS = {
     "feed": (feed_section, "make bench"),
     "startup": (startup_section, "make bench"),
     "interop": (interop_section, "make bench"),
+    "first_step": (first_step_section, "python -m benchmarks.first_step"),
+    "asking": (asking_section, "python -m benchmarks.asking"),
     "balance": (balance_section, "python -m benchmarks.balance"),
     "feeding_gpu": (gpu_section, "python -m benchmarks.feeding_gpu, on a machine with a GPU"),
     "training_gpu": (
