@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.builder.stores import HISTORY, documents, make_texts, tree, write_jsonl
 from tests.store.test_commit import needs_fork, run_and_die
@@ -209,3 +210,38 @@ def test_a_process_that_gets_an_open_store_reads_what_it_was_when_it_was_opened(
     tokenmill.prune(out)
     with pytest.raises(StoreError, match="built anew since it was opened"):
         pickle.loads(sent)
+
+
+@pytest.mark.parametrize("kind", ["documents", "rows", "a view"])
+def test_a_store_that_is_built_anew_under_its_reader_is_refused_and_never_mixed(
+    tmp_path: Path, kind: str
+) -> None:
+    """Every document of the new store has the length that the old one had."""
+    text, out = tmp_path / "text.jsonl", tmp_path / "out"
+
+    def write(word: str) -> None:
+        write_jsonl(text, [f"{word} {number:03}" for number in range(900)])
+
+    write("text")
+    build(text, out, val=0.0)
+    store = tokenmill.Store(out)
+    assert len(store.shards) > 3
+    read = store.without([1]) if kind == "a view" else store
+    rows: dict[str, Any] = {"seq_len": 64, "batch_size": 4, "shuffle": False, "prefetch": 0}
+    batches = iter(tokenmill.Loader(read, **rows))
+    first = next(batches).input_ids.copy()
+    os.utime(text)
+    build(text, out, val=0.0)  # writes receipts again, of the same shards
+    assert np.array_equal(tokenmill.Loader(read, **rows).batch(0).input_ids, first)
+    assert [*store][-1][0] == ord("t")
+    again = tokenmill.Store(out)
+    read = again.without([1]) if kind == "a view" else again
+    batches = iter(tokenmill.Loader(read, **rows))
+    assert np.array_equal(next(batches).input_ids, first)
+    write("TEXT")
+    build(text, out, val=0.0, rebuild=True)
+    with pytest.raises(StoreError, match="was built anew since it was opened"):
+        if kind == "documents":
+            assert {int(document[0]) for document in again} == {ord("t")}
+        for batch, _ in zip(batches, range(100), strict=False):
+            assert not np.isin(batch.input_ids, [ord("T")]).any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tests.loader.stores import numbered_store
 from tokenmill.errors import UsageError
 from tokenmill.loader.loader import Loader, Showing
 from tokenmill.loader.mixture import Mixture, Stage
-from tokenmill.loader.order import MixtureSchedule, ordered_rows, places_of_rows
+from tokenmill.loader.order import SHUFFLES, MixtureSchedule, ordered_rows, places_of_rows
 from tokenmill.loader.packing import LAYOUTS
 from tokenmill.store.stream import TokenStream
 
@@ -42,7 +43,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     num_rows=st.integers(1, 400),
     run_tokens=st.integers(1, 40),
     window_runs=st.integers(1, 9),
-    shuffle=st.sampled_from(["full", "block", "none"]),
+    shuffle=st.sampled_from(SHUFFLES),
     epoch=st.integers(0, 3),
 )
 def test_places_of_rows_invert_every_shuffle(
@@ -143,7 +144,7 @@ def loaders(draw: st.DrawFn, stores: dict[str, Store]) -> list[Loader]:
         "batch_size": draw(st.sampled_from([2, 4, 6])),
         "world_size": world,
         "packing": draw(st.sampled_from([*LAYOUTS])),
-        "shuffle": draw(st.sampled_from(["full", "block", "none"])),
+        "shuffle": draw(st.sampled_from(SHUFFLES)),
         "labels": draw(st.sampled_from(["next", "same"])),
         "last": draw(st.sampled_from(["pad", "keep", "drop"])),
         "seed": draw(st.integers(0, 3)),
@@ -169,11 +170,15 @@ def test_a_document_is_shown_where_the_rows_of_all_ranks_have_it(
     stores: dict[str, Store], data: st.DataObject
 ) -> None:
     made = data.draw(loaders(stores))
+    require_inverse(made, made[data.draw(st.integers(0, len(made) - 1))])
+
+
+def require_inverse(made: list[Loader], tracer: Loader) -> None:
+    """One of the loaders of all ranks traces every document to where the rows of all have it."""
     steps = made[0].num_steps
     assert steps is not None
     expected = brute_force(made, range(steps))
     assert expected
-    tracer = made[data.draw(st.integers(0, len(made) - 1))]
     for source, store in zip(tracer.mixture.names, tracer.mixture.stores, strict=True):
         for document in range(len(store)):
             shown = list(map(place_of, tracer.trace(document, source=source)))
@@ -181,6 +186,33 @@ def test_a_document_is_shown_where_the_rows_of_all_ranks_have_it(
             assert set(shown) == expected[source, document]
             if tracer.balance is None:
                 assert [each[0] for each in shown] == sorted(each[0] or 0 for each in shown)
+
+
+@pytest.mark.parametrize("packing", LAYOUTS)
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize(
+    "world_size", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 3))]
+)
+def test_every_packing_shuffle_and_number_of_ranks_is_traced_of_a_store_mixture_and_stages(
+    stores: dict[str, Store], packing: str, shuffle: str, world_size: int
+) -> None:
+    pairs = {"web": (stores["web"], 0.3), "code": (stores["code"], 0.7)}
+    sources: list[tuple[Any, float | None]] = [(stores["web"], 2)]
+    sources += [(Mixture(pairs, stages=stages, max_epochs=2), None) for stages in ([], STAGES)]
+    for source, epochs in sources:
+        open_rank = partial(
+            Loader,
+            source,
+            world_size=world_size,
+            packing=packing,
+            shuffle=shuffle,
+            epochs=epochs,
+            seq_len=8,
+            batch_size=4,
+            prefetch=0,
+        )
+        made = [open_rank(rank=rank) for rank in range(world_size)]
+        require_inverse(made, made[-1])
 
 
 @settings(deadline=None, max_examples=25)

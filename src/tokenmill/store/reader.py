@@ -188,6 +188,8 @@ class StoreFiles:
         self.path = path
         self.snapshot = snapshot
         self._moved: Moved = NOT_MOVED  # units and shards of a snapshot
+        # The manifest that was read, and what the system said of the store's before that.
+        self._opened: tuple[Manifest, object] | None = None
 
     @property
     def layout(self) -> StoreLayout:
@@ -202,12 +204,50 @@ class StoreFiles:
 
     def read_manifest(self) -> Manifest:
         """Read the manifest, and see that the files it names are there."""
+        seen = self._look()
         if self.snapshot is None:
             manifest = read_manifest(self.layout.root)
         else:
             manifest, self._moved = open_snapshot(self.layout, self.snapshot)
         require_files(self.layout, manifest, self._moved)
+        self._opened = manifest, seen
         return manifest
+
+    def _look(self) -> object:
+        try:
+            found = self.layout.manifest.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    @contextlib.contextmanager
+    def as_opened(self, shard: Shard) -> Iterator[None]:
+        """Open files of a shard inside: StoreError if they are no more those that it had.
+
+        A build removes the manifest and a receipt before it replaces what they tell of.
+        """
+        try:
+            yield
+        finally:
+            if self._opened is not None and self._look() != self._opened[1]:
+                self._require_same(shard, self._opened[0])
+
+    def _require_same(self, shard: Shard, manifest: Manifest) -> None:
+        unit = next(unit for unit in manifest.units if unit.name == shard.unit)
+        entry = next(each for each in unit.shards if each.split == shard.split)
+        try:
+            found = {each.name: each.files for each in self.receipt(shard.unit).shards}
+            files = found[shard.name]
+            mask = files.mask.checksum if files.mask else None
+            if (files.bin.checksum, files.idx.checksum, mask) == (entry.bin, entry.idx, entry.mask):
+                return
+        except (OSError, StoreError, KeyError):
+            pass  # of a unit that is being built anew
+        raise StoreError(
+            f"{str(self.path)!r} was built anew since it was opened: '{shard.name}.bin' has other"
+            " documents than the ones that were to be read, or none yet",
+            hint="open it again, after the build has ended",
+        )
 
     def take_manifest(self, manifest: Manifest) -> None:
         """Read the files of a manifest that is known: of a store that has none yet."""
@@ -968,6 +1008,13 @@ def _map_shard(
     files: StoreFiles, shards: Sequence[Shard], dtype: TokenDtype, has_mask: bool, position: int
 ) -> MappedShard:
     shard = shards[position]
+    with files.as_opened(shard):
+        return _map_files(files, shard, dtype, has_mask=has_mask)
+
+
+def _map_files(
+    files: StoreFiles, shard: Shard, dtype: TokenDtype, *, has_mask: bool
+) -> MappedShard:
     index = files.index(shard.name)
     if index.dtype != dtype or index.bin_bytes != shard.tokens * dtype.itemsize:
         raise StoreError(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tokenmill.store.format import Ints, TokenArray, TokenDtype
-    from tokenmill.store.reader import Store, TrackFile
+    from tokenmill.store.reader import Shard, Store, TrackFile
 
 
 Track: TypeAlias = Literal["bin", "mask"]
@@ -245,24 +245,27 @@ class ReservedTokens:
         for number in shards:
             shard = self._store.shards[number]
             size = shard.tokens * self._tokens.itemsize
-            file = self._store.files.track_file(shard.name, self._track, size=size)
-            try:
-                inode = self._range.map(
-                    file, at=int(self._bases[number]), size=size, random=self._scattered
-                )
-            except OSError as error:
-                few = error.errno in {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-                raise StoreError(
-                    f"{str(file.path)!r} cannot be mapped: {error.strerror or error}",
-                    hint="close other stores: the system allows this process no more maps or files"
-                    if few
-                    else "copy the missing file back, or run the build again: it rewrites what is"
-                    " missing",
-                ) from error
+            with self._store.files.as_opened(shard):
+                file, inode = self._map_shard(number, shard, size)
             self._mapped[number] = str(file.path), inode, file.size
             self._is_mapped[number] = True
         # Counted anew: threads may have mapped one shard twice.
         self._num_unmapped = int(np.count_nonzero(~self._is_mapped))
+
+    def _map_shard(self, number: int, shard: Shard, size: int) -> tuple[TrackFile, int]:
+        file = self._store.files.track_file(shard.name, self._track, size=size)
+        try:
+            base, scattered = int(self._bases[number]), self._scattered
+            return file, self._range.map(file, at=base, size=size, random=scattered)
+        except OSError as error:
+            few = error.errno in {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+            raise StoreError(
+                f"{str(file.path)!r} cannot be mapped: {error.strerror or error}",
+                hint="close other stores: the system allows this process no more maps or files"
+                if few
+                else "copy the missing file back, or run the build again: it rewrites what is"
+                " missing",
+            ) from error
 
 
 class _Range:
