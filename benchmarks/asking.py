@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tokenmill
-from benchmarks import WORK, corpora, machine, render, vocabularies
+from benchmarks import WORK, corpora, machine, vocabularies
 from benchmarks.command import run_command
 from benchmarks.hollow import Hollow, write_hollow
 
@@ -320,6 +320,8 @@ def _rate(num_bytes: int, seconds: float | None) -> str:
 
 
 def main() -> None:
+    from benchmarks import render  # which has the tables of this module
+
     run_command(
         "asking",
         about=__doc__,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from benchmarks import corpora, machine, render, vocabularies
+from benchmarks import corpora, machine, vocabularies
 from benchmarks.command import run_command
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def first_step_body(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    from benchmarks import render  # which has the tables of this module
+
     run_command(
         "first_step",
         about=__doc__,

@@ -26,6 +26,8 @@ between
 <!-- training_gpu:begin --><!-- training_gpu:end -->
 <!-- optimizers_gpu:begin --><!-- optimizers_gpu:end -->
 <!-- long_rows_gpu:begin --><!-- long_rows_gpu:end -->
+<!-- first_step:begin --><!-- first_step:end -->
+<!-- asking:begin --><!-- asking:end -->
 <!-- balance:begin --><!-- balance:end -->
 <!-- stall_meter:begin --><!-- stall_meter:end -->
 <!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
@@ -130,6 +132,12 @@ Not measured yet; run: python -m benchmarks.optimizers_gpu, on a machine with a 
 <!-- long_rows_gpu:begin -->
 Not measured yet; run: python -m benchmarks.long_rows_gpu, on a machine with a GPU
 <!-- long_rows_gpu:end -->
+<!-- first_step:begin -->
+Not measured yet; run: python -m benchmarks.first_step
+<!-- first_step:end -->
+<!-- asking:begin -->
+Not measured yet; run: python -m benchmarks.asking
+<!-- asking:end -->
 <!-- balance:begin -->
 Not measured yet; run: python -m benchmarks.balance
 <!-- balance:end -->

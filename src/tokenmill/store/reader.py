@@ -183,13 +183,16 @@ class StoreFiles:
 
     is_remote = False
     path: Path | str  # the folder, or the URL as it may be shown
+    # The manifest that was read, and what the system said of the store's before that.
+    _opened: tuple[Manifest, object] | None = None
 
     def __init__(self, path: Path, *, snapshot: SnapshotName | None = None) -> None:
         self.path = path
         self.snapshot = snapshot
         self._moved: Moved = NOT_MOVED  # units and shards of a snapshot
-        # The manifest that was read, and what the system said of the store's before that.
-        self._opened: tuple[Manifest, object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
     @property
     def layout(self) -> StoreLayout:
