@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tokenmill import Store
 
 FOLDER = WORK / "asking"
-ROWS: dict[str, int] = {"seq_len": 2048, "batch_size": 16}
+ROWS: dict[str, Any] = {"seq_len": 2048, "batch_size": 16}
 PACKINGS = ("concat", "best-fit")
 SHUFFLES = ("full", "block", "nearby")
 # Two that are there, one rarely and one everywhere, and one that is not.
@@ -133,7 +133,7 @@ def clocked(call: Callable[[], object], rounds: int) -> float:
 
 def measure_grep(path: Path, corpus: corpora.Corpus, size: Size) -> list[dict[str, Any]]:
     """Rates are those of the text, for both."""
-    files, found = [*map(str, corpus.files("jsonl"))], []
+    files, found = [*map(str, corpus.files("jsonl"))], list[dict[str, Any]]()
     store, ripgrep = tokenmill.Store(path, split=None), shutil.which("rg")
     for text in TEXTS:
         row: dict[str, Any] = {"text": text}
@@ -168,7 +168,7 @@ def measure_opening(size: Size) -> list[dict[str, Any]]:
         view = FOLDER / "some.view"
         began = time.perf_counter()
         store.without(gone, out=view)
-        row = {"gone": len(gone), "bytes": view.stat().st_size, "rounds": []}
+        row: dict[str, Any] = {"gone": len(gone), "bytes": view.stat().st_size, "rounds": []}
         row["made"] = time.perf_counter() - began
         for _ in range(size.rounds):
             row["rounds"].append(json.loads(_run([sys.executable, "-c", OPENED, str(view)])))
@@ -230,14 +230,13 @@ def run(size: Size) -> dict[str, Any]:
             if shutil.which("rg")
             else None,
         }
-        for what, measure in (
-            ("grep", lambda: measure_grep(path, corpus, size)),
-            ("feeding", lambda: measure_feeding(store, size)),
-            ("opening", lambda: measure_opening(size)),
-            ("trace", lambda: measure_trace(size)),
-        ):
-            print(what, file=sys.stderr, flush=True)
-            found[what] = measure()
+        print("grep", file=sys.stderr, flush=True)
+        found["grep"] = measure_grep(path, corpus, size)
+        print("views", file=sys.stderr, flush=True)
+        found["feeding"] = measure_feeding(store, size)
+        found["opening"] = measure_opening(size)
+        print("trace", file=sys.stderr, flush=True)
+        found["trace"] = measure_trace(size)
     finally:
         shutil.rmtree(FOLDER, ignore_errors=True)
     return machine.origin() | {

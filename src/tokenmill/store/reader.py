@@ -191,7 +191,7 @@ class StoreFiles:
         self.snapshot = snapshot
         self._moved: Moved = NOT_MOVED  # units and shards of a snapshot
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
     @property
