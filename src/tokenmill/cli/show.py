@@ -803,6 +803,24 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
     if as_json:
         print_json(planned)
         return
+    facts(*plan_rows(planned))
+    _apart(make_console(), grid("rrr", plan_cells(planned), *PLAN_HEADINGS))
+
+
+PLAN_HEADINGS = ("workers", "time, about", "memory needed, about")
+
+
+def plan_cells(planned: BuildPlan) -> list[Sequence[str]]:
+    """What other numbers of workers would take."""
+    return [
+        (str(each.workers), duration(each.estimated_seconds), format_size(needed))
+        for each in planned.by_workers
+        if (needed := each.estimated_memory_bytes)
+    ]
+
+
+def plan_rows(planned: BuildPlan) -> list[Row]:
+    """What a build would do and take; all that comes from the sample is 'about'."""
     units, done = planned.units_to_build, planned.units_complete
     number = "an unknown number of units" if units is None else count(units, "unit")
     to_build = f"{number}, {format_size(planned.bytes_to_build)} of input"
@@ -813,7 +831,7 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
     note = f" ({planned.engine_note})" if planned.engine_note else ""
     documents, bad = count(planned.sample_documents, "document"), planned.sample_rejected
     rejected = f", {count(bad, 'row')} rejected" if bad else ""
-    facts(
+    return [
         ("input", f"{count(planned.files, 'file')}, {format_size(planned.input_bytes)}"),
         ("not read", first_of(planned.skipped_files)),
         ("to build", to_build + (f", {count(done)} are complete" if done else "")),
@@ -826,13 +844,7 @@ def plan_result(planned: BuildPlan, *, as_json: bool) -> None:
         ("boundaries", f"{start}{end} each document"),
         ("sample", f"{format_size(planned.sample_bytes)}, {documents}{rejected}"),
         ("unknown", _planned_unknown(planned)),
-    )
-    rows = [
-        (str(each.workers), duration(each.estimated_seconds), format_size(needed))
-        for each in planned.by_workers
-        if (needed := each.estimated_memory_bytes)
     ]
-    _apart(make_console(), grid("rrr", rows, "workers", "time, about", "memory needed, about"))
 
 
 def _planned_unknown(planned: BuildPlan) -> str:
@@ -915,17 +927,20 @@ def view_result(result: ViewResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    rows = [
-        ("view", f"{result.out} of {result.store}, {format_size(result.bytes)}"),
-        ("documents", _of_all(result.documents, result.of_documents)),
-        ("tokens", _of_all(result.tokens, result.of_tokens)),
-    ]
-    rows += [("gone", _gone_text(each)) for each in result.gone]
+    facts(*view_rows(result))
+    next_steps(f"tokenmill inspect {shlex.quote(result.out)}")
+
+
+def view_rows(result: ViewResult) -> Iterator[Row]:
+    """What is in a view, and why other documents are not."""
+    yield "view", f"{result.out} of {result.store}, {format_size(result.bytes)}"
+    yield "documents", _of_all(result.documents, result.of_documents)
+    yield "tokens", _of_all(result.tokens, result.of_tokens)
+    for each in result.gone:
+        yield "gone", _gone_text(each)
     if result.undecided:
         missing = f"of {count(result.undecided, 'document')} a value is missing that it asks for"
-        rows.append(("undecided", f"{missing}: they are gone too"))
-    facts(*rows)
-    next_steps(f"tokenmill inspect {shlex.quote(result.out)}")
+        yield "undecided", f"{missing}: they are gone too"
 
 
 def _gone_text(gone: Gone) -> str:
@@ -970,39 +985,68 @@ def _of_all(number: int, whole: int) -> str:
 
 def layout_result(report: LayoutReport, *, as_json: bool) -> None:
     """Print a line of numbers and a sentence for each packing."""
-    from tokenmill.loader.packing import ROW_BYTES
-
-    steps = {account.packing: report.steps(account) for account in report.accounts}
     if as_json:
+        steps = {account.packing: report.steps(account) for account in report.accounts}
         sizes = {account.packing: account.array_bytes for account in report.accounts}
         print_json(report, steps=steps, array_bytes=sizes)
         return
-    split = "all splits" if report.split is None else f"split {visible(report.split)}"
-    text = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
-    if report.counted is not None:
-        text += f", of which {count(report.counted)} count for the loss"
-    facts(("store", f"{visible(report.store)}, {split}: {text}"))
-    cells = [("packing", "rows", "tokens used", "padded", "split documents", "dropped", "targets")]
-    for account in report.accounts:
-        held = count(account.rows), count(account.used), share(account.padding, account.places)
-        rest = count(account.split_documents), count(account.dropped), count(account.targets)
-        cells.append((account.packing, *held, *rest))
+    facts(layout_store(report))
     # Not a table of rich, which would cut off what is wider than the terminal.
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    header, *lines = (
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    )
+    header, *lines = in_columns([LAYOUT_HEADINGS, *layout_cells(report)])
     console = make_console()
     console.print(f"\n{header}", style="bold", soft_wrap=True)
     console.print("\n".join(lines), end="\n\n", soft_wrap=True)
     facts(*((account.packing, account.sentence) for account in report.accounts))
+    facts(*layout_rows(report))
+
+
+LAYOUT_HEADINGS = (
+    "packing",
+    "rows",
+    "tokens used",
+    "padded",
+    "split documents",
+    "dropped",
+    "targets",
+)
+
+
+def layout_store(report: LayoutReport) -> Row:
+    """What was laid out."""
+    split = "all splits" if report.split is None else f"split {visible(report.split)}"
+    text = f"{count(report.documents, 'document')}, {count(report.tokens, 'token')}"
+    if report.counted is not None:
+        text += f", of which {count(report.counted)} count for the loss"
+    return "store", f"{visible(report.store)}, {split}: {text}"
+
+
+def layout_cells(report: LayoutReport) -> list[Sequence[str]]:
+    """A line of numbers for each packing."""
+    cells: list[Sequence[str]] = []
+    for account in report.accounts:
+        held = count(account.rows), count(account.used), share(account.padding, account.places)
+        rest = count(account.split_documents), count(account.dropped), count(account.targets)
+        cells.append((account.packing, *held, *rest))
+    return cells
+
+
+def in_columns(cells: Sequence[Sequence[str]], *, names: int = 1) -> Iterator[str]:
+    """Lines of a table, its first columns at the left and the others at the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        yield "  ".join(
+            cell.rjust(width) if place >= names else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+
+
+def layout_rows(report: LayoutReport) -> Iterator[Row]:
+    """What the numbers come to: which is best, steps, ranks, arrays."""
+    from tokenmill.loader.packing import ROW_BYTES
+
     epochs = []
     for account in report.accounts:
-        if (number := steps[account.packing]) is not None and report.batch_size is not None:
+        if (number := report.steps(account)) is not None and report.batch_size is not None:
             last = account.rows % report.batch_size
             partial = f", the last one of {count(last, 'row')}" if last else ""
             batch = count(report.batch_size, "row")
@@ -1012,7 +1056,7 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
         f" {format_size(account.array_bytes)}"
         for account in report.accounts
     ]
-    as_arrays = "as input and target (int32) and mask of fixed length (export --to npz)"
+    as_arrays = "as input and target (int32) and mask of fixed length, as an export to npz has them"
     loads = [
         f"{load.packing}: the slowest of {count(load.ranks, 'rank')} takes {load.as_drawn:.3f} of"
         f' the mean, {load.balanced:.3f} with balance="attention"'
@@ -1024,12 +1068,10 @@ def layout_result(report: LayoutReport, *, as_json: bool) -> None:
             f"{count(load.rows, 'row')} of each in an update, attention within documents; mean of"
             f" {count(load.updates, 'update')}"
         )
-    facts(
-        ("best", layout_advice(report)),
-        ("epoch", "\n".join(epochs)),
-        ("ranks", "\n".join(loads)),
-        ("arrays", "\n".join((*arrays, as_arrays))),
-    )
+    yield "best", layout_advice(report)
+    yield "epoch", "\n".join(epochs)
+    yield "ranks", "\n".join(loads)
+    yield "arrays", "\n".join((*arrays, as_arrays))
 
 
 def layout_advice(report: LayoutReport) -> str:
@@ -1053,17 +1095,20 @@ def export_result(result: ExportResult, *, as_json: bool) -> None:
         return
     if result.nothing_to_do:
         print(f"nothing to do: {visible(result.out)} is complete")
+    facts(*export_rows(result))
+
+
+def export_rows(result: ExportResult) -> Iterator[Row]:
+    """What an export made."""
     linked = f", {format_size(result.linked_bytes)} of it links" if result.linked_bytes else ""
     speed = rate(result.bytes - result.linked_bytes, result.seconds)
     tokens = [f"{visible(name)}: {count(number)}" for name, number in result.splits.items()]
-    facts(
-        ("folder", result.out),
-        ("format", result.format),
-        ("documents", count(result.documents)),
-        ("tokens", "\n".join(tokens)),
-        ("files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"),
-        *_part_rows(result, speed),
-    )
+    yield "folder", result.out
+    yield "format", result.format
+    yield "documents", count(result.documents)
+    yield "tokens", "\n".join(tokens)
+    yield "files", f"{count(result.files)}, {format_size(result.bytes)}{linked}"
+    yield from _part_rows(result, speed)
 
 
 def import_result(result: ImportResult, *, as_json: bool) -> None:
@@ -1100,10 +1145,10 @@ def train_result(result: TrainResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        facts(*_train_rows(result))
+        facts(*train_rows(result))
 
 
-def _train_rows(result: TrainResult) -> Iterator[Row]:
+def train_rows(result: TrainResult) -> Iterator[Row]:
     resumed = "" if result.resumed_from is None else f", from step {count(result.resumed_from)} on"
     yield "trained", f"{count(result.steps, 'step')}{resumed}, {count(result.tokens)} tokens"
     yield "parameters", count(result.parameters)
@@ -1176,19 +1221,27 @@ def ways_table(found: Diagnosis) -> Table:
     """What each way reached; fits into 80 columns."""
     from rich.text import Text
 
+    states = {each.way: each.state for each in found.verdicts} if len(found.demands) == 1 else {}
+    rows: list[Sequence[str | Text]] = [
+        [*cells[:-1], Text(cells[-1], STATE_COLOURS.get(states.get(way.key, ""), ""))]
+        for way, cells in zip(found.ways, ways_cells(found), strict=True)
+    ]
+    return grid("lrrrrrl", rows, *WAYS_HEADINGS)
+
+
+WAYS_HEADINGS = ("way", "tokens/s", "documents/s", "ms for 1", "cores", "memory")
+
+
+def ways_cells(found: Diagnosis) -> Iterator[list[str]]:
+    """What each way reached, and what that means for the training."""
     from tokenmill.diagnosis.values import OTHER_IDS, STATES
 
     states = {each.way: each.state for each in found.verdicts} if len(found.demands) == 1 else {}
-    names = ("tokens/s", "documents/s", "ms for 1", "cores", "memory")
-    rows: list[list[str | Text]] = []
     for way in found.ways:
-        state = states.get(way.key, "")
         cells = way.cells()
-        shown = ["-"] * len(names) if way.problem is not None else [cells[name] for name in names]
-        word = OTHER_IDS if way.changes_ids else STATES.get(state, "")
-        said = [Text(word, STATE_COLOURS.get(state, ""))] if states or way.changes_ids else []
-        rows.append([way.title, *shown, *said])
-    return grid("lrrrrrl", rows, "way", *names)
+        shown = ["-" if way.problem is not None else cells[name] for name in WAYS_HEADINGS[1:]]
+        word = OTHER_IDS if way.changes_ids else STATES.get(states.get(way.key, ""), "")
+        yield [way.title, *shown, word]
 
 
 def calls_table(found: Diagnosis) -> Table:
