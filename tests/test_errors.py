@@ -68,6 +68,7 @@ def test_strings_of_others_and_flags_of_other_programs_stay() -> None:
         "input '--out tokenmill verify x' matches no file",
         "upload it: hf upload REPOSITORY FOLDER --repo-type dataset",
         "read it with a newer tokenmill: pip install --upgrade tokenmill",
+        "see: tokenmill inspect my-store --config",  # which is the command line's alone
         "the reader's file isn't there: it's gone",
     ):
         assert in_python(said) == said
@@ -91,14 +92,15 @@ def _hints() -> Iterator[tuple[str, str]]:
 
 
 def test_every_hint_of_the_source_is_one_of_python_too() -> None:
-    others = re.compile(r"--(repo-type|head|upgrade|debug|user_defined_symbols|json|7)\b")
+    others = re.compile(r"--(repo-type|head|upgrade|debug|user_defined_symbols|json|config|7)\b")
     hints = [each for each in _hints() if not each[0].startswith("cli")]
     assert len(hints) > 300
     calls = 0
     for place, hint in hints:
         said = in_python(hint)
         assert "--" not in others.sub("", said), (place, said)
-        assert not re.search(r"tokenmill (build|verify|inspect|finish|annotate) ", said), place
+        commands = re.findall(r"tokenmill (?:build|verify|inspect|finish|annotate) .*", said)
+        assert all(re.search("--config|-c ", each) for each in commands), place
         for call in re.findall(r"tokenmill\.\w+\([^()]*\)", said):
             ast.parse(call, mode="eval")
             calls += 1

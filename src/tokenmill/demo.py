@@ -29,6 +29,7 @@ from tokenmill.engines.references import train_bpe
 from tokenmill.errors import UsageError
 from tokenmill.inspection import Inspection, inspect
 from tokenmill.loader.loader import Loader
+from tokenmill.options import unheard
 from tokenmill.records import TextBatch
 from tokenmill.store.facts import read_manifest
 from tokenmill.store.layout import StoreLayout
@@ -116,13 +117,13 @@ def demo_steps(
         left_out = f" ({count(unreadable)} are not UTF-8 and stay out)" if unreadable else ""
         yield f"{count(len(texts), 'document')}, {size} of text{left_out}: {corpus}"
         yield _train(texts, folder=tokenizer)
-        result = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
+        result = build(corpus, tokenizer=tokenizer, out=out, val=0.01, on_progress=unheard)
         yield result
-        again = build(corpus, tokenizer=tokenizer, out=out, val=0.01)
+        again = build(corpus, tokenizer=tokenizer, out=out, val=0.01, on_progress=unheard)
         state = "nothing to do" if again.nothing_to_do else "NOT ALL OF THEM: this is a bug"
         kept = f"{count(again.units_resumed, 'unit')} found complete, {state}"
         yield f"{kept}: {duration(again.seconds)}"
-        yield verify(out)
+        yield verify(out, on_progress=unheard)
         yield inspect(out, split="train", doc=0)
         yield _feed(out)
         yield _compare(texts, tokenizer=tokenizer, result=result, seconds=peer_seconds)

@@ -1,6 +1,8 @@
 """HTML: tags, text made safe for them, and the look that all pages have.
 
-    diagnosis/page.py, viewer/server.py, and what a notebook shows of a value -> here
+    diagnosis/page.py, viewer/server.py, notebook.py -> here
+
+A class whose values a notebook draws is `Shown`; nothing is drawn, or imported, before it asks.
 
 Whoever chose a text chose no markup: it is escaped, and what would act on its reader is visible.
 """
@@ -48,3 +50,26 @@ def digest(text: str) -> str:
     """A script or style as the policy of its page names it."""
     found = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{found}'"
+
+
+class Shown:
+    """A value that a notebook draws; what it draws is in `tokenmill.notebook`, imported for it."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """HTML for a notebook, which asks for this by its name."""
+        from tokenmill.notebook import html_of
+
+        return html_of(self)
+
+
+class Told(Shown):
+    """A result: `print` gives its facts as lines."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from tokenmill.notebook import text_of
+
+        return text_of(self)

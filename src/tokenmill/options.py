@@ -122,6 +122,26 @@ def check_choices(options: object) -> None:
             raise UsageError(f"{name}={value!r} is not known", hint=hint)
 
 
+LISTENERS = ("on_progress", "on_step")
+"""What hears how far a work has come. Where none is given, a notebook or a terminal shows it."""
+
+
+def unheard(*_: object) -> None:
+    """A listener for who wants nothing shown."""
+
+
+def is_watched() -> bool:
+    """Whether somebody looks on: in a notebook, or at a terminal."""
+    return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook: asked of IPython, if it is there already."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
 def with_options(
     kind: Callable[Given, Options],
 ) -> Callable[[Callable[[Options], Result]], Callable[Given, Result]]:
@@ -130,6 +150,7 @@ def with_options(
     def decorate(function: Callable[[Options], Result]) -> Callable[Given, Result]:
         signature = inspect.signature(kind)
         takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+        hears = next((name for name in LISTENERS if name in signature.parameters), None)
 
         @functools.wraps(function)
         def call(*args: Given.args, **given: Given.kwargs) -> Result:
@@ -143,7 +164,12 @@ def with_options(
             except TypeError as error:  # it would be told of the class of options
                 raise TypeError(f"{function.__name__}: {error}") from None
             with abridged:
-                return function(kind(*args, **given))
+                if hears is None or given.get(hears) is not None or not is_watched():
+                    return function(kind(*args, **given))
+                from tokenmill.notebook import watch
+
+                with watch(function.__name__) as given[hears]:
+                    return function(kind(*args, **given))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         _CLASSES.append(inspect.unwrap(kind))
@@ -249,8 +275,8 @@ def in_python(text: str) -> str:
             words, at = _as_keyword(text, found["flag"], at, known, leaves=leaves)
         elif verb in public:
             begins = not before.rstrip("`") or before.endswith((": ", "`", "\n    "))
-            words, at = _as_call(text, at, known, begins=begins)
-            words = f"tokenmill.{verb}{words}"
+            called, at = _as_call(text, at, known, begins=begins)
+            words = found[0] if called is None else f"tokenmill.{verb}{called}"
         else:
             words = found[0]
         said.append(words)
@@ -283,9 +309,15 @@ def _as_keyword(
     return f"{name}={_literal(following)}", end
 
 
-def _as_call(text: str, at: int, known: Mapping[str, _Named], *, begins: bool) -> tuple[str, int]:
-    """The arguments of a command that is to be typed, or nothing where it is only spoken of."""
+def _as_call(
+    text: str, at: int, known: Mapping[str, _Named], *, begins: bool
+) -> tuple[str | None, int]:
+    """The arguments of a command that is to be typed, or nothing where it is only spoken of.
+
+    None where the command can do what Python cannot.
+    """
     given: list[str] = []
+    start = at
     while (word := _WORD.match(text, at)) is not None:
         following = word[1].rstrip(":")
         if following in known:
@@ -293,7 +325,9 @@ def _as_call(text: str, at: int, known: Mapping[str, _Named], *, begins: bool) -
             given.append(keyword)
             continue
         is_plain = re.fullmatch(r"[a-z]+[.:]?", following) is not None
-        if following in _GOES_ON or following.startswith("-") or (is_plain and not begins):
+        if following.startswith("-"):
+            return None, start
+        if following in _GOES_ON or (is_plain and not begins):
             break
         ends = "..." if following.endswith("...") else ""  # and more of the kind
         following = following.rstrip(".")

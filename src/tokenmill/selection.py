@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from tokenmill.errors import UsageError
+from tokenmill.markup import Told
 from tokenmill.options import BanOptions, DedupOptions, SelectOptions, as_list, with_options
 from tokenmill.search import Search
 from tokenmill.sources.columns import verdicts
@@ -44,7 +45,7 @@ MOST_TIMES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ViewResult:
+class ViewResult(Told):
     """What is in a view, and what is not."""
 
     out: str

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from tokenmill.builder.progress import Progress, WorkerProgress
 from tokenmill.cli.output import BuildView, PlainLines, cpu, live, watch
+from tokenmill.options import unheard
 
 
 def progress(**changes: object) -> Progress:
@@ -141,7 +142,7 @@ def test_the_live_bar_keeps_messages_and_removes_itself() -> None:
 
 def test_a_quiet_run_has_nobody_to_tell() -> None:
     with watch(BuildView(), quiet=True) as on_progress:
-        assert on_progress is None
+        assert on_progress is unheard
 
 
 def test_a_reader_who_left_does_not_stop_the_build() -> None:

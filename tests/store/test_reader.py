@@ -75,7 +75,7 @@ def test_indices_count_from_both_ends_and_end_where_the_store_ends(root: Path) -
         with pytest.raises(IndexError, match=f"document {outside} of a store of 4"):
             store[outside]
     with pytest.raises(TypeError):
-        store[0.5]  # type: ignore[index]
+        store[0.5]  # type: ignore[call-overload]
 
 
 def test_a_document_knows_the_row_and_line_it_came_from(root: Path) -> None:

@@ -36,7 +36,7 @@ from tokenmill.builder.run import build
 from tokenmill.engines.load import describe, find_tokenizer
 from tokenmill.errors import UsageError
 from tokenmill.loader.batch import IGNORED
-from tokenmill.options import AuditOptions, with_options
+from tokenmill.options import AuditOptions, unheard, with_options
 from tokenmill.sources.discovery import TRAIN, about_data, has_fields, split_told
 from tokenmill.store.reader import Store
 from tokenmill.supervised.chat import ends_turns
@@ -759,7 +759,7 @@ def _open_store(asked: AuditOptions, resources: contextlib.ExitStack) -> Store |
     if asked.tokenizer is None:
         raise UsageError(
             "text without a tokenizer cannot be compared with ids",
-            hint="name the tokenizer that the loader's ids are of: -t tokenizer.json",
+            hint="name the tokenizer that the loader's ids are of: --tokenizer tokenizer.json",
         )
     folder = resources.enter_context(tempfile.TemporaryDirectory())
     info = describe(str(asked.tokenizer), policy=None)
@@ -770,5 +770,6 @@ def _open_store(asked: AuditOptions, resources: contextlib.ExitStack) -> Store |
         text_field=asked.text_field,
         separator=asked.separator,
         eos=info.eos_token is not None,
+        on_progress=unheard,
     )
     return resources.enter_context(Store(Path(folder) / "store", split="train"))

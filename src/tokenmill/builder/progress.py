@@ -26,6 +26,7 @@ from tokenmill import words
 from tokenmill._version import __version__
 from tokenmill.builder.worker import EngineReport, ProgressReport, UnitReport
 from tokenmill.errors import UsageError
+from tokenmill.markup import Told
 from tokenmill.monitor import Recorder, rss_bytes
 from tokenmill.records import RejectReason
 from tokenmill.runners import local
@@ -91,7 +92,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuildResult:
+class BuildResult(Told):
     """What a build did and what the store holds now."""
 
     store: str
@@ -153,6 +154,13 @@ class BuildResult:
     @property
     def working_seconds(self) -> float:
         return max(self.seconds - self.startup_seconds, 0.0)
+
+    def __repr__(self) -> str:
+        totals = self.totals
+        return (
+            f"BuildResult({self.store!r}): {words.count(totals.documents, 'document')},"
+            f" {words.count(totals.tokens, 'token')}, {words.duration(self.seconds)}"
+        )
 
 
 # -------------------------------------------------------------------------------------------------

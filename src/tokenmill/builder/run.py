@@ -42,6 +42,7 @@ from tokenmill.errors import (
     UsageError,
 )
 from tokenmill.files import PathInput, shown, unreadable
+from tokenmill.markup import Told
 from tokenmill.options import (
     MESSAGE_FORMATS,
     BuildOptions,
@@ -52,14 +53,7 @@ from tokenmill.options import (
     globs_of,
     with_options,
 )
-from tokenmill.runners.local import (
-    LocalRunner,
-    SerialRunner,
-    fork,
-    physical_cores,
-    pinning,
-    usable_cores,
-)
+from tokenmill.runners.local import LocalRunner, SerialRunner, fork, physical_cores, pinning
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     SourceOptions,
@@ -85,7 +79,7 @@ from tokenmill.store.facts import (
 from tokenmill.store.format import index_bytes, token_dtype
 from tokenmill.store.write import keep_tokenizer, remove_manifest, sweep
 from tokenmill.where import UNDECIDED, has, parse, row_of, unknown_column
-from tokenmill.words import count, listed
+from tokenmill.words import count, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,8 +92,6 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 8
-# Cores that describing a tokenizer and loading the fast engine keep busy.
-_BUSY_AT_START = 2
 
 
 def source_options(
@@ -589,18 +581,14 @@ class BuildRun:
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 
-    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles, is_known: bool) -> None:
+    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles) -> None:
         """Have engines loaded where workers are forked while the tokenizer is described."""
         if self._local is None or self.options.engine not in (AUTO, "gigatoken"):
             return
         if files.kind is TokenizerKind.HUGGINGFACE:
             policy = SpecialTokens(self.options.special_tokens)
-            # A unit needs the reference before it is committed and no sooner: with two cores it is
-            # loaded beside the encoding rather than before it.
-            at_once = is_known or len(usable_cores()) > _BUSY_AT_START
             path, load = files.path.absolute(), functools.partial(load_ahead, fork=fork)
-            load = functools.partial(load, special_tokens=policy, at_once=at_once)
-            self._local.call_ahead(functools.partial(load, path))
+            self._local.call_ahead(functools.partial(load, path, special_tokens=policy))
             self._local.call_ahead(
                 functools.partial(
                     gigatoken.import_for_batches,
@@ -961,7 +949,7 @@ class PlannedWorkers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuildPlan:
+class BuildPlan(Told):
     """What a build would do; numbers with `estimated` come from a sample."""
 
     store: str
@@ -999,6 +987,13 @@ class BuildPlan:
     bytes_per_token: float
     skipped_files: tuple[tuple[str, str], ...]
     by_workers: tuple[PlannedWorkers, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"BuildPlan: about {count(self.estimated_documents, 'document')},"
+            f" {count(self.estimated_tokens, 'token')},"
+            f" {duration(self.estimated_seconds)}"
+        )
 
 
 @with_options(PlanOptions)

@@ -22,6 +22,7 @@ from tokenmill.engines import REFERENCES, load
 from tokenmill.engines.base import TokenizerKind
 from tokenmill.engines.parity import ending_kinds
 from tokenmill.errors import SourceError
+from tokenmill.markup import Told
 from tokenmill.options import RowShape, VerifyOptions, with_options
 from tokenmill.records import RejectReason, TextBatch, TokenBatch
 from tokenmill.sources.base import Unit, open_source
@@ -82,7 +83,7 @@ _LAST_IDS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyReport:
+class VerifyReport(Told):
     """What a verification found."""
 
     findings: tuple[Finding, ...]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.options import unheard
 from tokenmill.visible import ReaderLeftError, guarded, visible, visible_lines
 from tokenmill.words import clock, compact, count, duration, format_size, of_budget, share
 
@@ -128,7 +130,7 @@ class LineView:
         self._each = each
         self._first = time.monotonic() + PLAIN_SECONDS
         self._next = 0.0
-        self._drawn: Text | None = None
+        self._drawn: RenderableType | None = None
 
     def line(self, *report: Any, is_due: bool) -> str | None:
         due = is_due and time.monotonic() >= self._first
@@ -137,16 +139,16 @@ class LineView:
     def draw(self, *report: Any, width: int) -> RenderableType:
         if self._drawn is None or self._each or time.monotonic() >= self._next:
             self._next = time.monotonic() + LIVE_SECONDS
-            self._drawn = one_line(visible(self._said(*report)), "")
-            self._drawn.truncate(width, overflow="ellipsis")
+            self._drawn = drawn = one_line(visible(self._said(*report)), "")
+            drawn.truncate(width, overflow="ellipsis")
         return self._drawn
 
 
 @contextlib.contextmanager
-def watch(view: Any, *, quiet: bool = False) -> Iterator[Callable[..., None] | None]:
-    """Show progress on stderr while the block runs; None if nothing is to be shown."""
+def watch(view: Any, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Show progress on stderr while the block runs; nothing of it if `quiet`."""
     if quiet:
-        yield None
+        yield unheard
     elif sys.stderr.isatty():
         with live(view, make_console(stderr=True)) as show:
             yield show
@@ -193,16 +195,41 @@ class PlainLines:
                     print(visible(each), file=self.stream, flush=True)
 
 
+class AmountView(LineView):
+    """How much (bytes, unless they are called otherwise) is done: a bar, and a line in a log."""
+
+    def __init__(self, what: str, noun: str | None = None) -> None:
+        def said(done: int, total: int) -> str:
+            amount = format_size(total) if noun is None else count(total, noun)
+            return f"{what} {share(done, total)} of {amount}"
+
+        super().__init__(said)
+
+    def draw(self, *report: Any, width: int) -> RenderableType:
+        if self._drawn is None or time.monotonic() >= self._next:
+            self._next = time.monotonic() + LIVE_SECONDS
+            done, total = report
+            self._drawn = bar_above([], done, max(total, 1), self._said(*report), width=width)
+        return self._drawn
+
+
 def watch_amount(
     what: str, noun: str | None = None, *, quiet: bool = False
-) -> contextlib.AbstractContextManager[Callable[..., None] | None]:
-    """Show how much (bytes, unless they are called otherwise) is done on stderr."""
+) -> contextlib.AbstractContextManager[Callable[..., None]]:
+    """Show how much is done on stderr."""
+    return watch(AmountView(what, noun), quiet=quiet)
 
-    def said(done: int, total: int) -> str:
-        amount = format_size(total) if noun is None else count(total, noun)
-        return f"{what} {share(done, total)} of {amount}"
 
-    return watch(LineView(said), quiet=quiet)
+def as_html(drawn: RenderableType, *, width: int) -> str:
+    """What a view draws, for a notebook."""
+    from rich.console import Console
+
+    how: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+    # Else rich shows it by itself.
+    console = Console(record=True, width=width, file=io.StringIO(), force_jupyter=False, **how)
+    console.print(drawn)
+    frame = '<pre style="margin:0;background:none;color:inherit;line-height:1.3">{code}</pre>'
+    return visible_lines(console.export_html(inline_styles=True, code_format=frame))
 
 
 def one_line(text: str, style: str = "dim") -> Text:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill.errors import UsageError
+from tokenmill.markup import Told
 from tokenmill.monitor import Timeline, read_timeline
 from tokenmill.stalls import StallReport, StepAccount
 from tokenmill.stalls.account import SCHEMA as ACCOUNT_SCHEMA
-from tokenmill.words import compact, format_size, milliseconds, spoken
+from tokenmill.words import compact, count, format_size, milliseconds, spoken
 
 if TYPE_CHECKING:
     import os
@@ -190,7 +191,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
+class Diagnosis(Told):
     """Everything that `tokenmill diagnose` found."""
 
     inputs: tuple[str, ...] = ()
@@ -209,6 +210,9 @@ class Diagnosis:
     commands: tuple[str, ...] = ()
     evidence: Evidence
     """What was given beside the text: a stall report, a run's metrics, a build's time line."""
+
+    def __repr__(self) -> str:
+        return f"Diagnosis: {count(len(self.ways), 'way')}; {' '.join(self.advice)}"
 
 
 # -------------------------------------------------------------------------------------------------

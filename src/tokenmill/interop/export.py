@@ -26,6 +26,7 @@ import xxhash
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.interop import base
+from tokenmill.markup import Told
 from tokenmill.options import PACKINGS, with_settings
 from tokenmill.runners.local import physical_cores
 from tokenmill.store import layout
@@ -266,7 +267,7 @@ def run_tasks(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExportResult:
+class ExportResult(Told):
     """What an export made."""
 
     out: str

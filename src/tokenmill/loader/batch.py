@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import UsageError
 from tokenmill.loader.order import Ints
 from tokenmill.loader.packing import PADDING, causal_pairs, inputs_of
+from tokenmill.markup import Shown
 from tokenmill.records import lazy
 from tokenmill.store.stream import NO_SHARD, distinct
 
@@ -79,7 +80,7 @@ def _ramp(count: int) -> NDArray[np.int32]:
     return np.arange(count, dtype=np.int32)
 
 
-class Batch:
+class Batch(Shown):
     """Rows for one step on one rank.
 
     With ids in their stored width there is no room for -100: `loss_mask` alone says what counts.

@@ -54,6 +54,7 @@ from tokenmill.loader.order import (
     places_of_rows,
 )
 from tokenmill.loader.packing import find_packing, pairs_of_rows
+from tokenmill.markup import Shown
 from tokenmill.store.following import Follower
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
 from tokenmill.store.stream import TokenStream, distinct, open_stream
@@ -265,7 +266,7 @@ _Part: TypeAlias = tuple[Window, int, int]
 Schedule: TypeAlias = "int | Sequence[tuple[float, int | None]] | None"
 
 
-class Loader:
+class Loader(Shown):
     """Batches of rows from a store or a mixture, without end unless `epochs` says so.
 
     >>> loader = tokenmill.Loader("my-store", split="train", seq_len=2048, batch_size=16)

@@ -28,6 +28,7 @@ import numpy as np
 from tokenmill.errors import StateError, UsageError, abridged
 from tokenmill.loader import order
 from tokenmill.loader.order import ENDLESS, MixtureSchedule, exact, exact_weight, weights_to_parts
+from tokenmill.markup import Shown
 from tokenmill.store.documents import Grouping
 from tokenmill.store.facts import Checksum, Count, Fact, brief, read_fact
 from tokenmill.store.layout import checksum_of
@@ -86,7 +87,7 @@ class Extent(NamedTuple):
     tokens: int | None = None
 
 
-class Mixture:
+class Mixture(Shown):
     """Stores to draw from, their shares of the tokens, and how those change over the run.
 
     >>> Mixture(

@@ -13,6 +13,7 @@ import numpy as np
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.loader.order import Ints, dealt, ordered_rows
+from tokenmill.markup import Told
 from tokenmill.options import LayoutOptions, with_options
 from tokenmill.records import lazy
 from tokenmill.store import plans
@@ -867,7 +868,7 @@ def rank_load(layout: Layout, *, inputs: int, ranks: int, rows: int, width: int)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutReport:
+class LayoutReport(Told):
     """What the packings make of a store."""
 
     store: str
@@ -887,6 +888,13 @@ class LayoutReport:
     def steps(self, account: Account) -> int | None:
         """Batches of one epoch, the last one full or not; None where no size was given."""
         return None if self.batch_size is None else -(-account.rows // self.batch_size)
+
+    def __repr__(self) -> str:
+        padded = ", ".join(f"{a.packing} {share(a.padding, a.places)}" for a in self.accounts)
+        return (
+            f"LayoutReport({self.store!r}, split={self.split!r}, seq_len={self.seq_len}):"
+            f" padded: {padded}"
+        )
 
 
 @with_options(LayoutOptions)

@@ -9,7 +9,8 @@ Columns are made shard by shard, so memory does not grow with the store. A row t
 documents is one text: each of them has the values of the row.
 
 The documents that have one value of a column are a group, and a view by themselves: what is shown
-by source or language, and mixed by it.
+by source or language, and mixed by it. As a table for people (`Store.head`, `Store.to_pandas`) a
+line is one document, a piece of a row by itself. This is the home of pandas.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import UsageError, importing
+from tokenmill.markup import Told
 from tokenmill.store.annotations import (
     SUFFIX,
     Annotation,
@@ -35,9 +37,10 @@ from tokenmill.store.format import counted_by_document
 from tokenmill.store.reader import Store
 from tokenmill.store.views import Choice
 from tokenmill.where import FLAG, NUMBER, TEXT
+from tokenmill.words import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -322,3 +325,73 @@ def _named(column: Column) -> tuple[list[str], Ints]:
             names.append(NO_VALUE)
             found[~column.given] = len(values)
     return names, found
+
+
+# -------------------------------------------------------------------------------------------------
+# Documents as a table.
+
+
+class Head(Told, list[dict[str, Any]]):
+    """Some documents of a store, each as its columns by their names; a notebook draws a table."""
+
+    def __init__(self, store: Store, columns: dict[str, Column | list[str]]) -> None:
+        self.names = list(columns)
+        self.title = f"{count(store.num_documents, 'document')} in {str(store.path)!r}"
+        values = (_as_list(column) for column in columns.values())
+        super().__init__(
+            dict(zip(columns, line, strict=True)) for line in zip(*values, strict=True)
+        )
+        self.title += f", the first {len(self)}"
+
+    __repr__ = Told.__str__
+
+
+def _as_list(column: Column | list[str]) -> list[Any]:
+    if isinstance(column, list):
+        return column
+    if isinstance(column, Labels):
+        return [None if place < 0 else column.texts[place] for place in column.places.tolist()]
+    values = column.values.astype(np.bool_) if column.values.dtype == np.uint8 else column.values
+    given = [True] * len(values) if column.given is None else column.given.tolist()
+    return [
+        each if is_given else None for each, is_given in zip(values.tolist(), given, strict=True)
+    ]
+
+
+def columns_of(
+    store: Store, numbers: Sequence[int], *, text: bool = True
+) -> dict[str, Column | list[str]]:
+    """What there is to say of some documents, by their numbers in the store's split."""
+    places = [store.locate(number) for number in numbers]
+    found: dict[str, Column | list[str]] = {"document": Numbers(np.array(numbers, np.int64))}
+    if text:
+        found["text"] = [store.decode(number) for number in numbers]
+    whole = store if store.split is None else store.of_split(None)
+    documents = Documents(whole)
+    shards = {shard.name: number for number, shard in enumerate(whole.shards)}
+    names = ("tokens", "source", "row", "split", *documents.annotations)
+    values: dict[str, list[Any]] = {name: [None] * len(numbers) for name in names}
+    of_shard: dict[int, list[int]] = {}
+    for place, (shard, _) in enumerate(places):
+        of_shard.setdefault(shard, []).append(place)
+    for shard, lines in of_shard.items():
+        local = np.array([places[line][1] for line in lines])
+        lengths = store.map_shard(shard).index.lengths[local]
+        for name in names:
+            column: Column = Numbers(lengths)
+            if name != "tokens":
+                column = documents.column(shards[store.shards[shard].name], name).of(local)
+            for line, value in zip(lines, _as_list(column), strict=True):
+                values[name][line] = value
+    return {**found, **values}
+
+
+def as_frame(store: Store, numbers: Sequence[int], *, text: bool) -> Any:
+    """The same as a pandas.DataFrame; what has no value is <NA>."""
+    with importing("pandas", extra="pandas", purpose="to_pandas"):
+        import pandas
+    columns = {name: _as_list(each) for name, each in columns_of(store, numbers, text=text).items()}
+    frame = pandas.DataFrame(columns)
+    lacking = [name for name, values in columns.items() if None in values]
+    frame[lacking] = frame[lacking].convert_dtypes()
+    return frame.set_index("document")

@@ -21,12 +21,13 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast, overload
 
 import numpy as np
 
 from tokenmill.errors import StoreError, UsageError, abridged
 from tokenmill.files import PathInput, local_path
+from tokenmill.markup import Shown
 from tokenmill.records import lazy
 from tokenmill.store.facts import (
     UNCOUNTED,
@@ -58,8 +59,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from pandas import DataFrame
 
     from tokenmill.engines.base import Engine
+    from tokenmill.store.documents import Head
     from tokenmill.store.facts import Manifest, ShardEntry, ShardFacts
     from tokenmill.store.format import FileMap, Index, Ints, MaskDtype, TokenArray, TokenDtype
     from tokenmill.store.remote import RemoteFiles
@@ -457,7 +460,7 @@ class Pair(NamedTuple):
     rejected_ids: TokenArray
 
 
-class Store:
+class Store(Shown):
     """The documents of one split of a store, or of all (`split=None`), with their text.
 
     >>> store = tokenmill.Store("store")
@@ -474,10 +477,10 @@ class Store:
     begin every document, where the build put them. With `has_mask` every document has a mask, which
     says which of its tokens count for the loss.
 
-    Promised to stay: `len`, `[k]`, iteration, `decode`, `mask`, `source`, `lengths`, `rejects`,
-    `reject_counts`, `close`, `path`, `split`, `num_documents`, `num_tokens`, `num_counted`,
-    `num_silent`, `has_mask`, `dtype`, `vocab_size`, `eos_id`, `bos_id`, `tokenizer_dir`, `content`
-    and `open_foreign`. The rest is for tokenmill itself.
+    Promised to stay: `len`, `[k]`, `[a:b]`, iteration, `head`, `to_pandas`, `decode`, `mask`,
+    `source`, `lengths`, `rejects`, `reject_counts`, `close`, `path`, `split`, `num_documents`,
+    `num_tokens`, `num_counted`, `num_silent`, `has_mask`, `dtype`, `vocab_size`, `eos_id`,
+    `bos_id`, `tokenizer_dir`, `content` and `open_foreign`. The rest is for tokenmill itself.
     """
 
     @abridged
@@ -712,9 +715,39 @@ class Store:
     def __len__(self) -> int:
         return self.num_documents
 
-    def __getitem__(self, number: SupportsIndex) -> TokenArray:
+    @overload
+    def __getitem__(self, number: SupportsIndex) -> TokenArray: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[TokenArray]: ...
+    def __getitem__(self, number: SupportsIndex | slice) -> TokenArray | list[TokenArray]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(self.num_documents))]
         shard, local = self.locate(number)
         return self.map_shard(shard).document(local)
+
+    def head(self, documents: int = 5, *, text: bool = True) -> Head:
+        """The first documents, each as a dict: its number, text, tokens, source, row, split and
+        annotations. A notebook draws them as a table."""
+        from tokenmill.store.documents import Head, columns_of
+
+        first = range(min(max(documents, 0), self.num_documents))
+        return Head(self, columns_of(self, first, text=text))
+
+    def to_pandas(
+        self, documents: Iterable[int] | slice | None = None, *, text: bool = True
+    ) -> DataFrame:
+        """A pandas.DataFrame of documents, of all unless some are named, by their numbers.
+
+        >>> store.to_pandas(slice(1000))
+
+        Its columns are text, tokens (how many), source, row, split, and every annotation.
+        """
+        from tokenmill.store.documents import as_frame
+
+        chosen = slice(None) if documents is None else documents
+        if isinstance(chosen, slice):
+            chosen = range(*chosen.indices(self.num_documents))
+        return as_frame(self, list(map(operator.index, chosen)), text=text)
 
     def __iter__(self) -> Iterator[TokenArray]:
         for shard in range(len(self.shards)):

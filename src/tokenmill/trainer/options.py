@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from tokenmill import files
 from tokenmill.errors import MissingExtraError, StoreError, TokenmillError, UsageError
 from tokenmill.files import is_remote
+from tokenmill.markup import Told
 from tokenmill.options import (
     PACKINGS,
     BuildOptions,
@@ -523,7 +524,7 @@ class TrainProgress(TrainNumbers):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainResult(TrainNumbers):
+class TrainResult(Told, TrainNumbers):
     """What a run has come to."""
 
     out: Path
