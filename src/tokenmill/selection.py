@@ -29,6 +29,7 @@ from tokenmill.store.documents import Documents
 from tokenmill.store.reader import Store
 from tokenmill.store.views import Choice, Gone, require_place, save_view
 from tokenmill.where import KEPT, UNDECIDED, Condition, parse, unknown_column
+from tokenmill.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -327,7 +328,7 @@ class _Ids:
 
     def require_use(self) -> None:
         unknown = [self._listed[place] for place in np.flatnonzero(~self._is_found).tolist()]
-        require_known(unknown, self._asked, f"{self._asked.key} of no document")
+        require_known(unknown, self._asked, f"the {self._asked.key} of no document")
 
 
 class _Patterns:
@@ -442,9 +443,10 @@ def require_known(unknown: Sequence[str], asked: BanOptions, what: str) -> None:
     if unknown and asked.missing == "error":
         listed = asked.match if asked.ids is None else asked.ids
         shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
+        verb = "is" if len(unknown) == 1 else "are"
         raise UsageError(
-            f"{len(unknown):,} lines of {str(listed)!r} are {what} of {str(asked.store)!r}:"
-            f" {shown}; nothing was written",
+            f"{count(len(unknown), 'line')} of {str(listed)!r} {verb} {what} of"
+            f" {str(asked.store)!r}: {shown}; nothing was written",
             hint="correct the list or --key; where other stores have them: --missing count",
         )
 

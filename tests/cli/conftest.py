@@ -46,7 +46,7 @@ class Cli:
         kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
         return {**kept, "TERM": "xterm-256color", "PYTHONFAULTHANDLER": "1"}
 
-    def __call__(self, *args: str | Path, code: int = 0, **variables: str) -> Outcome:
+    def __call__(self, *args: str | Path, code: int | None = 0, **variables: str) -> Outcome:
         """In this process."""
         return self._outcome(tokenmill_here, *args, code=code, **variables)
 

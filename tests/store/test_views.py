@@ -387,7 +387,7 @@ def test_ids_are_banned_by_any_key(built: Path, tmp_path: Path) -> None:
         check_reading(view, base, [k for k, each in enumerate(rows) if not is_banned(each)])
         assert result.gone[0].reason == f"its {key} is listed in {listed}"
         listed.write_text(f"{line}\nunknown\n")
-        with pytest.raises(UsageError, match=r"1 lines of .* of no document of .*'unknown'"):
+        with pytest.raises(UsageError, match=r"1 line of .* of no document of .*'unknown'"):
             tokenmill.ban(built, ids=listed, key=key, out=tmp_path / "kept.view")
         tokenmill.ban(built, ids=listed, key=key, missing="count", out=tmp_path / "kept.view")
         assert len(Store(tmp_path / "kept.view")) == len(view)

@@ -114,6 +114,17 @@ def test_a_run_writes_what_it_promises(place: Path, tmp_path: Path) -> None:
     assert "training tiny" in str(told[1].message)
 
 
+def test_a_view_is_trained_on_as_a_store_of_its_documents(tmp_path: Path) -> None:
+    counting_store(tmp_path / "store", documents=60).without(
+        [*range(40, 60)], out=tmp_path / "view"
+    )
+    counting_store(tmp_path / "alone", documents=40)
+    said = {**TINY, "steps": 4}
+    for name in ("view", "alone"):
+        tokenmill.train(tmp_path / name, out=tmp_path / f"run-{name}", **said)
+    assert losses(tmp_path / "run-view") == losses(tmp_path / "run-alone")
+
+
 def test_a_store_without_val_says_how_to_make_one_and_is_trained_on(
     place: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,96 @@
+"""The commands that choose documents, and every command that takes what they have chosen."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tokenmill
+
+from .conftest import Cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """A folder with a store in which every text is twice."""
+    cli = Cli(tmp_path_factory.mktemp("views"))
+    rows = [{"id": f"d{n}", "text": f"text {n % 50} of fifty"} for n in range(100)]
+    (cli.folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenmill.build(cli.folder / "a.jsonl", tokenizer="bytes", out=cli.folder / "store", val=0.1)
+    return cli
+
+
+def test_a_view_is_made_asked_cut_further_and_named_wherever_a_store_is(cli: Cli) -> None:
+    cli("annotate", "store", "--columns", "id")
+    (cli.folder / "gone.txt").write_text("d3\nd7\n")
+    made = cli("ban", "store", "--ids", "gone.txt", "--key", "id", "-o", "kept.view").out
+    assert "98 of 100 (98.0%)" in made
+    assert "its id is listed in gone.txt" in made
+    unique = cli("dedup", "kept.view", "-o", "unique.view")
+    assert "50 of 98 (51.0%)" in unique.out, "the share that stays is told"
+    chosen = cli("select", "unique.view", "--where", "row >= 10", "-o", "few.view", "--json").json
+    assert chosen["documents"] < chosen["of_documents"] == 50
+
+    seen = cli("inspect", "few.view", "--json").json
+    assert sum(each["documents"] for each in seen["splits"].values()) == chosen["documents"]
+    assert next(each["reason"] for each in seen["view"]["gone"]) == "its id is listed in gone.txt"
+    assert cli("verify", "few.view", "--json").json["ok"]
+    layout = cli("layout", "few.view", "--seq-len", "32", "--json").json
+    assert layout["documents"] == len(tokenmill.Store(cli.folder / "few.view", split="train"))
+    cli("export", "few.view", "--to", "parquet", "--out", "out", "--quiet")
+    assert [*(cli.folder / "out").rglob("*.parquet")]
+    assert cli("grep", "few.view", "text 11 of", "--json").json["num_documents"] == 1
+    assert cli("grep", "few.view", "text 99 of", code=1).err == ""
+    mixture = tokenmill.Mixture({"few": (tokenmill.Store(cli.folder / "few.view"), 1)})
+    assert tokenmill.Loader(mixture, seq_len=32, batch_size=2).batch(0).input_ids.shape == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["ban", "store", "--ids", "none.txt", "--key", "id"], "none.txt"),
+        (["ban", "store", "--match", "every.txt"], "store' would be left"),
+        (["ban", "store", "--match", "every.txt", "--regex"], "would be left"),
+        (["ban", "store", "--match", "nothing.txt"], "in no document"),
+        (["ban", "store", "--ids", "empty.txt"], "is empty"),
+        (
+            ["ban", "store", "--ids", "nothing.txt"],
+            "line of 'nothing.txt' is the document of no",
+        ),
+        (["select", "store", "--where", "tokens > 1000"], "no document"),
+        (["select", "store"], "nothing says which documents are meant"),
+        (["select", "store", "--repeat", "split"], "split"),
+        (["select", "none", "--where", "tokens > 1"], "none"),
+        (["dedup", "a.jsonl"], "is a file, and no view"),
+    ],
+)
+def test_what_chooses_no_view_is_refused_and_writes_nothing(
+    cli: Cli, arguments: list[str], complaint: str
+) -> None:
+    lists = {"every.txt": "text\n", "nothing.txt": "zzzz\n", "empty.txt": "\n\n"}
+    for name, text in lists.items():
+        (cli.folder / name).write_text(text)
+    done = cli(*arguments, "-o", "bad.view", code=None)
+    assert done.code in (1, 2)
+    assert complaint in done.err
+    assert done.err.startswith("error: ")
+    assert "hint: " in done.err
+    assert not (cli.folder / "bad.view").exists()
+
+
+def test_a_view_of_a_damaged_store_is_refused_with_the_file(cli: Cli, tmp_path: Path) -> None:
+    tokenmill.build(cli.folder / "a.jsonl", tokenizer="bytes", out=tmp_path / "store")
+    store = tokenmill.Store(tmp_path / "store")
+    store.without([1], out=tmp_path / "kept.view")
+    (shard,) = (tmp_path / "store/shards").glob("*.bin")
+    shard.write_bytes(shard.read_bytes()[:-2])
+    done = cli("inspect", tmp_path / "kept.view", code=1)
+    assert f"{shard.name}' has " in done.err
+    assert "the store is incomplete" in done.err
+    (tmp_path / "store/tokenmill.json").write_text("{}")
+    assert "tokenmill.json" in cli("layout", tmp_path / "kept.view", "--seq-len", "8", code=1).err
