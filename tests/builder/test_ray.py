@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
+from tests.builder.test_unknown import english, japanese, train_english
+from tests.once import once
 from tests.runners.jobs import Worker
 from tests.store.s3_server import BUCKET, Refusal, remote_tree, s3_session
 
 import tokenmill
-from tokenmill.errors import BuildError, TooManyRejectsError
+from tokenmill.errors import BuildError, TooManyRejectsError, UnknownTextError
 from tokenmill.runners.local import TaskDone, TaskReport, WorkerLost, WorkerUsage
 
 if TYPE_CHECKING:
@@ -239,6 +241,31 @@ def test_prompts_with_completions_go_to_a_bucket_that_falters(
         again = tokenmill.build(**ANSWERS, out="answers")
         assert again.nothing_to_do
         assert result.lengths == again.lengths
+
+
+@pytest.mark.slow
+def test_unknown_text_is_refused_and_counted_as_on_one_machine(
+    connection: None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = once(tmp_path_factory, "spm-english", train_english)
+    write_jsonl(tmp_path / "a.jsonl", english(50))
+    write_jsonl(tmp_path / "b.jsonl", japanese(50))
+    options: dict[str, Any] = {"tokenizer": model, "memory": "1GB"}
+    with in_folder(tmp_path):
+        said = []
+        for out, runner in (("store", "ray"), ("local", "local")):
+            with pytest.raises(UnknownTextError, match=r"of the text of .*'b\.jsonl'") as caught:
+                tokenmill.build(["a.jsonl", "b.jsonl"], out=out, runner=runner, **options)
+            said.append(caught.value.message)
+            # The refused unit at least was not built.
+            result = tokenmill.build(
+                ["a.jsonl", "b.jsonl"], out=out, runner=runner, max_unknown=0.9, **options
+            )
+            assert result.units_built >= 1
+            assert result.totals is not None
+            assert result.totals.lost_characters == len("".join(japanese(50)))
+        assert said[0] == said[1]
+    assert tree(tmp_path / "store") == tree(tmp_path / "local")
 
 
 def run(

@@ -30,7 +30,7 @@ JAPANESE = "\u543e\u8f29\u306f\u732b\u3067\u3042\u308b\u3002\u540d\u524d\u306f\u
 def model(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that has seen English alone, trained with the package's defaults."""
     monkeypatch.chdir(tmp_path_factory.mktemp("unknown"))
-    return once(tmp_path_factory, "spm-english", _train)
+    return once(tmp_path_factory, "spm-english", train_english)
 
 
 def english(count: int, *, seed: int = 0) -> list[str]:
@@ -39,7 +39,7 @@ def english(count: int, *, seed: int = 0) -> list[str]:
     return [" ".join(dice.choices(words, k=dice.randint(5, 30))) + "." for _ in range(count)]
 
 
-def _train(folder: Path) -> Path:
+def train_english(folder: Path) -> Path:
     import sentencepiece
 
     sentencepiece.SentencePieceTrainer.train(
