@@ -172,7 +172,7 @@ def measure_speed(case: Case, store: Store) -> dict[str, Any]:
         compile_seconds = time.perf_counter() - began
         for _ in range(SKIPPED - 1):
             trainer.step()
-        trainer.forget_pairs()
+        trainer.pairs = 0
         clock = Clock(setup.device)
         clock.mark()
         for _ in range(STEPS):
@@ -181,7 +181,7 @@ def measure_speed(case: Case, store: Store) -> dict[str, Any]:
         seconds = clock.seconds()
     tokens = setup.batch_tokens
     rate = tokens / statistics.median(seconds)
-    pairs = float(trainer.row[-1]) / (STEPS * tokens)
+    pairs = trainer.pairs / (STEPS * tokens)
     flops = setup.config.flops_per_token(setup.seq_len, store.vocab_size, pairs=pairs)
     peak = peak_flops(setup.device, setup.dtype)
     need = setup.need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import time
 from dataclasses import replace
 from itertools import repeat
@@ -16,7 +17,9 @@ from tests.trainer.runs import SEQ_LEN, counting_store, losses_of, make_setup, m
 from torch.overrides import TorchFunctionMode
 
 from tokenmill.errors import TrainingError
-from tokenmill.trainer.loop import LateReader, Row, Trainer, freeze_collector, inputs_of
+from tokenmill.loader.loader import Loader
+from tokenmill.torch import DeviceFeeder
+from tokenmill.trainer.loop import LateReader, Trainer, freeze_collector, inputs_of
 from tokenmill.trainer.model import scale_and_clip
 from tokenmill.trainer.run import Checkpoints
 
@@ -184,34 +187,33 @@ def test_numbers_are_read_after_they_were_sent() -> None:
     start = time.perf_counter()
     reader.begin(0)
     time.sleep(0.02)
-    reader.send(10, torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0, 9.0]))
-    reader.send(30, torch.tensor([5.0, 6.0, 7.0, 8.0, 1.0, 9.0]))
+    reader.send(10, torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]), pairs=2**60 + 1)
+    reader.send(30, torch.tensor([5.0, 6.0, 7.0, 8.0, 1.0]))
     whole = time.perf_counter() - start
     first, second = reader.read()
     assert (first.step, first.steps, first.row.loss, first.row.stop) == (10, 10, 1, 0)
     assert (second.step, second.steps, second.row.learning_rate) == (30, 20, 8)
+    assert (first.pairs, second.pairs) == (2**60 + 1, 0)
     assert 0.02 <= first.seconds < first.seconds + second.seconds <= whole
     assert list(reader.read(wait=True)) == []
 
 
 @pytest.mark.parametrize("attention", ["flash", "documents"])
-def test_pairs_of_tokens_are_counted_as_attention_computes_them(attention: str) -> None:
-    ids = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
-    lengths = [10, 22, 3, 29]
-    starts = torch.tensor([0, 10, 32, 35, 64, 64, 64], dtype=torch.int32)
-    places = torch.cat([torch.arange(n) for n in lengths]).view(2, SEQ_LEN)
-    batch = SimpleNamespace(input_ids=ids, labels=ids, position_ids=places, cu_seqlens=starts)
+def test_pairs_of_tokens_are_counted_as_attention_computes_them(
+    store: Store, attention: str
+) -> None:
     setup = make_setup(micro_batch=2, accumulate=3, attention=attention)
-    trainer = Trainer(setup, batches=repeat(batch))
-    documents = lengths if attention == "documents" else [SEQ_LEN] * 2
-    # Each token looks at itself and at those before it.
-    by_hand = sum(1 for length in documents for k in range(length) for _ in range(k + 1))
-    for steps in (1, 2):
-        trainer.step()
-        assert Row(*trainer.row.tolist()).pairs == 3 * steps * by_hand
-    trainer.forget_pairs()
+    loader = Loader(store, seq_len=SEQ_LEN, batch_size=2)
+    fields = ("input_ids", "labels", "position_ids", "cu_seqlens")
+    seen = list(itertools.islice(DeviceFeeder(loader, device="cpu", fields=fields), 6))
+    trainer = Trainer(setup, batches=seen)
     trainer.step()
-    assert Row(*trainer.row.tolist()).pairs == 3 * by_hand
+    trainer.step()
+    documents = [SEQ_LEN] * 12
+    if attention == "documents":
+        documents = [n for batch in seen for n in batch.cu_seqlens.diff().tolist()]
+    # Each token looks at itself and at those before it.
+    assert trainer.pairs == sum(k + 1 for length in documents for k in range(length))
 
 
 def test_boundaries_have_one_shape_however_many_documents_there_are() -> None:

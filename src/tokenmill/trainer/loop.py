@@ -82,7 +82,6 @@ class Row(NamedTuple):
     grad_norm: float  # before clipping
     learning_rate: float
     stop: float  # how many ranks were asked to stop
-    pairs: float  # of tokens of which one looks at the other, since the row was last sent
 
 
 class Reading(NamedTuple):
@@ -92,6 +91,7 @@ class Reading(NamedTuple):
     row: Row
     steps: int  # that were made since the mark before
     seconds: float  # that they took, on the device
+    pairs: int  # of tokens of which one looked at the other in them, on this rank
 
 
 class LateReader:
@@ -103,8 +103,8 @@ class LateReader:
         # A view that is made once: reading it later needs no tensor.
         self._view: NDArray[np.float32] = self._slots.numpy()
         self._next = 0
-        # Step, slot, steps since the mark before, that mark, and the mark of this step.
-        self._pending: deque[tuple[int, int, int, Mark, Mark]] = deque()
+        # Step, slot, steps since the mark before, that mark, the mark of this step, and pairs.
+        self._pending: deque[tuple[int, int, int, Mark, Mark, int]] = deque()
         self._start: Mark | None = None
         self._start_step = 0
 
@@ -112,28 +112,28 @@ class LateReader:
         """Measure time from here on: what came before was no part of the steps."""
         self._start, self._start_step = self._mark(), step
 
-    def send(self, step: int, row: torch.Tensor) -> None:
+    def send(self, step: int, row: torch.Tensor, *, pairs: int = 0) -> None:
         """Start copying the row of a step to the host."""
         slot = self._next
         self._next = (slot + 1) % SLOTS
         self._slots[slot].copy_(row, non_blocking=True)
         end = self._mark()
         start = end if self._start is None else self._start
-        self._pending.append((step, slot, step - self._start_step, start, end))
+        self._pending.append((step, slot, step - self._start_step, start, end, pairs))
         self._start, self._start_step = end, step
 
     def read(self, *, wait: bool = False) -> Iterator[Reading]:
         """What has arrived; with `wait`, all that was sent."""
         # A slot that is about to be used again has to be read first.
         while self._pending:
-            step, slot, steps, start, end = self._pending[0]
+            step, slot, steps, start, end, pairs = self._pending[0]
             if self._is_cuda and not end.query():
                 if not wait and len(self._pending) < SLOTS:
                     return
                 end.synchronize()
             self._pending.popleft()
             seconds = 0.0 if start is end else self._seconds(start, end)
-            yield Reading(step, Row(*self._view[slot].tolist()), steps, seconds)
+            yield Reading(step, Row(*self._view[slot].tolist()), steps, seconds, pairs)
 
     def _seconds(self, start: Mark, end: Mark) -> float:
         return float(start.elapsed_time(end) / 1000 if self._is_cuda else end - start)
@@ -156,7 +156,8 @@ class Trainer:
     """
 
     def __init__(self, setup: Setup, *, batches: Iterable[Any] = ()) -> None:
-        """A batch has `input_ids` and `labels`; `position_ids` and `cu_seqlens` for documents."""
+        """A batch has `input_ids` and `labels`, and for documents `position_ids`, `cu_seqlens` and
+        `attention_pairs`."""
         kind = setup.options.optimizer
         self.optimizer_kind = find_eight_bit() if kind == "adamw8bit" else kind
         self.setup = setup
@@ -184,8 +185,8 @@ class Trainer:
         self._rate = torch.zeros((), device=device)
         self.optimizer = self._make_optimizer()
         self._totals = torch.zeros(3, device=device)
-        # Of tokens of which one looks at the other: what attention did since `forget_pairs`.
-        self._pairs = torch.zeros((), dtype=torch.float64, device=device)
+        # Of tokens of which one looks at the other: what attention did since this was set to 0.
+        self.pairs = 0
         self.row = torch.zeros(len(Row._fields), device=device)
         forward: torch.nn.Module = self.model
         if setup.compiles:
@@ -238,11 +239,10 @@ class Trainer:
         self._totals[0].add_(loss.detach())
         self._totals[1].add_(count)
         if self.setup.has_documents:
-            lengths = batch.cu_seqlens.diff().double()
-            self._pairs.add_((lengths * (lengths + 1)).sum(), alpha=0.5)
+            self.pairs += batch.attention_pairs
         else:
             rows, length = batch.input_ids.shape
-            self._pairs.add_(rows * length * (length + 1) // 2)
+            self.pairs += rows * length * (length + 1) // 2
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -264,13 +264,9 @@ class Trainer:
             self._set_rate(float(self._numbers[now]))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        loss, rate, pairs = self._totals[0] / count, self._rate, self._pairs.float()
-        row = Row(loss, self._totals[1], norm, rate, self._totals[2], pairs)  # type: ignore[arg-type]
+        loss = self._totals[0] / count
+        row = Row(loss, self._totals[1], norm, self._rate, self._totals[2])  # type: ignore[arg-type]
         torch.stack(cast("tuple[torch.Tensor, ...]", row), out=self.row)
-
-    def forget_pairs(self) -> None:
-        """Count the pairs of `row` from here on."""
-        self._pairs.zero_()
 
     def state(self) -> dict[str, object]:
         """All that changes in a step; weights and optimizer state are not copies."""

@@ -849,14 +849,14 @@ class TrainingRun:
                 loop.freeze_collector(self._resources)
             if step == start + 1:
                 self.reader.begin(step)  # compiling is no part of the rate
-                trainer.forget_pairs()
+                trainer.pairs = 0
             if step % options.log_every == 0 or step in (start + 1, options.steps):
                 trainer.stop_wanted = request.signal is not None
                 # Write what has arrived, and send this step's numbers on their way. All ranks must
                 # see the same numbers at the same step: they decide by them.
                 readings = list(self.reader.read(wait=not is_alone))
-                self.reader.send(step, trainer.row)
-                trainer.forget_pairs()
+                self.reader.send(step, trainer.row, pairs=trainer.pairs)
+                trainer.pairs = 0
                 self._write(readings)
                 if self._stops and step < options.steps:
                     return True
@@ -871,7 +871,7 @@ class TrainingRun:
                 self._save()
             if is_evaluated or step % save_every == 0:
                 self.reader.begin(step)
-                trainer.forget_pairs()
+                trainer.pairs = 0
         return False
 
     def _write(self, readings: list[Reading]) -> None:
@@ -885,7 +885,7 @@ class TrainingRun:
                 rate = tokens / reading.seconds
                 self._rates.append(rate)
                 # As on this rank, which may have other documents than the next.
-                mfu = self._mfu(rate, pairs=row.pairs * setup.ranks.world_size / tokens)
+                mfu = self._mfu(rate, pairs=reading.pairs * setup.ranks.world_size / tokens)
                 self._shares += [] if mfu is None else [mfu]
             if self._rates:
                 left = (self.options.steps - reading.step) * setup.batch_tokens
