@@ -1,11 +1,14 @@
 """Times the engine `words` beside the packages it stands for, on one core, cold and warm.
 
-    python -m benchmarks.words         writes words.json, which the page is made of
+    python -m benchmarks.words             writes words.json, which the page is made of
+    python -m benchmarks.words --builds    the builds alone; the other rows stay
 
 Tokenizers are trained on a part of the English corpus, with the packages' defaults. Each is
 measured in a process of its own: the package encodes a share of the documents as a list, in one
 thread; the engine encodes all of them with an empty cache (cold), and then again (warm). CPU time
-counts: one thread works, and others may keep the machine busy meanwhile.
+counts: one thread works, and others may keep the machine busy meanwhile. Whole builds with
+SentencePiece models, in one process, are beside a script that reads the same lines, calls the
+package for each text, and writes the ids.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import shutil
 import statistics
 import sys
 import time
@@ -153,6 +157,59 @@ def measure(kind: str, corpus: str, path: Path, rounds: int) -> dict[str, Any]:
     return row | {"seconds": timed, "is_equal": equal}
 
 
+def script(path: Path, source: Path, out: Path) -> None:
+    """What people write who build without tokenmill."""
+    import numpy as np
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    with source.open(encoding="utf-8") as lines, out.open("wb") as file:
+        for line in lines:
+            ids = processor.encode(json.loads(line)["text"])
+            np.array([*ids, processor.eos_id()], np.uint16).tofile(file)
+
+
+def measure_build(kind: str, corpus: str, path: Path, rounds: int) -> dict[str, Any]:
+    """One row: a build from its first call to its end, and the script."""
+    import tokenmill
+
+    folder = WORK / "words" / "build"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    source, store = folder / "text.jsonl", folder / "store"
+    source.write_bytes(b"".join(corpora.base_lines(corpus)))
+    seconds: dict[str, list[float]] = {"script": [], "build": []}
+    for _ in range(rounds):
+        begun = time.process_time()
+        script(path, source, folder / "ids.bin")
+        seconds["script"].append(time.process_time() - begun)
+        shutil.rmtree(store, ignore_errors=True)
+        begun = time.process_time()
+        result = tokenmill.build(
+            source, tokenizer=path, out=store, serial=True, memory="2GB", max_unknown=1.0
+        )
+        seconds["build"].append(time.process_time() - begun)
+    assert result.totals is not None
+    ids = b"".join(shard.read_bytes() for shard in sorted((store / "shards").glob("*.bin")))
+    row: dict[str, Any] = {"kind": kind, "corpus": corpus, "seconds": seconds}
+    row |= {"text_bytes": result.totals.text_bytes, "documents": result.totals.documents}
+    row["is_equal"] = ids == (folder / "ids.bin").read_bytes()
+    shutil.rmtree(folder)
+    return row
+
+
+def run_builds(rounds: int) -> dict[str, Any]:
+    """Rows of the kinds whose package has a file of its own."""
+    rows = []
+    for kind, path in prepare().items():
+        for corpus in corpora.available() if kind.startswith("sentencepiece") else ():
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                rows.append(pool.apply(measure_build, (kind, corpus, path, rounds)))
+            print(rows[-1], file=sys.stderr, flush=True)
+    facts = {"machine": machine.describe(), "rounds": rounds, "measurements": rows}
+    return machine.origin() | facts
+
+
 def _count(texts: Sequence[str], most_bytes: int) -> int:
     """How many texts there are in so many bytes."""
     for number, text in enumerate(texts):
@@ -176,6 +233,7 @@ def run(rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "vocabulary": VOCABULARY,
         "measurements": rows,
+        "builds": run_builds(rounds),
     }
 
 
@@ -197,14 +255,43 @@ def words_body(results: Mapping[str, Any]) -> str:
         f"rounds: {results['rounds']}, of which the median counts. The ids are those of the package"
         f"{'.' if equal else ', BUT NOT ALL.'}"
     )
-    return f"{facts}\n\n" + "\n".join(lines)
+    tables = [facts, "\n".join(lines)]
+    if builds := results.get("builds"):
+        said = (
+            f"Whole builds, made {builds['date']} at commit {builds['commit']}"
+            f" ({builds['machine']['cpu']}, rounds: {builds['rounds']}): from JSON Lines,"
+            " with the model's loading, the checks against the package and a synced store, in one"
+            " process; the script reads the same lines, calls `sp.encode(text)` for each, and"
+            " writes the ids, which are the store's"
+            f"{'.' if all(row['is_equal'] for row in builds['measurements']) else ', BUT NOT ALL.'}"
+        )
+        lines = [
+            "| tokenizer | text | script, MB/s | documents/s | build, MB/s | documents/s | times |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        for row in builds["measurements"]:
+            each = [statistics.median(row["seconds"][name]) for name in ("script", "build")]
+            rates = [
+                f"{row['text_bytes'] / one / 1e6:.1f} | {row['documents'] / one:,.0f}"
+                for one in each
+            ]
+            cells = [KINDS[row["kind"]], row["corpus"], *rates, f"{each[0] / each[1]:.1f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+        tables += [said, "\n".join(lines)]
+    return "\n\n".join(tables)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="time the engine of words")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    results = json.dumps(run(parser.parse_args().rounds), indent=1)
-    (ROOT / "benchmarks" / "results" / "words.json").write_text(results + "\n")
+    parser.add_argument("--builds", action="store_true", help="the builds alone")
+    asked = parser.parse_args()
+    path = ROOT / "benchmarks" / "results" / "words.json"
+    if asked.builds:
+        results = json.loads(path.read_text()) | {"builds": run_builds(asked.rounds)}
+    else:
+        results = run(asked.rounds)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
