@@ -1,7 +1,8 @@
 """Measures builds as their users wait for them, by the clock around the command.
 
-    python -m benchmarks.outside            400 MB; writes results/outside.json
-    python -m benchmarks.outside --quick    a trial on a little text, one round; prints its tables
+    python -m benchmarks.outside             400 MB; writes results/outside.json
+    python -m benchmarks.outside --part 1/3  in pieces, one after the other, from one commit
+    python -m benchmarks.outside --quick     a trial on a little text, one round; prints its tables
 
 What a one-line build takes is left out; everything else counts, also what a build's own rate does
 not see: the last unit, syncing, finishing, the end of the workers. Tokenizers are some that no
@@ -10,10 +11,11 @@ other table has. Rounds and rows are those of `benchmarks.build`.
 
 from __future__ import annotations
 
+import argparse
+import json
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import build, corpora, machine, measure, render, vocabularies, words
-from benchmarks.command import run_command
+from benchmarks import RESULTS, WORK, build, corpora, machine, measure, render, vocabularies, words
 from benchmarks.roster import OUTSIDE, OUTSIDE_WORDS
 
 if TYPE_CHECKING:
@@ -46,11 +48,14 @@ def _group(corpus: corpora.Corpus, name: str, path: Path, workers: int) -> build
     )
 
 
-def run(rounds: int, num_bytes: int) -> dict[str, Any]:
-    """All tables and everything a reader needs to judge them."""
+def run(rounds: int, num_bytes: int, *, part: int, parts: int) -> dict[str, Any]:
+    """The tables of a part and everything a reader needs to judge them."""
     workers = build.num_workers()
     rows: list[dict[str, Any]] = []
-    for group, contenders in groups(num_bytes, workers):
+    tables = [*groups(num_bytes, workers)]
+    for group, contenders in tables[
+        (part - 1) * len(tables) // parts : part * len(tables) // parts
+    ]:
         rows += build.measure_group(group, contenders, rounds)
     return machine.origin() | {
         "machine": machine.describe(),
@@ -64,12 +69,24 @@ def run(rounds: int, num_bytes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    run_command(
-        "outside",
-        about=__doc__,
-        run=lambda quick: run(*(QUICK if quick else FULL)),
-        section=render.outside_section,
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a trial with little of everything")
+    parser.add_argument("--part", default="1/1", help="which of how many parts, such as 2/3")
+    asked = parser.parse_args()
+    part, parts = map(int, asked.part.split("/"))
+    results = run(*(QUICK if asked.quick else FULL), part=part, parts=parts)
+    # What the parts before the last one found is kept out of git, where it would be a change.
+    begun = WORK / "outside-begun.json"
+    if part > 1:
+        before = json.loads(begun.read_text())
+        if any(before[each] != results[each] for each in ("commit", "machine", "versions")):
+            raise SystemExit(f"the parts before were measured elsewhere; begin with 1/{parts}")
+        results["measurements"] = before["measurements"] + results["measurements"]
+        results["command"] = f"python -m benchmarks.outside --part 1/{parts}, ... {parts}/{parts}"
+    target = begun if part < parts else RESULTS / "outside.json"
+    target = WORK / "outside-quick.json" if asked.quick else target
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    print(render.outside_section(results))
 
 
 if __name__ == "__main__":

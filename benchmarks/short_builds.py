@@ -1,6 +1,6 @@
 """Measures what someone waits for who builds little: `make bench`.
 
-    python -m benchmarks.short_builds            five rounds; writes results/short_builds.json
+    python -m benchmarks.short_builds            three rounds; writes results/short_builds.json
     python -m benchmarks.short_builds --quick    a trial on a little text; prints its tables
 
 Everything is timed from outside, by the clock around fresh processes, so that interpreters, imports
@@ -56,7 +56,7 @@ class Size:
     chats: int
 
 
-FULL = Size(rounds=5, num_bytes=20_000_000, chats=20)
+FULL = Size(rounds=3, num_bytes=20_000_000, chats=20)
 QUICK = Size(rounds=1, num_bytes=2_000_000, chats=20)
 
 

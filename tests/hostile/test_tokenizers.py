@@ -286,7 +286,7 @@ def test_no_engine_is_begun_for_what_would_take_all_memory(
         (folder / "tokenizer.json").write_text(f"{json.dumps(BASE)[:-1]}, {text[1:]}")
     begun: list[str] = []
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
-        describe(folder, when_harmless=lambda: begun.append(name))
+        describe(folder, when_harmless=lambda _: begun.append(name))
     assert not begun
     tried("a harmful tokenizer.json")
 
@@ -295,7 +295,7 @@ def test_no_engine_is_begun_for_what_would_take_all_memory(
 def test_engines_are_begun_once_for_what_does_no_harm(word: str, tmp_path: Path) -> None:
     begun: list[str] = []
     folder = write_tokenizer(tmp_path, changed(f"model.vocab.{word}", 300))
-    describe(folder, when_harmless=lambda: begun.append(word))
+    describe(folder, when_harmless=lambda _: begun.append(word))
     assert begun == [word]
 
 

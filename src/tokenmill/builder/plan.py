@@ -72,7 +72,7 @@ def request_identity(
     options: BuildOptions,
     layout: StoreLayout,
     before_describing: Callable[[TokenizerKind, int], None] | None = None,
-    when_harmless: Callable[[TokenizerFiles], None] = lambda _: None,
+    when_harmless: Callable[[TokenizerFiles, bool], None] = lambda *_: None,
     *,
     by_name: bool = False,
 ) -> Request:
@@ -81,7 +81,7 @@ def request_identity(
     `by_name`: whether the names of the input tell more than one split.
 
     `before_describing` is told the kind of a tokenizer that is to be described, and its bytes, and
-    `when_harmless` which files engines may load while the rest is found out.
+    `when_harmless` which files engines may load, and whether the rest is known or being found out.
     """
     files = find_tokenizer(options.tokenizer)
     settings = options.identity(by_name=by_name)
@@ -101,7 +101,10 @@ def request_identity(
             ways += [dict(way) for way in ways]
             for way in ways[: len(ways) // 2]:
                 way["template_version"] = version
-    contents = {name: facts_of(path.read_bytes()) for name, path in files.files.items()}
+    contents = {
+        name: facts_of(files.data if path == files.main else path.read_bytes())
+        for name, path in files.files.items()
+    }
     manifest = facts.known_manifest(layout)
     known = None if manifest is None else manifest.identity
     if (

@@ -53,7 +53,14 @@ from tokenmill.options import (
     globs_of,
     with_options,
 )
-from tokenmill.runners.local import LocalRunner, SerialRunner, fork, physical_cores, pinning
+from tokenmill.runners.local import (
+    LocalRunner,
+    SerialRunner,
+    fork,
+    physical_cores,
+    pinning,
+    usable_cores,
+)
 from tokenmill.sources.base import (
     SMALLEST_UNIT_BYTES,
     SourceOptions,
@@ -92,6 +99,8 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 8
+# Cores that describing a tokenizer and loading the fast engine keep busy.
+_BUSY_AT_START = 2
 
 
 def source_options(
@@ -581,14 +590,18 @@ class BuildRun:
             runner = self._local_runner(self.memory_plan(tokenizer_bytes))
             runner.start_ahead(most, modules)
 
-    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles) -> None:
+    def _load_ahead(self, discovery: Discovery, files: TokenizerFiles, is_known: bool) -> None:
         """Have engines loaded where workers are forked while the tokenizer is described."""
         if self._local is None or self.options.engine not in (AUTO, "gigatoken"):
             return
         if files.kind is TokenizerKind.HUGGINGFACE:
             policy = SpecialTokens(self.options.special_tokens)
+            # A unit needs the reference before it is committed and no sooner: with two cores it is
+            # loaded beside the encoding rather than before it.
+            at_once = is_known or len(usable_cores()) > _BUSY_AT_START
             path, load = files.path.absolute(), functools.partial(load_ahead, fork=fork)
-            self._local.call_ahead(functools.partial(load, path, special_tokens=policy))
+            load = functools.partial(load, special_tokens=policy, at_once=at_once)
+            self._local.call_ahead(functools.partial(load, path))
             self._local.call_ahead(
                 functools.partial(
                     gigatoken.import_for_batches,

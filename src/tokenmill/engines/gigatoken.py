@@ -100,17 +100,19 @@ def contested_strings(content: dict[str, Any], policy: SpecialTokens) -> tuple[s
 
 def overlapping(tokens: Collection[str], others: Collection[str]) -> list[str]:
     """Those of `tokens` that can share characters with one of `others` in some text."""
+    if not others:
+        return []
     starts = {other[:i] for other in others for i in range(1, len(other) + 1)}
     ends = {other[i:] for other in others for i in range(len(other))}
     insides = "\0".join(others)
     whole = set(others)
+    sizes = {len(other) for other in others}
 
     def overlaps(token: str) -> bool:
-        cuts = range(1, len(token) + 1)
         return (
-            any(token[-i:] in starts or token[:i] in ends for i in cuts)
+            any(token[-i:] in starts or token[:i] in ends for i in range(1, len(token) + 1))
             or token in insides
-            or any(token[i:j] in whole for i in range(len(token)) for j in cuts)
+            or any(token[i : i + size] in whole for i in range(len(token)) for size in sizes)
         )
 
     return list(filter(overlaps, tokens))
@@ -402,7 +404,7 @@ class _Merges:
 
     parts: list[str]  # both tokens of the first merge, of the second, ...
     made: list[str]
-    pairs: NDArray[np.int64]  # both ids in one number
+    pairs: NDArray[np.int64]  # both ids in one number, sorted
     is_tied: NDArray[np.bool_]  # whether another merge makes the same token
 
     @classmethod
@@ -420,15 +422,16 @@ class _Merges:
             return "a merge is not of two tokens"
         made = list(map(add, parts[::2], parts[1::2]))
         try:
-            found = np.fromiter(map(ids.__getitem__, chain(parts, made)), np.int64)
+            count = len(parts) + len(made)
+            found = np.fromiter(map(ids.__getitem__, chain(parts, made)), np.int64, count)
         except KeyError:
             return (
                 "a merge names a token that is not in the vocabulary, which gigatoken passes over"
             )
         results = found[len(parts) :]
-        pairs = found[: len(parts) : 2] << 32 | found[1 : len(parts) : 2]
+        pairs = np.sort(found[: len(parts) : 2] << 32 | found[1 : len(parts) : 2])
         is_tied = np.bincount(results)[results] > 1
-        if is_tied.any() and len(np.unique(pairs)) != len(pairs):
+        if is_tied.any() and not np.diff(pairs).all():
             return "a merge is listed twice"
         return cls(parts=parts, made=made, pairs=pairs, is_tied=is_tied)
 
@@ -440,12 +443,15 @@ class _Merges:
         row.
         """
         rows, others, ids = list[str](), list[int](), model["vocab"]
+        if not self.is_tied.any():
+            return []
         begins = np.fromiter(map(str.startswith, self.made, self.parts[1::2]), bool)
         for at in np.flatnonzero(self.is_tied & begins).tolist():
             x, y = self.parts[2 * at : 2 * at + 2]
             rows.append(x + self.made[at])
             others.append(ids[y] << 32 | ids.get(self.made[at][len(y) :], -1))
-        is_row = np.isin(np.array(others, np.int64), self.pairs)
+        places = np.searchsorted(self.pairs[:-1], others)
+        is_row = self.pairs[places] == others
         ordered = sorted({rows[at] for at in np.flatnonzero(is_row)})
         is_text = bool(model.get("byte_fallback"))
         return list(decoded(ordered if is_text else map(base.to_bytes, ordered)))

@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module, metadata
 from itertools import accumulate, chain
 from pathlib import Path
@@ -110,10 +111,20 @@ class TokenizerFiles:
         return files if self.chat_template is None else files | {CHAT_TEMPLATE: self.chat_template}
 
     @lazy
+    def data(self) -> bytes:
+        """The bytes of the file that is the tokenizer, read once."""
+        return self.path.read_bytes()
+
+    @lazy
+    def digest(self) -> str:
+        """Of these bytes."""
+        return _digest(self.data)
+
+    @lazy
     def parsed(self) -> Any:
         """A tokenizer.json as a dict, else a SentencePieceModel or a RankFile; read once."""
         if self.kind is TokenizerKind.HUGGINGFACE:
-            return references.read_tokenizer_json(self.path)
+            return references.read_tokenizer_json(self.path, self.data)
         if self.kind is TokenizerKind.SENTENCEPIECE:
             return references.read_sentencepiece_model(self.path)
         sidecar = self.metadata[0] if self.metadata else None
@@ -226,18 +237,20 @@ def describe(
     files: TokenizerFiles | str | PathLike[str],
     *,
     policy: SpecialTokens | None = SpecialTokens.TEXT,
-    when_harmless: Callable[[], None] = lambda: None,
+    when_harmless: Callable[[bool], None] = lambda _: None,
 ) -> TokenizerInfo:
     """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
 
     Without a policy nothing is found out about engines, which takes longest: for who encodes
-    nothing. `when_harmless` is called when it is known that engines may load it.
+    nothing. `when_harmless` is called when it is known that engines may load it, and told whether
+    everything else is known too.
     """
     if not isinstance(files, TokenizerFiles):
         files = find_tokenizer(files)
-    key = _key_of(files, policy)
+    digests = _digests(files)
+    key = _key_of(files, digests, policy)
     if key is not None and (known := _recall(key, files, policy)) is not None:
-        when_harmless()
+        when_harmless(True)
         return known
     coverages: tuple[Coverage, ...] = ()
     if files.kind is TokenizerKind.BYTES:
@@ -250,23 +263,27 @@ def describe(
             "bos_token": None,
         }
     else:
-        is_known = _looks_harmless(files)
-        if is_known:
-            when_harmless()
+        looks_harmless = _looks_harmless(files)
+        if looks_harmless:
+            when_harmless(False)
         with _uncollected():
             with well_formed(files):
                 if files.kind is TokenizerKind.HUGGINGFACE:
                     _refuse_harmful(files.parsed, files.path)
-                if not is_known:
-                    when_harmless()
+                if not looks_harmless:
+                    when_harmless(False)
                 facts = _DESCRIBE[files.kind](files, files.parsed)
             if policy is not None:
                 coverages = coverages_of(files, policy)
+    # What was found out is kept unless a file was written to meanwhile. All that is said of a
+    # tokenizer.json is said of the bytes that were read of it.
+    is_read_once = files.kind is TokenizerKind.HUGGINGFACE
+    if key is not None and digests != _digests(files if is_read_once else replace(files)):
+        key = None
     info = TokenizerInfo(
         kind=files.kind, files=files.files, coverages=coverages, policy=policy, key=key, **facts
     )
-    # Not of a file that was written to meanwhile.
-    if key is not None and key == _key_of(files, policy):
+    if key is not None:
         _keep(key, info)
     return info
 
@@ -279,6 +296,10 @@ def _uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # What is alive counts as old: else the next look at what is new is one at all of it.
+            gc.freeze()
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 
@@ -295,12 +316,24 @@ _MOST_KEPT = 32
 _ENTRY_BYTES = 64 << 20
 
 
-def _key_of(files: TokenizerFiles, policy: SpecialTokens | None) -> str | None:
-    """Name of the entry for a tokenizer; None where nothing is to be kept."""
+def _digests(files: TokenizerFiles) -> list[str | tuple[str, str]] | None:
+    """Of the bytes of a tokenizer's files; None where nothing is to be kept."""
     if files.main is None or os.environ.get("TOKENMILL_CACHE") == "":
         return None
-    read = [(path.name, _digest(path.read_bytes())) for path in files.metadata]
-    content = [files.kind, policy, _digest(files.main.read_bytes()), read]
+    beside = [(path.name, _digest(path.read_bytes())) for path in files.metadata]
+    return [files.digest, *beside]
+
+
+def _key_of(
+    files: TokenizerFiles,
+    digests: list[str | tuple[str, str]] | None,
+    policy: SpecialTokens | None,
+) -> str | None:
+    """Name of the entry for a tokenizer."""
+    if digests is None:
+        return None
+    main, *beside = digests
+    content = [files.kind, policy, main, beside]
     return f"{_digest(json.dumps(content).encode())[:32]}-{_environment()}"
 
 
@@ -557,7 +590,7 @@ def _looks_harmless(files: TokenizerFiles) -> bool:
         return False
     from tokenmill.engines.gigatoken import find_member
 
-    data = files.path.read_bytes()
+    data = files.data
     # No id of eight digits, which all from _MOST_IDS on have, and no key that escapes disguise.
     if re.search(rb":\s*\d{8}", data) or re.search(rb"\\u00(5[fF]|[67])", data):
         return False
@@ -853,22 +886,28 @@ _ahead: dict[SpecialTokens, references.HuggingFaceApart] = {}
 
 
 def load_ahead(
-    path: Path, *, special_tokens: SpecialTokens, fork: Callable[[], int | None]
+    path: Path,
+    *,
+    special_tokens: SpecialTokens,
+    fork: Callable[[], int | None],
+    at_once: bool = True,
 ) -> None:
-    """Load both engines of a tokenizer.json at once, for `load_unproved`; the file is harmless.
+    """Load both engines of a tokenizer.json, for `load_unproved`; the file is harmless.
 
-    For a process that workers are forked from: the reference gets a process of its own. What turns
-    out not to be asked for was loaded in vain.
+    For a process that workers are forked from: the reference gets a process of its own, `at_once`
+    or when the other engine is loaded. What turns out not to be asked for was loaded in vain.
     """
     from tokenmill.engines import gigatoken
 
-    reference = references.HuggingFaceApart(path, special_tokens=special_tokens, fork=fork)
+    begin = partial(references.HuggingFaceApart, path, special_tokens=special_tokens, fork=fork)
+    reference = begin() if at_once else None
     try:
         gigatoken.load_ahead(path, special_tokens)
     except BaseException:
-        reference.close()
+        if reference is not None:
+            reference.close()
         raise
-    _ahead[special_tokens] = reference
+    _ahead[special_tokens] = reference or begin()
 
 
 def load_unproved(

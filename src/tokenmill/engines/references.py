@@ -86,9 +86,9 @@ class BytesEngine:
 # 100 bytes until its result is dropped, so a batch is encoded in slices.
 
 
-def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """Parse a tokenizer.json and make sure that it is one."""
-    content: dict[str, Any] = read_json(path, hint=COPY_AGAIN)
+def read_tokenizer_json(path: Path, data: bytes | None = None) -> dict[str, Any]:
+    """Parse a tokenizer.json, which may have been read, and make sure that it is one."""
+    content: dict[str, Any] = read_json(path, data, hint=COPY_AGAIN)
     model = content.get("model") if isinstance(content, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
         raise TokenizerError(
@@ -99,9 +99,9 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_json(path: Path, *, hint: str) -> Any:
+def read_json(path: Path, data: bytes | None = None, *, hint: str) -> Any:
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        return json.loads((data or path.read_bytes()).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"file {str(path)!r} is not valid JSON: {error}", hint=hint) from error
 
