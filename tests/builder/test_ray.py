@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.builder.stores import make_texts, tree, write_jsonl
 from tests.builder.test_unknown import english, japanese, train_english
@@ -21,6 +23,7 @@ from tests.store.s3_server import BUCKET, Refusal, remote_tree, s3_session
 
 import tokenmill
 from tokenmill.errors import BuildError, TooManyRejectsError, UnknownTextError
+from tokenmill.loader.loader import Loader
 from tokenmill.runners.local import TaskDone, TaskReport, WorkerLost, WorkerUsage
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ OPTIONS: dict[str, Any] = {
     "max_rejects": 1.0,
     "memory": "1GB",
 }
+ROWS: dict[str, Any] = {"seq_len": 64, "batch_size": 4}
 ANSWERS: dict[str, Any] = {
     **OPTIONS,
     "inputs": "answers.jsonl",
@@ -160,6 +164,29 @@ def test_a_lost_worker_and_a_lost_node_cost_nothing_but_time(
     assert any(place.startswith("2 nodes, 4 CPUs, ") for place in lose.places)
     assert result.units_built == result.units_total > 50
     assert tree(folder / "lost") == tree(folder / "local")
+
+
+@pytest.mark.slow
+def test_a_build_on_a_cluster_is_followed(folder: Path, connection: None) -> None:
+    """Rows in the order of the text, from the first unit on, whichever worker is done first."""
+    read: list[Any] = []
+    first, store = threading.Event(), folder / "followed"
+
+    def follow() -> None:
+        loader = Loader(store, split="train", follow=True, shuffle=False, epochs=1, **ROWS)
+        for batch in loader:
+            read.append(batch.input_ids.copy())
+            first.set()
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    seen: list[bool] = []
+    build(folder, "followed", AtUnit(30, lambda _: seen.append(first.wait(20))))
+    reader.join(60)
+    assert not reader.is_alive()
+    assert seen == [True], "before the end"
+    finished = Loader(store, split="train", shuffle=False, epochs=1, **ROWS)
+    assert np.array_equal(np.concatenate(read), np.concatenate([b.input_ids for b in finished]))
 
 
 @pytest.mark.slow

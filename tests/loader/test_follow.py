@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import shutil
@@ -300,3 +301,18 @@ def test_a_loader_that_waits_is_closed_at_once(texts: Path, tmp_path: Path) -> N
         began = time.monotonic()
         assert len([*batches]) < 100
         assert time.monotonic() - began < 5
+
+
+def test_the_streams_of_a_followed_build_are_worked_on_in_their_order(tmp_path: Path) -> None:
+    """By all workers; else each of them would be at a stream of its own."""
+    lines = b"".join(b'{"text": "row %d of many"}\n' % n for n in range(12_000))
+    names = [str(tmp_path / f"{number}.jsonl.gz") for number in range(3)]
+    for name in names:
+        (tmp_path / name).write_bytes(gzip.compress(lines))
+    for is_followed, places in ((True, [0, 1, 2]), (False, [0, 0, 0])):
+        asked = options(names, tmp_path / "s", serial=False, workers=2, followed=is_followed)
+        made = make_run(asked)
+        tasks = made.prepare(made.discover()).plan.tasks
+        assert [task.file.path for task in tasks] == names
+        assert [task.place for task in tasks] == places
+        assert all(task.finds_tasks is is_followed for task in tasks)

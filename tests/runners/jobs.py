@@ -21,11 +21,19 @@ class Finder(NamedTuple):
     """A task that finds others, on a thread beside them; it dies once where it is told to."""
 
     kind: str
-    value: tuple[tuple[tuple[str, Any], ...], str | None]
+    value: tuple[tuple[tuple[Any, ...], ...], str | None]
 
     @property
     def finds_tasks(self) -> bool:
         return True
+
+
+class Placed(NamedTuple):
+    """A task that goes before those of a larger place."""
+
+    kind: str
+    value: Any
+    place: int
 
 
 @dataclass
@@ -59,7 +67,7 @@ class Worker:
         return self.payload
 
     def work(self, task: tuple[str, Any], report: Report) -> Any:
-        kind, value = task
+        kind, value, *_ = task
         if kind == "square":
             report(("squaring", value))
             return value * value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from tests.runners.jobs import Finder, Start, Worker
+from tests.runners.jobs import Finder, Placed, Start, Worker
 
 from tokenmill.errors import BuildError
 from tokenmill.runners.local import (
@@ -100,6 +100,13 @@ def test_tasks_that_a_task_finds_are_done_by_all_workers() -> None:
     assert {event.task for event in done} == {*found, Finder("find", (found, None))}
     assert len(done) == 7
     assert len({event.worker for event in done}) == 3
+
+
+def test_of_the_tasks_that_wait_the_one_of_the_smallest_place_goes_first() -> None:
+    found = (Placed("sleep", 0.4, 9), *(Placed("square", place, place) for place in (3, 1, 2)))
+    events = run(LocalRunner(1), [Finder("find", (found, None))])
+    done = [event.task for event in events if isinstance(event, TaskDone)]
+    assert [task.place for task in done if isinstance(task, Placed)] == [9, 1, 2, 3]
 
 
 def test_tasks_found_again_after_a_death_are_done_once_and_those_of_the_dead_again(
@@ -246,7 +253,7 @@ def test_a_script_needs_no_main_guard_and_no_importable_main(tmp_path: Path) -> 
             import sys
             sys.path.remove({str(tmp_path)!r})
             sys.path.append({ROOT!r})
-            from tests.runners.jobs import Finder, Worker
+            from tests.runners.jobs import Finder, Placed, Worker
             from tokenmill.runners.local import LocalRunner, TaskDone
             done = []
             LocalRunner(2).run(Worker, [("square", 4)],
@@ -274,7 +281,7 @@ def test_workers_end_when_the_driver_is_killed(
             f"""
             import sys
             sys.path.append({ROOT!r})
-            from tests.runners.jobs import Finder, Worker
+            from tests.runners.jobs import Finder, Placed, Worker
             from tokenmill.runners.local import LocalRunner, WorkerReady
             def say(event):
                 if isinstance(event, WorkerReady):
