@@ -6,6 +6,8 @@
 #   .venv-rc    the release candidate of tokenizers, unpacked beside the stable one, not a whole environment
 #   .venv-peers other projects' readers and writers, which the tests of tests/interop compare with; also beside
 #   .venv-docs  what makes the site
+#   .venv-dist  what makes the files of a release, and checks them
+#   .venv-lowest the lowest versions that pyproject.toml allows, and what runs tests with them
 #
 # A stamp inside each says that it is complete; it is made again when pyproject.toml or constraints.txt
 # changes. Plain make (3.81, as on macOS) and sh are enough.
@@ -27,7 +29,7 @@ PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_inf
 require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
 	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
 
-.PHONY: demo test test-fast test-slow test-trainers lint docs bench bench-quick clean help
+.PHONY: demo test test-fast test-slow test-trainers test-dist test-lowest lint docs dist publish bench bench-quick clean help
 
 help:
 	@echo "make demo         see it work: core install, then tokenmill demo"
@@ -35,6 +37,8 @@ help:
 	@echo "make test-fast    the tests that start no process, use no network and sync no file"
 	@echo "make test-slow    the long tests that make test leaves out"
 	@echo "make test-trainers  those of make test-slow that train with transformers, TRL and Lightning"
+	@echo "make test-dist    what would be published: built, checked, installed alone, every command tried"
+	@echo "make test-lowest  fast tests and every command with the lowest versions of all dependencies"
 	@echo "make lint         everything of make test but the tests"
 	@echo "make docs         the documentation as a site, in site/"
 	@echo "make bench        measure beside the peers and write docs/benchmarks.md (bench-quick: a trial)"
@@ -69,6 +73,31 @@ TRAINERS = tests/test_hf.py tests/test_lightning.py tests/test_site.py \
 test-trainers: .venv-dev/stamp .venv-peers/stamp
 	$(PYTEST) -m "slow and not gpu and not network" -k "not ranks" $(TRAINERS) $(PYTEST_ARGS)
 
+# The wheel is made from the source distribution, so that this is proved to have all it takes.
+dist: .venv-dist/stamp
+	rm -rf dist
+	.venv-dist/bin/python -m build --no-isolation --outdir dist . >/dev/null
+	.venv-dist/bin/twine check --strict dist/*
+
+test-dist: dist
+	.venv-dist/bin/python -m tests.dist dist
+
+# Of the files in dist/, as they are; the release workflow calls it, and nobody else should.
+publish: .venv-dist/stamp
+	.venv-dist/bin/twine upload --non-interactive dist/*
+
+# What its extras leave out (torch, and what needs it; Ray) is not tried in its lowest version.
+LOWEST_EXTRAS = sentencepiece,tiktoken,hf,chat,s3,http,view
+LOWEST_TESTS = tests/cli tests/store tests/sources tests/test_config.py tests/test_where.py \
+	$(addprefix tests/engines/test_,fast_engines.py gigatoken.py kept.py parity.py pieces.py tokenizer.py unigram.py)
+# numpy 1.26 starts a process where its assertions are imported, and a page is as the newest typer writes it.
+LOWEST_BUT = larger_than_a_block or page_is_what
+
+test-lowest: .venv-lowest/stamp
+	.venv-lowest/bin/python -m pytest -q --numprocesses 4 --dist loadfile $(LOWEST_TESTS) \
+		-m "fast and not slow and not gpu and not network" -k "not ($(LOWEST_BUT))" $(PYTEST_ARGS)
+	.venv-lowest/bin/python -m tests.dist - .venv-lowest/bin/python
+
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .
 	$(DEV)/ruff check .
@@ -100,7 +129,7 @@ bench-quick: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.interop --quick $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-dev .venv-rc .venv-peers .venv-docs .work build dist site demo-store demo-store-input src/tokenmill.egg-info
+	rm -rf .venv .venv-dev .venv-rc .venv-peers .venv-docs .venv-dist .venv-lowest .work build dist site demo-store demo-store-input src/tokenmill.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -119,6 +148,21 @@ clean:
 	$(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/python $(PIP_INSTALL) -c constraints.txt setuptools
 	.venv-dev/bin/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+.venv-dist/stamp: constraints.txt
+	$(require_python)
+	rm -rf .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python $(PIP_INSTALL) -c constraints.txt build setuptools twine
+	touch $@
+
+.venv-lowest/stamp: pyproject.toml tests/lowest.txt
+	$(require_python)
+	rm -rf .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python $(PIP_INSTALL) -c tests/lowest.txt setuptools hypothesis packaging pytest pytest-timeout pytest-xdist
+	.venv-lowest/bin/python $(PIP_INSTALL) -c tests/lowest.txt --no-build-isolation -e ".[$(LOWEST_EXTRAS)]"
 	touch $@
 
 .venv-docs/stamp: pyproject.toml constraints.txt

@@ -10,22 +10,26 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from setup import readme
 
 import tokenmill
 from tokenmill.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = SETTINGS["project"], SETTINGS["build-system"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ADDRESS = PROJECT["urls"]["Repository"]
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def pins() -> dict[str, Version]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, Version]:
+    lines = (ROOT / file).read_text().splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(name): Version(version) for name, version in pairs}
 
@@ -33,6 +37,7 @@ def pins() -> dict[str, Version]:
 def test_the_version_is_the_same_everywhere() -> None:
     assert tokenmill.__version__ == PROJECT["version"]
     assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_public_names_are_sorted_and_can_be_imported() -> None:
@@ -70,6 +75,54 @@ def test_everything_make_installs_is_pinned_within_its_range(requirement: str) -
     wanted = Requirement(requirement)
 
     assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)])
+
+
+def test_lowest_versions_are_those_that_are_tried() -> None:
+    build, wanted = BUILD["requires"], [*PROJECT["dependencies"]]
+    [extras] = re.findall(r"^LOWEST_EXTRAS = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for extra in extras.split(","):
+        wanted += EXTRAS[extra]
+    bounds = {
+        canonicalize_name(each.name): Version(bound.version)
+        for each in map(Requirement, [*wanted, *build])
+        for bound in each.specifier
+        if bound.operator == ">="
+    }
+    assert len(bounds) > 15
+    lowest = pins("tests/lowest.txt")
+    assert lowest.keys() == bounds.keys()
+    # A bound of two numbers is tried with the first release that begins with them.
+    assert all(str(lowest[name]).startswith(str(bounds[name])) for name in bounds)
+
+
+def test_links_of_the_readme_work_away_from_the_repository() -> None:
+    links = re.findall(r"\]\(([^)]*)\)", (ROOT / "README.md").read_text())
+    shown = re.findall(r"\]\(([^)]*)\)", readme())
+    relative = [link for link in links if not link.startswith(("https://", "#"))]
+    assert len(relative) > 20
+    for link, whole in zip(links, shown, strict=True):
+        address = re.escape(f"{ADDRESS}/") + rf"(blob|raw)/v{re.escape(PROJECT['version'])}/"
+        assert re.sub(address, "", whole) == link
+        assert whole.startswith(("https://", "#"))
+        assert link not in relative or (ROOT / link.partition("#")[0]).exists(), link
+
+
+def test_the_address_of_the_repository_stands_in_one_place() -> None:
+    files = [path for path in ROOT.glob("*") if path.is_file()]
+    for folder in ("src", "docs", "tests", "examples", ".github"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    assert [path.name for path in files if ADDRESS.encode() in path.read_bytes()] == [
+        "pyproject.toml"
+    ]
+
+
+def test_workflows_and_forms_are_yaml_and_call_targets_that_exist() -> None:
+    [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / "CITATION.cff"]
+    assert len(files) > 4
+    for path in files:
+        assert yaml.safe_load(path.read_text()), path
+        assert {*re.findall(r"run: make ([a-z-]+)", path.read_text())} <= {*phony.split()}, path
 
 
 def test_every_command_has_help_and_stands_in_the_docs() -> None:

@@ -156,14 +156,14 @@ def with_flags(function: Any, home: str, *, without: str = "", also: str = "", *
     if panels := getattr(options, "PANELS", ()):
         flags = dict(sorted(flags.items(), key=lambda each: panels.index(each[1].panel)))
     own = inspect.signature(function).parameters
-    made = []
+    made, named = [], {}
     for name in filter(ARGUMENTS.__contains__, own):
         metavar, usual = ARGUMENTS[name]
+        named[name] = words.get(name, usual)
         shown = typer.Argument(
             metavar=metavar,
             rich_help_panel=NEEDED,
             show_default=False,
-            help=words.get(name, usual),
             autocompletion=complete_store if metavar.startswith("STORE") else None,
         )
         made.append(
@@ -195,7 +195,7 @@ def with_flags(function: Any, home: str, *, without: str = "", also: str = "", *
 
     run.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in made}
-    run.helps = lambda: help_of(CommandFlags) | help_of(options)  # type: ignore[attr-defined]
+    run.helps = lambda: help_of(CommandFlags) | help_of(options) | named  # type: ignore[attr-defined]
     return run
 
 
