@@ -77,7 +77,7 @@ class BuildBeside:
     def wait_until_planned(self) -> None:
         """Until the store says what it will be made of, or is finished; the error of the build.
 
-        What lies there before that may be of an earlier one.
+        What is there before that may be of an earlier one.
         """
         self._is_planned.wait()
         self.require()
