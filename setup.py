@@ -22,7 +22,7 @@ def readme() -> str:
         address = f"{project['urls']['Repository']}/{kind}/v{project['version']}/"
         # A link to a heading of the page itself stays as it is.
         found = rf"({mark}\[[^\]]*\]\()(?![a-z]+:|#)"
-        text = re.sub(found, lambda link, at=address: link[1] + at, text)
+        text = re.sub(found, rf"\g<1>{address}", text)
     return text
 
 
