@@ -6,16 +6,22 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import pytest
 
 import tokenmill
+from tokenmill.diagnosis.page import thinned
+from tokenmill.diagnosis.values import read_run
 from tokenmill.errors import UsageError
 from tokenmill.options import PACKINGS
+from tokenmill.viewer import runs
 
 from .conftest import HOSTILE, LONG_WORDS, files_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .conftest import Viewer
 
 QUESTIONS = ("about", "overview", "frequencies", "documents", "rejects", "packings")
@@ -181,6 +187,35 @@ def test_what_packings_waste_is_what_layout_says(viewer: Viewer) -> None:
         assert shown["padding"] == account.padding / account.places
         assert shown["dropped"] == account.dropped / account.tokens
         assert shown["split"] == account.split_documents / account.documents
+
+
+def test_a_long_run_comes_in_parts_and_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "READ_SECONDS", 0.001)
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": k, "loss": 9 / k, "lr": 0.1}) + "\n" for k in range(1, 20_000)]
+    lines.insert(7, "not json\n")
+    file.write_text("".join(lines))
+    shown, answers = runs.ShownRun(tmp_path), []
+    while not answers or answers[-1]["unread"]:
+        answers.append(shown.run())
+    lefts = [answer["unread"] for answer in answers]
+    assert len(lefts) > 1
+    assert lefts == sorted(lefts, reverse=True)
+    points = thinned(read_run(file).series("loss"), np.mean)
+    x, y = answers[-1]["lines"]["loss"]
+    assert x == [step for step, _ in points]
+    assert y == pytest.approx([loss for _, loss in points])
+    assert (answers[-1]["last"]["step"], answers[-1]["bad_lines"]) == (19_999, 1)
+    with file.open("a") as more:  # half a line is none yet
+        more.write('{"step": 200000, ')
+        more.flush()
+        assert shown.run()["last"]["step"] == 19_999
+        more.write('"loss": 0.5}\n')
+    assert shown.run()["last"]["loss"] == 0.5
+    file.write_text('{"step": 1, "loss": 4.0}\n' * 40_000)  # another run, and longer
+    assert shown.run()["last"]["step"] == 1
 
 
 def test_nothing_is_written(viewer: Viewer) -> None:

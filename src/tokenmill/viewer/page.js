@@ -595,7 +595,8 @@ const METRICS = [
 
 async function runs() {
   const hidden = new Set();
-  let found = await Promise.all(about.runs.map((_, of) => ask("run", { of })));
+  const look = () => Promise.all(about.runs.map((_, of) => ask("run", { of })));
+  let found = await look();
   const drawn = [];
   const latest = el("div", { class: "scroll" });
   const linesOf = (names) => joined(found.flatMap((run, place) => (hidden.has(place) ? [] : Object.entries(names).filter(([name]) => run.lines[name]).map(([name, words]) => (
@@ -621,11 +622,17 @@ async function runs() {
   }
   tell();
   draw();
-  live(async () => {
-    found = await Promise.all(about.runs.map((_, of) => ask("run", { of })));
-    tell();
-    for (const [made, names] of drawn) { const { x, lines } = linesOf(names); made.update(x, lines); }
-  });
+  const mine = turn;
+  async function grow() {
+    do {
+      found = await look();
+      tell();
+      if (METRICS.some(([, names]) => linesOf(names).lines.length && !drawn.some(([, have]) => have === names))) draw();
+      for (const [made, names] of drawn) { const { x, lines } = linesOf(names); made.update(x, lines); }
+    } while (mine === turn && found.some((run) => run.unread)); // a long run comes in parts
+  }
+  if (found.some((run) => run.unread)) setTimeout(grow);
+  live(grow);
   return [el("div", { class: "head" }, el("h1", {}, "Training runs"), el("p", { class: "soft small" }, "by their metrics.jsonl, as it grows")), el("section", { class: "card" }, latest), at];
 }
 

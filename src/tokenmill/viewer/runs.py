@@ -12,6 +12,7 @@ import math
 import os
 import re
 import socket
+from array import array
 from collections import Counter, deque
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from tokenmill.diagnosis.page import thinned
-from tokenmill.diagnosis.values import METRICS, RunMetrics, read_run
+from tokenmill.diagnosis.page import KEPT_POINTS, thinned
+from tokenmill.diagnosis.values import METRICS, read_run
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.monitor import Timeline, cpu_seconds, read_timeline, rss_bytes, tree
 from tokenmill.store.facts import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+READ_SECONDS, READ_BYTES = 0.08, 200_000  # of metrics for one answer, and at a time
 NEW_RECEIPTS = 400  # read for one answer: a store may have thousands when it is first looked at
 SHOWN_REJECTS = 30
 SQUARES = 2000  # of the map of units
@@ -56,43 +58,79 @@ LINES: tuple[tuple[str, float, dict[str, str]], ...] = (
 
 
 class ShownRun:
-    """A training, by its metrics.jsonl."""
+    """A training, by its metrics.jsonl: what was written since the last look is read, no more."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / METRICS if path.is_dir() else path
         self.name = (path if path.is_dir() else path.parent).resolve().name
-        self._known: tuple[tuple[int, int], RunMetrics] | None = None
+        self._begin_anew()
 
-    def _read(self) -> RunMetrics:
-        stat = self.file.stat()
-        facts = stat.st_size, stat.st_mtime_ns
-        if self._known is None or self._known[0] != facts:
-            self._known = facts, read_run(self.file)
-        return self._known[1]
+    def _begin_anew(self) -> None:
+        self._read = 0  # bytes: whole lines
+        self._newest = b""  # of them, by which a file is known that was written anew
+        self._columns: dict[str, tuple[array[float], array[float]]] = {}  # steps, and values there
+        self._last: dict[str, float] = {}
+        self._bad_lines = 0
 
     def run(self) -> dict[str, Any]:
         """Every number of its lines as a line over steps, of at most some hundred points."""
-        found = self._read()
-        names = dict.fromkeys(
-            name for line in found.lines for name, value in line.items() if _is_number(value)
-        )
-        names.pop("step", None)
-        lines = {
-            name: [[*column] for column in zip(*points, strict=True)]
-            for name in names
-            if (points := thinned(found.series(name), np.mean))
-        }
+        unread = self._read_on()
+        if not self._columns and not unread:
+            read_run(self.file)  # says what is wrong with it
         return {
             "name": self.name,
-            "lines": lines,
-            "last": {
-                name: value
-                for line in found.lines
-                for name, value in line.items()
-                if _is_number(value)
-            },
-            "bad_lines": found.bad_lines,
+            "lines": {name: _thin(*column) for name, column in self._columns.items()},
+            "last": self._last,
+            "bad_lines": self._bad_lines,
+            "unread": unread,
         }
+
+    def _read_on(self) -> int:
+        """Read what is new, for as long as an answer may take; how many bytes are left."""
+        until = monotonic() + READ_SECONDS
+        with contextlib.suppress(OSError), self.file.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(self._read - len(self._newest))
+            if file.read(len(self._newest)) != self._newest:
+                self._begin_anew()
+                file.seek(0)
+            while monotonic() < until and (lines := file.readlines(READ_BYTES)):
+                if not lines[-1].endswith(b"\n"):
+                    del lines[-1]  # of which the rest is not there yet
+                if not lines:
+                    return 0
+                self._read += sum(map(len, lines))
+                self._newest = lines[-1]
+                for line in lines:
+                    self._take(line)
+            return size - self._read
+        return 0
+
+    def _take(self, row: bytes) -> None:
+        try:
+            line = json.loads(row)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            self._bad_lines += bool(row.strip())
+            return
+        numbers = {name: value for name, value in line.items() if _is_number(value)}
+        self._last |= numbers
+        step = numbers.pop("step", None)
+        if step is None:
+            return
+        for name, value in numbers.items():
+            steps, values = self._columns.setdefault(name, (array("d"), array("d")))
+            steps.append(step)
+            values.append(value)
+
+
+def _thin(steps: array[float], values: array[float]) -> list[list[float]]:
+    """Of each range its first step and the mean."""
+    x, y = np.array(steps), np.array(values)
+    begins = np.arange(0, len(x), -(-len(x) // KEPT_POINTS))
+    means = np.add.reduceat(y, begins) / np.diff(np.append(begins, len(x)))
+    return [x[begins].tolist(), means.tolist()]
 
 
 def _is_number(value: object) -> bool:
