@@ -29,10 +29,13 @@ import tokenmill
 from benchmarks import RESULTS, WORK, corpora, machine, vocabularies
 from tokenmill.store.facts import (
     Bounds,
+    Building,
     Counts,
+    PlannedSource,
     SourceFacts,
     UnitFacts,
     assemble_manifest,
+    write_building,
     write_manifest,
 )
 from tokenmill.store.layout import TRAIN, StoreLayout
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
 SHARDS = 64
 ROUNDS = 5
+RUN_STEPS, UNITS = 100_000, 2_000
 QUESTIONS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("overview", "overview", {}),
     ("how often tokens are there", "frequencies", {}),
@@ -59,7 +63,11 @@ QUESTIONS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("a document", "document", {"number": "middle"}),
     ("batch, concat", "batch", {"step": 100}),
     ("batch, pad", "batch", {"step": 100, "packing": "pad"}),
+    ("batch, best-fit", "batch", {"step": 100, "packing": "best-fit"}),
+    ("batch, balanced over 8 ranks", "batch", {"step": 100, "ranks": 8, "balance": "true"}),
     ("waste of each packing", "packings", {}),
+    ("a run of 100,000 steps", "run", {}),
+    ("a build of 2,000 units", "build", {}),
 )
 
 
@@ -86,6 +94,20 @@ def make_store(root: Path, *, tokens: int) -> Store:
     return tokenmill.Store(root, split=None)
 
 
+def make_build(root: Path, store: Store) -> Path:
+    """A build that was stopped after so many units, as many as are to come."""
+    layout, lengths = StoreLayout(root), store.lengths()[:1]
+    layout.create()
+    for number in range(UNITS):
+        _write_shard(layout, store, number, lengths, store[0])
+    sources = [
+        PlannedSource.of(f"part-{number:03}.jsonl", size=4_000, version="1", units=2)
+        for number in range(UNITS)
+    ]
+    write_building(layout, Building(identity=store.manifest.identity, sources=tuple(sources)))
+    return root
+
+
 def _write_shard(layout: StoreLayout, store: Store, number: int, lengths: Any, ids: Any) -> str:
     unit = UnitFacts.of(f"part-{number:03}.jsonl", index=0, start=0, end=None)
     with UnitWriter(layout, unit, vocab_size=store.vocab_size) as writer:
@@ -106,10 +128,10 @@ def _write_shard(layout: StoreLayout, store: Store, number: int, lengths: Any, i
 
 
 @contextlib.contextmanager
-def viewing(store: Path) -> Iterator[tuple[str, int, float]]:
+def viewing(*paths: Path) -> Iterator[tuple[str, int, float]]:
     """The address of a viewer, its process, and how long it took to be there."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "tokenmill", "view", str(store), "--no-open"]
+    command = [sys.executable, "-m", "tokenmill", "view", *map(str, paths), "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -134,10 +156,21 @@ def ask(address: str, what: str, given: dict[str, object]) -> float:
     return time.perf_counter() - began
 
 
+def write_run(folder: Path) -> Path:
+    """The metrics of a long training."""
+    folder.mkdir()
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, RUN_STEPS + 1):
+            line = {"step": step, "loss": 2 + 9 / step, "tokens": 500_000 * step, "mfu": 0.5}
+            file.write(json.dumps({**line, "tokens_per_second": 9e5, "wait_share": 1e-4}) + "\n")
+    return folder
+
+
 def measure(store: Store, path: Path) -> dict[str, Any]:
     """Times of the first and of later answers, and memory."""
     rows = []
-    with viewing(path) as (address, pid, started):
+    build = make_build(path.with_name("build"), store)
+    with viewing(path, write_run(path.with_name("run")), build) as (address, pid, started):
         first = ask(address, "about", {})
         for name, what, given in QUESTIONS:
             given = {key: len(store) // 2 if is_ == "middle" else is_ for key, is_ in given.items()}
@@ -162,6 +195,7 @@ def main() -> None:
         found = {
             **machine.origin(),
             "machine": machine.describe(),
+            "versions": machine.versions(),
             "tokens": store.num_tokens,
             "documents": store.num_documents,
             "shards": len(store.shards),
