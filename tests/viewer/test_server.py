@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -197,7 +197,8 @@ def test_a_long_run_comes_in_parts_and_is_read_once(
     lines = [json.dumps({"step": k, "loss": 9 / k, "lr": 0.1}) + "\n" for k in range(1, 20_000)]
     lines.insert(7, "not json\n")
     file.write_text("".join(lines))
-    shown, answers = runs.ShownRun(tmp_path), []
+    shown = runs.ShownRun(tmp_path)
+    answers: list[dict[str, Any]] = []
     while not answers or answers[-1]["unread"]:
         answers.append(shown.run())
     lefts = [answer["unread"] for answer in answers]
