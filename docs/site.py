@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import html.parser
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -26,6 +27,8 @@ LINK = re.compile(
     r"(?P<code>^```.*?^```|`[^`\n]*`)|\]\((?P<to>[^)\s]+)\)", re.MULTILINE | re.DOTALL
 )
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml"}
+NOTEBOOK = ".ipynb"
+SHOWN = (".md", NOTEBOOK, *LANGUAGES)  # in the list of a folder
 HEAD = "README.md"  # is the first page
 LOADING = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src"}
 
@@ -127,6 +130,10 @@ def text_of(source):
     if path.is_dir():
         return listing(source)
     text = path.read_text()
+    if path.suffix == NOTEBOOK:
+        cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"])
+        parts = (f"```python\n{said}\n```" if kind == "code" else said for kind, said in cells)
+        return "\n\n".join(parts) + "\n"
     if path.suffix == ".md":
         return text
     return f"# {source}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{text}```\n"
@@ -134,14 +141,16 @@ def text_of(source):
 
 def listing(folder):
     """A page with a line for each file of a folder."""
-    paths = [p for p in sorted((ROOT / folder).iterdir()) if p.suffix in (".md", *LANGUAGES)]
+    paths = [p for p in sorted((ROOT / folder).iterdir()) if p.suffix in SHOWN]
     lines = [f"- [{title_of(path)}]({path.name})" for path in paths]
     return "\n".join([f"# {Path(folder).name.capitalize()}\n", *lines])
 
 
 def title_of(path):
     """What a file says it is: its heading, or its name and its first sentence."""
-    first = next(line for line in path.read_text().splitlines() if not line.startswith("#!"))
+    source = path.relative_to(ROOT).as_posix()
+    text = text_of(source) if path.suffix == NOTEBOOK else path.read_text()
+    first = next(line for line in text.splitlines() if not line.startswith("#!"))
     words = first.strip('"# ').rstrip(".,:")
     return words if path.suffix == ".md" else f"`{path.name}`: {words}"
 

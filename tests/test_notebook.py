@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ from tokenmill.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tokenmill.markup import Shown
 
@@ -192,7 +192,8 @@ def test_what_is_drawn_is_read_from_nowhere_and_moves_nothing(folder: Path, tmp_
     store = tokenmill.Store(tmp_path / "st")
     loader = tokenmill.Loader(store, seq_len=32, batch_size=4)
     batch = next(iter(loader))
-    values = (store, loader, loader.mixture, batch)
+    untouched = tokenmill.Store(tmp_path / "st")
+    values = (untouched, store, loader, loader.mixture, batch)
     before = [pickle.dumps(each) for each in values]
     threads, state = threading.active_count(), loader.state_dict()
     for name in ("shards", "tokenizer", "rejects"):
@@ -275,14 +276,18 @@ def test_every_verb_that_tells_how_far_it_is_has_a_view() -> None:
     assert verbs - {"export_store", "import_store"} == {*notebook.VIEWS}
 
 
-def test_a_program_shows_progress_on_a_terminal_and_nowhere_else(folder: Path) -> None:
+def test_a_program_shows_progress_on_a_terminal_and_nowhere_else(
+    folder: Path, tmp_path: Path
+) -> None:
     program = (
-        f"import tokenmill, sys;tokenmill.verify({str(folder / '<i>st')!r}, **eval(sys.argv[1]))"
+        "import sys, tokenmill; tokenmill.build(sys.argv[1], tokenizer='bytes', serial=True,"
+        " out=sys.argv[2], **eval(sys.argv[3]))"
     )
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, str(folder / "<b>.jsonl")]
     for given, is_shown in (("{}", True), ("{'on_progress': lambda *_: None}", False)):
         near, far = pty.openpty()
-        subprocess.run([*command, given], stdout=far, stderr=far, check=True)
+        out = str(tmp_path / f"shown-{is_shown}")
+        subprocess.run([*command, out, given], stdout=far, stderr=far, check=True)
         os.close(far)
         seen = b""
         try:
@@ -291,9 +296,43 @@ def test_a_program_shows_progress_on_a_terminal_and_nowhere_else(folder: Path) -
         except OSError:  # all was read
             pass
         os.close(near)
-        assert (b"verifying" in seen) == is_shown
-    piped = subprocess.run([*command, "{}"], capture_output=True, check=True)
+        assert (b"planning" in seen) == is_shown
+    piped = subprocess.run([*command, str(tmp_path / "p"), "{}"], capture_output=True, check=True)
     assert (piped.stdout, piped.stderr) == (b"", b"")
+
+
+TUTORIAL = Path(__file__).parents[1] / "examples/tutorial.ipynb"
+
+
+def run_cells(page: Any, folder: Path, *, allow_errors: bool = False) -> list[Any]:
+    """Run a notebook in a kernel of its own; the outputs of its cells of code."""
+    client = pytest.importorskip("nbclient").NotebookClient
+    where = {"metadata": {"path": str(folder)}}
+    client(page, timeout=120, allow_errors=allow_errors, resources=where).execute()
+    return [cell["outputs"] for cell in page["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_tutorial_runs_as_it_stands(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    page = nbformat.read(TUTORIAL, as_version=4)
+    nbformat.validate(page)
+    for cell in page["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    outputs = [each for some in run_cells(page, tmp_path) for each in some]
+    drawn = [each["data"]["text/html"] for each in outputs if "text/html" in each.get("data", {})]
+    titles = [
+        "Plan of a build",
+        "Store &#x27;",
+        "the first 3",
+        "Rows of 256 tokens",
+        "Batch of step",
+    ]
+    for title in (*titles, "Training", "View", "Export", "Verification"):
+        assert any(title in each for each in drawn), title
+    assert "choose another out=" in str(outputs[-1])
+    assert [each.name for each in tmp_path.iterdir()] == ["tutorial"]
+    assert tokenmill.Store(tmp_path / "tutorial/store").num_documents > 500
 
 
 CELLS = {
@@ -309,23 +348,17 @@ CELLS = {
     "stopped": "tokenmill.build('data.jsonl', tokenizer='bytes', out='x', text_field='no')",
     "wrong": "tokenmill.build('nothing', tokenizer='bytes', out='y')",
     "other": "tokenmill.build('data.jsonl', tokenizer='bytes', out='new', val=0.5)",
+    "method": "store.select('none == 1')",
     "inside": "def mine():\n    return tokenmill.Store('nothing')\nmine()",
 }
 
 
 def test_a_kernel_shows_values_progress_and_short_errors(folder: Path, tmp_path: Path) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
     shutil.copytree(folder / "<i>st", tmp_path / "st")
     shutil.copy(folder / "<b>.jsonl", tmp_path / "data.jsonl")
     page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS.values()])
-    client = nbclient.NotebookClient(
-        page,
-        timeout=60,
-        allow_errors=True,
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-    client.execute()
-    outputs = {name: cell["outputs"] for name, cell in zip(CELLS, page["cells"], strict=True)}
+    outputs = dict(zip(CELLS, run_cells(page, tmp_path, allow_errors=True), strict=True))
     assert outputs["quiet"] == []
     (value,) = outputs["shown"]
     assert value["data"]["text/html"].startswith('<div class="tokenmill">')
@@ -342,6 +375,7 @@ def test_a_kernel_shows_values_progress_and_short_errors(folder: Path, tmp_path:
         ("wrong", "input 'nothing' matches no file"),
         ("other", "hint: choose another out=, or replace the old units with rebuild=True"),
         ("inside", "mine()"),
+        ("method", "has no column 'none'"),
         ("stopped", "correct text_field="),
     ):
         (error,) = [each for each in outputs[name] if each["output_type"] == "error"]

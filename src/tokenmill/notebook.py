@@ -164,7 +164,9 @@ def _style() -> Markup:
     look = re.sub(r"/\*.*?\*/", "", LOOK.read_text(), flags=re.DOTALL)
     # What is said of the whole page is said of the part.
     look = re.sub(r"(:root|\bbody)(?=[\s\[])", "&", look)
-    return Markup(".tokenmill {" + re.sub(r"\s+", " ", look + _OWN) + "}")
+    # Three times, to go before what the notebook has for tables and lists in its cells.
+    part, rules = ".tokenmill" * 3, re.sub(r"\s+", " ", look + _OWN)
+    return Markup(f"{part} {{{rules}}}")
 
 
 # -------------------------------------------------------------------------------------------------
