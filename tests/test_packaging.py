@@ -142,7 +142,7 @@ def test_files_that_are_no_modules_are_installed_too() -> None:
     others = {
         str(path.relative_to(folder))
         for path in folder.rglob("*.*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".c", ".so")
     }
     with (ROOT / "pyproject.toml").open("rb") as file:
         setuptools = tomllib.load(file)["tool"]["setuptools"]

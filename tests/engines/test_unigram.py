@@ -15,10 +15,12 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engines.test_words import texts as words_texts
+from tests.engines.test_words import ways
 from tests.hostile.attack import attack
 
-from tokenmill.engines import unigram, words
+from tokenmill.engines import find_kernel, unigram, words
 from tokenmill.engines.load import describe, load_engine
+from tokenmill.engines.references import read_sentencepiece_model
 from tokenmill.engines.unigram import LONGEST_PART, Trie, json_learner
 from tokenmill.records import TextBatch
 
@@ -51,8 +53,9 @@ def load(path: Path) -> CheckedEngine:
 def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
     given_texts = TextBatch.from_texts(batch)
     expected = engine.reference.encode(given_texts)
-    for text, ids, others in zip(batch, engine.encode(given_texts), expected, strict=True):
-        assert ids.tolist() == others.tolist(), text
+    for _ in ways(engine):
+        for text, ids, others in zip(batch, engine.encode(given_texts), expected, strict=True):
+            assert ids.tolist() == others.tolist(), text
 
 
 @pytest.mark.parametrize("alphabet", [b"abcdefgh\xff\x00", bytes(range(200))])
@@ -269,31 +272,86 @@ def near_ties(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def near_tie_texts() -> TextBatch:
+    dice = random.Random(0)
+    known = ["".join(dice.choices("abcdef", k=dice.randint(1, 9))) for _ in range(2000)]
+    known += ["x", "xx", "axb", "\u65e5"]
+    counts = (100, 100, 1000, 1000, 4500)
+    return TextBatch.from_texts(" ".join(dice.choices(known, k=count)) for count in counts)
+
+
+def find_wrong(engine: CheckedEngine) -> list[int]:
+    """The places of documents that have other ids than by the reference."""
+    given_texts = near_tie_texts()
+    pairs = zip(engine.encode(given_texts), engine.reference.encode(given_texts), strict=True)
+    return [place for place, (ids, other) in enumerate(pairs) if not np.array_equal(ids, other)]
+
+
 def test_sums_decide_near_ties(near_ties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nearly every word is one; without sums, or their resets, documents would be wrong."""
     engine = load_engine(near_ties, choice="words")
     assert isinstance(engine.fast, words.WordEngine)
+    monkeypatch.setattr(engine.fast, "_kernel", None)
     monkeypatch.setattr(unigram, "_FEW", 10**9)
     monkeypatch.setattr(unigram, "_ROUNDS", 10**9)
     monkeypatch.setattr(engine.fast, "_by_reference", None)
-    dice = random.Random(0)
-    known = ["".join(dice.choices("abcdef", k=dice.randint(1, 9))) for _ in range(2000)]
-    known += ["x", "xx", "axb", "\u65e5"]
-    batch = [" ".join(dice.choices(known, k=count)) for count in (100, 100, 1000, 1000, 4500)]
-    given_texts = TextBatch.from_texts(batch)
-    expected = engine.reference.encode(given_texts)
-
-    def find_wrong() -> list[int]:
-        found = engine.encode(given_texts)
-        return [i for i in range(len(batch)) if not np.array_equal(found[i], expected[i])]
-
-    assert find_wrong() == []
+    assert find_wrong(engine) == []
     with monkeypatch.context() as patched:
         patched.setattr(unigram, "RESET", 1e9)
-        assert find_wrong() == [4]
+        assert find_wrong(engine) == [4]
     nothing = np.empty(0, np.int64)
     monkeypatch.setattr(unigram.ModelLearner, "settle", lambda _, found, **_given: (found, nothing))
-    assert find_wrong() == [0, 1, 2, 3, 4]
+    assert find_wrong(engine) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(find_kernel() is None, reason="the compiled part is not there")
+def test_sums_decide_near_ties_where_it_is_compiled(
+    near_ties: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load_engine(near_ties, choice="words")
+    assert isinstance(engine.fast, words.WordEngine)
+    monkeypatch.setattr(engine.fast, "_by_reference", None)
+    assert find_wrong(engine) == []
+    learner = engine.fast._learner
+    assert isinstance(learner, unigram.ModelLearner)
+    model = list(learner.for_kernel(read_sentencepiece_model(near_ties)))
+    assert model[8] == learner._bonus
+    model[8] = -1e9  # so that every word is taken for decided
+    engine.fast._kernel = find_kernel().Words(b" ", -1, 1000, 0, 1, tuple(model))
+    assert find_wrong(engine) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(find_kernel() is None, reason="the compiled part is not there")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_part_gives_no_document_to_the_reference(
+    models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where whitespace is kept, if it is in front, and where U+2581 is in a text."""
+    engine = load_engine(models[name], choice="words")
+    assert isinstance(engine.fast, words.WordEngine)
+    monkeypatch.setattr(engine.fast, "_by_reference", None)
+    batch = [
+        *(
+            "the \u65e5\u672c\u8a9e words",
+            "\uff46\uff55ll\u3000width",
+            "e\u0301\u00a8 \ufdfa",
+            "<X>the~~~~",
+        ),
+        *(
+            "x" * 5000,
+            "-" * 3000 + " the",
+            "a\u00a0\u00a0 b\u00a0",
+            "\u200b \ufeff \x00",
+            "a\n\nb\r\nc \n",
+        ),
+        *("\u65e5" * 3000, "the " * 20000, "", "a"),
+    ]
+    given_texts = TextBatch.from_texts(batch)
+    expected = engine.reference.encode(given_texts)
+    for text, ids, others in zip(batch, engine.encode(given_texts), expected, strict=True):
+        assert ids.tolist() == others.tolist(), text
+    with pytest.raises(TypeError):
+        engine.encode(TextBatch.from_texts(["a \u2581b"]))
 
 
 def test_documents_with_many_near_ties_are_left_to_the_reference(
@@ -302,6 +360,7 @@ def test_documents_with_many_near_ties_are_left_to_the_reference(
     engine = load_engine(near_ties, choice="words")
     encode_both(engine, [f"abcdef {'ab' * count} " * 400 for count in range(1, 30)])
     assert isinstance(engine.fast, words.WordEngine)
+    monkeypatch.setattr(engine.fast, "_kernel", None)
     monkeypatch.setattr(engine.fast, "_by_reference", None)
     with pytest.raises(TypeError):
         engine.encode(TextBatch.from_texts(["abcdef abab " * 400]))

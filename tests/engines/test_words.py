@@ -5,8 +5,13 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import os
 import random
+import shutil
+import sysconfig
+import threading
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +23,7 @@ from tests.engines.detectors import byte_level_json, split_sequence
 from tests.engines.strategies import documents
 from tests.hostile.attack import attack
 
-from tokenmill.engines import words
+from tokenmill.engines import find_kernel, words
 from tokenmill.engines.base import SpecialTokens, UnencodableError
 from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.references import read_sentencepiece_model
@@ -26,7 +31,6 @@ from tokenmill.records import TextBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tokenmill.engines.parity import CheckedEngine
 
@@ -91,14 +95,29 @@ def short_texts() -> Iterator[None]:
         yield
 
 
-def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
-    found = TextBatch.from_texts(batch)
+def ways(engine: CheckedEngine) -> Iterator[None]:
+    """The engine as it is, and without its compiled part where it has one."""
     assert isinstance(engine.fast, words.WordEngine)
-    for text, ids, expected in zip(
-        batch, engine.fast.encode(found), engine.reference.encode(found), strict=True
-    ):
-        assert ids.tolist() == expected.tolist(), text
-        assert engine.fast.encode_one(text).tolist() == expected.tolist(), text
+    kernel = engine.fast._kernel
+    try:
+        for engine.fast._kernel in (kernel, None) if kernel is not None else (None,):
+            yield
+    finally:
+        engine.fast._kernel = kernel
+
+
+def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
+    given_texts = TextBatch.from_texts(batch)
+    expected = engine.reference.encode(given_texts)
+    assert isinstance(engine.fast, words.WordEngine)
+    for _ in ways(engine):
+        for text, ids, others in zip(batch, engine.fast.encode(given_texts), expected, strict=True):
+            assert ids.tolist() == others.tolist(), text
+            assert engine.fast.encode_one(text).tolist() == others.tolist(), text
+    if engine.fast._kernel is not None:
+        found = engine.fast.encode_texts(batch)
+        assert found.ids.tolist() == expected.ids.tolist()
+        assert found.offsets.tolist() == expected.offsets.tolist()
 
 
 @cache
@@ -363,16 +382,20 @@ def test_words_that_no_longer_fit_are_forgotten_and_learned_again(
     monkeypatch.setattr(words, "SLICE_BYTES", 300)
     engine, dice = load_engine(files["t5"], choice="words"), random.Random(0)
     vocabulary = [f"{dice.choice('abcdefgh')}{number}" for number in range(200)]
-    most = 0
+    most, compiled = 0, list[int]()
     for _ in range(30):
         batch = [" ".join(dice.choices(vocabulary, k=40)) for _ in range(5)]
         encode_both(engine, [*batch, "", " "])
         assert isinstance(engine.fast, words.WordEngine)
         most = max(most, len(engine.fast._words._known))
+        engine.encode(TextBatch.from_texts(batch[:1]))
+        compiled.append(len(engine.fast._kernel) if engine.fast._kernel is not None else 60)
     assert 40 < most <= 60
+    assert 20 < max(compiled) <= 60
     assert engine.recycle()
     assert isinstance(engine.fast, words.WordEngine)
     assert not engine.fast._words._known
+    assert not engine.fast._kernel
     encode_both(engine, ["some words are learned anew, some words"])
 
 
@@ -405,9 +428,130 @@ def test_texts_without_spaces_are_left_to_the_reference(files: dict[str, Path]) 
     engine = load_engine(files["bert"], choice="words")
     assert isinstance(engine.fast, words.WordEngine)
     engine.fast.recycle()
+    assert find_kernel() is None or engine.fast._kernel is not None
     long = "\u65e5\u672c\u8a9e\u306e\u6587\u7ae0" * 40
     encode_both(engine, [long, "some english words", "x" * 5000, long + " " + long])
     assert all(len(word) < 20 for word in engine.fast._words._known)
+    assert len(engine.fast._kernel or engine.fast._words._known) == 3
+
+
+# The compiled part.
+
+
+def test_the_compiled_part_is_there_where_it_can_be_compiled() -> None:
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    if not header.exists() or shutil.which(compiler.split()[0]) is None:
+        pytest.skip("nothing can be compiled here")
+    assert find_kernel() is not None, "it was left out, or is old: pip install --editable . again"
+
+
+def test_the_compiled_part_can_be_turned_off(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_KERNEL", "0")
+    assert find_kernel() is None
+    engine = load_engine(models["defaults"])
+    assert isinstance(engine.fast, words.WordEngine)
+    assert engine.fast._kernel is None
+    encode_both(engine, ["the same words, compiled or not"])
+
+
+@pytest.fixture
+def table() -> Any:
+    """Of words that a space is before, or nothing."""
+    kernel = find_kernel()
+    if kernel is None:
+        pytest.skip("the compiled part is not there")
+    return kernel.Words(b" ", 0, 100, 24, 1, None)
+
+
+def _learn(table: Any, new: list[bytes]) -> None:
+    """Each word has its bytes as ids; q is delicate."""
+    sizes = np.array([len(word) for word in new], np.int64)
+    ids = np.frombuffer(b"".join(new), np.uint8).astype(np.uint32)
+    table.learn(ids, np.cumsum(sizes) - sizes, sizes, bytes(b"q" in word for word in new))
+
+
+def test_words_are_handed_out_until_they_are_learned(table: Any) -> None:
+    given_texts = TextBatch.from_texts(["a bc a", "", " q a", f"{'d' * 20} a"])
+    new = [b"a", b" bc", b" a", b" q", b"d" * 20]
+    for _ in range(3):
+        assert table.encode(given_texts.data, given_texts.offsets) == new
+    _learn(table, new)
+    assert len(table) == len(new)
+    for answer in (
+        table.encode(given_texts.data, given_texts.offsets),
+        table.encode_texts(given_texts.texts()),
+    ):
+        ids, ends, held = answer
+        assert (
+            bytes(np.frombuffer(ids, np.uint32).astype(np.uint8)) == b"a bc a" + b"d" * 20 + b" a"
+        )
+        assert np.frombuffer(ends, np.int64).tolist() == [0, 6, 6, 6, 28]
+        assert held == b"\0\0\1\0"
+    table.forget()
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("bounds", [[], [0, 9], [-1, 2], [2, 1], [0, 2**62], [3, 0, 4]])
+def test_offsets_outside_of_the_data_are_refused(table: Any, bounds: list[int]) -> None:
+    with pytest.raises(ValueError, match="offsets must ascend within the data"):
+        table.encode(b"some", np.array(bounds, np.int64))
+    with pytest.raises(ValueError, match="offsets must ascend"):
+        table.encode(b"some", b"\0" * 15)
+
+
+@pytest.mark.parametrize(
+    ("starts", "sizes"),
+    [([0], [1]), ([0, 0], [1, 4]), ([0, -1], [1, 1]), ([0, 4], [1, 1]), ([0, 0], [-1, 1])],
+)
+def test_ids_that_are_not_those_of_the_new_words_are_refused(
+    table: Any, starts: list[int], sizes: list[int]
+) -> None:
+    assert table.encode_texts(["a b"]) == [b"a", b" b"]
+    with pytest.raises(ValueError, match="not the ids of the new words"):
+        table.learn(
+            np.arange(3, dtype=np.uint32),
+            *(np.array(each, np.int64) for each in (starts, sizes)),
+            bytes(2),
+        )
+    with pytest.raises(UnicodeEncodeError):
+        table.encode_texts(["a", "\ud800"])
+    with pytest.raises(TypeError):
+        table.encode_texts("a b")
+    assert table.encode_texts(["b"]) == [b"b"]
+
+
+def test_a_table_that_was_never_made_is_refused(table: Any) -> None:
+    kind: Any = type(table)
+    with pytest.raises(RuntimeError, match="never made"):
+        kind.__new__(kind).encode_texts(["a"])
+    with pytest.raises(RuntimeError, match="made already"):
+        table.__init__(b" ", 0, 100, 24, 1, None)
+    no_model = (b"", 0, b"", b"", bytes(256), b"", 0.0, 0.0, 0.0, 0, True, True)
+    with pytest.raises(ValueError, match="the model is not one"):
+        kind(b" ", 0, 100, 24, 1, no_model)
+
+
+def test_one_table_is_for_one_thread_at_a_time(table: Any) -> None:
+    text = TextBatch.from_texts(["ab " * 3_000_000])
+    _learn(table, table.encode(text.data, text.offsets))
+    refused: list[RuntimeError] = []
+
+    def encode() -> None:
+        try:
+            table.encode(text.data, text.offsets)
+        except RuntimeError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=encode) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) < len(threads)
+    assert {str(error) for error in refused} <= {"another thread uses these words"}
 
 
 def test_the_table_of_normalization_says_what_the_package_does(

@@ -24,7 +24,7 @@ from tokenmill._version import __version__
 from tokenmill.cli import commands
 from tokenmill.cli.commands import raise_on_sigterm
 from tokenmill.cli.output import guard_streams
-from tokenmill.engines import OWN_ENGINES, engine_names
+from tokenmill.engines import OWN_ENGINES, engine_names, find_kernel
 from tokenmill.errors import DEBUG, TokenmillError, UsageError
 from tokenmill.visible import ReaderLeftError, visible
 
@@ -51,6 +51,8 @@ def version() -> None:
             print(f"{package} {version_of(package)}")
         except PackageNotFoundError:
             print(f"{package} (not installed)")
+    how = "compiled" if find_kernel() else "not compiled: the same ids, several times slower"
+    print(f"words {__version__} ({how})")
 
 
 LAST = "Other options"

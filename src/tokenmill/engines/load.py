@@ -343,8 +343,9 @@ def _environment() -> str:
     for name in engine_names():
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    code = [_digest(path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
-    machine = [platform.machine(), sys.version, __version__]
+    files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
+    code = [_digest(path.read_bytes()) for path in files]
+    machine = [platform.machine(), sys.version, __version__, os.environ.get("TOKENMILL_KERNEL")]
     found = [*machine, tokenmill.engines.FAST_ENGINES, versions, code]
     return _digest(json.dumps(found).encode())[:32]
 
@@ -980,6 +981,7 @@ class Tokenizer:
         # What the reference itself encodes needs no check.
         self._is_checked = own is not self._checked.reference and hasattr(own, "encode_one")
         self._encode_one: Any = getattr(own if self._is_checked else plain, "encode_one", None)
+        self._encode_texts: Any = getattr(own, "encode_texts", None)
         # A list of ids by the reference itself, for texts with fewer characters than that.
         self._plain: Any = getattr(own, "plain", None)
         self._plain_characters: int = own.plain_characters if self._plain else 0
@@ -1037,7 +1039,7 @@ class Tokenizer:
         return self._checked.decode(ids)
 
     def _encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]] | TokenBatch:
-        few = None
+        few: list[NDArray[np.uint32]] | TokenBatch | None = None
         try:
             is_few = sum(map(len, texts)) <= self._few_bytes
             if is_few and max(map(len, texts), default=0) < self._plain_characters:
@@ -1045,7 +1047,10 @@ class Tokenizer:
                 ids = np.array(list(chain.from_iterable(lists)), np.uint32)
                 return TokenBatch(ids, np.array([0, *accumulate(map(len, lists))], np.int64))
             if is_few and self._may_be_alone(texts):
-                few = list(map(self._encode_one, texts))
+                if self._encode_texts is not None and len(texts) > 1:
+                    few = self._encode_texts(texts)
+                else:
+                    few = list(map(self._encode_one, texts))
                 if not self._is_checked or self._sample.passes(texts):
                     return few
         except BaseException as error:
@@ -1053,7 +1058,7 @@ class Tokenizer:
         batch = TextBatch.from_texts(texts)
         if few is None and self._pool is not None and batch.num_bytes >= _POOL_BYTES:
             return self._encode_in_pool(self._pool, batch)
-        return self.encode_checked(batch, None if few is None else _joined(few))
+        return self.encode_checked(batch, _joined(few) if isinstance(few, list) else few)
 
     def _may_be_alone(self, texts: Sequence[str]) -> bool:
         """Whether none of a few texts is one that only the reference may encode."""

@@ -142,7 +142,7 @@ class Lattice:
         self, pieces: Sequence[bytes], scores: NDArray[np.float64], unknown: float
     ) -> None:
         """`scores` of pieces, and of an unknown character."""
-        self._trie = Trie(pieces)
+        self.trie = Trie(pieces)
         self.unknown = len(pieces)  # what has the number of no piece
         self.scores = np.append(scores, unknown)
 
@@ -208,11 +208,11 @@ class Lattice:
         self, data: NDArray[np.uint8]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Where pieces begin and end, and which they are; unknown characters have one too."""
-        bases, parents, values = self._trie.bases, self._trie.parents, self._trie.values
+        bases, parents, values = self.trie.bases, self.trie.parents, self.trie.values
         begins = np.flatnonzero(((data & 0xC0) != 0x80) & (data != _STOP)).astype(np.int32)
         widths = _WIDTHS[data[begins]]
         is_known = np.zeros(len(data), bool)
-        at, nodes, depth = begins, np.full(len(begins), self._trie.root, np.int32), 0
+        at, nodes, depth = begins, np.full(len(begins), self.trie.root, np.int32), 0
         found = []
         while len(at):
             children = bases[nodes] + data[at + depth]
@@ -291,7 +291,7 @@ class Segmenter:
         """
         self.pieces = [spelled(piece) for piece in pieces]
         self.lattice = Lattice(self.pieces, scores, unknown)
-        self._images, self._squeezes, self._prefixes = images, squeezes, prefixes
+        self.images, self._squeezes, self._prefixes = images, squeezes, prefixes
         # Where no piece has two bytes side by side, none reaches over the place between them.
         data = np.frombuffer(bytes([_STOP]).join(self.pieces), np.uint8)
         self._seams = np.ones((256, 256), bool)
@@ -304,7 +304,7 @@ class Segmenter:
         joined = np.frombuffer(b"".join(words), np.uint8)
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         starts = np.cumsum(sizes) - sizes
-        data = self._images[joined]
+        data = self.images[joined]
         is_space = data == SPACE
         in_front = is_space[starts]
         kept = ~is_space if self._squeezes else np.ones(len(data), bool)
@@ -533,6 +533,22 @@ class ModelLearner:
         self._data = np.frombuffer(b"".join(segmenter.pieces), np.uint8)
         self._sizes = np.fromiter(map(len, segmenter.pieces), np.int64, len(segmenter.pieces))
         self._decided: dict[tuple[bytes, float], NDArray[np.uint32] | None] = {}
+
+    def for_kernel(self, model: SentencePieceModel) -> tuple[Any, ...]:
+        """What `kernel.c` must know of the model."""
+        trie, scores = self._lattice.trie, self._scores
+        nodes = np.full((len(trie.parents), 4), -1, np.int32)
+        nodes[:, 0] = 0
+        for column, values in enumerate((trie.bases, trie.parents, trie.values)):
+            nodes[: len(values), column] = values
+        nodes[:, 3] = np.where(nodes[:, 2] < 0, np.float32(0), scores[nodes[:, 2]]).view(np.int32)
+        symbols = bytes(kind is PieceType.USER_DEFINED for _, kind in model.pieces)
+        byte_ids = b"" if self._byte_ids is None else self._byte_ids
+        return (
+            *(nodes, trie.root, symbols, model.charsmap, self._segmenter.images, byte_ids),
+            *(float(scores[-1]), self._worst, self._bonus, self._unknown_id),
+            *(model.adds_dummy_prefix, model.removes_extra_whitespace),
+        )
 
     def learn(self, words: Sequence[bytes]) -> tuple[TokenBatch, NDArray[np.float32]]:
         """Pieces of words, up to which sum before them, in size, they are these, and their sizes.

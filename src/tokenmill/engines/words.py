@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import re
+import secrets
 import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmill._version import __version__
-from tokenmill.engines import base
+from tokenmill.engines import base, find_kernel
 from tokenmill.engines.base import (
     Coverage,
     Engine,
@@ -521,7 +522,14 @@ def build(
             return reference.normalize([cutting.stripped(word).decode() for word in words])
 
         learner = model_learner(content, **given, normalize=normalize)
-    return WordEngine(reference, cutting, learner)
+    kernel = find_kernel()
+    if kernel is not None:
+        model = learner.for_kernel(content) if isinstance(learner, ModelLearner) else None
+        kernel = kernel.Words(
+            *(cutting.spaces, -1 if cutting.left_out is None else cutting.left_out, MOST_WORDS),
+            *(0 if model else LONG_WORDS, secrets.randbits(64), model),
+        )
+    return WordEngine(reference, cutting, learner, kernel)
 
 
 # The engine.
@@ -551,16 +559,18 @@ class WordEngine:
 
     name = ENGINE
     version = __version__
-    few_bytes = 1 << 14
 
     def __init__(
         self,
         reference: Engine,
         cutting: Cutting,
         learner: Learner | ModelLearner | None = None,
+        kernel: Any = None,
     ) -> None:
-        """`learner` encodes new words without the reference."""
+        """`learner` encodes new words without the reference; `kernel` has words in place of us."""
         self._reference = reference
+        self._kernel = kernel
+        self.few_bytes = 1 << 14 if kernel is None else 1 << 16
         self._cutting = cutting
         self._learner = learner
         # The words of one text, as `_cut` finds them.
@@ -569,7 +579,8 @@ class WordEngine:
         self._is_space = np.zeros(256, bool)
         self._is_space[list(cutting.spaces)] = True
         self._encode_few: Any = getattr(reference, "encode_one", None)
-        self.plain: Any = getattr(reference, "plain", None)
+        # The kernel encodes even the shortest text in less time.
+        self.plain: Any = getattr(reference, "plain", None) if kernel is None else None
         self.decode = reference.decode
         self.token_bytes = reference.token_bytes
         # A part is encoded after a character that it may be cut from; how many ids that one has.
@@ -593,11 +604,18 @@ class WordEngine:
         return True
 
     def _forget(self) -> None:
+        if self._kernel is not None:
+            self._kernel.forget()
         self._words = Cache(self._encode_words, MOST_WORDS)
         self._parts = Cache(self._encode_parts, MOST_PARTS)
 
     def encode_one(self, text: str) -> NDArray[np.uint32]:
         """Ids of a short text, in less than what the arrays of a batch cost."""
+        if self._kernel is not None:
+            found, _, is_held = self._asked(self._kernel.encode_texts, [text])
+            if is_held is None:
+                return np.frombuffer(found, np.uint32)
+            return self.encode(TextBatch.from_texts([text]))[0]
         is_few = len(text) < FEW_CHARACTERS or isinstance(self._learner, ModelLearner)
         if is_few and self._encode_few is not None:
             ids: NDArray[np.uint32] = self._encode_few(text)
@@ -620,7 +638,31 @@ class WordEngine:
                 parts.append(self._encode(TextBatch(texts.data, texts.offsets[first : last + 1])))
         return parts[0] if len(parts) == 1 else TokenBatch.joined(parts)
 
+    def encode_texts(self, texts: list[str]) -> TokenBatch:
+        """Ids of a few texts."""
+        ids, ends, is_held = self._asked(self._kernel.encode_texts, texts)
+        if is_held is not None:
+            return self.encode(TextBatch.from_texts(texts))
+        return TokenBatch(np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.int64))
+
+    def _asked(self, encode: Callable[..., Any], *given: Any) -> Any:
+        """What the kernel says, which is told all words that are new to it."""
+        while isinstance(answer := encode(*given), list):
+            ids, *others, _ = self._encode_words(answer)
+            self._kernel.learn(np.ascontiguousarray(ids), *map(np.ascontiguousarray, others))
+        return answer
+
+    def _encode_compiled(self, texts: TextBatch) -> TokenBatch:
+        ids, ends, is_held = self._asked(self._kernel.encode, texts.data, texts.offsets)
+        found = TokenBatch(np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.int64))
+        if is_held is None:
+            return found
+        held = np.flatnonzero(np.frombuffer(is_held, np.uint8))
+        return replace_documents(found, held, self._by_reference(texts, held))
+
     def _encode(self, texts: TextBatch) -> TokenBatch:
+        if self._kernel is not None:
+            return self._encode_compiled(texts)
         offsets = texts.offsets - texts.offsets[0]
         data = texts.data[texts.offsets[0] : texts.offsets[-1]]
         cuts = self._cut(data, offsets)
