@@ -5,10 +5,10 @@
 
 Tokenizers are trained on a part of the English corpus, with the packages' defaults. Each is
 measured in a process of its own: the package encodes a share of the documents as a list, in one
-thread; the engine encodes all of them with an empty cache (cold), and then again (warm). CPU time
-counts: one thread works, and others may keep the machine busy meanwhile. Whole builds with
-SentencePiece models, in one process, are beside a script that reads the same lines, calls the
-package for each text, and writes the ids.
+thread; the engine encodes all of them with an empty cache (cold), and then again (warm); of the
+first corpus without its compiled part too. CPU time counts: one thread works, and others may keep
+the machine busy meanwhile. Whole builds with SentencePiece models, in one process, are beside a
+script that reads the same lines, calls the package for each text, and writes the ids.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import shutil
 import statistics
 import sys
@@ -122,8 +123,10 @@ def package_encode(path: Path) -> Callable[[list[str]], Sequence[Sequence[int]]]
     return encode
 
 
-def measure(kind: str, corpus: str, path: Path, rounds: int) -> dict[str, Any]:
+def measure(kind: str, corpus: str, path: Path, rounds: int, is_compiled: bool) -> dict[str, Any]:
     """One row: rates of the package and of the engine, and whether they agreed."""
+    os.environ["TOKENMILL_KERNEL"] = str(int(is_compiled))
+    from tokenmill.engines import find_kernel
     from tokenmill.engines.load import load_engine
     from tokenmill.engines.words import WordEngine
     from tokenmill.records import TextBatch, cut_ranges
@@ -137,7 +140,10 @@ def measure(kind: str, corpus: str, path: Path, rounds: int) -> dict[str, Any]:
     ]
     encode = package_encode(path)
     engine = load_engine(path)
+    if is_compiled != (find_kernel() is not None):
+        raise RuntimeError("the engine is not compiled here: pip install --editable . again")
     row: dict[str, Any] = {"kind": kind, "corpus": corpus, "engine": engine.name}
+    row["is_compiled"] = is_compiled
     row |= {"text_bytes": whole.num_bytes, "package_bytes": sum(len(t.encode()) for t in few)}
     timed: dict[str, list[float]] = {"package": [], "cold": [], "warm": []}
     expected: Sequence[Sequence[int]] = ()
@@ -223,9 +229,10 @@ def run(rounds: int) -> dict[str, Any]:
     """All rows, and everything a reader needs to judge them."""
     rows = []
     for kind, path in prepare().items():
-        for corpus in corpora.available():
+        first, *others = corpora.available()
+        for corpus, is_compiled in ((first, True), (first, False), *((c, True) for c in others)):
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                rows.append(pool.apply(measure, (kind, corpus, path, rounds)))
+                rows.append(pool.apply(measure, (kind, corpus, path, rounds, is_compiled)))
             print(rows[-1], file=sys.stderr, flush=True)
     return machine.origin() | {
         "machine": machine.describe(),
@@ -248,7 +255,8 @@ def words_body(results: Mapping[str, Any]) -> str:
         package = row["package_bytes"] / seconds["package"] / 1e6
         cold, warm = (row["text_bytes"] / seconds[name] / 1e6 for name in ("cold", "warm"))
         shown = " | ".join(f"{rate:.1f}" for rate in (package, cold, warm, cold / package))
-        lines.append(f"| {KINDS[row['kind']]} | {row['corpus']} | {shown} | {warm / package:.1f} |")
+        text = row["corpus"] + ("" if row.get("is_compiled", True) else ", not compiled")
+        lines.append(f"| {KINDS[row['kind']]} | {text} | {shown} | {warm / package:.1f} |")
     equal = all(row["is_equal"] for row in results["measurements"])
     facts = (
         f"Vocabularies of {results['vocabulary']:,}, trained on English; one thread, CPU time; "
