@@ -486,7 +486,8 @@ def as_dataset(store: StoreInput, *, split: str | None = None, trainer: str | No
     >>> SFTTrainer(model, train_dataset=as_dataset("chats", split="train"), args=SFTConfig(...))
 
     Labels are -100 where the store says that a token does not count; those of a store with masks
-    take 4 bytes of memory a token, everything else stays in the store's own files. Of a store of
+    take 4 bytes of memory a token, everything else stays in the store's own files. Such a store has
+    `assistant_masks` too, since TRL before 1.7 leaves labels out where it packs rows. Of a store of
     pairs there are, in memory, the columns that a trainer of TRL makes for itself: `trainer="dpo"`
     has `prompt_ids`, `chosen_ids` and `rejected_ids`, `"reward"` the last two with the prompt in
     each. Either would take those of the other, and learn from answers alone.
@@ -510,15 +511,17 @@ def as_dataset(store: StoreInput, *, split: str | None = None, trainer: str | No
     is_large = any(shard.tokens > np.iinfo(np.int32).max for shard in opened.shards)
     kind = pa.LargeListArray if is_large else pa.ListArray
     parts = [_shard_columns(opened, shard, kind) for shard in range(len(opened.shards))]
-    dtypes = (opened.dtype, "int32" if opened.has_mask else opened.dtype)
-    ids, labels = (
-        pa.chunked_array(
-            [part[i] for part in parts],
+    columns: dict[str, Any] = {"input_ids": opened.dtype, "labels": opened.dtype}
+    if opened.has_mask:
+        columns |= {"labels": "int32", "assistant_masks": "uint8"}
+    made = {
+        name: pa.chunked_array(
+            [part[place] for part in parts],
             type=(pa.large_list if is_large else pa.list_)(pa.from_numpy_dtype(dtype)),
         )
-        for i, dtype in enumerate(dtypes)
-    )
-    table = datasets.table.InMemoryTable(pa.table({"input_ids": ids, "labels": labels}))
+        for place, (name, dtype) in enumerate(columns.items())
+    }
+    table = datasets.table.InMemoryTable(pa.table(made))
     return datasets.Dataset(table, fingerprint=opened.content[:16])
 
 
@@ -541,7 +544,7 @@ def _pairs_dataset(store: Store, *, whole: bool) -> Any:
     return datasets.Dataset(table, fingerprint=f"{store.content[:16]}-{kind}")
 
 
-def _shard_columns(store: Store, number: int, kind: Any) -> tuple[Any, Any]:
+def _shard_columns(store: Store, number: int, kind: Any) -> tuple[Any, ...]:
     import pyarrow as pa
 
     shard: MappedShard = store.map_shard(number)
@@ -557,6 +560,10 @@ def _shard_columns(store: Store, number: int, kind: Any) -> tuple[Any, Any]:
     ids = kind.from_arrays(offsets, pa.array(tokens[: ends[-1]]))
     if mask is None:
         return ids, ids
-    counts = mask[: ends[-1]].astype(np.bool_)
-    labels = np.where(counts, tokens[: ends[-1]].astype(np.int32), np.int32(IGNORED))
-    return ids, kind.from_arrays(offsets, pa.array(labels))
+    mask = mask[: ends[-1]]
+    labels = np.where(mask != 0, tokens[: ends[-1]].astype(np.int32), np.int32(IGNORED))
+    return (
+        ids,
+        kind.from_arrays(offsets, pa.array(labels)),
+        kind.from_arrays(offsets, pa.array(mask)),
+    )

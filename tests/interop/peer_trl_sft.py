@@ -31,6 +31,7 @@ def labels(
     ways: dict[str, Any] = {
         "trl": datasets.Dataset.from_list(rows),
         "store": as_dataset(store),
+        "masks": as_dataset(store).remove_columns("labels"),
         "arrow": datasets.load_from_disk(exports["arrow"]),
         "parquet": datasets.load_dataset(
             "parquet", data_dir=exports["parquet"], split="train", cache_dir=exports["cache"]

@@ -67,6 +67,8 @@ def test_trl_counts_what_it_would_find_by_itself(
     assert found["store"] == found["trl"]
     assert found["arrow"] == found["trl"]
     assert found["parquet"] == found["trl"]
+    # What TRL before 1.7 keeps where it packs rows.
+    assert found["masks"] == found["trl"]
     tokens = sum(map(len, found["trl"]["ids"]))
     counted = tokenmill.Store(store).num_counted
     assert found["trl"]["counted"] == counted < tokens / 2
@@ -77,6 +79,8 @@ def test_trl_counts_what_it_would_find_by_itself(
         assert rows["labels"] == [
             ids if mask is None else np.where(mask, ids, -100).tolist() for ids, mask in documents
         ]
+        masks = [mask.tolist() for _, mask in documents if mask is not None]
+        assert rows.get("assistant_masks", []) == masks
 
 
 @pytest.mark.slow
