@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tokenmill import __version__
+
 from .conftest import COMMAND
 
 if TYPE_CHECKING:
@@ -45,9 +47,9 @@ def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
 
 
 def test_the_version_is_told_in_one_line_and_with_the_engines_on_request(cli: Cli) -> None:
-    assert cli("--version").out == "tokenmill 0.1.0\n"
+    assert cli("--version").out == f"tokenmill {__version__}\n"
     first, *others = cli("version").out.splitlines()
-    assert first == "tokenmill 0.1.0"
+    assert first == f"tokenmill {__version__}"
     assert any(line.startswith("gigatoken ") for line in others)
 
 
@@ -137,6 +139,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(cli: Cli, corpus: P
     [
         ("inspect", "store"),
         ("inspect", "store", "--doc", "0", "--json"),
+        ("inspect", "store", "--config"),
         ("plan", "corpus.jsonl", "-t", "bytes"),
         ("layout", "store", "--seq-len", "64"),
         ("build", "--help"),
