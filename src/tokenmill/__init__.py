@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tokenmill.diagnosis.values import Diagnosis as Diagnosis
     from tokenmill.engines.load import Tokenizer as Tokenizer
     from tokenmill.engines.load import load_tokenizer as load_tokenizer
+    from tokenmill.forgetting import ForgetResult as ForgetResult
+    from tokenmill.forgetting import forget as forget
     from tokenmill.history import TraceResult as TraceResult
     from tokenmill.history import trace as trace
     from tokenmill.inspection import Inspection as Inspection
@@ -75,6 +77,7 @@ _HOMES = {
     "diagnosis.diagnose": ["diagnose"],
     "diagnosis.values": ["Diagnosis"],
     "engines.load": ["Tokenizer", "load_tokenizer"],
+    "forgetting": ["ForgetResult", "forget"],
     "history": ["TraceResult", "trace"],
     "inspection": ["Inspection", "inspect"],
     "interop.in_place": ["convert"],

@@ -703,6 +703,9 @@ class BuildOptions(RowShape):
     """Drop the shards of files that are no longer among the inputs."""
     rebuild: bool = option(False, RERUN)
     """Discard what was built with another tokenizer or other options, and build anew."""
+    forgotten: str = option("leave-out", RERUN, choices=("leave-out", "removed"))
+    """Rows that were forgotten are left out. Where a file has changed since, nobody can tell which
+    they are, and a build refuses; removed says that they are in such files no more."""
     verify_sources: bool = option(False, RERUN)
     """Read all files of units that are complete, and build those again whose bytes are not the ones
     that were read then."""
@@ -1011,11 +1014,13 @@ class SelectOptions:
 
 
 @dataclass(kw_only=True)
-class BanOptions:
+class ListedOptions:
+    """How documents that go are named."""
+
     store: PathInput = field(kw_only=False)
-    out: PathInput = option(MISSING, NEEDED, "FILE", short="-o")
-    """Where the view is written, such as kept.view."""
-    ids: PathInput | None = option(None, CHOSEN, "FILE", shown=False)
+    ids: PathInput | Sequence[int | str] | None = option(
+        None, CHOSEN, "FILE", shown=False, kind=str | None
+    )
     """A list of what identifies documents, one to a line; --key says what that is."""
     match: PathInput | None = option(None, CHOSEN, "FILE", shown=False)
     """A list of texts, one to a line: documents that hold one of them go."""
@@ -1029,16 +1034,42 @@ class BanOptions:
     missing: str = option("error", CHOSEN, choices=("error", "count"))
     """What becomes of lines that no document has: an error, or they are passed over."""
 
+    @property
+    def names_nothing(self) -> bool:
+        return self.ids is None and self.match is None
+
     def __post_init__(self) -> None:
         check_choices(self)
-        if (self.ids is None) == (self.match is None):
+        if self.ids is not None and self.match is not None:
             raise UsageError(
-                "documents are banned by a list of ids or by one of texts"
-                + (", and none is given" if self.ids is None else ", and both are given"),
-                hint="give --ids optout.txt or --match patterns.txt; a view can be cut further",
+                "documents are named by a list of ids or by one of texts, and both are given",
+                hint="give one of them, then the other: --ids optout.txt, --match patterns.txt",
             )
         if self.regex and self.match is None:
             raise UsageError("regex has no meaning for ids", hint="leave --regex out")
+
+
+@dataclass(kw_only=True)
+class BanOptions(ListedOptions):
+    out: PathInput = option(MISSING, NEEDED, "FILE", short="-o")
+    """Where the view is written, such as kept.view."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.names_nothing:
+            raise UsageError(
+                "documents are banned by a list of ids or by one of texts, and none is given",
+                hint="give --ids optout.txt or --match patterns.txt; a view can be cut further",
+            )
+
+
+@dataclass(kw_only=True)
+class ForgetOptions(ListedOptions):
+    reason: str | None = option(None, CHOSEN, "TEXT", shown=False)
+    """Why they go, such as 'erasure request 2026-114': the manifest keeps it. It should name
+    nobody."""
+    dry_run: bool = option(False, RERUN)
+    """Change nothing; say what would go, and what would be written anew."""
 
 
 @dataclass(kw_only=True)

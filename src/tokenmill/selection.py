@@ -8,6 +8,7 @@ not grow with it, but for what names many documents: ids, and the reasons why do
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -21,7 +22,14 @@ import xxhash
 
 from tokenmill.errors import UsageError
 from tokenmill.markup import Told
-from tokenmill.options import BanOptions, DedupOptions, SelectOptions, as_list, with_options
+from tokenmill.options import (
+    BanOptions,
+    DedupOptions,
+    ListedOptions,
+    SelectOptions,
+    as_list,
+    with_options,
+)
 from tokenmill.search import Search
 from tokenmill.sources.columns import verdicts
 from tokenmill.store.annotations import Labels, Numbers
@@ -77,15 +85,12 @@ def ban(asked: BanOptions) -> ViewResult:
     """Write a view without documents that are listed, or that hold what is listed."""
     require_place(asked.out)
     store = Store(asked.store, split=None)
-    choice = Choice(store)
-    if asked.ids is not None:
-        finder: _Finder = _Ids(Documents(store), asked)
-    else:
-        finder = _Patterns(store, asked)
+    choice, finder = Choice(store), finder_of(store, asked)
     for number, why in finder.found():
         choice.say(number, why < 0, reasons=finder.reasons, why=why)
     finder.require_use()
-    given = {name: str(getattr(asked, name)) for name in ("ids", "match") if getattr(asked, name)}
+    named = {"ids": _shown_list(asked.ids), "match": _shown_list(asked.match)}
+    given = {name: shown for name, shown in named.items() if shown}
     return write(choice.view({"verb": "ban", **given, "key": asked.key}), store, asked.out)
 
 
@@ -225,7 +230,9 @@ def as_arrow(column: Column) -> Any:
 # What `ban` looks for: ids among the values of a column, or texts in documents.
 
 
-class _Finder(Protocol):
+class Finder(Protocol):
+    """Finds the documents that are named."""
+
     reasons: list[str]
 
     def found(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -233,6 +240,11 @@ class _Finder(Protocol):
 
     def require_use(self) -> None:
         """UsageError where what was listed was not all found."""
+
+
+def finder_of(store: Store, asked: ListedOptions) -> Finder:
+    """What finds the documents of a store that were named."""
+    return _Patterns(store, asked) if asked.ids is None else _Ids(Documents(store), asked)
 
 
 def look_up(
@@ -305,7 +317,7 @@ def keys_of_shard(
 class _Ids:
     """Documents whose key is listed in a file."""
 
-    def __init__(self, documents: Documents, asked: BanOptions) -> None:
+    def __init__(self, documents: Documents, asked: ListedOptions) -> None:
         self._documents, self._asked = documents, asked
         self._keys = split_keys(asked.key)
         for key in self._keys:
@@ -313,7 +325,7 @@ class _Ids:
                 documents.annotation(key)  # says which columns there are
         self._listed = [*dict.fromkeys(read_list(asked.ids))]
         self._is_found = np.zeros(len(self._listed), np.bool_)
-        self.reasons = [f"its {asked.key} is listed in {asked.ids}"]
+        self.reasons = [f"its {asked.key} is listed in {_shown_list(asked.ids)}"]
 
     def found(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         documents = self._documents
@@ -337,7 +349,7 @@ class _Patterns:
     A row that became several documents is one text, whose pieces go together.
     """
 
-    def __init__(self, store: Store, asked: BanOptions) -> None:
+    def __init__(self, store: Store, asked: ListedOptions) -> None:
         self._store, self._asked = store, asked
         self._listed = [*dict.fromkeys(read_list(asked.match))]
         self._counts = np.zeros(len(self._listed), np.int64)
@@ -422,9 +434,17 @@ def _rule(pattern: str) -> re.Pattern[str]:
         ) from error
 
 
-def read_list(path: PathInput | None) -> list[str]:
-    """The lines of a file, empty ones left out."""
-    assert path is not None
+def _shown_list(given: PathInput | Sequence[int | str] | None) -> str | None:
+    is_path = given is None or isinstance(given, str | os.PathLike)
+    return None if given is None else str(given) if is_path else "a list in Python"
+
+
+def read_list(given: PathInput | Sequence[int | str] | None) -> list[str]:
+    """The lines of a file, empty ones left out; or what a program listed."""
+    if given is not None and not isinstance(given, str | os.PathLike):
+        return _some([*map(str, given)], given)
+    assert given is not None
+    path = given
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -432,20 +452,23 @@ def read_list(path: PathInput | None) -> list[str]:
             f"the list {str(path)!r} cannot be read: {error}", hint="give a file of lines in UTF-8"
         ) from error
     found = [line for line in text.split("\n") if line.strip()]
-    found = [line.removesuffix("\r") for line in found]
+    return _some([line.removesuffix("\r") for line in found], path)
+
+
+def _some(found: list[str], given: PathInput | Sequence[int | str]) -> list[str]:
     if not found:
-        raise UsageError(f"the list {str(path)!r} is empty", hint="write one to a line")
+        raise UsageError(f"the list {_shown_list(given)!r} is empty", hint="write one to a line")
     return found
 
 
-def require_known(unknown: Sequence[str], asked: BanOptions, what: str) -> None:
+def require_known(unknown: Sequence[str], asked: ListedOptions, what: str) -> None:
     """UsageError where things that were listed are not there, unless that is expected."""
     if unknown and asked.missing == "error":
         listed = asked.match if asked.ids is None else asked.ids
         shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
         verb = "is" if len(unknown) == 1 else "are"
         raise UsageError(
-            f"{count(len(unknown), 'line')} of {str(listed)!r} {verb} {what} of"
+            f"{count(len(unknown), 'line')} of {_shown_list(listed)!r} {verb} {what} of"
             f" {str(asked.store)!r}: {shown}; nothing was written",
             hint="correct the list or --key; where other stores have them: --missing count",
         )

@@ -130,7 +130,8 @@ def small_share(part: float, whole: float) -> str:
 
 def examples(found: Sequence[tuple[str, int]], most: int = 8) -> str:
     """'a', 'b' and so on: strings that others wrote, with how often each is there."""
-    return ", ".join(f"{text!r} ({count(times)})" for text, times in found[:most])
+    shown = ", ".join(f"{text!r} ({count(times)})" for text, times in found[:most])
+    return shown or "which it was is not kept"
 
 
 def listed(names: Sequence[str], joint: str = "and") -> str:

@@ -441,6 +441,8 @@ class Task:
     ahead: int | None = None  # so many copies may wait or be in work
     unit: Unit | None = None  # where it is one, and known
     copy: UnitCopy | None = None  # what the unit is read from, if it is there
+    # Rows of its files that were forgotten, and are left out.
+    forgotten: tuple[facts.ForgottenUnit, ...] = ()
     # Of two tasks that may be given out, that with the smaller one goes first: a build that is
     # followed has here the place of the file in the plan.
     place: int = 0
@@ -487,10 +489,18 @@ class WorkPlan:
     rebuilt: list[str] = field(default_factory=list)  # of the store, and to be built again
     # Those of `rebuilt` and `stale` whose text is among the inputs as it was, and is cut anew.
     outgrown: list[str] = field(default_factory=list)
+    # Rows that were forgotten and are to be built again, and of which nobody knows which they are:
+    # their files changed, or are cut in another way.
+    lost: list[facts.ForgottenUnit] = field(default_factory=list)
     other_config: int = 0  # units of the store that were built with another configuration
     bytes_to_do: int = 0  # input of the tasks; an estimate where it is compressed
     units_to_do: int | None = 0  # None where a compressed file hides it
     rows_to_do: int | None = None  # known where there is a limit
+
+    @property
+    def inputs(self) -> dict[str, SourceFile]:
+        """The files by their paths, those in groups too."""
+        return {m.path: m for file in self.files for m in (file, *file.members)}
 
     def workers(self, most: int) -> int:
         """How many of the workers start."""
@@ -514,12 +524,87 @@ def plan_work(
     planner.run()
     if part is None:
         _find_leftovers(plan, layout, planner.existing, settings.identity.fingerprint)
-    inputs = {member.path: member for file in files for member in (file, *file.members)}
+    inputs = plan.inputs
     for name in (*plan.rebuilt, *plan.stale):
         found = facts.find_receipt(layout, name)
         if found is not None and found.config == settings.identity.fingerprint:
             plan.outgrown += [name] if _is_unchanged(found, inputs) else []
+    known = facts.read_forgotten(layout)
+    if known is not None:
+        _leave_out(plan, known, inputs, settings.source)
     return plan
+
+
+def _leave_out(
+    plan: WorkPlan,
+    known: facts.Forgotten,
+    inputs: Mapping[str, SourceFile],
+    options: SourceOptions,
+) -> None:
+    """Tell tasks which rows were forgotten; those that cannot be told apart any more are `lost`."""
+    for each in known.units:
+        paths = _paths(each)
+        tasks = [
+            place
+            for place, task in enumerate(plan.tasks)
+            if not set(paths).isdisjoint(m.path for m in task.file.members or (task.file,))
+            and (each.unit.path != task.file.path or _may_build(task, each.unit.index))
+        ]
+        if tasks and not _is_as_it_was(each, inputs, options):
+            plan.lost.append(each)
+            continue
+        for place in tasks:
+            task = plan.tasks[place]
+            plan.tasks[place] = dataclasses.replace(task, forgotten=(*task.forgotten, each))
+
+
+def _paths(each: facts.ForgottenUnit) -> tuple[str, ...]:
+    return each.unit.members or (each.unit.path,)
+
+
+def still_forgotten(
+    plan: WorkPlan, known: facts.Forgotten, options: SourceOptions
+) -> tuple[facts.ForgottenUnit, ...]:
+    """Rows that were forgotten, without those of files that are among the input and changed."""
+    inputs = plan.inputs
+    return tuple(
+        each
+        for each in known.units
+        if inputs.keys().isdisjoint(_paths(each)) or _is_as_it_was(each, inputs, options)
+    )
+
+
+def is_read(plan: WorkPlan, each: facts.ForgottenUnit) -> bool:
+    """Whether rows that were forgotten are of files among the input."""
+    return not plan.inputs.keys().isdisjoint(_paths(each))
+
+
+def _may_build(task: Task, index: int) -> bool:
+    """Whether a task for units of one file may have that of a number."""
+    return task.first == index if task.step is None else index not in task.done
+
+
+def _is_as_it_was(
+    each: facts.ForgottenUnit, inputs: Mapping[str, SourceFile], options: SourceOptions
+) -> bool:
+    """Whether a unit of which rows were forgotten would be read, and cut, as it was."""
+    wanted, paths = each.unit, _paths(each)
+    files = [inputs[path] for path in paths if path in inputs]
+    if len(files) != len(paths):
+        return False
+    file = make_group(wanted.path, files) if wanted.members else files[0]
+    unit = Unit(file=file, index=wanted.index, start=wanted.start, end=wanted.end)
+    if not wanted.members:
+        # A file that is in a group now is one unit as a whole, whatever it was before.
+        planned = next(itertools.islice(base.plan_units(file, options), wanted.index, None), None)
+        if planned is None or (planned.start, planned.end) != (wanted.start, wanted.end):
+            return False
+    if (file.size, file.version) == (each.source.size, each.source.version):
+        return True
+    if file.size != each.source.size or not each.source.digest:
+        return False
+    with contextlib.closing(base.open_source(file, options)) as source:
+        return source.digest(unit) == each.source.digest
 
 
 @dataclass(kw_only=True, slots=True)

@@ -191,6 +191,13 @@ class BuildRun:
     def prepare(self, discovery: Discovery, *, starts: bool = False) -> Work:
         """What is to be done; nothing is written yet. What will work may start meanwhile."""
         self.layout.upstream.begin()
+        known = facts.read_forgotten(self.layout)
+        if known is not None and known.pending is not None:
+            raise StoreError(
+                f"documents of {self.layout.name!r} are being forgotten, and that was interrupted:"
+                " a build now could bring them back",
+                hint=f"end it first: tokenmill forget {shlex.quote(self.layout.name)}",
+            )
         ahead: dict[str, Any] = {}
         if starts:
             start = functools.partial(self._start_ahead, discovery)
@@ -333,13 +340,23 @@ class BuildRun:
         strays = {each.file.path for each in work.discovery.strays} if self.options.rebuild else ()
         foreign = [path for path in plan.foreign if path not in strays]
         if foreign and not self.options.prune:
-            names = ", ".join(map(repr, foreign[:3])) + (", ..." if foreign[3:] else "")
+            names = _some(foreign)
             raise StoreError(
                 f"the store {store!r} has {len(plan.foreign_units):,} units of files that are "
                 f"not among the inputs ({names}); a store holds exactly what its command names",
                 hint="name those files too, choose another --out, or drop their units with --prune",
             )
 
+        if plan.lost and self.options.forgotten != "removed":
+            files = [path for each in plan.lost for path in each.unit.members or (each.unit.path,)]
+            rows = sum(each.num_rows for each in plan.lost)
+            raise StoreError(
+                f"{rows:,} rows of {_some(files)} were forgotten in {store!r}, and these files"
+                " changed since, or are cut or grouped in another way: a build cannot tell which"
+                " rows they are now, and would bring them back",
+                hint="remove them from the files, as forgotten.json in the store lists them, then"
+                " say so: --forgotten removed",
+            )
         if self.finishes is not None and plan.tasks:
             missing, of_parts = planning.describe_missing(plan.tasks, self.finishes)
             again = ", ".join(f"{part}/{self.finishes}" for part in of_parts[:_MOST_SHOWN])
@@ -418,6 +435,7 @@ class BuildRun:
                 units = self._units_in_order(work.plan, monitor)
                 held = facts.assemble_manifest(self.layout, work.request.identity, units=units)
                 self._check_losses(held, work.settings.source)
+                self._check_forgotten(held, work)
                 facts.write_manifest(self.layout, held)
                 snapshot = snapshots.tidy(self.layout, held)
                 self._building = None
@@ -480,6 +498,22 @@ class BuildRun:
                 hint="correct the paths or the options, or add --allow-empty; what was built is"
                 " kept",
             )
+
+    def _check_forgotten(self, held: Manifest, work: Work) -> None:
+        """Whether all rows were left out that were forgotten; those of other files are dropped."""
+        known = facts.read_forgotten(self.layout)
+        if known is None:
+            return
+        kept = planning.still_forgotten(work.plan, known, work.settings.source)
+        wanted = sum(each.num_rows for each in kept if planning.is_read(work.plan, each))
+        if self.options.limit is None and held.totals.forgotten != wanted:
+            raise StoreError(
+                f"{held.totals.forgotten:,} of {wanted:,} rows that were forgotten are left out of"
+                f" {self.layout.name!r}: the others may be in its shards again",
+                hint="remove the store, and build it from files without those rows",
+            )
+        if kept != known.units:
+            facts.write_forgotten(self.layout, known.but(units=kept))
 
     def _first_reject(self, held: Manifest) -> str:
         unit = next(unit.name for unit in held.units if unit.rejects is not None)
@@ -691,9 +725,15 @@ def _losses(totals: Counts) -> str:
         "rejected": totals.rejected,
         "left out by --where": totals.filtered,
         "left out by --limit": totals.skipped,
+        "forgotten": totals.forgotten,
     }
     found = listed([f"{number:,} {way}" for way, number in ways.items() if number])
     return f", of {count(totals.rows, 'row')}: {found}" if found else ", which has no rows"
+
+
+def _some(paths: Sequence[str]) -> str:
+    """The first of some files."""
+    return ", ".join(map(repr, paths[:3])) + (", ..." if paths[3:] else "")
 
 
 def _building(work: Work) -> Building:

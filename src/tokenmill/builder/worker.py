@@ -36,6 +36,7 @@ from tokenmill.engines.base import TokenizerKind, UnencodableError
 from tokenmill.engines.parity import Sample
 from tokenmill.errors import (
     MemoryBudgetError,
+    SourceError,
     TokenizerError,
     TooManyRejectsError,
     UnknownTextError,
@@ -67,10 +68,12 @@ from tokenmill.store.facts import (
     Bounds,
     Counts,
     EngineFacts,
+    ForgottenUnit,
     SourceFacts,
     UnitFacts,
     UnknownFacts,
 )
+from tokenmill.store.format import numbers_of_runs
 from tokenmill.store.layout import (
     TRAIN,
     StoreLayout,
@@ -84,12 +87,13 @@ from tokenmill.store.write import UnitWriter
 from tokenmill.words import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from tokenmill.engines.base import TokenizerInfo
     from tokenmill.runners.local import Report
+    from tokenmill.store.format import Ints
 
 
 # -------------------------------------------------------------------------------------------------
@@ -215,6 +219,9 @@ class UnitPass:
     row_limit: int | None
     report: Report
     by_reference: bool
+    forgotten: Mapping[str, Ints] = field(
+        default_factory=dict
+    )  # file -> rows of it; '': of the unit
     counts: Counter[str] = field(default_factory=Counter)  # by the names of Counts
     largest_row_bytes: int = 0
     smallest_too_large_bytes: int | None = None
@@ -309,6 +316,23 @@ class UnitPass:
         has_unknown = self.counts["unknown_ids"] or self.counts["lost_bytes"]
         return self._unknown_facts() if has_unknown else None
 
+    def require_as_it_was(self, each: ForgottenUnit, end: UnitEnd) -> None:
+        """SourceError where rows were left out that may not be those that were forgotten."""
+        unit, wanted = self.unit, each.unit
+        members = tuple(member.path for member in unit.file.members)
+        is_same = (wanted.path, wanted.index, wanted.members) == (
+            unit.file.path,
+            unit.index,
+            members,
+        )
+        if is_same and each.source.digest not in ("", end.digest):
+            self.writer.abort()
+            raise SourceError(
+                f"{unit.file.title} changed since rows of it were forgotten: which they are now is"
+                " not known",
+                hint="remove them from the file, and say so: --forgotten removed",
+            )
+
     def tell(self) -> None:
         """Report what was done so far."""
         self._told_at = time.monotonic()
@@ -371,9 +395,18 @@ class UnitPass:
             counts["lost_characters"] += int(made.lost.characters.sum())
             counts["lost_bytes"] += int(made.lost.num_bytes.sum())
         if len(made.rows):
-            thread.submit(self._write, made.texts, made.tokens, made.rows)
+            gone = self._forgotten_rows(batch)
+            thread.submit(self._write, made.texts, made.tokens, made.rows, gone)
 
-    def _write(self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64]) -> None:
+    def _forgotten_rows(self, batch: RowBatch) -> Ints:
+        """Rows of the unit that were forgotten; of a group, of the files that have rows here."""
+        own = [self.forgotten.get("", np.zeros(0, np.int64))]
+        own += [first + self.forgotten[p] for first, p in batch.files if p in self.forgotten]
+        return np.concatenate(own)
+
+    def _write(
+        self, texts: TextBatch, tokens: TokenBatch, rows: NDArray[np.int64], gone: Ints
+    ) -> None:
         counts, identity = self.counts, self.worker.settings.identity
         finder = self.worker.encoder.unknown
         unknown_id = None if finder is None else finder.unknown.id
@@ -383,11 +416,14 @@ class UnitPass:
             raise AssertionError(f"id {largest} of a vocabulary of {vocab_size}")
         filled = tokens.lengths > 0
         counts["empty"] += int(len(filled) - np.count_nonzero(filled))
+        is_gone = filled & np.isin(rows, gone)
+        filled &= ~is_gone
         told = self.unit.file.split or TRAIN
-        chosen = {told: filled}
+        chosen: dict[str | None, NDArray[np.bool_]] = {told: filled}
         if val > 0 and told == TRAIN:
             held_out = in_validation(texts, val)
             chosen = {TRAIN: filled & ~held_out, VAL: filled & held_out}
+        chosen[None] = is_gone
         for split, is_chosen in chosen.items():
             documents = np.flatnonzero(is_chosen)
             if not len(documents):
@@ -397,6 +433,10 @@ class UnitPass:
             )
             left, scratch = self.worker.encoder.frame_left, self.worker.scratch
             ids, lengths = frame(tokens.ids, dtype=identity.dtype, frame=left, scratch=scratch)
+            if split is None:
+                counts["forgotten"] += len(documents)
+                counts["forgotten_tokens"] += len(ids)
+                continue
             mask, of_mask = None, self.worker.mask_scratch
             if tokens.mask is not None:
                 # Rows with a mask are framed where it is made.
@@ -518,6 +558,8 @@ class UnitPass:
         finder = self.worker.encoder.unknown
         assert finder is not None
         unknown = finder.unknown
+        if self.counts["forgotten"]:  # examples may be of what was forgotten
+            return UnknownFacts.of(unknown.token, unknown.id, {})
         return UnknownFacts.of(unknown.token, unknown.id, self.encoding.unknown_text)
 
     def _check_rejects(self, end: UnitEnd | None) -> None:
@@ -562,6 +604,23 @@ class UnitPass:
         if any(each.format == "text" for each in file.members or (file,)):
             hint += "cut the files into documents with --separator, such as --separator '\\n\\n', "
         return hint + "or "
+
+
+def _rows_of(unit: Unit, forgotten: Iterable[ForgottenUnit]) -> dict[str, Ints]:
+    """The rows of a unit that were forgotten: of a group by the file and the row in it."""
+    found: dict[str, list[int]] = {}
+    for each in forgotten:
+        rows, own = numbers_of_runs(each.rows).tolist(), each.unit
+        if own.path == unit.file.path and not own.members:
+            found.setdefault("", []).extend(rows if own.index == unit.index else ())
+            continue
+        # It was in a group, or is in one now: then files are read whole, before and now.
+        for row in rows:
+            path, in_file = each.file_of(row) if own.members else (own.path, row)
+            if path == unit.file.path:
+                path = "" if (unit.start, unit.end) == (0, None) else path
+            found.setdefault(path, []).append(in_file)
+    return {path: np.array(rows, np.int64) for path, rows in found.items()}
 
 
 def split_batch(batch: RowBatch, most_bytes: int) -> Iterator[RowBatch]:
@@ -858,6 +917,7 @@ class BuildWorker:
                         first=unit.index,
                         row_limits=limits,
                         copy=copy,
+                        forgotten=task.forgotten,
                         place=task.place,
                     )
                     report(FoundTask(unit_name(task.file.path, index=unit.index), found))
@@ -898,7 +958,12 @@ class BuildWorker:
     def _build(self, source: Source, unit: Unit, task: plan.Task, report: Report) -> None:
         row_limit = task.row_limits.get(unit.index)
         begin = functools.partial(
-            UnitPass, worker=self, unit=unit, row_limit=row_limit, report=report
+            UnitPass,
+            worker=self,
+            unit=unit,
+            row_limit=row_limit,
+            report=report,
+            forgotten=_rows_of(unit, task.forgotten),
         )
         # Nothing to disagree with where the reference is the engine.
         made, differs = begin(by_reference=self.engine.fast is None), False
@@ -926,9 +991,13 @@ class BuildWorker:
         # At most one unit is being committed; an error of the one before is raised here.
         if self._pending is not None:
             made.encoding.clock.timed("wait", self._pending.result)
+        for each in task.forgotten:
+            made.require_as_it_was(each, end)
         self._pending = self._committer.submit(self._commit, made, end, task.copy)
 
     def _commit(self, made: UnitPass, end: UnitEnd, copy: UnitCopy | None) -> None:
+        if made.counts["forgotten"] and not made.counts["documents"]:
+            end = dataclasses.replace(end, digest="")  # it would be of forgotten texts alone
         file, encoding, start = made.unit.file, made.encoding, time.perf_counter()
         reference = self.engine.reference
         used = reference if encoding.by_reference else self.engine.engine

@@ -90,7 +90,9 @@ def build(
     show.build_result(result, as_json=as_json)
 
 
-NOT_PLANNED = "max_rejects allow_empty pin profile monitor runner address part prune rebuild"
+NOT_PLANNED = (
+    "max_rejects allow_empty pin profile monitor runner address part prune rebuild forgotten"
+)
 
 
 @command("options.PlanOptions", without=NOT_PLANNED, also="config")
@@ -303,6 +305,24 @@ def ban(*, store: str, options: Asked, as_json: bool) -> None:
     with stoppable(VIEW_KEPT):
         result = tokenmill.ban(store, **options)
     show.view_result(result, as_json=as_json)
+
+
+@command("options.ForgetOptions")
+def forget(*, store: str, options: Asked, as_json: bool) -> None:
+    """Take documents out of a store for good: no byte of them is left in any of its files.
+
+    For erasure requests. Shards that had one are written anew, and builds leave its row out from
+    then on. The same command again, or one without a list, ends what was interrupted.
+
+    \b
+    Examples:
+      tokenmill forget my-store --ids gdpr.txt --key id --dry-run
+      tokenmill forget my-store --ids gdpr.txt --key id --reason 'request 2026-114'
+      tokenmill forget my-store --match texts.txt
+    """
+    with stoppable("what was begun is ended by the same command", resumes=True):
+        result = tokenmill.forget(store, **options)
+    show.forget_result(result, as_json=as_json)
 
 
 @command("options.DedupOptions")

@@ -126,7 +126,7 @@ ParserError: Any = typer.BadParameter.__mro__[2]
 
 COMMANDS = """
 build finish plan inspect view grep trace layout verify
-select ban dedup annotate
+select ban dedup annotate forget
 train diagnose audit export import convert prune demo
 """
 # None would be given to pydantic, see `spare_pydantic`.

@@ -21,6 +21,7 @@ from tokenmill.words import (
     duration,
     examples,
     format_size,
+    listed,
     of_budget,
     rate,
     share,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tokenmill.demo import Step
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.files import PathInput
+    from tokenmill.forgetting import ForgetResult
     from tokenmill.history import DocumentTrace, TraceResult
     from tokenmill.inspection import (
         DocumentView,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from tokenmill.store.facts import (
         BoundaryToken,
         Counts,
+        ForgottenReason,
         SourceEntry,
         SplitTotals,
         UnknownFacts,
@@ -943,7 +946,37 @@ def view_rows(result: ViewResult) -> Iterator[Row]:
         yield "undecided", f"{missing}: they are gone too"
 
 
-def _gone_text(gone: Gone) -> str:
+def forget_result(result: ForgetResult, *, as_json: bool) -> None:
+    """Print what was taken out of a store, or would be, and where it may still be."""
+    if as_json:
+        print_json(result)
+        return
+    if not result.documents:
+        print(f"nothing to do: {visible(result.store)} has none of these documents")
+        return
+    would, verb = ("would be ", "would go") if result.dry_run else ("", "forgotten")
+    anew = [count(result.units, "unit"), *(f"the column {name}" for name in result.annotations)]
+    removed = [f"the snapshot {name}" for name in result.snapshots]
+    removed += [f"the column {name}, of another state or damaged" for name in result.stale]
+    rows = [
+        ("store", result.store),
+        ("resumed", "an earlier run had been interrupted" if result.resumed else ""),
+        (verb, _of_all(result.documents, result.of_documents)),
+        ("tokens", _of_all(result.tokens, result.of_tokens)),
+        *(("reason", _gone_text(each)) for each in result.reasons),
+        ("anew", f"{would}written: {listed(anew)}"),
+        ("removed", f"{would}removed: {listed(removed)}" if removed else ""),
+    ]
+    if result.linked:
+        names = f"{count(len(result.linked), 'file')} ({result.linked[0]}, ...)"
+        linked = f"{names} have other names outside the store, where they are as they were"
+        rows.append(("linked", f"{linked}: remove exports that were made with --link"))
+    rows.append(("not reached", "the sources, exports, copies and backups: see docs/forgetting.md"))
+    facts(*rows)
+    next_steps(f"tokenmill verify {shlex.quote(result.store)}")
+
+
+def _gone_text(gone: Gone | ForgottenReason) -> str:
     documents = f"{count(gone.documents, 'document')}, {count(gone.tokens, 'token')}"
     return f"{documents}: {gone.reason}"
 

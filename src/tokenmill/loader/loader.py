@@ -693,6 +693,7 @@ class Loader(Shown):
         store that grew since, the running epoch ends as it would have; the next one has what was
         added. `growth()` says when.
         """
+        self._refuse_forgotten(state)
         saved = check_state(state, self._facts, names=self.mixture.names)
         step, position, update, _ = saved
         now, before = step, 0
@@ -728,6 +729,19 @@ class Loader(Shown):
             else self._make_plan(origin=position, origin_step=step, update_step=step - before)
         )
         self._step, self._has_ended = now, False
+
+    def _refuse_forgotten(self, state: object) -> None:
+        """StateError for a state of what a store held before documents of it were forgotten."""
+        stores = state.get("stores") if isinstance(state, dict) else None
+        for name, store in zip(self.mixture.names, self.mixture.stores, strict=True):
+            saved = stores.get(name) if isinstance(stores, dict) else None
+            if isinstance(saved, str) and (what := store.forgotten_since(saved)) is not None:
+                raise StateError(
+                    f"the state was saved when {str(store.path)!r} held more: {what}; the order of"
+                    " rows is another one without them, and some would come twice, or never",
+                    hint="go on with the weights alone, and begin the data anew: without"
+                    " load_state_dict, or from another seed",
+                )
 
     @property
     def _dealing(self) -> Update:

@@ -205,6 +205,14 @@ class PairLoader:
         own = {**self.state_dict(), "version": 2 if "grown" in state else 1}
         if before is not None:
             own["store"] = saved
+        what = self.store.forgotten_since(saved) if isinstance(saved, str) else None
+        if what is not None:
+            raise UsageError(
+                f"the state was saved when {str(self.store.path)!r} held more: {what}; the order of"
+                " pairs is another one without them",
+                hint="go on with the weights alone, and begin the data anew: without"
+                " load_state_dict",
+            )
         for name in _STATE:
             if state.get(name) != own[name]:
                 raise UsageError(

@@ -30,6 +30,7 @@ from tokenmill.store.facts import (
     content_fingerprint,
     contents_of,
     facts_of,
+    read_forgotten,
     read_manifest,
     read_receipt_bytes,
     unlisted_rejects,
@@ -52,7 +53,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenmill.files import PathInput
-    from tokenmill.store.facts import RejectsEntry, ShardEntry, StoreIdentity, UnitEntry
+    from tokenmill.store.facts import (
+        ForgottenStep,
+        RejectsEntry,
+        ShardEntry,
+        StoreIdentity,
+        UnitEntry,
+    )
     from tokenmill.store.layout import StoreLayout
 
     _See = Callable[[memoryview], None]
@@ -149,7 +156,9 @@ class _Check:
         if self._layout.upstream.url is None:  # else nothing is here yet; the scan finds it too
             for path, problem in find_problems(self._layout, self._manifest):
                 self._find(path, problem)
-        assembler, complete = ManifestAssembler(self._manifest.identity), True
+        forgotten = self._check_forgotten()
+        assembler = ManifestAssembler(self._manifest.identity, forgotten=forgotten)
+        complete = True
         with ThreadPoolExecutor(MAX_THREADS) as pool:
             scans = pool.map(self._scan_unit, self._manifest.units)
             for unit, scan in zip(self._manifest.units, scans, strict=True):
@@ -215,10 +224,33 @@ class _Check:
         except StoreError as error:
             self._find(self._layout.manifest, error.message)
             return
-        for member in ("totals", "unknown", "splits", "engines", "sources", "units"):
+        members = ("totals", "unknown", "splits", "engines", "sources", "units", "forgotten")
+        for member in members:
             if getattr(assembled, member) != getattr(self._manifest, member):
                 are = "is" if member == "unknown" else "are"
                 self._find(self._layout.manifest, f"{member} {are} not what the receipts say")
+
+    def _check_forgotten(self) -> tuple[ForgottenStep, ...]:
+        """What was taken out, by the list that keeps builds from bringing it back."""
+        layout, path = self._layout, self._layout.forgotten
+        layout.upstream.download([path])
+        try:
+            found = read_forgotten(layout)
+        except StoreError as error:
+            self._find(path, error.message)
+            return self._manifest.forgotten
+        if found is None:
+            if self._manifest.forgotten:
+                self._find(path, "is missing: a build would bring back what was forgotten")
+            return self._manifest.forgotten
+        if found.pending is not None:
+            self._find(
+                path, "says that documents are being forgotten: end it with tokenmill forget"
+            )
+            return self._manifest.forgotten
+        if sum(each.num_rows for each in found.units) < self._manifest.totals.forgotten:
+            self._find(path, "has fewer rows than were forgotten")
+        return found.steps
 
     def _check_runs(self) -> None:
         path = self._layout.runs
@@ -281,6 +313,8 @@ class _Check:
         folders.add(layout.annotations)
         known = self._snapshots | {
             layout.manifest,
+            layout.forgotten,
+            layout.forgetting,
             layout.runs,
             *layout.locks,
             *folders,

@@ -33,7 +33,7 @@ from tokenmill.store.annotations import (
     find_annotations,
     open_annotation,
 )
-from tokenmill.store.format import counted_by_document
+from tokenmill.store.format import counted_by_document, numbers_of_runs
 from tokenmill.store.reader import Store
 from tokenmill.store.views import Choice
 from tokenmill.where import FLAG, NUMBER, TEXT
@@ -175,8 +175,7 @@ class Documents:
 
 def rows_of(facts: ShardFacts) -> Ints:
     """The row of its unit that each document of a shard is of."""
-    skips, takes = np.array(facts.rows[0::2], np.int64), np.array(facts.rows[1::2], np.int64)
-    rows = np.arange(int(takes.sum())) + np.repeat(np.cumsum(skips), takes)
+    rows = numbers_of_runs(facts.rows)
     if not facts.pieces:
         return rows
     whole, counts = np.array(facts.pieces[0::2], np.int64), np.array(facts.pieces[1::2], np.int64)

@@ -64,7 +64,8 @@ GROUPS_VERSION = 5  # units of several files, of any number of rows each
 UNKNOWN_VERSION = 6  # text that the tokenizer does not know
 FILTERED_VERSION = 7  # rows that a condition left out
 PAIRS_VERSION = 8  # rows of two sides, of which one is not to be learned: manifests alone
-LATEST_VERSION = PAIRS_VERSION
+FORGOTTEN_VERSION = 9  # documents that were forgotten
+LATEST_VERSION = FORGOTTEN_VERSION
 _BRIEF_CHARACTERS = 200
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -194,6 +195,8 @@ def not_ours(kind: str, path: Path | str, error: Exception, *, hint: str | None)
 
 def version_of(counts: Counts, *, masks: bool) -> int:
     """The format version of a file that speaks of so much."""
+    if counts.forgotten:
+        return FORGOTTEN_VERSION
     if counts.filtered:
         return FILTERED_VERSION
     if counts.has_unknown:
@@ -299,16 +302,24 @@ class Counts(Fact, frozen=True, kw_only=True, omit_defaults=True):
     lost_bytes: Count = 0  # their UTF-8, out of `text_bytes`
     filtered: Count = 0  # rows that a condition left out
     undecided: Count = 0  # of those: it was not false either, since a value was missing
+    # Rows whose documents were taken out of the store, and their tokens; what is said above of
+    # text and its bytes is of them too, and what is said of documents and tokens is not.
+    forgotten: Count = 0
+    forgotten_tokens: Count = 0
 
     def __post_init__(self) -> None:
         used = self.documents + self.empty + self.rejected + self.skipped + self.filtered
+        used += self.forgotten
         if self.rows != used - self.pieces + self.split_rows:
             pieces = f", {self.pieces} of them of {self.split_rows} rows," if self.pieces else ""
             raise ValueError(
                 f"{self.rows} rows are not {self.documents} documents{pieces} + {self.empty} empty"
                 f" + {self.rejected} rejected + {self.skipped} skipped"
                 + (f" + {self.filtered} left out by a condition" if self.filtered else "")
+                + (f" + {self.forgotten} forgotten" if self.forgotten else "")
             )
+        if self.forgotten_tokens and not self.forgotten:
+            raise ValueError(f"{self.forgotten_tokens} tokens of no rows were forgotten")
         if self.undecided > self.filtered:
             raise ValueError(f"{self.undecided} of {self.filtered} rows left out are undecided")
         if bool(self.pieces) != bool(self.split_rows):
@@ -346,12 +357,14 @@ def bytes_per_token(totals: Counts, config: Mapping[str, object]) -> float | Non
     """UTF-8 bytes of text for each token of a store of this configuration.
 
     None where that is not known: where rows were cut off, only a part of their text was written,
-    and whoever imported tokens has not seen any text.
+    and whoever imported tokens has not seen any text. Of all text that became tokens, forgotten
+    since or not.
     """
     is_cut = config.get("max_length") is not None and config.get("too_long") == "truncate"
-    if not totals.tokens or not totals.text_bytes or is_cut:
+    tokens = totals.tokens + totals.forgotten_tokens
+    if not tokens or not totals.text_bytes or is_cut:
         return None
-    return totals.text_bytes / totals.tokens
+    return totals.text_bytes / tokens
 
 
 COUNTS = Counts.__struct_fields__
@@ -536,10 +549,7 @@ class Receipt(SealedFact, frozen=True, kw_only=True, omit_defaults=True):
 
     def file_of(self, row: int) -> tuple[str, int]:
         """The file of a row of a unit that is a group, and the row's number in that file."""
-        members = self.unit.members
-        ends = [*itertools.accumulate(self.source.member_rows or [1] * len(members))]
-        place = bisect.bisect_right(ends, row)
-        return members[place], row - (ends[place - 1] if place else 0)
+        return _file_of(self.unit, self.source, row)
 
     @property
     def files(self) -> dict[str, FileFacts]:
@@ -551,6 +561,31 @@ class Receipt(SealedFact, frozen=True, kw_only=True, omit_defaults=True):
             if isinstance(found := getattr(shard.files, kind), FileFacts)
         }
 
+    def without(
+        self, shards: tuple[ShardFacts, ...], *, rows: int, tokens: int, unknown_ids: int
+    ) -> Receipt:
+        """The same with these shards, from which so many rows were taken.
+
+        What is said of the text of all rows stays, but for its hash, where it would be that of
+        forgotten texts alone, and for examples, which may be of them.
+        """
+        split = [split_counts(shard.pieces) for shard in shards]
+        counts = self.counts.but(
+            documents=sum(shard.documents for shard in shards),
+            tokens=sum(shard.tokens for shard in shards),
+            split_rows=sum(rows for rows, _ in split),
+            pieces=sum(pieces for _, pieces in split),
+            unknown_ids=self.counts.unknown_ids - unknown_ids,
+            forgotten=self.counts.forgotten + rows,
+            forgotten_tokens=self.counts.forgotten_tokens + tokens,
+        )
+        unknown: UnknownFacts | msgspec.UnsetType = msgspec.UNSET
+        if counts.has_unknown:
+            assert isinstance(self.unknown, UnknownFacts)
+            unknown = self.unknown.but(examples=())
+        source = self.source if shards else self.source.but(digest="")
+        return self.but(shards=shards, counts=counts, unknown=unknown, source=source)
+
     @property
     def claim(self) -> Claim:
         """What it claims, and no more."""
@@ -560,6 +595,13 @@ class Receipt(SealedFact, frozen=True, kw_only=True, omit_defaults=True):
     def check_path(self, path: str) -> None:
         if not path.endswith(f"{self.unit.name}.json"):
             raise ValueError(f"it is of the unit {self.unit.name!r}")
+
+
+def _file_of(unit: UnitFacts, source: SourceFacts, row: int) -> tuple[str, int]:
+    members = unit.members
+    ends = [*itertools.accumulate(source.member_rows or [1] * len(members))]
+    place = bisect.bisect_right(ends, row)
+    return members[place], row - (ends[place - 1] if place else 0)
 
 
 def read_receipt(layout: StoreLayout, unit: str) -> Receipt:
@@ -775,6 +817,33 @@ def _columns(*, mask: bool) -> dict[str, Json]:
     }
 
 
+class ForgottenReason(Fact, frozen=True, kw_only=True):
+    """How many documents were forgotten for one reason."""
+
+    reason: str
+    documents: Count
+    tokens: Count
+
+
+class ForgottenStep(Fact, frozen=True, kw_only=True):
+    """One time that documents were taken out of a store: how many, why, and of which state of it.
+
+    Which they were is not said.
+    """
+
+    manifest: Checksum  # the seal of the manifest that was: each is chained to the one before
+    contents: dict[str, Checksum]  # `Store.content` of its splits
+    reasons: tuple[ForgottenReason, ...]
+
+    @property
+    def documents(self) -> int:
+        return sum(each.documents for each in self.reasons)
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.tokens for each in self.reasons)
+
+
 class EngineEntry(EngineNames, frozen=True, kw_only=True):
     """What one engine did, over all units."""
 
@@ -816,6 +885,7 @@ class Manifest:
     sources: tuple[SourceEntry, ...]
     units: tuple[UnitEntry, ...]  # in the order of the plan: file by file, and along each file
     unknown: UnknownFacts | None = None
+    forgotten: tuple[ForgottenStep, ...] = ()  # documents that were taken out, time after time
 
     def __post_init__(self) -> None:
         if (self.unknown is not None) != self.totals.has_unknown:
@@ -832,6 +902,8 @@ class Manifest:
     @property
     def version(self) -> int:
         """Its format version."""
+        if self.forgotten:
+            return FORGOTTEN_VERSION
         if self.identity.has_pairs:
             return PAIRS_VERSION
         return version_of(self.totals, masks=self.identity.mask)
@@ -856,6 +928,9 @@ class Manifest:
             "splits": {name: self.splits[name].to_json() for name in sorted(self.splits)},
             "engines": [engine.to_json() for engine in self.engines],
             "sources": [source.to_json() for source in self.sources],
+            **(
+                {"forgotten": [each.to_json() for each in self.forgotten]} if self.forgotten else {}
+            ),
             "columns": _columns(mask=identity.mask),
             "units": (unit.to_json() for unit in self.units),
         }
@@ -903,7 +978,12 @@ class Manifest:
         ]
         same = {name: getattr(found, name) for name in ("totals", "splits", "engines", "sources")}
         unknown = found.unknown if isinstance(found.unknown, UnknownFacts) else None
-        return cls(identity=identity, units=tuple(units), unknown=unknown, **same)
+        if found.forgotten == ():
+            raise ValueError("it has a list of what was forgotten, and nothing is in it")
+        forgotten = found.forgotten if isinstance(found.forgotten, tuple) else ()
+        return cls(
+            identity=identity, units=tuple(units), unknown=unknown, forgotten=forgotten, **same
+        )
 
 
 def content_fingerprint(manifest: Manifest, *, split: str | None, shards: int | None = None) -> str:
@@ -934,6 +1014,7 @@ class _ManifestMembers(Fact, frozen=True, kw_only=True):
     columns: dict[str, list[str]]
     units: list[UnitRow]
     unknown: UnknownFacts | msgspec.UnsetType = msgspec.UNSET
+    forgotten: tuple[ForgottenStep, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -974,7 +1055,10 @@ def write_manifest(layout: StoreLayout, manifest: Manifest) -> None:
 def _no_manifest(root: Path) -> StoreError:
     layout = StoreLayout(root)
     what = f"the store {str(root)!r} has no tokenmill.json: "
-    if layout.parts.is_dir():
+    if layout.forgetting.is_dir():
+        what += "documents are being taken out of it, or that was interrupted"
+        hint = f"wait until it has ended, or end it: tokenmill forget {shlex.quote(str(root))}"
+    elif layout.parts.is_dir():
         what += "built in parts, and not finished"
         hint = f"when all parts are built: tokenmill finish {shlex.quote(str(root))}"
     elif layout.shards.is_dir():
@@ -1061,8 +1145,11 @@ def tally_units(layout: StoreLayout, units: Iterable[str]) -> Tally:
 class ManifestAssembler:
     """Takes receipts, unit by unit and file by file, and keeps only their entries."""
 
-    def __init__(self, identity: StoreIdentity) -> None:
+    def __init__(
+        self, identity: StoreIdentity, *, forgotten: tuple[ForgottenStep, ...] = ()
+    ) -> None:
         self._identity = identity
+        self._forgotten = forgotten
         self._tally = Tally()
         self._sources: list[SourceEntry] = []
         self._units: list[UnitEntry] = []
@@ -1103,6 +1190,7 @@ class ManifestAssembler:
                 sources=tuple(self._sources),
                 units=tuple(self._units),
                 unknown=self._tally.unknown,
+                forgotten=self._forgotten,
             )
         except ValueError as error:
             raise StoreError(
@@ -1176,7 +1264,8 @@ def assemble_manifest(
     layout: StoreLayout, identity: StoreIdentity, *, units: Iterable[str]
 ) -> Manifest:
     """The manifest of the named units, whose receipts are read one after the other."""
-    assembler = ManifestAssembler(identity)
+    known = read_forgotten(layout)
+    assembler = ManifestAssembler(identity, forgotten=() if known is None else known.steps)
     remaining = iter(units)
     while batch := list(itertools.islice(remaining, _BATCH_UNITS)):
         if layout.upstream.url is not None:
@@ -1297,6 +1386,90 @@ def remove_building(layout: StoreLayout) -> None:
         layout.building.unlink(missing_ok=True)
         sync_folder(layout.root)
     layout.upstream.remove([layout.building])
+
+
+# -------------------------------------------------------------------------------------------------
+# `forgotten.json`: which rows of the sources were taken out of a store, so that no build brings
+# them back. It is written before the first shard changes, and no build removes it.
+#
+# Of a document it has the place alone: the file, what the file was, and the number of the row. No
+# hash of a text or of its tokens is kept: whoever has the text could ask by it whether it was here.
+
+
+class ForgottenUnit(Fact, frozen=True, kw_only=True):
+    """Rows of a unit that were forgotten, and what it was read from."""
+
+    unit: UnitFacts
+    source: SourceFacts
+    rows: tuple[Count, ...]  # run lengths over the unit's rows, as in a receipt
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows[1::2])
+
+    def file_of(self, row: int) -> tuple[str, int]:
+        """The file of a row of a unit that is a group, and the row's number in that file."""
+        return _file_of(self.unit, self.source, row)
+
+    def __post_init__(self) -> None:
+        check_runs(self.rows, documents=self.num_rows, rows=sum(self.rows))
+        if not self.rows:
+            raise ValueError(f"no row of the unit {self.unit.name!r} was forgotten")
+
+
+class Forgetting(Fact, frozen=True, kw_only=True):
+    """What has begun and is not finished: all that is needed to go on with it."""
+
+    request: str  # digest of what was asked for
+    documents: tuple[Count, ...]  # run lengths over all documents of the store as it was
+    units: tuple[str, ...]  # that are written anew
+    snapshots: tuple[str, ...]  # that go
+    annotations: tuple[str, ...]  # that are written anew
+    stale: tuple[str, ...]  # annotations of another state of the store, which go
+    plans: tuple[str, ...]  # first digits of the contents whose plans go, in the user's cache too
+    linked: tuple[str, ...]  # files that have names outside the store too
+
+
+class Forgotten(SealedFact, frozen=True, kw_only=True):
+    """The file."""
+
+    kind: ClassVar[str] = "list of what was forgotten"
+    remedy: ClassVar[str] = (
+        "restore the file: without it, a build would bring back what was forgotten"
+    )
+    steps: tuple[ForgottenStep, ...]
+    units: tuple[ForgottenUnit, ...]
+    pending: Forgetting | None
+
+
+def write_forgotten(layout: StoreLayout, forgotten: Forgotten) -> None:
+    """Put the list in place of the one that was."""
+    replace_file(layout, layout.forgotten, forgotten.to_bytes())
+
+
+def read_forgotten(layout: StoreLayout) -> Forgotten | None:
+    """What was forgotten; None where nothing was. StoreError where that cannot be read."""
+    try:
+        data = layout.forgotten.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        message = f"{str(layout.forgotten)!r} cannot be read: {error.strerror or error}"
+        raise StoreError(message, hint=Forgotten.remedy) from error
+    return Forgotten.from_bytes(data, path=layout.forgotten)
+
+
+def describe_forgotten(manifest: Manifest, contents: Iterable[str]) -> str | None:
+    """What was taken out of a store since its splits held this, in words; None if they never did.
+
+    What went later than that counts, be it of these splits or others.
+    """
+    wanted = set(contents)
+    for number, step in enumerate(manifest.forgotten):
+        if wanted and wanted <= set(step.contents.values()):
+            count = sum(each.documents for each in manifest.forgotten[number:])
+            return f"{count:,} documents were forgotten since (tokenmill forget)"
+    return None
 
 
 # -------------------------------------------------------------------------------------------------

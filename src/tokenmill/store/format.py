@@ -328,6 +328,13 @@ class Place(NamedTuple):
     pieces: int
 
 
+def numbers_of_runs(runs: Sequence[int]) -> Ints:
+    """The numbers that run lengths take."""
+    skips, takes = np.array(runs[0::2], np.int64), np.array(runs[1::2], np.int64)
+    found: Ints = np.arange(int(takes.sum())) + np.repeat(np.cumsum(skips), takes)
+    return found
+
+
 def place_of(runs: Sequence[int], pieces: Sequence[int], *, document: int) -> Place:
     """The row of its unit that a shard's document comes from."""
     whole, counts = np.array(pieces[0::2], np.int64), np.array(pieces[1::2], np.int64)

@@ -139,6 +139,8 @@ class StoreLayout:
 
     manifest = _Below("tokenmill.json")
     building = _Below("building.json")  # what a build that goes on will make
+    forgotten = _Below("forgotten.json")  # rows that were taken out, and that no build brings back
+    forgetting = _Below("forgetting")  # shards without them, until they are in place
     runs = _Below("runs.jsonl")
     tokenizer = _Below("tokenizer")
     shards = _Below("shards")
@@ -191,8 +193,8 @@ class StoreLayout:
         Of shards and rejects only if `to_write`: who reads looks at all that the manifest names.
         """
         folders = [self.tokenizer, self.layouts, self.parts, self.snapshots]
-        folders += [self.retired, self.shards, self.rejects]
-        files = (self.manifest, self.building, self.runs)
+        folders += [self.retired, self.shards, self.rejects, self.forgetting, self.annotations]
+        files = (self.manifest, self.building, self.forgotten, self.runs)
         known = {path.name for path in (*files, *self.locks, *folders)} | {"tmp"}
         for folder in (self.root, *(folders if to_write else folders[:4])):
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -362,6 +364,13 @@ def _with_tail(body: bytearray) -> bytes:
 
 def _dumps(value: Json) -> bytes:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+def seal_of(data: bytes) -> str:
+    """The checksum that a sealed file ends with."""
+    tail = _TAIL.fullmatch(data[-_TAIL_BYTES:])
+    assert tail is not None  # it was read before
+    return tail[1].decode()
 
 
 def check_seal(data: bytes, *, path: Path | str) -> bytes:
@@ -725,7 +734,7 @@ class Mirror(Upstream):
         with store_errors():
             found = self._sizes["."] = files.list_folder(self.url) or {}
             _refuse_other_things(found, shown=files.shown(self.url))
-            known = (layout.manifest, layout.building, layout.runs)
+            known = (layout.manifest, layout.building, layout.forgotten, layout.runs)
             wanted = [path for path in known if path.name in found]
             small = layout.tokenizer, layout.parts, layout.snapshots
             for folder in (*small, layout.retired, layout.shards, layout.rejects):

@@ -35,7 +35,9 @@ from tokenmill.store.facts import (
     Fact,
     Receipt,
     content_fingerprint,
+    describe_forgotten,
     read_fact,
+    read_forgotten,
     read_manifest,
     read_receipt,
     unlisted_rejects,
@@ -556,6 +558,10 @@ class Store(Shown):
                     return found
         return None
 
+    def forgotten_since(self, content: str) -> str | None:
+        """What was forgotten since this held `content`, in words; None where it never did."""
+        return describe_forgotten(self.manifest, [content])
+
     def number_of(self, document: int, of: Store) -> int | None:
         """The number here of a document of another state of this store; None where it is not."""
         if of.content == self.content:
@@ -799,9 +805,25 @@ class Store(Shown):
 
     def map_shard(self, shard: int) -> MappedShard:
         """The contents of a shard, by its position in `shards`; none of its files was cut off."""
-        mapped = self._map(shard)
+        try:
+            mapped = self._map(shard)
+        except StoreError as error:
+            self.explain(error)
+            raise
         mapped.require_whole()
         return mapped
+
+    def explain(self, error: StoreError) -> None:
+        """StoreError instead of another one, where documents were forgotten since this opened."""
+        if self.is_remote or self.view is not None or not isinstance(self.path, os.PathLike):
+            return
+        found = read_forgotten(self.layout)
+        if found is not None and len(found.steps) > len(self.manifest.forgotten):
+            raise StoreError(
+                f"documents of {str(self.path)!r} were forgotten since it was opened: this process"
+                " would go on with a part of what it was",
+                hint="open it again: Store(path)",
+            ) from error
 
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every document: 4 bytes each, in memory."""
@@ -1026,6 +1048,11 @@ class Store(Shown):
         # It grew since, and whoever opened it goes on with what it was.
         as_it_was = self.as_it_was(content)
         if as_it_was is None:
+            if (what := self.forgotten_since(content)) is not None:
+                raise StoreError(
+                    f"{str(self.path)!r} is not what was opened: {what}",
+                    hint="start the program again, on the store as it is now",
+                )
             raise StoreError(
                 f"{str(self.path)!r} was built anew since it was opened: this process would read "
                 "other documents than the one that opened it",
@@ -1052,10 +1079,11 @@ def _map_files(
     files: StoreFiles, shard: Shard, dtype: TokenDtype, *, has_mask: bool
 ) -> MappedShard:
     index = files.index(shard.name)
-    if index.dtype != dtype or index.bin_bytes != shard.tokens * dtype.itemsize:
+    is_other = index.dtype != dtype or len(index.lengths) != shard.documents
+    if is_other or index.bin_bytes != shard.tokens * dtype.itemsize:
         raise StoreError(
             f"the index '{shard.name}.idx' of {str(files.path)!r} is of another shard: it is for"
-            f" {index.bin_bytes:,} bytes of {index.dtype.name}",
+            f" {len(index.lengths):,} documents in {index.bin_bytes:,} bytes of {index.dtype.name}",
             hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(files.path))}",
         )
     tokens = files.tokens(shard.name, dtype=dtype)

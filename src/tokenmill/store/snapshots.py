@@ -172,8 +172,13 @@ def drop_those_with(layout: StoreLayout, units: Iterable[str]) -> None:
 
     And those with units in retired/: the same text may be in them, cut in another place.
     """
+    drop(layout, those_with(layout, units))
+
+
+def those_with(layout: StoreLayout, units: Iterable[str]) -> list[str]:
+    """Names of the snapshots that may have text of these units."""
     found = list_snapshots(layout)
-    gone = {}
+    gone, names = {}, []
     for unit in units if found else ():
         if find_receipt(layout, unit) is not None:  # a damaged one comes back as it was
             gone[unit] = facts_of(layout.receipt(unit).read_bytes()).checksum
@@ -182,7 +187,14 @@ def drop_those_with(layout: StoreLayout, units: Iterable[str]) -> None:
         manifest = _read(layout, snapshot)
         needs_gone = any(gone.get(unit.name) == unit.receipt for unit in manifest.units)
         if needs_gone or moved_files(manifest, retired):
-            _remove(layout, [layout.snapshots / f"{snapshot.name}.json"])
+            names.append(snapshot.name)
+    return names
+
+
+def drop(layout: StoreLayout, names: Iterable[str]) -> None:
+    """Remove snapshots; what they alone need goes with `tidy`."""
+    for name in names:
+        _remove(layout, [layout.snapshots / f"{name}.json"])
 
 
 def retire(layout: StoreLayout, units: Iterable[str], *, moved: bool) -> None:

@@ -38,6 +38,7 @@ from tokenmill.store.facts import (
     Manifest,
     ShardEntry,
     contents_of,
+    describe_forgotten,
     not_ours,
     read_fact,
     split_totals,
@@ -219,6 +220,12 @@ class ViewFiles(StoreFiles):
                 manifest = earlier.read_manifest()
                 if contents_of(manifest) == wanted:
                     return earlier, manifest
+        if (what := describe_forgotten(base.read_manifest(), wanted.values())) is not None:
+            raise StoreError(
+                f"the view {str(self.path)!r} was made of the store {str(base.path)!r} as it was:"
+                f" {what}, and the numbers in the view would be those of other documents",
+                hint="make the view again, of the store as it is now, and remove this one",
+            )
         names = sorted(found.keys() | wanted.keys())
         split = next(name for name in names if found.get(name) != wanted.get(name))
         raise StoreError(
@@ -671,11 +678,9 @@ class Choice:
         lengths = place.of_documents(self.base.map_shard(place.number).index.lengths)
         cause = np.where(kept, -1, 0 if why is None else why)
         rows = self.store.row_starts(number)
-        if rows is not None and len(cause):
-            sizes = np.diff(rows, append=len(cause))
-            cause = np.repeat(np.maximum.reduceat(cause, rows), sizes)
-            if times is not None:
-                times = np.repeat(np.minimum.reduceat(times, rows), sizes)
+        cause = of_rows(cause, rows)
+        if rows is not None and times is not None and len(times):
+            times = np.repeat(np.minimum.reduceat(times, rows), np.diff(rows, append=len(times)))
         kept = cause < 0
         if not place.copy:
             for which, reason in enumerate(reasons):
@@ -819,6 +824,15 @@ class Choice:
         parts = self._runs if earlier is None else [*self._runs, earlier.gone_runs()]
         found = np.concatenate(parts)
         return found[np.argsort(found[:, 0], kind="stable")].astype("<i8", copy=False)
+
+
+def of_rows(cause: NDArray[Any], rows: Ints | None) -> NDArray[Any]:
+    """Why documents go, -1 for those that stay, where all of a row go together."""
+    if rows is None or not len(cause):
+        return cause
+    sizes = np.diff(rows, append=len(cause))
+    found: NDArray[Any] = np.repeat(np.maximum.reduceat(cause, rows), sizes)
+    return found
 
 
 class _ShardPlace(NamedTuple):

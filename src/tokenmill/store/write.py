@@ -344,7 +344,7 @@ class UnitWriter:
         self._vocab_size = vocab_size
         self._listed_rejects = listed_rejects
         self._staging = layout.tmp / f"{unit.name}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._shards: dict[str, _Shard] = {}
+        self._shards: dict[str, ShardWriter] = {}
         self._rejects: _Rejects | None = None
         with self._guarded():
             self._staging.mkdir(parents=True)
@@ -370,7 +370,7 @@ class UnitWriter:
             if shard is None:
                 if not SPLIT_NAME.fullmatch(split):
                     raise ValueError(f"split {split!r} is not lower-case letters, digits and _")
-                shard = _Shard(self._staging, self._unit.name, split, self._vocab_size)
+                shard = ShardWriter(self._staging, self._unit.name, split, self._vocab_size)
                 self._shards[split] = shard
             shard.append(ids, lengths=lengths, rows=rows, mask=mask)
 
@@ -441,7 +441,7 @@ class UnitWriter:
             raise
 
 
-class _Shard:
+class ShardWriter:
     """The documents of a unit that belong to one split, as they come in."""
 
     def __init__(self, folder: Path, unit: str, split: str, vocab_size: int) -> None:
