@@ -350,6 +350,7 @@ def _carry_out(layout: StoreLayout, forgotten: Forgotten, *, resumed: bool = Fal
     if staged.exists():
         _put_in_place(layout, forgotten, staged)
     result = _result(layout, forgotten, read_manifest(layout.root), resumed=resumed)
+    shutil.rmtree(layout.tmp, ignore_errors=True)  # a list that was cut off knows which they were
     write_forgotten(layout, forgotten.but(pending=None))
     shutil.rmtree(layout.forgetting, ignore_errors=True)
     sync_folder(layout.root)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         BoundaryToken,
         Counts,
         EngineEntry,
+        ForgottenReason,
         SourceEntry,
         SplitTotals,
         UnknownFacts,
@@ -170,7 +171,8 @@ class ViewOf:
 class Inspection:
     """Everything that `tokenmill inspect` shows.
 
-    `snapshots` are what the store was before it grew, oldest first.
+    `snapshots` are what the store was before it grew, oldest first; `forgotten` says how many
+    documents were taken out of it, time after time, and why.
 
     `split` is the one looked at; None means all of them. `totals` is always the whole store.
     `rejects` counts rows by reason. `lengths` is None where there is no document, `mask` where the
@@ -209,6 +211,7 @@ class Inspection:
     columns: tuple[str, ...] = ()
     groups: tuple[Group, ...] | None = None
     snapshots: tuple[SnapshotTotals, ...] = ()
+    forgotten: tuple[ForgottenReason, ...] = ()
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -258,6 +261,7 @@ def inspect(asked: InspectOptions) -> Inspection:
         columns=tuple(Documents(store.of_split(None)).annotations),
         groups=None if asked.by is None else tuple(Grouping(store, asked.by).groups),
         snapshots=tuple(_snapshots(store)),
+        forgotten=tuple(each for step in store.manifest.forgotten for each in step.reasons),
     )
 
 

@@ -244,6 +244,8 @@ def left_out(totals: Counts, *, pairs: bool = False) -> str:
         undecided = f", {count(totals.undecided)} of them for lack of a value"
         by_condition = f"{count(totals.filtered)} left out by --where"
         parts.append(by_condition + (undecided if totals.undecided else ""))
+    if totals.forgotten:
+        parts.append(f"{count(totals.forgotten)} forgotten")
     if totals.split_rows and not pairs:
         parts.append(f"{count(totals.split_rows)} split into {count(totals.pieces)}")
     return f" of {count(totals.rows, 'row')} ({', '.join(parts)})" if parts else ""
@@ -482,6 +484,7 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     else:
         yield "specials", _in_words(SPECIAL_TOKENS, "special_tokens", inspection.special_tokens)
     yield "engine", engines_text(inspection)
+    yield "forgotten", "\n".join(_gone_text(each) for each in inspection.forgotten)
     yield (
         "snapshots",
         "\n".join(

@@ -251,6 +251,13 @@ class StoreFiles:
                 return
         except (OSError, StoreError, KeyError):
             pass  # of a unit that is being built anew
+        known = read_forgotten(self.layout)
+        if known is not None and len(known.steps) > len(manifest.forgotten):
+            raise StoreError(
+                f"documents of {str(self.path)!r} were forgotten since it was opened: this process"
+                " would go on with a part of what it was",
+                hint="open it again: Store(path)",
+            )
         raise StoreError(
             f"{str(self.path)!r} was built anew since it was opened: '{shard.name}.bin' has other"
             " documents than the ones that were to be read, or none yet",
@@ -805,25 +812,9 @@ class Store(Shown):
 
     def map_shard(self, shard: int) -> MappedShard:
         """The contents of a shard, by its position in `shards`; none of its files was cut off."""
-        try:
-            mapped = self._map(shard)
-        except StoreError as error:
-            self.explain(error)
-            raise
+        mapped = self._map(shard)
         mapped.require_whole()
         return mapped
-
-    def explain(self, error: StoreError) -> None:
-        """StoreError instead of another one, where documents were forgotten since this opened."""
-        if self.is_remote or self.view is not None or not isinstance(self.path, os.PathLike):
-            return
-        found = read_forgotten(self.layout)
-        if found is not None and len(found.steps) > len(self.manifest.forgotten):
-            raise StoreError(
-                f"documents of {str(self.path)!r} were forgotten since it was opened: this process"
-                " would go on with a part of what it was",
-                hint="open it again: Store(path)",
-            ) from error
 
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every document: 4 bytes each, in memory."""
@@ -1079,11 +1070,10 @@ def _map_files(
     files: StoreFiles, shard: Shard, dtype: TokenDtype, *, has_mask: bool
 ) -> MappedShard:
     index = files.index(shard.name)
-    is_other = index.dtype != dtype or len(index.lengths) != shard.documents
-    if is_other or index.bin_bytes != shard.tokens * dtype.itemsize:
+    if index.dtype != dtype or index.bin_bytes != shard.tokens * dtype.itemsize:
         raise StoreError(
             f"the index '{shard.name}.idx' of {str(files.path)!r} is of another shard: it is for"
-            f" {len(index.lengths):,} documents in {index.bin_bytes:,} bytes of {index.dtype.name}",
+            f" {index.bin_bytes:,} bytes of {index.dtype.name}",
             hint=f"see what is damaged with: tokenmill verify {shlex.quote(str(files.path))}",
         )
     tokens = files.tokens(shard.name, dtype=dtype)
