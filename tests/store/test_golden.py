@@ -2,7 +2,8 @@
 
 v1 is a store without masks, v2 one with masks, v3 one with masks and rows in pieces, v4 one
 with rejected rows that are not listed too, v5 one with a group of files too, v6 one with text
-that the tokenizer does not know too, v8 one of pairs. If this fails
+that the tokenizer does not know too, v8 one of pairs, v9 that of v6 from which documents were
+forgotten. If this fails
 because the writer's bytes changed, the format changed: give it a new version, keep reading these,
 and add a golden store beside them. `write_golden` made them.
 """
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import tokenmill
 from tokenmill.store.check import check_store
-from tokenmill.store.facts import UnknownFacts, append_runs
+from tokenmill.store.facts import UnknownFacts, append_runs, read_forgotten
 from tokenmill.store.layout import StoreLayout
 from tokenmill.store.reader import Store
 
@@ -178,4 +180,34 @@ def test_the_golden_rows_that_were_left_out_still_are(tmp_path: Path) -> None:
     place = store.source(len(store) - 1)
     assert (place.path, place.row) == ("s3://bucket/data.jsonl.zst", 1)
     write_golden(tmp_path, GOLDEN_FILTERED)
+    assert tree(tmp_path) == tree(root)
+
+
+def write_forgotten_golden(root: Path) -> None:
+    """What made v9: of the store of v6, a row in three pieces, and all of a split of a unit."""
+    layout = write_golden(root, GOLDEN_UNKNOWN)
+    rows = ["corpus/first part.jsonl:0", "corpus/first part.jsonl:6"]
+    tokenmill.forget(root, ids=rows, key="source,row", reason="request 17")
+    for lock in layout.locks:
+        lock.unlink(missing_ok=True)
+
+
+def test_the_golden_store_that_forgot_still_says_the_same(tmp_path: Path) -> None:
+    root = GOLDEN_ROOTS / "v9"
+    report = check_store(root)
+    assert (report.findings, report.notes) == ((), ())
+    store = Store(root, split="train")
+    assert [store.source(number).row for number in range(len(store))] == [2, 2, 5, 0]
+    totals = store.manifest.totals
+    assert (totals.rows, totals.forgotten, totals.forgotten_tokens) == (10, 2, 40)
+    assert store.manifest.version == 9
+    receipts = [store.receipt(unit.name) for unit in store.manifest.units]
+    assert [receipt.version for receipt in receipts] == [9, 9, 5]
+    assert store.manifest.unknown == UnknownFacts.of("<unk>", 0, {})
+    assert [len(receipt.source.digest) for receipt in receipts] == [32, 0, 32]
+    known = read_forgotten(StoreLayout(root))
+    assert known is not None
+    assert known.steps == store.manifest.forgotten
+    assert [(each.unit.index, each.rows) for each in known.units] == [(0, (0, 1)), (1, (0, 1))]
+    write_forgotten_golden(tmp_path)
     assert tree(tmp_path) == tree(root)

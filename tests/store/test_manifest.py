@@ -133,8 +133,8 @@ def test_a_split_in_a_manifest_is_a_plain_name(layout: StoreLayout, split: str) 
 
 
 def test_a_newer_manifest_is_refused_with_the_tokenmill_that_wrote_it(layout: StoreLayout) -> None:
-    data = rewritten(layout, ("format_version",), 9)
-    with pytest.raises(FormatVersionError, match=r"version 9, written by 'tokenmill 0\.1\.0'"):
+    data = rewritten(layout, ("format_version",), 10)
+    with pytest.raises(FormatVersionError, match=r"version 10, written by 'tokenmill 0\.1\.0'"):
         Manifest.from_bytes(data, path=layout.manifest)
 
 

@@ -118,8 +118,8 @@ def test_a_newer_format_is_refused_with_the_way_to_read_it_and_is_not_built_over
 ) -> None:
     members = json.loads(receipt.to_bytes())
     del members["checksum"]
-    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 9}))
-    with pytest.raises(FormatVersionError, match=r"format version 9.*reads.*1 to 8") as caught:
+    layout.receipt(receipt.unit.name).write_bytes(seal(members | {"format_version": 10}))
+    with pytest.raises(FormatVersionError, match=r"format version 10.*reads.*1 to 9") as caught:
         find_receipt(layout, receipt.unit.name)
     assert "pip install --upgrade tokenmill" in str(caught.value.hint)
 
