@@ -78,7 +78,18 @@ def shown(folder: Path) -> dict[str, Shown]:
         tokenmill.verify(folder / "<i>st"),
         tokenmill.export(folder / "<i>st", to="nanogpt", out=folder / "exported", split="val"),
         tokenmill.select(folder / "<i>st", where="tokens > 9", out=folder / "long.view"),
+        tokenmill.dedup(folder / "<i>st", out=folder / "unique.view"),
+        tokenmill.inspect(folder / "<i>st", doc=0),
+        tokenmill.inspect(folder / "<i>st", by="lang"),
+        tokenmill.inspect(folder / "<i>st"),
+        tokenmill.grep(folder / "<i>st", "<script>"),
+        tokenmill.annotate(folder / "other", columns="kind=lang"),
+        tokenmill.import_(
+            folder / "exported", tokenizer="bytes", out=folder / "in", split_at_eos=True
+        ),
     ]
+    for value in values:  # of a kind that is there more than once too
+        assert len(value._repr_html_()) < 20_000
     return {type(value).__name__: value for value in values}
 
 

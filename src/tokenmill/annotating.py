@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from tokenmill.builder.plan import default_budget, max_document_bytes
 from tokenmill.builder.run import source_options
 from tokenmill.errors import SourceError, UsageError
+from tokenmill.markup import Told
 from tokenmill.options import AnnotateOptions, RowShape, with_options
 from tokenmill.records import field_of
 from tokenmill.selection import joined_keys, keys_of_shard, look_up, split_keys
@@ -45,7 +46,7 @@ _HINT = "give a Parquet, CSV, JSON Lines or Arrow file"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AnnotateResult:
+class AnnotateResult(Told):
     """What the documents of a store were given."""
 
     store: str

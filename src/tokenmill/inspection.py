@@ -21,6 +21,7 @@ import numpy as np
 from tokenmill.builder.verify import source_texts
 from tokenmill.errors import SourceError, UsageError
 from tokenmill.files import is_remote
+from tokenmill.markup import Told
 from tokenmill.options import InspectOptions, RowShape, with_options
 from tokenmill.sources.discovery import source_file
 from tokenmill.store.documents import Documents, Group, Grouping
@@ -168,7 +169,7 @@ class ViewOf:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inspection:
+class Inspection(Told):
     """Everything that `tokenmill inspect` shows.
 
     `snapshots` are what the store was before it grew, oldest first; `forgotten` says how many

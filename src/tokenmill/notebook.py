@@ -28,17 +28,21 @@ from tokenmill.words import count, duration, format_size, share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tokenmill.annotating import AnnotateResult
     from tokenmill.builder.progress import BuildResult
     from tokenmill.builder.run import BuildPlan
     from tokenmill.builder.verify import VerifyReport
     from tokenmill.diagnosis.values import Diagnosis
+    from tokenmill.inspection import Inspection
     from tokenmill.interop.export import ExportResult
+    from tokenmill.interop.imports import ImportResult
     from tokenmill.loader.batch import Batch
     from tokenmill.loader.loader import Loader
     from tokenmill.loader.mixture import Mixture
     from tokenmill.loader.packing import LayoutReport
     from tokenmill.markup import Shown
-    from tokenmill.selection import ViewResult
+    from tokenmill.search import GrepResult
+    from tokenmill.selection import DedupResult, ViewResult
     from tokenmill.store.documents import Head
     from tokenmill.store.reader import Store
     from tokenmill.trainer.options import TrainResult
@@ -47,7 +51,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 32  # of a batch
 MOST_PARTS = 256  # of a row of a batch: more could not be told apart
-MOST_SOURCES = 5
+MOST_SOURCES, MOST_TOPS = 5, 10
+MOST_DOCUMENT = 4000  # characters of one that is shown by itself
 MOST_TEXT, MOST_CELL = 240, 60  # characters of a cell, as HTML and in a line
 HUES = 7
 
@@ -154,7 +159,7 @@ th.name, td.name {{ min-width: 0; }}
 .left {{ text-align: left; }}
 .name {{ unicode-bidi: plaintext; }}
 > dl.facts {{ margin-top: 8px; }}
-dl.facts dt {{ font-weight: 400; }}
+dl.facts dt {{ font-weight: 400; white-space: nowrap; }}
 """
 
 
@@ -442,6 +447,60 @@ def _view(result: ViewResult) -> Card:
     return Card("View", show.view_rows(result))
 
 
+def _import(result: ImportResult) -> Card:
+    return Card("Import", show.import_rows(result))
+
+
+def _annotate(result: AnnotateResult) -> Card:
+    return Card(f"Columns of {result.store!r}", show.annotate_rows(result))
+
+
+def _dedup(result: DedupResult) -> Card:
+    return Card("Views", [row for view in result.views for row in show.view_rows(view)])
+
+
+def _inspection(found: Inspection) -> Card:
+    of = show.of_split(found)
+    if (document := found.document) is not None:
+        place = f"row {count(document.row)} of {document.path}"
+        rows = [
+            ("tokens", count(len(document.tokens))),
+            ("from", place),
+            ("text", _cut(document.text, MOST_DOCUMENT)),
+        ]
+        return Card(f"Document {count(document.number)}{of}", rows)
+    if found.groups is not None:
+        cells = [
+            (each.name, count(each.documents), count(each.tokens), f"{each.share:.2%}")
+            for each in found.groups[: show.SHOWN_GROUPS]
+        ]
+        left = len(found.groups) - len(cells)
+        notes = [f"and {count(left, 'more group')}"] if left else []
+        table = Table(["group", "documents", "tokens", "share"], cells)
+        return Card(f"Groups of {found.store!r}", (), [table], notes=notes)
+    rows = [*show.store_rows(found)]
+    if found.lengths is not None:
+        rows.append(("lengths", show.length_line(found.lengths)))
+    tops = [
+        (repr(top.text), str(top.id), f"{top.share:.1%}") for top in found.top_tokens[:MOST_TOPS]
+    ]
+    tables = [Table([f"frequent tokens{of}", "id", "share"], tops)] if tops else []
+    return Card(f"Store {found.store!r}", rows, tables)
+
+
+def _grep(found: GrepResult) -> Card:
+    cells = [
+        (
+            f"{each.before}[{found.text}]{each.after}",
+            f"{each.source.path}:{each.source.row}",
+            count(each.document),
+        )
+        for each in found.matches
+    ]
+    tables = [Table(["text", "source", "document"], cells, 2)] if cells else []
+    return Card(f"Where {found.text!r} is", show.grep_rows(found), tables)
+
+
 def _head(head: Head) -> Card:
     cells = [
         ["" if row[name] is None else _cut(str(row[name]), MOST_TEXT) for name in head.names]
@@ -451,12 +510,17 @@ def _head(head: Head) -> Card:
 
 
 CARDS: dict[str, Callable[[Any], Card]] = {
+    "AnnotateResult": _annotate,
     "Batch": _batch,
     "BuildPlan": _plan,
     "BuildResult": _build,
+    "DedupResult": _dedup,
     "Diagnosis": _diagnosis,
     "ExportResult": _export,
+    "GrepResult": _grep,
     "Head": _head,
+    "ImportResult": _import,
+    "Inspection": _inspection,
     "LayoutReport": _layout,
     "Loader": _loader,
     "Mixture": _mixture,

@@ -23,6 +23,7 @@ from tokenmill.engines import references
 from tokenmill.engines.base import CHAR_TO_BYTE, TokenizerKind, nested_steps
 from tokenmill.engines.load import find_tokenizer
 from tokenmill.errors import UsageError
+from tokenmill.markup import Told
 from tokenmill.options import GrepOptions, with_options
 from tokenmill.records import TextBatch, lazy
 from tokenmill.runners.local import usable_cores
@@ -60,7 +61,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GrepResult:
+class GrepResult(Told):
     """What `tokenmill grep` found."""
 
     store: str

@@ -488,7 +488,7 @@ _FLUSHED = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DedupResult:
+class DedupResult(Told):
     """What is left of some stores when each text is kept once."""
 
     views: tuple[ViewResult, ...]

@@ -385,9 +385,9 @@ def overview(inspection: Inspection) -> None:
     """Print everything but a document."""
     console = make_console()
     facts(*store_rows(inspection))
-    of_split = _of_split(inspection)
+    of = of_split(inspection)
     if inspection.lengths is not None:
-        console.print(heading("\ntokens per document", of_split))
+        console.print(heading("\ntokens per document", of))
         console.print(length_line(inspection.lengths))
         console.print(histogram(inspection.lengths.histogram, console=console))
         tokens, split = count(inspection.tokens_counted), inspection.split
@@ -396,7 +396,7 @@ def overview(inspection: Inspection) -> None:
         counted = f"of all {tokens} ({seen})"
         if inspection.tokens_counted < total:
             counted = f"in a sample of {tokens} tokens ({seen} in it)"
-        console.print(heading("\nmost frequent tokens", f"{of_split}, {counted}"))
+        console.print(heading("\nmost frequent tokens", f"{of}, {counted}"))
         console.print(top_tokens(inspection))
     console.print()
     store = shlex.quote(inspection.store)
@@ -425,7 +425,7 @@ def heading(name: str, rest: str) -> Text:
     return Text(name, style="bold").append(rest, "not bold")
 
 
-def _of_split(inspection: Inspection) -> str:
+def of_split(inspection: Inspection) -> str:
     return "" if inspection.split is None else f" of {visible(inspection.split)}"
 
 
@@ -446,16 +446,14 @@ def store_rows(inspection: Inspection) -> Iterator[Row]:
     yield "rows", shape_text(config)
     yield "where", visible(str(config.get("where") or ""))
     if mask is not None:
-        counting = f"{count(mask.counted)} of {count(mask.tokens)} tokens{_of_split(inspection)}"
+        counting = f"{count(mask.counted)} of {count(mask.tokens)} tokens{of_split(inspection)}"
         text = f"{counting} count for the loss ({share(mask.counted, mask.tokens)})"
         if mask.silent:
             silent = count(mask.silent, "document has", plural="documents have")
             text += f"; {silent} no token that counts: nothing is learned there"
         yield "mask", text
     if (fim := inspection.fim) is not None:
-        held = (
-            f"{count(fim.reordered)} of {count(fim.documents, 'document')}{_of_split(inspection)}"
-        )
+        held = f"{count(fim.reordered)} of {count(fim.documents, 'document')}{of_split(inspection)}"
         part = share(fim.reordered, fim.documents)
         yield "fim", f"{held} ({part}) reordered, with tokens of {fim.style}'s style"
     by_name = "\nby the names of files and folders" if config.get("split_by_name") else ""
@@ -731,10 +729,10 @@ def grep_result(found: GrepResult, *, as_json: bool) -> None:
         console.print(around, soft_wrap=True)
     if found.matches:
         print()
-    facts(*_grep_rows(found))
+    facts(*grep_rows(found))
 
 
-def _grep_rows(found: GrepResult) -> Iterator[Row]:
+def grep_rows(found: GrepResult) -> Iterator[Row]:
     of = "" if found.split is None else f" of the split {found.split!r}"
     where = f"{count(found.num_documents)} of {count(found.documents, 'document')}{of}"
     yield "found", f"{count(found.num_matches, 'match', plural='matches')} in {where}"
@@ -1002,17 +1000,21 @@ def annotate_result(result: AnnotateResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    rows = [("documents", count(result.documents))]
+    facts(*annotate_rows(result))
+    first = result.columns[0].name
+    next_steps(f"tokenmill inspect {shlex.quote(result.store)} --by {shlex.quote(first)}")
+
+
+def annotate_rows(result: AnnotateResult) -> Iterator[Row]:
+    """Which columns documents have now."""
+    yield "documents", count(result.documents)
     for column in result.columns:
         values = f", {count(column.values, 'different value')}" if column.values else ""
         missing = f", none for {count(column.missing, 'document')}" if column.missing else ""
-        rows.append((column.name, f"{column.type}{values}{missing}"))
+        yield column.name, f"{column.type}{values}{missing}"
     if result.unused_rows:
         unused = f"{count(result.unused_rows, 'row')} of {result.table}"
-        rows.append(("unused", f"{unused}: no document has the key"))
-    facts(*rows)
-    first = result.columns[0].name
-    next_steps(f"tokenmill inspect {shlex.quote(result.store)} --by {shlex.quote(first)}")
+        yield "unused", f"{unused}: no document has the key"
 
 
 def _of_all(number: int, whole: int) -> str:
@@ -1154,17 +1156,20 @@ def import_result(result: ImportResult, *, as_json: bool) -> None:
         return
     if result.nothing_to_do:
         print(f"nothing to do: {visible(result.store)} is complete and up to date")
-    facts(
-        ("store", result.store),
-        ("format", result.format),
-        ("documents", count(result.documents)),
-        ("tokens", f"{count(result.tokens)} as {result.dtype}"),
-        ("splits", splits_text(result.splits)),
-        ("eos", result.eos),
-        *_part_rows(result, rate(result.bytes, result.seconds)),
-    )
+    facts(*import_rows(result))
     store = shlex.quote(result.store)
     next_steps(f"tokenmill inspect {store}", f"tokenmill verify {store}")
+
+
+def import_rows(result: ImportResult) -> Iterator[Row]:
+    """What an import made."""
+    yield "store", result.store
+    yield "format", result.format
+    yield "documents", count(result.documents)
+    yield "tokens", f"{count(result.tokens)} as {result.dtype}"
+    yield "splits", splits_text(result.splits)
+    yield "eos", result.eos
+    yield from _part_rows(result, rate(result.bytes, result.seconds))
 
 
 def _part_rows(result: ExportResult | ImportResult, speed: str) -> Iterator[Row]:

@@ -28,6 +28,7 @@ from tokenmill.errors import SourceError, StoreError, UsageError
 from tokenmill.interop import base
 from tokenmill.interop.export import Report, run_tasks, title_of
 from tokenmill.loader.packing import LAYOUTS
+from tokenmill.markup import Told
 from tokenmill.options import with_settings
 from tokenmill.store import facts
 from tokenmill.store.format import MAX_DOCUMENT_TOKENS
@@ -141,7 +142,7 @@ def with_eos(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImportResult:
+class ImportResult(Told):
     """What an import made."""
 
     store: str

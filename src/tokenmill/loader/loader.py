@@ -686,6 +686,7 @@ class Loader(Shown):
             "window": [[*part] for part in self.window],
         }
 
+    @abridged
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was called; StateError for a state of something else.
 

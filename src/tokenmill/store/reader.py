@@ -738,6 +738,7 @@ class Store(Shown):
         shard, local = self.locate(number)
         return self.map_shard(shard).document(local)
 
+    @abridged
     def head(self, documents: int = 5, *, text: bool = True) -> Head:
         """The first documents, each as a dict: its number, text, tokens, source, row, split and
         annotations. A notebook draws them as a table."""
@@ -746,6 +747,7 @@ class Store(Shown):
         first = range(min(max(documents, 0), self.num_documents))
         return Head(self, columns_of(self, first, text=text))
 
+    @abridged
     def to_pandas(
         self, documents: Iterable[int] | slice | None = None, *, text: bool = True
     ) -> DataFrame:
@@ -894,6 +896,7 @@ class Store(Shown):
             pieces=pieces,
         )
 
+    @abridged
     def select(self, where: str, *, out: PathInput | None = None) -> Self:
         """A view of the documents of all splits of which a condition holds, opened as this is.
 
@@ -905,6 +908,7 @@ class Store(Shown):
 
         return self._viewed(select_documents(self.of_split(None), where)[0], out)
 
+    @abridged
     def without(self, documents: Iterable[int], *, out: PathInput | None = None) -> Self:
         """A view of all but some documents, by their numbers here; other splits stay whole."""
         from tokenmill.selection import without
