@@ -76,12 +76,15 @@ class Group:
 
 
 def measure_group(
-    group: Group, contenders: Sequence[Contender], rounds: int
+    group: Group, contenders: Sequence[Contender], rounds: int, *, is_watched: bool = True
 ) -> list[dict[str, Any]]:
-    """All rounds of one table: a row of numbers, or a reason for having none, per contender."""
+    """All rounds of one table: a row of numbers, or a reason for having none, per contender.
+
+    Memory is watched in a round more, if it is.
+    """
     rows = {contender.name: _empty_row(group, contender) for contender in contenders}
     _fill_page_cache(group.corpus)
-    for number in range(rounds + 1):
+    for number in range(rounds + is_watched):
         for contender in contenders:
             row = rows[contender.name]
             if row["error"] is None:
