@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 SEQ_LEN = 32_768
 RANKS = (8, 64)
 ROWS = (4, 8, 16)
-"""Of each rank in an update: 4 are one step of the loader, more are accumulated over several."""
+"""Of each rank in an update: 4 are one step of the loader, more are accumulated over several. Of 4
+there is also what two ranks take that have 8 rows together, and half of each document of them."""
 MIX_TOKENS = 40_000_000
 
 
@@ -81,16 +82,17 @@ def run() -> dict[str, Any]:
         for name, store in stores(folder, path).items():
             for packing in ("concat", "best-fit"):
                 for ranks in RANKS:
-                    for each in ROWS:
+                    for each, peers in (*((number, 1) for number in ROWS), (ROWS[0], 2)):
                         report = tokenmill.layout(
                             store,
                             seq_len=SEQ_LEN,
                             packings=[packing],
                             batch_size=each * ranks,
-                            ranks=ranks,
+                            ranks=ranks // peers,
                         )
-                        mean = store.num_tokens / store.num_documents
-                        row = asdict(report.loads[0]) | {"text": name, "mean_document": mean}
+                        row = asdict(report.loads[0]) | {"text": name, "peers": peers}
+                        row |= {"ranks": ranks, "rows": each}
+                        row["mean_document"] = store.num_tokens / store.num_documents
                         rows.append(row)
     finally:
         shutil.rmtree(folder)

@@ -183,24 +183,32 @@ def first_step_section(results: Mapping[str, Any]) -> str:
     return f"{_origin(results, packages)}\n\n{first_step_body(results)}"
 
 
+BALANCE = (
+    *("text", "packing", "ranks", "4 rows", "balanced", "least", "in twos"),
+    *("8, balanced", "16", "16, balanced"),
+)
+
+
 def balance_section(results: Mapping[str, Any]) -> str:
     """Everything between the `balance` markers."""
     lines = [
         f"Tokenized with {results['tokenizer']}; the mix is of lengths alone.",
         "",
-        "| text | packing | ranks | 4 rows | balanced | least | 8, balanced | 16 | balanced |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| {' | '.join(BALANCE)} |",
+        f"|{' --- |' * len(BALANCE)}",
     ]
-    groups: dict[tuple[str, str, int], dict[int, Row]] = {}
+    groups: dict[tuple[str, str, int], dict[tuple[int, int], Row]] = {}
     for row in results["measurements"]:
-        groups.setdefault((row["text"], row["packing"], row["ranks"]), {})[row["rows"]] = row
+        group = groups.setdefault((row["text"], row["packing"], row["ranks"]), {})
+        group[row["rows"], row["peers"]] = row
 
     def cell(row: Row, name: str) -> str:
         return f"{row[name]:.3f} ({row[f'{name}_most']:.3f})"
 
-    for facts, (four, eight, many) in ((key, each.values()) for key, each in groups.items()):
+    for facts, (four, eight, many, twos) in ((key, each.values()) for key, each in groups.items()):
         cells = [cell(four, "as_drawn"), cell(four, "balanced"), f"{four['least']:.3f}"]
-        cells += [cell(eight, "balanced"), cell(many, "as_drawn"), cell(many, "balanced")]
+        cells += [cell(each, "balanced") for each in (twos, eight)]
+        cells += [cell(many, "as_drawn"), cell(many, "balanced")]
         lines.append(f"| {' | '.join([*map(str, facts), *cells])} |")
     table = "\n".join(lines)
     return f"{_origin(results, _named(results['versions'], ('tokenmill', 'numpy')))}\n\n{table}"
