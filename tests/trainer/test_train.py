@@ -366,7 +366,8 @@ def test_what_cannot_fit_is_refused_before_the_first_step(
         tokenmill.train(
             place / "store", model="large", seq_len=32_768, out=tmp_path / "run", device="cpu"
         )
-    assert "no model fits: use a shorter --seq-len" in str(caught.value.hint)
+    expected = "no model that takes rows of 32,768 fits: use a shorter --seq-len"
+    assert expected in str(caught.value.hint)
     with pytest.raises(DeviceMemoryError) as caught:
         tokenmill.train(place / "store", model="large", out=tmp_path / "run", device="cpu")
     assert "use --model small, which fits" in str(caught.value.hint)

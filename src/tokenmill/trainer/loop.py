@@ -499,7 +499,7 @@ def require_memory(setup: Setup) -> None:
     fitting = [each for each in PRESETS if _fits(setup, each, room)]
     ways = advice(setup)
     if not fitting:
-        ways = ["no model fits: use a shorter --seq-len"]
+        ways = [f"no model that takes rows of {setup.seq_len:,} fits: use a shorter --seq-len"]
     elif setup.options.model not in fitting:
         ways = [f"use --model {fitting[-1]}, which fits"]
     raise DeviceMemoryError(
