@@ -247,6 +247,12 @@ def test_flash_attention_by_its_names_has_the_loss_of_a_mask(
     assert model(**batch).loss.item() == pytest.approx(by_trainer, abs=1e-5)
     assert max(flash) > 3
     trainer = make_trainer(model, tmp_path, flat)
+    trainer.args._n_gpu = 2
+    with pytest.raises(UsageError, match="with 2 GPUs, cuts cu_seq_lens_q into parts"):
+        trainer.train()
+    with pytest.raises(UsageError, match="cuts cu_seq_lens_q into parts"):
+        ModelFeeder(loader, torch.nn.DataParallel(model))
+    trainer = make_trainer(model, tmp_path, flat)
     trainer.train()
     model.config._attn_implementation = "sdpa"
     assert goes_on(model) == "fghijklm"

@@ -81,6 +81,8 @@ class ModelInputs:
                 f"this transformers keeps no documents apart with attention {attention!r}",
                 hint="pip install 'transformers>=4.53'",
             )
+        if self.flatten and isinstance(model, torch.nn.DataParallel):
+            raise _cut_boundaries(len(model.device_ids))
         takes = inspect.signature(inner.forward).parameters
         takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
         if documents and "position_ids" not in takes and not takes_any:
@@ -180,6 +182,14 @@ class ModelInputs:
             inputs.update(cu_seq_lens_q=ends, cu_seq_lens_k=ends)
             inputs.update(max_length_q=longest, max_length_k=longest)
         return inputs | self._others
+
+
+def _cut_boundaries(gpus: int) -> UsageError:
+    return UsageError(
+        f"DataParallel, of one process with {gpus} GPUs, cuts cu_seq_lens_q into parts as it does"
+        " rows: flash attention would leave most tokens out",
+        hint=f"start a process for each GPU: torchrun --nproc-per-node={gpus} train.py",
+    )
 
 
 def _embedding(model: torch.nn.Module) -> Any:
@@ -432,6 +442,8 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # it has no types her
                 " each can read its own",
                 hint="leave it out of the Trainer's accelerator_config",
             )
+        if args.n_gpu > 1 and self.dataset.collate.flatten:
+            raise _cut_boundaries(args.n_gpu)
         if known.get("model") is not None:
             self.dataset.collate.try_on(known["model"], self.dataset.loader)
         # As accelerate counts them: of all ranks.
