@@ -133,10 +133,13 @@ class ModelInputs:
         try:
             # Flash attention takes no 32 bits, which the Trainer's own autocast spares it.
             with torch.no_grad(), torch.autocast(weight.device.type, torch.bfloat16, self.flatten):
-                made = [
-                    inner(**self.of({"input_ids": text, "position_ids": places % 8})).logits
+                # The last eight: tuned prompts may come before a text.
+                said, other, own = (
+                    inner(**self.of({"input_ids": text, "position_ids": places % 8}))
+                    .logits[0, -8:]
+                    .float()
                     for text in texts
-                ]
+                )
         except Exception as error:
             warnings.warn(
                 f"whether {self._name} keeps documents apart could not be tried:"
@@ -148,7 +151,6 @@ class ModelInputs:
         finally:
             for module, training in modes:
                 module.training = training
-        said, other, own = (each.reshape(16, -1)[8:].float() for each in made)
         by_others = float((said - other).abs().max())
         by_own = float((said - own)[-1].abs().max())
         # Rounding may differ where experts get other tokens too, by a millionth of that.
