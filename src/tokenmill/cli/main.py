@@ -176,12 +176,8 @@ def _install_completion(wanted: bool) -> None:
     raise typer.Exit
 
 
-def _show_completion(wanted: bool) -> None:
-    if not wanted:
-        return
-    asked = {"prog_name": "tokenmill", "complete_var": COMPLETE}
-    print(_completion().get_completion_script(**asked, shell=_completion()._get_shell_name()))
-    raise typer.Exit
+def _show_completion(context: typer.Context, param: typer.CallbackParam, wanted: bool) -> None:
+    _completion().show_callback(context, param, wanted)
 
 
 COMPLETE = "_TOKENMILL_COMPLETE"  # the variable by which a shell asks what Tab may mean
