@@ -195,7 +195,7 @@ class BuildRun:
         if known is not None and known.pending is not None:
             raise StoreError(
                 f"documents of {self.layout.name!r} are being forgotten, and that was interrupted:"
-                " a build now could bring them back",
+                " a build now could make them again",
                 hint=f"end it first: tokenmill forget {shlex.quote(self.layout.name)}",
             )
         ahead: dict[str, Any] = {}
@@ -353,7 +353,7 @@ class BuildRun:
             raise StoreError(
                 f"{rows:,} rows of {_some(files)} were forgotten in {store!r}, and these files"
                 " changed since, or are cut or grouped in another way: a build cannot tell which"
-                " rows they are now, and would bring them back",
+                " rows they are now, and would make them again",
                 hint="remove them from the files, as forgotten.json in the store lists them, then"
                 " say so: --forgotten removed",
             )

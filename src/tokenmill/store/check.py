@@ -241,7 +241,7 @@ class _Check:
             return self._manifest.forgotten
         if found is None:
             if self._manifest.forgotten:
-                self._find(path, "is missing: a build would bring back what was forgotten")
+                self._find(path, "is missing: a build would make again what was forgotten")
             return self._manifest.forgotten
         if found.pending is not None:
             self._find(

@@ -1389,8 +1389,8 @@ def remove_building(layout: StoreLayout) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# `forgotten.json`: which rows of the sources were taken out of a store, so that no build brings
-# them back. It is written before the first shard changes, and no build removes it.
+# `forgotten.json`: which rows of the sources were taken out of a store, so that no build makes
+# them again. It is written before the first shard changes, and no build removes it.
 #
 # Of a document it has the place alone: the file, what the file was, and the number of the row. No
 # hash of a text or of its tokens is kept: whoever has the text could ask by it whether it was here.
@@ -1435,7 +1435,7 @@ class Forgotten(SealedFact, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "list of what was forgotten"
     remedy: ClassVar[str] = (
-        "restore the file: without it, a build would bring back what was forgotten"
+        "restore the file: without it, a build would make again what was forgotten"
     )
     steps: tuple[ForgottenStep, ...]
     units: tuple[ForgottenUnit, ...]

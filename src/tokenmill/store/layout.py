@@ -139,7 +139,7 @@ class StoreLayout:
 
     manifest = _Below("tokenmill.json")
     building = _Below("building.json")  # what a build that goes on will make
-    forgotten = _Below("forgotten.json")  # rows that were taken out, and that no build brings back
+    forgotten = _Below("forgotten.json")  # rows that were taken out, and that no build makes again
     forgetting = _Below("forgetting")  # shards without them, until they are in place
     runs = _Below("runs.jsonl")
     tokenizer = _Below("tokenizer")
