@@ -652,7 +652,7 @@ def test_without_its_list_a_store_is_not_sound(copied: Any) -> None:
     assert [each.file for each in check_store(store).findings] == ["forgotten.json"]
     (store / "forgotten.json").unlink()
     (finding,) = check_store(store).findings
-    assert "a build would bring back" in finding.problem
+    assert "a build would make again" in finding.problem
 
 
 # -------------------------------------------------------------------------------------------------
