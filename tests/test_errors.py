@@ -92,7 +92,9 @@ def _hints() -> Iterator[tuple[str, str]]:
 
 
 def test_every_hint_of_the_source_is_one_of_python_too() -> None:
-    others = re.compile(r"--(repo-type|head|upgrade|debug|user_defined_symbols|json|config|7)\b")
+    others = re.compile(
+        r"--(repo-type|head|upgrade|debug|user_defined_symbols|json|config|nproc-per-node|7)\b"
+    )
     hints = [each for each in _hints() if not each[0].startswith("cli")]
     assert len(hints) > 300
     calls = 0
