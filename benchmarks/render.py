@@ -200,14 +200,14 @@ def balance_section(results: Mapping[str, Any]) -> str:
     groups: dict[tuple[str, str, int], dict[tuple[int, int], Row]] = {}
     for row in results["measurements"]:
         group = groups.setdefault((row["text"], row["packing"], row["ranks"]), {})
-        group[row["rows"], row.get("peers", 1)] = row
+        group[row["rows"], row["peers"]] = row
 
     def cell(row: Row, name: str) -> str:
         return f"{row[name]:.3f} ({row[f'{name}_most']:.3f})"
 
-    for facts, (four, eight, many, *twos) in ((key, each.values()) for key, each in groups.items()):
+    for facts, (four, eight, many, twos) in ((key, each.values()) for key, each in groups.items()):
         cells = [cell(four, "as_drawn"), cell(four, "balanced"), f"{four['least']:.3f}"]
-        cells += [", ".join(cell(each, "balanced") for each in twos), cell(eight, "balanced")]
+        cells += [cell(each, "balanced") for each in (twos, eight)]
         cells += [cell(many, "as_drawn"), cell(many, "balanced")]
         lines.append(f"| {' | '.join([*map(str, facts), *cells])} |")
     table = "\n".join(lines)
