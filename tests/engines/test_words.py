@@ -27,7 +27,7 @@ from tokenmill.engines import find_kernel, words
 from tokenmill.engines.base import SpecialTokens, UnencodableError
 from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.references import read_sentencepiece_model
-from tokenmill.records import TextBatch
+from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -494,12 +494,45 @@ def test_words_are_handed_out_until_they_are_learned(table: Any) -> None:
     assert len(table) == 0
 
 
+def test_ids_before_a_word_are_counted(table: Any) -> None:
+    given_texts = TextBatch.from_texts(["", "ab c de", "ab c de", "x", "q a", " b"])
+    _learn(table, table.encode(given_texts.data, given_texts.offsets))
+    places = np.array([0, 4, 3, 9, 1, -5], np.int64) + given_texts.offsets[:-1]
+    ids, before, held = table.encode(given_texts.data, given_texts.offsets, places)
+    assert bytes(np.frombuffer(ids, np.uint32).astype(np.uint8)) == b"ab c de" * 2 + b"x b"
+    assert np.frombuffer(before, np.int64).tolist() == [-1, 4, -1, -1, -1, -1]
+    assert held == b"\0\0\0\0\1\0"
+
+
+@pytest.mark.skipif(find_kernel() is None, reason="the compiled part is not there")
+def test_borders_at_words_are_counted_where_nothing_else_could_be_meant(
+    sentencepiece_unigram_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(sentencepiece_unigram_model)
+    assert isinstance(engine.fast, words.WordEngine)
+    rows = [("some words", "the end"), ("a", "\u65e5"), ("a\u3000", "b"), ("", "b"), ("c", "d")]
+    given_texts = TextBatch.from_texts(f"{one} {other}" for one, other in rows)
+    places = np.array([len(one.encode()) + 1 for one, _ in rows])
+    tokens = engine.encode(given_texts)
+    found = engine.fast.ids_before(given_texts, places, tokens)
+    assert found is not None
+    alone = engine.reference.encode(TextBatch.from_texts(one for one, _ in rows)).lengths
+    is_space = engine.token_bytes(int(tokens[4][alone[4]])) == b" "
+    assert found.tolist() == [alone[0], -1, -1, -1, alone[4] + is_space]
+    others = TokenBatch(tokens.ids + np.uint32(1), tokens.offsets)
+    assert engine.fast.ids_before(given_texts, places, others) is None
+    monkeypatch.setattr(engine.fast, "_kernel", None)
+    assert engine.fast.ids_before(given_texts, places, tokens) is None
+
+
 @pytest.mark.parametrize("bounds", [[], [0, 9], [-1, 2], [2, 1], [0, 2**62], [3, 0, 4]])
 def test_offsets_outside_of_the_data_are_refused(table: Any, bounds: list[int]) -> None:
     with pytest.raises(ValueError, match="offsets must ascend within the data"):
         table.encode(b"some", np.array(bounds, np.int64))
     with pytest.raises(ValueError, match="offsets must ascend"):
         table.encode(b"some", b"\0" * 15)
+    with pytest.raises(ValueError, match="one place for each document"):
+        table.encode(b"some", np.array([0, 4], np.int64), np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize(

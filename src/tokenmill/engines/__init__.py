@@ -41,7 +41,7 @@ def engine_names() -> tuple[str, ...]:
 
 # The engine `words` has a part in C, which does what numpy and Arrow do there, several times as
 # fast. It has this number, which `kernel.c` says too.
-_INTERFACE = 1
+_INTERFACE = 2
 
 
 def find_kernel() -> Any:

@@ -24,7 +24,7 @@
 #error "sums must be rounded to single precision, as in the package"
 #endif
 
-#define INTERFACE 1          /* words.py wants this number */
+#define INTERFACE 2          /* words.py wants this number */
 #define GROUP 64             /* words that are looked for at once, so that memory works ahead */
 #define HEAD 16              /* bytes of a word that are in its entry */
 #define FEWEST_SLOTS (1 << 12)
@@ -106,8 +106,9 @@ typedef struct {
     uint32_t unknown_id, byte_ids[256];
     int has_bytes;
     /* For a while. */
-    Space out, ends, held, spelled, choices, arrivals, path;
+    Space out, ends, held, befores, spelled, choices, arrivals, path;
     size_t num_out, num_spelled;
+    int64_t before;          /* ids before the place that is asked about; -1: no word begins there */
     int any_held;
 } Words;
 
@@ -140,6 +141,7 @@ static void drop_all(Words *self)
     drop(&self->out);
     drop(&self->ends);
     drop(&self->held);
+    drop(&self->befores);
     drop(&self->spelled);
     drop(&self->choices);
     drop(&self->arrivals);
@@ -545,6 +547,7 @@ static int learn_word(Words *self, const Word *word, uint32_t *number)
 typedef struct {
     const uint8_t *at, *stop; /* what is left of it */
     const uint8_t *last;      /* where its last word ends, but for spaces that stay with it */
+    const uint8_t *place;     /* a place in it that is asked about */
     float sum;                /* of the scores so far */
 } Document;
 
@@ -628,6 +631,8 @@ static int encode_document(Words *self, Document document, const uint8_t *end)
                 __builtin_prefetch((uint32_t *)self->ids.data + entry_at(self, numbers[i])->ids);
         }
         for (int i = 0; i < count; i++) {
+            if (words[i].text == document.place)
+                self->before = (int64_t)self->num_out;
             int state = put_word(self, words + i, numbers[i], &document);
             if (state != DONE)
                 return state;
@@ -646,11 +651,13 @@ static int has_long_words(const Words *self, const uint8_t *text, size_t size)
 }
 
 /* Put out a document; nothing of one that is held. What is behind it is read up to `end`. */
-static int encode_text(Words *self, const uint8_t *text, size_t size, const uint8_t *end)
+static int encode_text(Words *self, const uint8_t *text, size_t size, const uint8_t *end,
+                       const uint8_t *place)
 {
     size_t before = self->num_out;
-    Document document = {text, text + size, NULL, 0};
+    Document document = {text, text + size, NULL, place, 0};
     int state = DONE;
+    self->before = -1;
     if (size > LONGEST_DOCUMENT || (self->longest && has_long_words(self, text, size)))
         state = HELD;
     if (self->left_out == 1 && size) {
@@ -674,7 +681,8 @@ static int begin(Words *self, size_t count)
 {
     if (self->num_learned < self->count && forget(self))
         return FAILED;
-    if (reserve(&self->ends, (count + 1) * sizeof(int64_t)) || reserve(&self->held, count))
+    if (reserve(&self->ends, (count + 1) * sizeof(int64_t)) || reserve(&self->held, count) ||
+        reserve(&self->befores, count * sizeof(int64_t)))
         return FAILED;
     self->num_out = 0;
     self->any_held = 0;
@@ -687,6 +695,7 @@ static void note(Words *self, size_t place, int state)
 {
     ((uint8_t *)self->held.data)[place] = state == HELD;
     ((int64_t *)self->ends.data)[place + 1] = (int64_t)self->num_out;
+    ((int64_t *)self->befores.data)[place] = state == HELD ? -1 : self->before;
     self->any_held |= state == HELD;
 }
 
@@ -737,17 +746,18 @@ static int take(Words *self)
 }
 
 /* What was found for so many documents. */
-static PyObject *answer(Words *self, size_t count)
+static PyObject *answer(Words *self, size_t count, int has_places)
 {
     if (self->num_learned < self->count)
         return new_words(self);
-    PyObject *found = Py_BuildValue(
-        "NNy#",
-        PyByteArray_FromStringAndSize(self->out.data,
-                                      (Py_ssize_t)(self->num_out * sizeof(uint32_t))),
-        PyByteArray_FromStringAndSize(self->ends.data,
-                                      (Py_ssize_t)((count + 1) * sizeof(int64_t))),
-        self->any_held ? (char *)self->held.data : NULL, (Py_ssize_t)count);
+    PyObject *ids = PyByteArray_FromStringAndSize(
+        self->out.data, (Py_ssize_t)(self->num_out * sizeof(uint32_t)));
+    PyObject *others = PyByteArray_FromStringAndSize(
+        has_places ? self->befores.data : self->ends.data,
+        (Py_ssize_t)((count + !has_places) * sizeof(int64_t)));
+    PyObject *found = Py_BuildValue("NNy#", ids, others,
+                                    self->any_held ? (char *)self->held.data : NULL,
+                                    (Py_ssize_t)count);
     size_t num_bytes = self->num_ids * sizeof(uint32_t) + self->num_rest;
     if ((self->count > self->most || num_bytes > MOST_BYTES) && forget(self)) {
         Py_CLEAR(found);
@@ -758,32 +768,41 @@ static PyObject *answer(Words *self, size_t count)
 
 PyDoc_STRVAR(encode_doc,
              "encode(data, offsets): ids and offsets of documents, and which are left to the\n"
-             "reference (None: none); or a list of new words, to be learned first.");
+             "reference (None: none); or a list of new words, to be learned first.\n"
+             "encode(data, offsets, places): ids as well, and how many of all are before the word\n"
+             "of each document that begins at its place in the data; -1 where none does.");
 static PyObject *words_encode(PyObject *object, PyObject *args)
 {
     Words *self = (Words *)object;
-    Py_buffer data, offsets;
+    Py_buffer data, offsets, places = {0};
     PyObject *found = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*", &data, &offsets))
+    if (!PyArg_ParseTuple(args, "y*y*|y*", &data, &offsets, &places))
         return NULL;
-    if (check_offsets(&data, &offsets) && take(self)) {
+    if (places.obj != NULL && (places.len != offsets.len - (Py_ssize_t)sizeof(int64_t) ||
+                               (uintptr_t)places.buf % _Alignof(int64_t)))
+        PyErr_SetString(PyExc_ValueError, "there must be one place for each document");
+    else if (check_offsets(&data, &offsets) && take(self)) {
         size_t count = (size_t)offsets.len / sizeof(int64_t) - 1;
         const int64_t *bounds = offsets.buf;
         const uint8_t *bytes = data.buf;
+        const int64_t *marks = places.buf;
         int state;
         Py_BEGIN_ALLOW_THREADS
         state = begin(self, count);
         for (size_t i = 0; state != FAILED && i < count; i++) {
             size_t size = (size_t)(bounds[i + 1] - bounds[i]);
-            state = encode_text(self, bytes + bounds[i], size, bytes + data.len);
+            int is_asked = marks && marks[i] >= bounds[i] && marks[i] < bounds[i + 1];
+            state = encode_text(self, bytes + bounds[i], size, bytes + data.len,
+                                is_asked ? bytes + marks[i] : NULL);
             note(self, i, state);
         }
         Py_END_ALLOW_THREADS
-        found = state == FAILED ? PyErr_NoMemory() : answer(self, count);
+        found = state == FAILED ? PyErr_NoMemory() : answer(self, count, marks != NULL);
         self->is_busy = 0;
     }
     PyBuffer_Release(&data);
     PyBuffer_Release(&offsets);
+    PyBuffer_Release(&places);
     return found;
 }
 
@@ -810,13 +829,13 @@ static PyObject *words_encode_texts(PyObject *object, PyObject *texts)
         if (text == NULL || (data = PyUnicode_AsUTF8String(text)) == NULL ||
             PyBytes_AsStringAndSize(data, &bytes, &size))
             break;
-        state = encode_text(self, (uint8_t *)bytes, (size_t)size, (uint8_t *)bytes + size);
+        state = encode_text(self, (uint8_t *)bytes, (size_t)size, (uint8_t *)bytes + size, NULL);
         note(self, i, state);
         Py_DECREF(data);
         if (state == FAILED)
             PyErr_NoMemory();
     }
-    PyObject *found = state == FAILED ? NULL : answer(self, count);
+    PyObject *found = state == FAILED ? NULL : answer(self, count, 0);
     self->is_busy = 0;
     return found;
 }

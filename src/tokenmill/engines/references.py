@@ -594,6 +594,11 @@ class SentencePieceEngine:
         """The id of characters that no piece has; those in a row share one."""
         return int(self._processor.unk_id())
 
+    @property
+    def space_id(self) -> int:
+        """The id of a space alone."""
+        return int(self._processor.piece_to_id(_SPACE))
+
     def is_unknown(self, character: str) -> bool:
         """Whether the character alone is nothing but unknown."""
         ids = self.encode_one(character).tolist()

@@ -645,6 +645,30 @@ class WordEngine:
             return self.encode(TextBatch.from_texts(texts))
         return TokenBatch(np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.int64))
 
+    def ids_before(
+        self, texts: TextBatch, places: NDArray[np.int64], tokens: TokenBatch
+    ) -> NDArray[np.int64] | None:
+        """How many ids of each text are before a place in it, in bytes, that ends a space.
+
+        That space is the one in front of a word; where it has an id of its own, that is before the
+        place. -1 where it is not known; None where nothing is, or the ids are not `tokens`.
+        """
+        if self._kernel is None or not isinstance(self._reference, SentencePieceEngine):
+            return None
+        at = np.minimum(texts.offsets[:-1] + places, len(texts.data) - 1)
+        ids, before, _ = self._asked(self._kernel.encode, texts.data, texts.offsets, at - 1)
+        if not np.array_equal(np.frombuffer(ids, np.uint32), tokens.ids):
+            return None
+        found = np.frombuffer(before, np.int64).copy()
+        # Beside the space must be visible ASCII: of others, some are spaces too, or nothing.
+        is_plain, data = self._cutting.images > 0, texts.data
+        is_known = is_plain[data[at - 2]] & (data[at - 1] == ord(" ")) & is_plain[data[at]]
+        found[~is_known | (places < 2)] = -1
+        known = np.flatnonzero(found >= 0)
+        found[known] += tokens.ids[found[known]] == self._reference.space_id
+        found[known] -= tokens.offsets[:-1][known]
+        return found
+
     def _asked(self, encode: Callable[..., Any], *given: Any) -> Any:
         """What the kernel says, which is told all words that are new to it."""
         while isinstance(answer := encode(*given), list):

@@ -614,7 +614,13 @@ class TextBoundaries:
 
         Places are in bytes, and no text is empty.
         """
-        found = self._match(texts, places, tokens)
+        ids_before = getattr(getattr(self._engine, "fast", None), "ids_before", None)
+        found = ids_before(texts, places, tokens) if ids_before else None
+        if found is None:
+            found = self._match(texts, places, tokens)
+        elif len(missing := np.flatnonzero(found < 0)):
+            some = TokenBatch.from_lists([tokens[index] for index in missing])
+            found[missing] = self._match(texts.take(missing), places[missing], some)
         missing = np.flatnonzero(found < 0)
         if len(missing) and self._learn(texts.take(missing)):
             some = TokenBatch.from_lists([tokens[index] for index in missing])
