@@ -82,6 +82,7 @@ def test_the_console_script_is_the_same_command(cli: Cli) -> None:
         (("build", "x", "--config", "en"), "--config", "hf://datasets/OWNER/NAME/SUBSET/"),
         (("train", "--pretokenized", "x"), "--pretokenized", "tokenmill train STORE"),
         (("train", "x", "--use_8bit_optim"), "--use_8bit_optim", "--optimizer adamw8bit"),
+        (("build", "x", "--use_8bit_optim"), "--use_8bit_optim", "tokenmill train has it: --opt"),
         (
             ("build", "x", "-t", "bytes", "-o", "s", "--engine", "fast"),
             "invalid value for '--engine': 'fast' is not one of",

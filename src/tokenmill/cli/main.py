@@ -298,7 +298,10 @@ FOREIGN_FLAGS = {
         "name the files of the subset: 'hf://datasets/OWNER/NAME/SUBSET/*.parquet'",
     ],
     "pretokenized pre_tokenized tokenized": ["give the store itself: tokenmill train STORE"],
-    "use_8bit_optim use_8bit_adam adam8bit optim_8bit": ["--optimizer adamw8bit"],
+    "use_8bit_optim use_8bit_adam adam8bit optim_8bit": [
+        "--optimizer adamw8bit",
+        "tokenmill train has it: --optimizer adamw8bit",
+    ],
     "max_seq_length max_length seq_length block_size context_length": ["--seq-len", "--max-length"],
     "tokenizer_name tokenizer_path tokenizer_model tokenizer_name_or_path vocab_file": [
         "--tokenizer"
@@ -306,9 +309,12 @@ FOREIGN_FLAGS = {
     "text_column text_key column_name json_keys text_column_name": ["--text-field"],
     "append_eod append_eos": ["every document ends in the end token, unless --no-eos is given"],
     "filter query row_filter": ["--where"],
-    "learning_rate": ["--lr"],
-    "max_steps num_steps": ["--steps"],
-    "gradient_accumulation_steps gradient_accumulation grad_accum": ["--accumulate"],
+    "learning_rate": ["--lr", "tokenmill train has it: --lr"],
+    "max_steps num_steps": ["--steps", "tokenmill train has it: --steps"],
+    "gradient_accumulation_steps gradient_accumulation grad_accum": [
+        "--accumulate",
+        "tokenmill train has it: --accumulate",
+    ],
     "n_puzzles n_samples num_samples max_samples max_examples": ["--limit"],
     "mixed_precision bf16 fp16 amp": ["--precision bf16 (as it is anyway where the GPU has it)"],
     "benchmark": ["tokenmill diagnose DATA -t TOKENIZER --sweep tries workers and batches"],
