@@ -116,6 +116,8 @@ def page_of(source):
         return "index.md"
     if (ROOT / source).is_dir():
         return posixpath.join(source, "index.md").removeprefix("docs/")
+    if source.endswith(".md") and "/" not in source:
+        return f"project/{source}"  # beside docs/security.md there is a SECURITY.md
     kept = source.startswith("docs/") or source.endswith(".md")
     return source.removeprefix("docs/") if kept else f"{source}.md"
 
@@ -199,7 +201,9 @@ def show(function, kind, *, extra):
         if words:
             about = {"description": words, "annotation": field.annotation, "value": default}
             told.append(griffe.DocstringParameter(field.name, **about))
-    parameters.sort(key=lambda each: KINDS.index(each.kind))
+    # What has to be given comes first.
+    parameters.sort(key=lambda each: (KINDS.index(each.kind), each.default is not None))
+    told.sort(key=lambda each: each.value is not None)
     function.parameters = griffe.Parameters(*parameters)
     if told and function.docstring:
         function.docstring.parsed.append(griffe.DocstringSectionParameters(told))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -65,8 +66,8 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = {page for page in pages if page.startswith("decisions/")}  # by docs/site.py
     assert len(listed) > 20
     assert pages - listed <= named
-    elsewhere = {"index.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/index.md"}
-    assert named - pages == {*elsewhere, "decisions/index.md"}
+    elsewhere = {f"project/{page.name}" for page in ROOT.glob("*.md") if page.name != "README.md"}
+    assert named - pages == {*elsewhere, "index.md", "examples/index.md", "decisions/index.md"}
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -303,6 +304,12 @@ def test_the_site_is_whole_and_asks_for_nothing_of_elsewhere(tmp_path: Path) -> 
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(site)]
     subprocess.run(command, cwd=ROOT, check=True, env=quiet)
+    shown = re.sub(r"<[^>]+>", "", (site / "reference" / "build.html").read_text())
+    for function in (package.build, package.plan, package.finish, package.verify, package.export):
+        options = [*inspect.signature(function).parameters]
+        signature = shown.partition(f"\n{function.__name__}(\n")[2].partition("\n)")[0]
+        assert options
+        assert all(f"{name}: " in signature for name in options if name != "settings"), function
     pages = ["index.html", "how-to/trl.html", "reference/build.html", "benchmarks.html"]
     with browser() as address, tab(address) as opened:
         for width, dark in ((400, False), (400, True), (1400, False), (1400, True)):
