@@ -246,6 +246,22 @@ def loop_section(results: Mapping[str, Any]) -> str:
     return f"{_origin(results, _named(results['versions'], used))}\n\n{table}"
 
 
+def viewing_section(results: Mapping[str, Any]) -> str:
+    """Everything between the `viewing` markers."""
+    facts = (
+        f"A store of {results['tokens']:,} tokens in {results['documents']:,} documents and"
+        f" {results['shards']} shards. The first answer came {results['start_seconds']:.2f} s after"
+        f" the command. When all was asked the process had {results['own_bytes'] / 1e6:,.0f} MB of"
+        f" its own, {results['resident_bytes'] / 1e6:,.0f} MB with pages of files."
+    )
+    lines = ["| what is asked for | the first time | then |", "| --- | --- | --- |"]
+    for row in results["answers"]:
+        first, then = (f"{1e3 * row[name]:,.1f} ms" for name in ("first", "median"))
+        lines.append(f"| {row['what']} | {first} | {then} |")
+    packages = _named(results["versions"], ("tokenmill", "numpy", "starlette", "uvicorn"))
+    return "\n\n".join([_origin(results, packages), facts, "\n".join(lines)])
+
+
 def scaling_section(results: Mapping[str, Any]) -> str:
     """Everything between the `scaling` markers of docs/scaling.md."""
     packages = _named(results["versions"], ("tokenmill", "numpy", "xxhash"))
@@ -428,6 +444,7 @@ SECTIONS = {
         long_rows_section,
         "python -m benchmarks.long_rows_gpu, on a machine with a GPU",
     ),
+    "viewing": (viewing_section, "python -m benchmarks.viewing"),
     "stall_meter": (stall_meter_section, "python -m benchmarks.stall_meter"),
     "stall_meter_gpu": (
         stall_meter_section,

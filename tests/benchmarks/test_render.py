@@ -29,6 +29,7 @@ between
 <!-- first_step:begin --><!-- first_step:end -->
 <!-- asking:begin --><!-- asking:end -->
 <!-- balance:begin --><!-- balance:end -->
+<!-- viewing:begin --><!-- viewing:end -->
 <!-- stall_meter:begin --><!-- stall_meter:end -->
 <!-- stall_meter_gpu:begin --><!-- stall_meter_gpu:end -->
 <!-- stalls_gpu:begin --><!-- stalls_gpu:end -->
@@ -141,6 +142,9 @@ Not measured yet; run: python -m benchmarks.asking
 <!-- balance:begin -->
 Not measured yet; run: python -m benchmarks.balance
 <!-- balance:end -->
+<!-- viewing:begin -->
+Not measured yet; run: python -m benchmarks.viewing
+<!-- viewing:end -->
 <!-- stall_meter:begin -->
 Not measured yet; run: python -m benchmarks.stall_meter
 <!-- stall_meter:end -->
@@ -260,6 +264,15 @@ def test_memory_over_time_is_shown_in_tenths_that_cover_every_sample() -> None:
     assert "peak 1.50 GB" in text
     assert table_row(text, "tenth 1")[1:] == ["up to 8 s", "1.00 GB"]
     assert table_row(text, "tenth 10")[1:] == ["up to 95 s", "1.50 GB"]
+
+
+def test_answers_of_the_viewer_are_listed_with_what_they_were_asked_of() -> None:
+    numbers = {"tokens": 1_000_000, "documents": 900, "shards": 4, "start_seconds": 0.5}
+    memory = {"own_bytes": 150e6, "resident_bytes": 200e6}
+    answers = [{"what": "overview", "first": 0.0123, "median": 0.0049}]
+    text = render.viewing_section(ORIGIN | numbers | memory | {"answers": answers})
+    assert "A store of 1,000,000 tokens in 900 documents and 4 shards." in text
+    assert table_row(text, "overview")[1:] == ["12.3 ms", "4.9 ms"]
 
 
 def test_what_the_meter_costs_is_the_difference_of_its_rounds() -> None:
