@@ -125,6 +125,27 @@ def test_a_view_is_trained_on_as_a_store_of_its_documents(tmp_path: Path) -> Non
     assert losses(tmp_path / "run-view") == losses(tmp_path / "run-alone")
 
 
+def test_what_was_seen_of_each_source_of_a_mixture_is_written_down(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"{k} words of a text"}) + "\n" for k in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(rows))
+    (tmp_path / "b.jsonl").write_text("".join(rows[:100]))
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    tokenmill.build(files, tokenizer="bytes", out=tmp_path / "store", serial=True)
+    said = {**TINY, "mixture": "source"}
+    tokenmill.train(tmp_path / "store", out=tmp_path / "whole", **said)
+    tokenmill.train(tmp_path / "store", out=tmp_path / "parts", **{**said, "steps": 5})
+    tokenmill.train(tmp_path / "store", out=tmp_path / "parts", resume=True, **said)
+    seen = {}
+    for name in ("whole", "parts"):
+        text = (tmp_path / name / "metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines() if '"loss"' in line]
+        seen[name] = [{k: v for k, v in each.items() if "tokens/" in k} for each in lines]
+        assert [sum(each.values()) for each in seen[name]] == [each["tokens"] for each in lines]
+    assert len(seen["whole"]) == 12
+    assert all(len(each) == 2 and 0 not in each.values() for each in seen["whole"][3:])
+    assert seen["parts"] == seen["whole"]
+
+
 def test_a_store_without_val_says_how_to_make_one_and_is_trained_on(
     place: Path, tmp_path: Path
 ) -> None:

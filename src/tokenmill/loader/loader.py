@@ -887,6 +887,10 @@ class Loader(Shown):
         """What made this rank's batch of a step: stores, documents, rows of the input files."""
         return list(self._window(step).origins(self.mixture.names))
 
+    def seen(self, step: int) -> dict[str, dict[str, Any]]:
+        """Rows, tokens (rows * seq_len) and epochs of each source on all ranks before a step."""
+        return self._plan.seen(step)
+
     def trace(self, document: int, *, source: str | None = None) -> Iterator[Showing]:
         """Where a document is shown, from the first step of the run on, in the order of rows.
 

@@ -670,6 +670,9 @@ class TrainingRun:
             self.feeder = resources.enter_context(
                 DeviceFeeder(loader, device=setup.device, fields=setup.fields)
             )
+        # Of a mixture it is written down what was seen of each source.
+        self._mixed = loader if 1 < len(loader.mixture.names) <= SHOWN_SOURCES else None
+        self._first_batch = loader.step  # as the loader counts: the first one of step 1
         self.meter = resources.enter_context(StallMeter())
         # As in training: another size of cu_seqlens would compile once more.
         sizes = loader.cu_seqlens_sizes()
@@ -737,6 +740,7 @@ class TrainingRun:
             self._resources.enter_context(self._telling_of_waits())
         self.trainer = loop.Trainer(self.setup, batches=batches)
         start = 0 if self._resume_from is None else self._load(self._resume_from)
+        self._first_batch -= start * self.setup.accumulate
         is_first = self.setup.ranks.rank == 0
         if is_first:
             self.checkpoints.sweep()
@@ -908,6 +912,9 @@ class TrainingRun:
             )
             line = {name: getattr(seen, attribute) for name, attribute in LINE.items()}
             line |= {"tokens_per_second": rate, "seconds": round(seen.seconds, 3)}
+            if self._mixed is not None:
+                drawn = self._mixed.seen(self._first_batch + reading.step * setup.accumulate)
+                line |= {f"tokens/{name}": each["tokens"] for name, each in drawn.items()}
             if self._follower is not None:
                 line["build_wait_seconds"] = report.build_wait_seconds
             self.journal.write(reading.step, line if rate is not None else {**line, "mfu": None})

@@ -593,6 +593,13 @@ const METRICS = [
   ["Learning rate", { lr: "" }, (value) => (value ? value.toExponential(1) : "0")],
 ];
 
+/** What is drawn: the metrics that all runs may have, and the tokens of each source of mixtures. */
+const metricsOf = (found) => {
+  const sources = new Set(found.flatMap((run) => Object.keys(run.lines).filter((name) => name.startsWith("tokens/"))));
+  const names = Object.fromEntries([...sources].map((name) => [name, name.slice("tokens/".length)]));
+  return sources.size ? [...METRICS, ["Tokens of each source", names, compact]] : METRICS;
+};
+
 async function runs() {
   const hidden = new Set();
   const look = () => Promise.all(about.runs.map((_, of) => ask("run", { of })));
@@ -612,7 +619,7 @@ async function runs() {
   }
   function draw() {
     drawn.length = 0;
-    at.replaceChildren(...METRICS.flatMap(([title, names, showY]) => {
+    at.replaceChildren(...metricsOf(found).flatMap(([title, names, showY]) => {
       const { x, lines } = linesOf(names);
       if (!lines.length) return [];
       const made = chart({ label: `${title} over steps`, x, lines, xName: "step", steps: true, showY, zero: title !== "Loss" });
@@ -627,7 +634,7 @@ async function runs() {
     do {
       found = await look();
       tell();
-      if (METRICS.some(([, names]) => linesOf(names).lines.length && !drawn.some(([, have]) => have === names))) draw();
+      if (metricsOf(found).filter(([, names]) => linesOf(names).lines.length).length > drawn.length) draw();
       for (const [made, names] of drawn) { const { x, lines } = linesOf(names); made.update(x, lines); }
     } while (mine === turn && found.some((run) => run.unread)); // a long run comes in parts
   }
