@@ -71,6 +71,22 @@ def test_a_page_has_every_plot_with_its_numbers(case: Case) -> None:
         assert html.escape(way.source) in page
 
 
+def test_plots_have_few_lines_and_names_that_hold_on_a_machine_without_a_gpu(case: Case) -> None:
+    page = case.report.read_text()
+    for plot in drawings(page):
+        lines = [each for each in plot.iter() if "line" in each.get("class", "").split()]
+        assert len(lines) <= 4, plot.get("aria-label")
+    assert "Memory of the GPU" not in page
+
+
+def test_the_contents_lead_to_every_section(case: Case) -> None:
+    page = case.report.read_text()
+    (contents,) = re.findall(r"<nav aria-label=.Contents.>(.*?)</nav>", page)
+    named = re.findall(r"href=.#([^\"']+)", contents)
+    assert named == re.findall(r"<section id=.([^\"']+)", page)
+    assert len(named) > 3
+
+
 def test_nothing_in_a_page_comes_from_elsewhere(case: Case) -> None:
     tags = Tags(case.report.read_text()).found
     names = {name for name, _ in tags}

@@ -80,6 +80,23 @@ def test_plots_are_there_and_in_their_place(
     assert abs(brightness(found["paper"]) - brightness(found["ink"])) > 120
 
 
+def test_rows_of_figures_have_no_holes(case: Case, address: str) -> None:
+    rows = """
+    [...document.querySelectorAll(".figures")].map(grid => [grid.getBoundingClientRect(),
+      ...[...grid.querySelectorAll(":scope > figure")].map(each => each.getBoundingClientRect())]
+      .map(({left, right, top}) => [left, right, top]))
+    """
+    seen = look(address, case.report, width=1400, expression=rows)
+    grids = 0
+    for (left, right, _), *figures in seen.value:
+        ends = {top: max(end for _, end, at in figures if at == top) for _, _, top in figures}
+        begins = {top: min(begin for begin, _, at in figures if at == top) for top in ends}
+        assert all(abs(end - right) < 2 for end in ends.values())
+        assert all(abs(begin - left) < 2 for begin in begins.values())
+        grids += len(figures) > 1
+    assert grids
+
+
 def test_names_at_a_bar_do_not_run_into_its_number(case: Case, address: str) -> None:
     seen = look(address, case.report, width=400, expression=MEASURE)
     texts = seen.value["plots"][0]["texts"]
