@@ -31,7 +31,7 @@ PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_inf
 require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
 	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
 
-.PHONY: demo test test-fast test-slow test-trainers test-dist test-lowest lint docs dist publish bench bench-quick clean help
+.PHONY: demo test test-fast test-slow test-trainers test-dist test-lowest lint docs picture dist publish bench bench-quick clean help
 
 help:
 	@echo "make demo         see it work: core install, then tokenmill demo"
@@ -43,6 +43,7 @@ help:
 	@echo "make test-lowest  fast tests and every command with the lowest versions of all dependencies"
 	@echo "make lint         everything of make test but the tests"
 	@echo "make docs         the documentation as a site, in site/"
+	@echo "make picture      docs/viewer.png, what README shows of tokenmill view (needs Chromium)"
 	@echo "make bench        measure beside the peers and write docs/benchmarks.md (bench-quick: a trial)"
 	@echo "make clean        remove environments, caches and working files"
 
@@ -113,6 +114,9 @@ lint: .venv-dev/stamp
 docs: .venv-docs/stamp
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 	@echo "the site is in site/: open site/index.html"
+
+picture: .venv-dev/stamp
+	$(DEV)/python -m tests.pages picture
 
 bench: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.build $(BENCH_ARGS)

@@ -153,11 +153,14 @@ class Tab:
         """A command of the protocol, and its answer."""
         return self._runner.run(self._send(method, **params))
 
-    def resize(self, *, width: int, dark: bool = False, height: int = 900) -> None:
+    def resize(
+        self, *, width: int, dark: bool = False, height: int = 900, paper: bool = False
+    ) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.send("Emulation.setDeviceMetricsOverride", **size)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[theme])
+        media = "print" if paper else ""
+        self.send("Emulation.setEmulatedMedia", media=media, features=[theme])
 
     def open(self, url: str) -> None:
         """Go to an address, and wait until it is loaded."""

@@ -1,6 +1,7 @@
 """Writes the pages that say what the code says of itself: docs/cli.md, and the table of formats.
 
-    python -m tests.pages
+    python -m tests.pages             the pages
+    python -m tests.pages picture     docs/viewer.png, what `tokenmill view` looks like
 
 Tests compare the pages with what this makes, so they cannot say what the code does not. What other
 pages say to type is found here too, and typed by tests.
@@ -8,14 +9,20 @@ pages say to type is found here too, and typed by tests.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer.main
 
+import tokenmill
 from tokenmill.cli.main import app
+from tokenmill.engines.references import train_bpe
 from tokenmill.interop.base import NAMES, get_format
 from tokenmill.interop.raw import RawFormat
 
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS, FORMATS = DOCS / "cli.md", DOCS / "formats.md"
+PICTURE = DOCS / "viewer.png"
 BEGIN, END = "<!-- formats: begin -->\n", "<!-- formats: end -->\n"
 WIDTH = 80
 INTRODUCTION = """\
@@ -120,6 +128,31 @@ def formats_page() -> str:
     return f"{before}{BEGIN}\n{format_table()}\nSettings:\n\n{settings_table()}\n{END}{after}"
 
 
-if __name__ == "__main__":
+def picture(folder: Path) -> bytes:
+    """A document of a store of this project's own pages, as the viewer shows it."""
+    from PIL import Image
+    from tests.browser import browser, tab
+    from tests.viewer.conftest import started
+
+    pages = [page.read_text() for page in sorted(DOCS.glob("*.md"))]
+    train_bpe(pages, vocab_size=4000, folder=folder / "bpe")
+    with contextlib.chdir(DOCS.parent):  # so that sources have the names that they have there
+        how = {"tokenizer": folder / "bpe", "out": folder / "store", "val": 0.1, "serial": True}
+        tokenmill.build(["docs", "src/tokenmill/viewer"], **how)  # type: ignore[arg-type]
+    with started(folder / "store") as viewer, browser() as address, tab(address) as page:
+        page.resize(width=1400, height=760)
+        page.open(f"{viewer.address}#documents?split=train&n=0")
+        page.wait("document.querySelectorAll('#tokens .t').length > 100")
+        page.wait("document.querySelectorAll('.list li').length > 10")
+        shot = Image.open(io.BytesIO(page.screenshot(whole=False)))
+    small = io.BytesIO()
+    shot.convert("RGB").quantize(200).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+if __name__ == "__main__" and "picture" in sys.argv:
+    with tempfile.TemporaryDirectory() as made:
+        PICTURE.write_bytes(picture(Path(made)))
+elif __name__ == "__main__":
     COMMANDS.write_text(commands_page())
     FORMATS.write_text(formats_page())

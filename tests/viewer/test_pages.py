@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.browser import screens, tab
+from tests.pages import DOCS, PICTURE, picture
 
 import tokenmill
 from tokenmill.store.layout import StoreLayout, StoreLock
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from .conftest import Viewer
 
 PAGES = ("overview", "documents", "batches", "runs", "builds")
-SIZES = [(400, True), (400, False), (1400, True), (1400, False)]
+SIZES = [(400, True), (400, False), (1400, True), (1400, False), (2000, True)]
 # Whether letters stand out from what is below them, as WCAG 2 AA wants it; what does not is told.
 CONTRAST = """
 (() => {
@@ -179,6 +181,131 @@ def test_search_and_filters_are_in_the_address(page: Tab) -> None:
     page.wait("document.querySelectorAll('.list li').length > 20")
 
 
+def field(label: str) -> str:
+    """Where the field with a label is."""
+    all_fields = "[...document.querySelectorAll('label.field')]"
+    found = f"{all_fields}.find(at => at.textContent.startsWith({label!r}))"
+    return f"{found}.querySelector('input, select')"
+
+
+def write(page: Tab, label: str, value: str) -> None:
+    act = f"at => {{ at.value = {value!r}; at.dispatchEvent(new Event('change')); }}"
+    page.evaluate(f"({act})({field(label)})")
+
+
+def test_every_field_of_the_list_chooses_documents(page: Tab, viewer: Viewer) -> None:
+    page.resize(width=1400)
+    store = tokenmill.Store(viewer.folder / "store", split=None)
+    val = store.manifest.splits["val"].documents
+    for label, value, what, number in (
+        ("Split", "val", "split=val", val),
+        ("Source", "0", "source=0", len(HOSTILE) + 2),
+        ("Tokens, at least", "100000", "least=100000", 1),
+        ("Where", "lang == 'py'", "where=lang", None),
+        ("From number", str(len(store) - 3), "first=", 3),
+    ):
+        go(page, "documents")
+        write(page, label, value)
+        page.wait(f"decodeURIComponent(location.hash).includes({what!r})")
+        if number is None:
+            wanted = store.select("lang == 'py'").num_documents
+            number = min(wanted, 50)
+            assert wanted
+        page.wait(f"document.querySelectorAll('.list li').length === {number}")
+    go(page, "documents")
+    write(page, "Where", "tongue == 'c'")
+    assert "tongue" in text_of(page, ".list .problem")
+    assert "400" in page.seen.problems.pop()
+
+
+def test_a_document_says_where_it_is_from_and_shows_its_special_tokens(
+    page: Tab, viewer: Viewer
+) -> None:
+    number = viewer.ask("documents", source=1)["documents"][0]["number"]
+    go(page, f"documents?n={number}")
+    facts = text_of(page, "article .facts")
+    for word in ("from", "row", "split", "tokens", "lang"):
+        assert word in facts
+    assert page.evaluate("document.querySelectorAll('#tokens .special').length") == 1
+    assert "<|endoftext|>" in text_of(page, "#tokens .special")
+    # Text and tokens are beside each other, and say the same.
+    top = "at => at.getBoundingClientRect().top"
+    left, right = page.evaluate(f"[...document.querySelectorAll('.sides > section')].map({top})")
+    assert left == right
+
+
+def test_every_field_of_batches_changes_what_is_drawn(page: Tab) -> None:
+    go(page, "batches?seq_len=128")
+    page.wait("document.querySelectorAll('.rank').length === 2")
+    drawn = "[...document.querySelectorAll('.part')].map(at => at.title).join()"
+    for label, value, what in (
+        ("Sequence length", "64", "seq_len=64"),
+        ("Packing", "best-fit", "packing=best-fit"),
+        ("Shuffle", "none", "shuffle=none"),
+        ("Split", "val", "split=val"),
+        ("Split", "train", "split=train"),
+        ("Ranks", "3", "ranks=3"),
+        ("Rows per rank", "2", "rows=2"),
+        ("Seed", "7", "seed=7"),
+    ):
+        before = page.evaluate(drawn)
+        write(page, label, value)
+        page.wait(f"location.hash.includes({what!r})")
+        if label != "Seed":  # which decides nothing where nothing is shuffled
+            page.wait(f"{drawn} !== {before!r}")
+    assert page.evaluate("document.querySelectorAll('.rank').length") == 3
+    assert page.evaluate("document.querySelectorAll('.packed').length") == 6
+    # These end differently, so they cannot be mixed; one can be drawn in the place of the other.
+    write(page, "weight of chats", "1")
+    assert "end differently" in text_of(page, ".problem")
+    assert "400" in page.seen.problems.pop()
+    write(page, "weight of store", "0")
+    page.wait("location.hash.includes('weights=0%2C1')")
+    page.wait("document.querySelector('.packed .soft')?.textContent.includes('chats')")
+    write(page, "weight of chats", "0.5")
+    page.evaluate("document.querySelector('#balance').click()")
+    page.wait("location.hash.includes('balance=true')")
+    write_step = "at => { at.value = 2; at.dispatchEvent(new Event('change')); }"
+    page.evaluate(f"({write_step})(document.querySelector('.slide input[type=number]'))")
+    page.wait("document.querySelector('.rank ~ .note').textContent.startsWith('Step 2')")
+
+
+def test_the_bar_turns_pages_stores_and_light(page: Tab) -> None:
+    go(page, "overview")
+    page.evaluate("document.querySelector('#bar nav a[href^=\"#documents\"]').click()")
+    page.wait("!!document.querySelector('.list li')")
+    act = "at => { at.value = '1'; at.dispatchEvent(new Event('change')); }"
+    page.evaluate(f"({act})(document.querySelector('#bar select'))")
+    page.wait("location.hash.includes('of=1')")
+    page.wait("!!document.querySelector('#tokens .off')")
+    page.evaluate("document.querySelector('#theme').click()")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.evaluate("document.querySelector('#theme').click()")
+    page.evaluate("document.querySelector('#bar .tools button:last-child').click()")
+    assert page.wait("document.querySelector('#help').open")
+    page.evaluate("document.querySelector('#help button').click()")
+    page.wait("!document.querySelector('#help').open")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_printed_dark_on_white_and_whole(page: Tab, name: str) -> None:
+    page.resize(width=1400, dark=True)
+    go(page, name)
+    page.resize(width=720, dark=True, paper=True)
+    try:
+        assert (
+            page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        )
+        assert page.evaluate("getComputedStyle(document.querySelector('#bar')).display") == "none"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(CONTRAST) == []
+        (screens() / f"{name}-print.png").write_bytes(page.screenshot())
+        sheets = page.send("Page.printToPDF")["data"]
+        assert len(sheets) > 5_000
+    finally:
+        page.resize(width=1400)
+
+
 def test_keys_turn_pages_and_documents(page: Tab) -> None:
     go(page, "overview")
     page.press("2")
@@ -270,6 +397,12 @@ def test_runs_are_over_each_other_and_grow(page: Tab, viewer: Viewer) -> None:
     page.wait("document.querySelector('tbody').textContent.includes('1.250')")
     page.evaluate("document.querySelector('tbody input').click()")
     page.wait(f"!{legend}.includes('first')")
+    # What comes later in a run is drawn too: here what was seen of the sources of a mixture.
+    line = {"step": 9, "loss": 1.0, "tokens/<b>web</b>": 5e6, "tokens/code": 2e6}
+    with (viewer.folder / "second" / "metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps(line) + "\n")
+    page.wait("document.querySelector('main').textContent.includes('Tokens of each source')")
+    page.wait("document.querySelector('main').textContent.includes('<b>web</b>')")
 
 
 def test_a_build_is_followed_until_it_is_a_store(page: Tab, viewer: Viewer) -> None:
@@ -301,6 +434,14 @@ def test_a_build_is_followed_until_it_is_a_store(page: Tab, viewer: Viewer) -> N
     page.wait("document.querySelector('main').textContent.includes('It is done')")
     stores = {store["name"]: store["so_far"] for store in viewer.ask("about")["stores"]}
     assert stores == {"store": False, "chats": False, "stopped": False}
+
+
+@pytest.mark.slow
+def test_the_picture_in_the_readme_is_made_again_as_it_is(tmp_path: Path) -> None:
+    made, kept = picture(tmp_path), PICTURE.read_bytes()
+    assert f"]({PICTURE.relative_to(DOCS.parent)})" in (DOCS.parent / "README.md").read_text()
+    assert made[:24] == kept[:24]  # the header of a PNG, with its size
+    assert max(len(made), len(kept)) < 150_000
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
