@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.command import tokenmill_here
+from tests.interop import peers
 from tests.loader.stores import numbered_store
 from tests.loader.test_trace import LENGTHS, brute_force, loaders, place_of
 from tests.once import once
@@ -18,6 +22,7 @@ import tokenmill
 from tokenmill import history
 from tokenmill.errors import SourceError, StateError, UsageError
 from tokenmill.loader.loader import Loader
+from tokenmill.loader.mixture import Mixture
 from tokenmill.store.layout import seal
 
 if TYPE_CHECKING:
@@ -173,3 +178,185 @@ def test_what_says_nothing_of_a_run_is_refused(stores: dict[str, Store], tmp_pat
         history.trace(stores["web"], state=tmp_path / "nowhere", doc=1)
     with pytest.raises(StateError, match="has no checkpoint"):
         history.trace(stores["web"], state=stores["web"].path, doc=1)
+
+
+# -------------------------------------------------------------------------------------------------
+# `ledger`: what all batches of all ranks held, counted.
+
+
+def inputs_by_document(made: list[Loader], steps: range) -> Counter[tuple[str, int]]:
+    """Tokens that ranks were given as inputs, by their documents, from the batches themselves."""
+    seen: Counter[tuple[str, int]] = Counter()
+    firsts = {
+        name: [0, *store.lengths().cumsum().tolist()]
+        for name, store in zip(made[0].mixture.names, made[0].mixture.stores, strict=True)
+    }
+    for step in steps:
+        for loader in made:
+            batch = loader.batch(step)
+            for row, origin in zip(batch.input_ids.tolist(), loader.rows(step), strict=True):
+                for part in origin.parts:
+                    held = row[part.at : part.at + part.tokens]  # without a last label
+                    first = firsts[origin.source][part.document] + part.first_token
+                    assert held == [*range(first, first + len(held))]
+                    seen[origin.source, part.document] += len(held)
+    return seen
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), how=st.sampled_from(["checkpoint", "json", "torch"]))
+def test_a_ledger_has_what_all_batches_held(
+    stores: dict[str, Store], tmp_path: Path, data: st.DataObject, how: str
+) -> None:
+    made = data.draw(loaders(stores))
+    loader, steps = made[0], made[0].num_steps
+    assert steps is not None
+    now = data.draw(st.integers(0, steps))
+    for each in made:
+        each.seek(now)
+    found = history.ledger(save(tmp_path, loader, how))
+    expected = inputs_by_document(made, range(now))
+    assert (found.step, found.ranks, found.seen) == (now, len(made), expected.total())
+    counted = loader.state_dict()["seen"]
+    for source, store in zip(found.sources, loader.mixture.stores, strict=True):
+        by_file: Counter[str] = Counter()
+        for number in range(len(store)):
+            by_file[store.source(number).path] += expected[source.name, number]
+        assert {group.name: group.seen for group in source.by["source"]} == dict(by_file)
+        assert source.seen == by_file.total()
+        if (now - loader._plan.update_step) % loader.accumulate == 0:
+            assert source.rows == counted[source.name]["rows"]
+            assert source.epochs == pytest.approx(counted[source.name]["epochs"])
+    assert found.rows * 4 <= found.places <= found.rows * 16
+
+
+def test_a_ledger_goes_on_over_a_resume_with_another_batch_size(
+    stores: dict[str, Store], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"seq_len": 8, "packing": "best-fit", "seed": 4}
+    first = Loader(stores["web"], batch_size=4, **options)
+    first.seek(13)
+    second = Loader(stores["web"], batch_size=6, **options)
+    second.load_state_dict(first.state_dict())
+    second.seek(second.step + 5)
+    expected = inputs_by_document([first], range(13))
+    expected += inputs_by_document([second], range(second.step - 5, second.step))
+    found = history.ledger(save(tmp_path, second, "json"))
+    assert found.seen == expected.total()
+    assert found.rows == 13 * 4 + 5 * 6
+
+
+def test_a_ledger_counts_by_annotations_and_over_a_store_that_grew(tmp_path: Path) -> None:
+    def write(name: str, numbers: range) -> None:
+        rows = [
+            {"text": f"{name} {n} " + "x" * n, "lang": "de" if n % 3 else "en", "n": n}
+            for n in numbers
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "corpus" / f"{name}.jsonl").write_text(lines)
+
+    (tmp_path / "corpus").mkdir()
+    write("one", range(20))
+    build: dict[str, Any] = {"tokenizer": "bytes", "out": tmp_path / "store", "serial": True}
+    tokenmill.build(tmp_path / "corpus", **build)
+    options: dict[str, Any] = {"seq_len": 16, "batch_size": 3, "seed": 1}
+    before = Loader(tmp_path / "store", **options)
+    before.seek(before.layouts()[0].num_rows // 2)
+    state = before.state_dict()
+    write("two", range(20, 30))  # of a group that is cut anew
+    tokenmill.build(tmp_path / "corpus", **build)
+    tokenmill.annotate(tmp_path / "store", columns="lang,n")
+    loader = Loader(tmp_path / "store", **options)
+    loader.load_state_dict(state)
+    assert loader.growth()
+    loader.seek(loader.step + 60)
+    found = history.ledger(save(tmp_path, loader, "checkpoint"))
+    (source,) = found.sources
+    assert [*source.by] == ["source", "lang"]
+    seen: dict[str, Counter[str]] = {"source": Counter(), "lang": Counter()}
+    for step in range(loader.step):
+        # Numbers of documents are those of the store that a row was read from.
+        for origin in loader.rows(step):
+            for part in origin.parts:
+                tokens = min(part.tokens, 16 - part.at)
+                row = part.source
+                number = row.row + (20 if row.path.endswith("two.jsonl") else 0)
+                seen["source"][row.path] += tokens
+                seen["lang"]["de" if number % 3 else "en"] += tokens
+    for column, counts in seen.items():
+        assert {group.name: group.seen for group in source.by[column]} == dict(counts)
+    assert len(seen["source"]) == 2
+    (only,) = history.ledger(tmp_path / "run", by="folder,n").sources
+    assert ([*only.by], len(only.by["n"])) == (["folder", "n"], 30)
+    assert sum(group.seen for group in only.by["n"]) == source.seen
+    with pytest.raises(UsageError, match="no column 'nothing'"):
+        history.ledger(tmp_path / "run", by="nothing")
+
+
+def test_a_ledger_of_a_mixture_by_source_names_each_and_its_store(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        lines = [{"text": f"{name} {number} " + "x" * number} for number in range(30)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenmill.build(
+        [tmp_path / "one.jsonl", tmp_path / "two.jsonl"],
+        tokenizer="bytes",
+        out=tmp_path / "store",
+        serial=True,
+    )
+    mixture = tokenmill.Mixture.from_store(
+        tmp_path / "store", by="source", weights={"one.jsonl": 3, "two.jsonl": 1}
+    )
+    loader = Loader(mixture, seq_len=8, batch_size=4)
+    loader.seek(50)
+    found = tokenmill.ledger(save(tmp_path, loader, "torch"))
+    assert {source.name.rpartition("/")[2]: source.rows for source in found.sources} == {
+        "one.jsonl": 150,
+        "two.jsonl": 50,
+    }
+    assert {source.store for source in found.sources} == {str(tmp_path / "store")}
+    assert len({source.manifest for source in found.sources}) == 1
+
+
+def test_a_ledger_as_markdown_and_as_json(stores: dict[str, Store], tmp_path: Path) -> None:
+    loader = Loader(stores["web"], seq_len=8, batch_size=4, packing="pad")
+    loader.seek(7)
+    path = save(tmp_path, loader, "json")
+    found = history.ledger(path)
+    page = tokenmill_here("ledger", path, "--to", "markdown", folder=tmp_path).stdout
+    assert f"{found.seen:,} tokens in 28 rows, before step 7" in page
+    assert "| part-0.jsonl |" in page
+    assert page.count("\n| --- ") == 2
+    told = json.loads(tokenmill_here("ledger", path, "--json", folder=tmp_path).stdout)
+    assert told["sources"][0]["by"]["source"][0]["seen"] == found.sources[0].by["source"][0].seen
+    shown = tokenmill_here("ledger", path, folder=tmp_path).stdout
+    assert f"{found.seen} tokens in 28 rows" in shown
+    odd = history.ledger_markdown(
+        replace(found, sources=(replace(found.sources[0], name="a|b\n*c*"),))
+    )
+    assert "a\\|b \\*c\\*" in odd
+
+
+def test_a_croissant_description_is_valid_and_has_the_records(
+    stores: dict[str, Store], tmp_path: Path
+) -> None:
+    peers.require("mlcroissant")
+    mixture = Mixture({"web": (stores["web"], 1), "code": (stores["code"], 3)})
+    loader = Loader(mixture, seq_len=8, batch_size=4)
+    loader.seek(11)
+    path = save(tmp_path, loader, "json")
+    found = history.ledger(path)
+    said = tokenmill_here("ledger", path, "--to", "croissant", folder=tmp_path).stdout
+    (tmp_path / "croissant.json").write_text(said)
+    errors, records = peers.run("croissant", tmp_path / "croissant.json")
+    assert errors == []
+    wholes = {each["seen/source"]: each for each in records if not each["seen/column"]}
+    assert {name: each["seen/seen"] for name, each in wholes.items()} == {
+        each.name: each.seen for each in found.sources
+    }
+    assert len(records) == 2 + sum(len(each.by["source"]) for each in found.sources)
+    broken = json.loads((tmp_path / "croissant.json").read_text())
+    del broken["recordSet"][0]["field"][0]["dataType"]
+    del broken["distribution"][0]["sha256"]
+    (tmp_path / "broken.json").write_text(json.dumps(broken))
+    errors, _ = peers.run("croissant", tmp_path / "broken.json")
+    assert errors

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from tokenmill.engines.load import load_tokenizer as load_tokenizer
     from tokenmill.forgetting import ForgetResult as ForgetResult
     from tokenmill.forgetting import forget as forget
+    from tokenmill.history import LedgerResult as LedgerResult
     from tokenmill.history import TraceResult as TraceResult
+    from tokenmill.history import ledger as ledger
     from tokenmill.history import trace as trace
     from tokenmill.inspection import Inspection as Inspection
     from tokenmill.inspection import inspect as inspect
@@ -78,7 +80,7 @@ _HOMES = {
     "diagnosis.values": ["Diagnosis"],
     "engines.load": ["Tokenizer", "load_tokenizer"],
     "forgetting": ["ForgetResult", "forget"],
-    "history": ["TraceResult", "trace"],
+    "history": ["LedgerResult", "TraceResult", "ledger", "trace"],
     "inspection": ["Inspection", "inspect"],
     "interop.in_place": ["convert"],
     "interop.export": ["ExportResult", "export", "export_store"],

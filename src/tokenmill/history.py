@@ -10,22 +10,27 @@ is in the recipe that `tokenmill train` keeps in its checkpoints, or in what the
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tokenmill._version import __version__
 from tokenmill.errors import StateError, TokenmillError, UsageError
 from tokenmill.interop.tensors import read_saved
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture, Stage, open_split
-from tokenmill.options import TraceOptions, with_options
+from tokenmill.options import LedgerOptions, TraceOptions, as_list, with_options
 from tokenmill.search import Search
 from tokenmill.selection import made_again
-from tokenmill.store.documents import Grouping
+from tokenmill.store.documents import Documents, Grouping
 from tokenmill.store.layout import unseal
 from tokenmill.words import listed
 
@@ -33,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tokenmill.files import PathInput
-    from tokenmill.loader.loader import Showing
+    from tokenmill.loader.loader import Drawn, Showing
+    from tokenmill.store.format import Ints
     from tokenmill.store.reader import SourceRow, Store
 
 MOST_STATE_BYTES = 64 << 20  # of a file of JSON
@@ -461,3 +467,353 @@ def _trace(loader: Loader, name: str, number: int, *, document: int, limit: int)
         shown=tuple(shown),
         coming=tuple(coming[:limit]),
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# `ledger`: the tokens that a run has been given, by where they are from.
+#
+#   rows that were drawn -> the pieces of documents in them -> tokens of each document -> groups
+#
+# Rows of epochs that are over are looked at once, whatever their number; of the epoch that goes on,
+# those that were drawn. What is held is a number for each document of a source.
+
+MOST_VALUES = 200  # of an annotation that is counted by without being asked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerGroup:
+    """The documents of a source that have one value of a column, and what was seen of them."""
+
+    name: str
+    documents: int
+    tokens: int
+    seen: int
+    """Tokens that the model was given as inputs: each as often as it was."""
+    epochs: float
+    """Of a group: how often each of its tokens was seen, on average. Of a source: as the loader
+    counts them, rows drawn of the rows of an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerSource(LedgerGroup):
+    """A source of a run: a store, or what of one is mixed by itself."""
+
+    store: str
+    split: str | None
+    content: str
+    """Fingerprint of the documents."""
+    manifest: str
+    """sha256 of the store's manifest."""
+    rows: int
+    by: Mapping[str, tuple[LedgerGroup, ...]]
+    """Column -> its groups, the one of which most was seen first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerResult:
+    """What `tokenmill ledger` found: what a run has seen until its state was saved."""
+
+    run: str
+    step: int
+    """Of the loader: the next one. `tokenmill train` makes one of so many `micro_batches`."""
+    micro_batches: int | None
+    ranks: int
+    packing: str
+    seed: int
+    rows: int
+    places: int
+    """Inputs of all rows, padding included."""
+    seen: int
+    """Of those, tokens of documents."""
+    sources: tuple[LedgerSource, ...]
+
+
+@with_options(LedgerOptions)
+def ledger(asked: LedgerOptions) -> LedgerResult:
+    """Count the tokens that a run has seen, by store, source file and annotation, and the epochs.
+
+    >>> seen = tokenmill.ledger("run")
+    >>> {group.name: group.seen for group in seen.sources[0].by["source"]}
+
+    Nothing is logged for it: it follows from a saved state. A token is seen as often as the model
+    was given it as an input, on whatever rank.
+    """
+    run = read_run(asked.run)
+    stores = [open_split(path, asked.split) for path in as_list(asked.store or ())]
+    loader = open_loader(run, stores, batch_size=asked.batch_size, ranks=asked.ranks)
+    by = asked.by.split(",") if isinstance(asked.by, str) else asked.by
+    columns = None if by is None else [each.strip() for each in by]
+    counted = [_seen(loader, place) for place in range(len(loader.mixture.names))]
+    sources = tuple(_ledger_of(loader, place, each, columns) for place, each in enumerate(counted))
+    return LedgerResult(
+        run=str(run.path),
+        step=loader.step,
+        micro_batches=run.micro_batches,
+        ranks=loader.world_size,
+        packing=loader.packing.name,
+        seed=loader.seed,
+        rows=sum(each.rows for each in counted),
+        places=sum(each.places for each in counted),
+        seen=sum(source.seen for source in sources),
+        sources=sources,
+    )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was drawn of a source."""
+
+    documents: Ints  # tokens seen of each document of its store, as that is now
+    rows: int = 0
+    places: int = 0
+    passes: Fraction = Fraction(0)
+
+
+def _seen(loader: Loader, place: int) -> _Seen:
+    now = loader.mixture.stores[place]
+    found = _Seen(np.zeros(now.num_documents, np.int64))
+    # Of what the source held before it grew, by the fingerprint of that.
+    held: dict[str, tuple[Store, Ints, Ints]] = {}
+    for each in loader.drawn(place):
+        store = each.layout.stream.store
+        if store.content not in held:
+            seen = found.documents if store.content == now.content else _none(store)
+            held[store.content] = store, np.cumsum(store.lengths(), dtype=np.int64), seen
+        _, ends, seen = held[store.content]
+        _count(each, ends, seen)
+        rows = len(each.rows) * each.times
+        found.rows += rows
+        found.places += rows * each.seq_len
+        found.passes += Fraction(rows, each.layout.num_rows)
+    for content, (store, _, seen) in held.items():
+        if content != now.content:
+            _add_earlier(found.documents, now, store, seen)
+    return found
+
+
+def _none(store: Store) -> Ints:
+    return np.zeros(store.num_documents, np.int64)
+
+
+def _count(drawn: Drawn, ends: Ints, seen: Ints) -> None:
+    """Add the inputs of some rows to those of their documents."""
+    starts, lengths = drawn.layout.segments(drawn.rows)
+    # Places of a row: those of its inputs, and after them that of its last label, unless a row's
+    # labels are its inputs.
+    capacity = drawn.layout.seq_len + 1
+    at = (np.cumsum(lengths) - lengths) % capacity
+    inputs = np.clip(drawn.seq_len - at, 0, lengths)
+    is_text = (starts >= 0) & (inputs > 0)
+    documents = ends.searchsorted(starts[is_text], side="right")
+    np.add.at(seen, documents, inputs[is_text] * drawn.times)
+
+
+def _add_earlier(documents: Ints, now: Store, before: Store, seen: Ints) -> None:
+    """Add what was seen of documents before the store grew to the same documents as it is now."""
+    own = {
+        (shard.name, entry): shard.first_document
+        for shard, entry in zip(now.shards, now.entries(), strict=True)
+    }
+    for shard, entry in zip(before.shards, before.entries(), strict=True):
+        here = slice(shard.first_document, shard.first_document + shard.documents)
+        first = own.get((shard.name, entry))
+        if first is not None:
+            documents[first : first + shard.documents] += seen[here]
+            continue
+        for local in np.flatnonzero(seen[here]).tolist():  # its unit was cut in another place
+            number = now.number_of(shard.first_document + local, before)
+            if number is None:
+                raise StateError(
+                    f"{str(now.path)!r} does not hold all that it held when the run began",
+                    hint="give a copy of the store as it was: --store STORE",
+                )
+            documents[number] += seen[shard.first_document + local]
+
+
+def _ledger_of(
+    loader: Loader, place: int, seen: _Seen, columns: Sequence[str] | None
+) -> LedgerSource:
+    store, name = loader.mixture.stores[place], loader.mixture.names[place]
+    by = {}
+    for column in _usual_columns(store) if columns is None else columns:
+        grouping = Grouping(store, column)
+        sums = grouping.sums(seen.documents)
+        groups = (
+            LedgerGroup(
+                name=each.name,
+                documents=each.documents,
+                tokens=each.tokens,
+                seen=sums[each.name],
+                epochs=sums[each.name] / each.tokens if each.tokens else 0.0,
+            )
+            for each in grouping.groups
+        )
+        by[column] = tuple(sorted(groups, key=lambda each: (-each.seen, each.name)))
+    return LedgerSource(
+        name=name,
+        store=str(store.path),
+        split=store.split,
+        content=store.content,
+        manifest=hashlib.sha256(store.base.manifest.to_bytes()).hexdigest(),
+        documents=store.num_documents,
+        tokens=store.num_tokens,
+        seen=int(seen.documents.sum()),
+        rows=seen.rows,
+        epochs=float(seen.passes),
+        by=by,
+    )
+
+
+def _usual_columns(store: Store) -> list[str]:
+    """The files that a store was built of, and annotations that have few values."""
+    documents = Documents(store.of_split(None))
+    facts = {name: documents.annotation(name).facts for name in documents.annotations}
+    few = [
+        name
+        for name, each in facts.items()
+        if each.type == "flag" or (each.type == "text" and each.values <= MOST_VALUES)
+    ]
+    return ["source", *few]
+
+
+# The same for people, and for catalogues.
+
+
+def ledger_markdown(found: LedgerResult) -> str:
+    """A ledger as a page in Markdown."""
+    said = (
+        f"{found.seen:,} tokens in {found.rows:,} rows, before step {found.step:,} of the loader"
+        f" (packing {found.packing}, seed {found.seed}); {found.places - found.seen:,} places of"
+        " rows were padding."
+    )
+    lines = [
+        f"# What {_cell(found.run)} has seen",
+        "",
+        said,
+        "",
+        "| source | store | split | documents | tokens | seen | epochs |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {_cell(each.name)} | {_cell(each.store)} | {_cell(each.split or 'all')} |"
+        f" {each.documents:,} | {each.tokens:,} | {each.seen:,} | {each.epochs:.4f} |"
+        for each in found.sources
+    ]
+    for source in found.sources:
+        of = f" of {_cell(source.name)}" if source.name else ""
+        for column, groups in source.by.items():
+            lines += [
+                "",
+                f"## By {_cell(column)}{of}",
+                "",
+                f"| {_cell(column)} | documents | tokens | seen | epochs |",
+                "| --- | ---: | ---: | ---: | ---: |",
+            ]
+            lines += [
+                f"| {_cell(each.name)} | {each.documents:,} | {each.tokens:,} | {each.seen:,} |"
+                f" {each.epochs:.4f} |"
+                for each in groups
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A name that others chose, as text in a table."""
+    plain = "".join(each if each.isprintable() else " " for each in text)
+    return re.sub(r"([\\|`*_<>\[\]])", r"\\\1", plain)
+
+
+def ledger_croissant(found: LedgerResult) -> dict[str, Any]:
+    """A ledger as a Croissant description: the stores as files, what was seen as records."""
+    stores = {(each.store, each.manifest): None for each in found.sources}
+    records = [
+        {"source": source.name, "store": source.store, "column": column, "value": each.name}
+        | {"documents": each.documents, "tokens": each.tokens, "seen": each.seen}
+        | {"epochs": each.epochs}
+        for source in found.sources
+        for column, groups in [("", (source,)), *source.by.items()]
+        for each in groups
+    ]
+    types = dict.fromkeys(("source", "store", "column", "value"), "sc:Text")
+    types |= dict.fromkeys(("documents", "tokens", "seen"), "sc:Integer") | {"epochs": "sc:Float"}
+    return {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": f"{re.sub(r'[^A-Za-z0-9]+', '-', Path(found.run).stem).strip('-') or 'run'}-ledger",
+        "description": f"The {found.seen:,} tokens that a training run was given before step"
+        f" {found.step:,}, by store, file and annotation, as tokenmill {__version__} counts them"
+        " from the saved state of its loader.",
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": f"store-{number}",
+                "name": f"store-{number}",
+                "description": "Manifest of a store, which names its tokens by their checksums.",
+                "contentUrl": f"{path}/tokenmill.json",
+                "encodingFormat": "application/json",
+                "sha256": digest,
+            }
+            for number, (path, digest) in enumerate(stores)
+        ],
+        "recordSet": [
+            {
+                "@type": "cr:RecordSet",
+                "@id": "seen",
+                "name": "seen",
+                "description": "A source of the run (without a column), or its documents that have"
+                " a value: tokens that there are, and that the model was given.",
+                "field": [
+                    {
+                        "@type": "cr:Field",
+                        "@id": f"seen/{name}",
+                        "name": f"seen/{name}",
+                        "dataType": kind,
+                    }
+                    for name, kind in types.items()
+                ],
+                "data": [
+                    {f"seen/{name}": value for name, value in each.items()} for each in records
+                ],
+            }
+        ],
+    }
+
+
+# As the specification of Croissant 1.0 has it.
+_CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileProperty": "cr:fileProperty",
+    "fileObject": "cr:fileObject",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}

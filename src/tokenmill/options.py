@@ -950,6 +950,23 @@ class TraceOptions:
 
 
 @dataclass(kw_only=True)
+class LedgerOptions:
+    run: PathInput = field(kw_only=False)
+    by: str | Sequence[str] | None = option(
+        None, WHAT, "COLUMN,...", kind=str | None, shown="source, and annotations of few values"
+    )
+    """What tokens are counted by beside the stores: source, folder, or annotations."""
+    store: PathInput | Sequence[PathInput] = option(
+        (), OF_RUN, "STORE", kind=list[str], shown=False
+    )
+    """A store of the run, where it is at another place now or the state does not say which it is.
+    May be given repeatedly."""
+    split: str = same(TraceOptions, "split")
+    batch_size: int | None = same(TraceOptions, "batch_size")
+    ranks: int | None = same(TraceOptions, "ranks")
+
+
+@dataclass(kw_only=True)
 class LayoutOptions:
     store: PathInput | Store = field(kw_only=False)
     seq_len: int = option(MISSING, NEEDED, "TOKENS")

@@ -252,6 +252,24 @@ def trace(*, store: str, options: Asked, as_json: bool) -> None:
     show.trace_result(found, as_json=as_json)
 
 
+@command("options.LedgerOptions")
+def ledger(*, run: str, options: Asked, page: str | None = None, as_json: bool) -> None:
+    """Count the tokens that a training run has seen, by store, source file and annotation.
+
+    Nothing is logged for it: the order of rows is a function of the seed, and a saved state says
+    how far the run has come.
+
+    \b
+    Examples:
+      tokenmill ledger run
+      tokenmill ledger run/checkpoints/step-00001000 --by folder,lang
+      tokenmill ledger run --to croissant > ledger.json
+    """
+    with stoppable("nothing was changed"):
+        found = tokenmill.ledger(run, **options)
+    show.ledger_result(found, page=page, as_json=as_json)
+
+
 @command("options.LayoutOptions")
 def layout(*, store: str, options: Asked, as_json: bool, quiet: bool) -> None:
     """Show what each packing makes of a store: rows, padding, split and dropped tokens.

@@ -125,7 +125,7 @@ def spare_pydantic(param: Any) -> None:
 ParserError: Any = typer.BadParameter.__mro__[2]
 
 COMMANDS = """
-build finish plan inspect view grep trace layout verify
+build finish plan inspect view grep trace ledger layout verify
 select ban dedup annotate forget
 train diagnose audit export import convert prune demo
 """

@@ -53,6 +53,13 @@ ARGUMENTS = {
     "path": ("PATH", _FILES),
     "paths": ("PATH", ""),
     "loader": ("MODULE:FUNCTION", _LOADER),
+    "run": (
+        "RUN",
+        (
+            "The folder of a run or of one of its checkpoints, or a file that a loader's state was"
+            " saved to: JSON, or what torch.save wrote."
+        ),
+    ),
     "text": ("TEXT", "What to look for, exactly as it stands in a document."),
 }
 
@@ -130,6 +137,8 @@ class CommandFlags:
     """megatron: one .bin and .idx for each split instead of one per shard."""
     settings: list[str] | None = option(None, WRITTEN, "NAME=VALUE", flag="--set")
     """A setting that one format alone has; docs/formats.md lists them. May be given repeatedly."""
+    page: str | None = option(None, OUTPUT, flag="--to", choices=("markdown", "croissant"))
+    """Print it as a page in Markdown, or as a Croissant description."""
     as_json: bool = option(False, OUTPUT, flag="--json")
     """Print the result as one JSON object on stdout and nothing else there."""
     quiet: bool = option(False, OUTPUT, short="-q")

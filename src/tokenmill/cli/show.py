@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tokenmill.diagnosis.values import Diagnosis
     from tokenmill.files import PathInput
     from tokenmill.forgetting import ForgetResult
-    from tokenmill.history import DocumentTrace, TraceResult
+    from tokenmill.history import DocumentTrace, LedgerGroup, LedgerResult, TraceResult
     from tokenmill.inspection import (
         DocumentView,
         Inspection,
@@ -773,7 +773,48 @@ def trace_result(found: TraceResult, *, as_json: bool) -> None:
         print(f"and {count(found.num_documents - len(found.documents), 'document')} more")
 
 
-def _step(found: TraceResult, step: int) -> str:
+def ledger_result(found: LedgerResult, *, page: str | None, as_json: bool) -> None:
+    """Print what a run has seen."""
+    if page is not None or as_json:
+        from tokenmill.history import ledger_croissant, ledger_markdown
+
+        if page == "markdown":
+            print(ledger_markdown(found), end="")
+        elif page == "croissant":
+            print(json.dumps(ledger_croissant(found), indent=1))
+        else:
+            print_json(found)
+        return
+    padding = found.places - found.seen
+    facts(
+        ("run", f"{found.run}, before step {_step(found, found.step)}"),
+        ("seen", f"{count(found.seen, 'token')} in {count(found.rows, 'row')}"),
+        ("padding", share(padding, found.places) if padding else ""),
+    )
+    console = make_console()
+    headings = ("documents", "tokens", "seen", "share", "epochs")
+    for source in found.sources:
+        of = f"{source.name}: " if source.name else ""
+        where = f"{source.store}, split {source.split}" if source.split else source.store
+        console.print(heading(visible(f"{of}{where}"), ""), soft_wrap=True)
+        whole = [_ledger_row(source, found.seen, "all")]
+        console.print(grid("rrrrrl", whole, *headings, ""))
+        for column, groups in source.by.items():
+            rows = [_ledger_row(each, found.seen, each.name) for each in groups[:MOST_GROUPS]]
+            console.print(grid("rrrrrl", rows, *headings, visible(column)))
+            if len(groups) > MOST_GROUPS:
+                print(f"and {count(len(groups) - MOST_GROUPS, 'group')} more: --json has them all")
+
+
+MOST_GROUPS = 40  # of a column, in a ledger that is shown
+
+
+def _ledger_row(each: LedgerGroup, seen: int, name: str) -> tuple[str, ...]:
+    numbers = f"{each.documents:,}", f"{each.tokens:,}", f"{each.seen:,}"
+    return *numbers, share(each.seen, seen), f"{each.epochs:.2f}", visible(name)
+
+
+def _step(found: TraceResult | LedgerResult, step: int) -> str:
     """A step as the run counts it: from 1 in `tokenmill train`, with its micro-batch."""
     if found.micro_batches is None:
         return f"{step:,}"

@@ -239,6 +239,7 @@ def _close(
 CHUNK_TOKENS = 1 << 18
 # Rows whose order is computed in one go: for one batch it costs as much as for a hundred.
 DRAW_ROWS = 4096
+MOST_DRAWN = 1 << 18  # rows of those that were drawn, told in one go
 # Pieces of rows found in one go, about: enough to make what finding costs small, and little enough
 # to take a fraction of a millisecond.
 WINDOW_PIECES = 1 << 13
@@ -921,6 +922,53 @@ class Loader(Shown):
             )
         return _Tracer(self, self._plan, place).showings(number)
 
+    def drawn(self, source: int) -> Iterator[Drawn]:
+        """The rows of a source, by its place in the mixture, that the steps before the next had.
+
+        Of all ranks. Rows of epochs that are over are told once, with how often they came.
+        """
+        plan, step = self._plan, self._step
+        for seq_len, epochs, indices in plan.drawn_before(source):
+            yield from self._drawn(source, seq_len, epochs, indices)
+        for run in plan.runs():
+            if run.first_step >= step:
+                return
+            is_here = run.end_step is None or step < run.end_step
+            update = self._update_of(plan, step) if is_here else range(step, step + 1)
+            ends = run.rows(update.start).start
+            reached = (run.schedule.counts(row)[source] for row in (run.first_row, ends))
+            yield from self._drawn(source, run.seq_len, run.epochs[source], range(*reached))
+            if update.start < step:  # its rows are dealt together: so many of its steps were taken
+                located, (table,) = self._deal(run, [update])
+                taken = table[:, : step - update.start].ravel()
+                numbers, rows, _ = (part[taken] for part in located)
+                for number in distinct(numbers):
+                    if self.sources_of(np.array([number]))[0] == source:
+                        layout = self.layout_of(number, run.seq_len)
+                        yield Drawn(layout, run.seq_len, rows[numbers == number], 1)
+
+    def _drawn(self, source: int, seq_len: int, epochs: Epochs, indices: range) -> Iterator[Drawn]:
+        for part, inside in epochs.within(indices):
+            layout = self.layout_of(self._number(source, part.era), seq_len)
+            first, last = inside.start + part.shift, inside.stop + part.shift
+            begun, over = -(-first // part.rows) * part.rows, last // part.rows * part.rows
+            whole = max(0, over - begun) // part.rows
+            for low in range(0, part.rows if whole else 0, MOST_DRAWN):
+                rows = np.arange(low, min(low + MOST_DRAWN, part.rows))
+                yield Drawn(layout, seq_len, rows, whole)
+            rest = [(first, begun), (over, last)] if whole else [(first, last)]
+            for low, high in rest:
+                for at in range(low, high, MOST_DRAWN):
+                    rows, _ = ordered_rows(
+                        np.arange(at, min(at + MOST_DRAWN, high)),
+                        shuffle=self.shuffle,
+                        seed=self.seed,
+                        source=self.mixture.names[source],
+                        num_rows=part.rows,
+                        seq_len=seq_len,
+                    )
+                    yield Drawn(layout, seq_len, rows, 1)
+
     def _window(self, step: int) -> Window:
         plan = self._reach(self._plan, step)[0] if step >= 0 else self._plan
         run = self._find(plan, step) if step >= 0 else None
@@ -1142,6 +1190,15 @@ class Showing:
     row: int
     """Number in the layout."""
     seq_len: int
+
+
+class Drawn(NamedTuple):
+    """Rows that steps had; see `Loader.drawn`."""
+
+    layout: Layout  # whose store is the source's, or what that was before it grew
+    seq_len: int
+    rows: Ints
+    times: int
 
 
 class Growth(NamedTuple):

@@ -287,6 +287,14 @@ class Grouping:
             hint="group by folder, or annotate the documents with fewer names",
         )
 
+    def sums(self, values: Ints) -> dict[str, int]:
+        """What the documents of each group have together, of a value for each of the split."""
+        found, at = np.zeros(len(self._numbers), np.int64), 0
+        for _, places in sorted(self._places.items()):
+            np.add.at(found, places, values[at : at + len(places)])
+            at += len(places)
+        return dict(zip(self._numbers, found.tolist(), strict=True))
+
     def views(self) -> dict[str, Store]:
         """A view for each group that has tokens, the one with most tokens first."""
         groups = [group for group in self.groups if group.tokens]
