@@ -173,6 +173,32 @@ def test_a_file_that_was_changed_meanwhile_is_loaded_again(
     }
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_reference_is_loaded_at_once_or_after_the_other(
+    at_once: bool, bpe_tokenizer_dir: Path
+) -> None:
+    found = run_script(
+        bpe_tokenizer_dir / "tokenizer.json",
+        f"""
+        from tokenmill.engines import gigatoken
+
+        begun = []
+
+        def counted():
+            begun.append(not gigatoken._ahead)
+            return fork()
+
+        load.load_ahead(path, special_tokens=TEXT, fork=counted, at_once={at_once})
+        info = load.describe(path)
+        engine, agree = load.load_unproved(info, choice="auto", special_tokens=TEXT)
+        found["before the other"] = begun
+        found["agree"] = answer_apart(agree)()
+        found["loaded here"] = is_loaded(engine.reference)
+        """,
+    )
+    assert found == {"before the other": [at_once], "agree": True, "loaded here": False}
+
+
 def test_nothing_is_proved_by_what_fails(bpe_tokenizer_dir: Path) -> None:
     found = run_script(
         bpe_tokenizer_dir / "tokenizer.json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import tokenmill
 import tokenmill.engines
 from tokenmill.engines.base import SpecialTokens
 from tokenmill.engines.load import describe, load_engine
+from tokenmill.engines.references import train_bpe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,6 +179,31 @@ def test_other_files_and_other_packages_have_other_entries(
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: gigatoken\nVersion: 9.9\n")
     monkeypatch.syspath_prepend(str(other.parent))
     assert describe(bpe_tokenizer_dir).vocab_size == 2000
+
+
+def test_a_file_that_is_replaced_meanwhile_is_described_as_it_was_read(
+    cache: Path, tmp_path: Path
+) -> None:
+    # One of which a look shows that it is harmless, so that it is parsed after that was told.
+    folder = train_bpe(["a few words", "and others"], vocab_size=270, folder=tmp_path / "own")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["added_tokens"].append(content["added_tokens"][0] | {"content": "<new>", "id": 2000})
+    text = json.dumps(content)
+    expected = describe(folder, policy=None).vocab_size
+    found = describe(folder, when_harmless=lambda _: path.write_text(text))
+    assert (found.vocab_size, describe(folder).vocab_size) == (expected, 2001)
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_nothing_is_kept_while_the_files_beside_it_change(
+    cache: Path, bpe_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(bpe_tokenizer_dir, tmp_path / "own") / "tokenizer_config.json"
+    content = json.dumps(json.loads(path.read_text()) | {"eos_token": None})
+    info = describe(path.parent, when_harmless=lambda _: path.write_text(content))
+    assert load_engine(info).fast is not None
+    assert not list(cache.iterdir())
 
 
 def test_nothing_is_kept_where_the_cache_is_empty(

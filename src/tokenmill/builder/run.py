@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,6 +100,8 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 8
+# What workers import for rows of several fields, and for chats.
+_SHAPERS = ("tokenmill.supervised.shaper", "tokenmill.supervised.sandbox")
 # Cores that describing a tokenizer and loading the fast engine keep busy.
 _BUSY_AT_START = 2
 
@@ -110,7 +113,7 @@ def source_options(
     fields: tuple[str, ...] = ()
     needs_all = True
     if shape is not None:
-        from tokenmill.supervised.shaper import needed_fields
+        from tokenmill.supervised.rows import needed_fields
 
         fields, needs_all = needed_fields(shape)
     separator, unit_bytes = config.get("separator"), config.get("unit_bytes")
@@ -242,7 +245,7 @@ class BuildRun:
                 exclude=globs_of(self.options.exclude),
             )
         if self.options.shape is not None:
-            from tokenmill.supervised.shaper import refuse_plain_text
+            from tokenmill.supervised.rows import refuse_plain_text
 
             refuse_plain_text(discovery.files, self.options.shape)
             of_messages = MESSAGE_FORMATS.get(self.options.format)
@@ -254,7 +257,7 @@ class BuildRun:
 
     def _has_messages(self, discovery: Discovery) -> bool:
         """Whether prompts and answers are lists of messages, as the first row has them."""
-        from tokenmill.supervised.shaper import holds_messages
+        from tokenmill.supervised.rows import holds_messages
 
         shape = self.options.shape
         assert shape is not None
@@ -636,6 +639,9 @@ class BuildRun:
             path, load = files.path.absolute(), functools.partial(load_ahead, fork=fork)
             load = functools.partial(load, special_tokens=policy, at_once=at_once)
             self._local.call_ahead(functools.partial(load, path))
+            shape = self.options.shape
+            for module in () if shape is None else _SHAPERS[: 1 + shape.is_chat]:
+                self._local.call_ahead(functools.partial(import_module, module))
             self._local.call_ahead(
                 functools.partial(
                     gigatoken.import_for_batches,

@@ -237,7 +237,7 @@ def describe(
     files: TokenizerFiles | str | PathLike[str],
     *,
     policy: SpecialTokens | None = SpecialTokens.TEXT,
-    when_harmless: Callable[[bool], None] = lambda _: None,
+    when_harmless: Callable[[bool], object] = lambda _: None,
 ) -> TokenizerInfo:
     """Describe a tokenizer; the coverages in it are those of the policy for special tokens.
 
@@ -434,6 +434,11 @@ def _with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _with_tuples(each) for name, each in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+
+
+def _way(threads: int) -> str:
+    """How an engine runs, by which it is proved apart."""
+    return "one thread" if threads == 1 else "several threads"
 
 
 def _is_proved(info: TokenizerInfo, coverage: Coverage, way: str) -> bool:
@@ -812,12 +817,17 @@ def _with_fast(
     )
 
 
-def _mismatches(engine: CheckedEngine, coverage: Coverage, threads: int) -> Sequence[Mismatch]:
+def _mismatches(
+    engine: CheckedEngine,
+    coverage: Coverage,
+    threads: int,
+    by_fast: TokenBatch | None = None,
+) -> Sequence[Mismatch]:
     """Probes on which the engines disagree; not tried again where they agreed before."""
-    way = "one thread" if threads == 1 else "several threads"
+    way = _way(threads)
     if _is_proved(engine.info, coverage, way):
         return ()
-    mismatches = engine.check_probes().mismatches
+    mismatches = engine.check_probes(by_fast).mismatches
     if not mismatches:
         _keep_proof(engine.info, coverage, way)
     return mismatches
@@ -930,10 +940,14 @@ def load_unproved(
     engine = _with_fast(coverage, files, reference, info=info, policy=special_tokens, threads=1)
 
     def agree() -> bool:
+        by_fast = None
+        if engine.fast is not None and not _is_proved(info, coverage, _way(1)):
+            # While the reference is still being loaded.
+            by_fast = engine.fast.encode(TextBatch.from_texts(engine.probes))
         if not reference.is_ready():
             return False
         _check_added(reference, info, files)
-        return not _mismatches(engine, coverage, 1)
+        return not _mismatches(engine, coverage, 1, by_fast)
 
     return engine, agree
 

@@ -236,7 +236,7 @@ class ForkServer:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         """Have it call something ahead of its work; what comes of an error is the work's affair."""
         with contextlib.suppress(OSError):
             _send(self._link, ("call", function))
@@ -324,7 +324,7 @@ class LocalRunner:
             self._server = _waiting.pop() if _waiting else ForkServer((), self.environment)
             self._server.call(functools.partial(_import_all, modules))
 
-    def call_ahead(self, function: Callable[[], None]) -> None:
+    def call_ahead(self, function: Callable[[], object]) -> None:
         """Have the process that workers are forked from, if there is one, load something."""
         if self._server is not None:
             self._server.call(function)

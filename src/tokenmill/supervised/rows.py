@@ -1,4 +1,4 @@
-"""One row as a Python value, or the reason why it is of no use."""
+"""One row as a Python value, or the reason why it is of no use; and which fields are read of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.errors import SourceError
 from tokenmill.options import check_template_kwargs
 from tokenmill.records import RejectReason, field_of, kind_of
+from tokenmill.sources.base import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tokenmill.options import RowShape
+    from tokenmill.sources.base import SourceFile
     from tokenmill.supervised.chat import PieceCut
 
 DETAIL_CHARACTERS = 160
@@ -234,3 +238,45 @@ class RowText(NamedTuple):
     text: str
     ranges: Sequence[Range]  # characters that count for the loss, ascending
     cut: PieceCut
+
+
+# What a driver asks about rows before any are read: nothing heavy is loaded for it.
+
+
+def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
+    """The fields to read, and whether all of them must be there; none for one text per row."""
+    if shape is None or not shape.has_fields:
+        return (), True
+    if shape.is_chat or shape.has_pairs:
+        return shape.chat_fields, False
+    from tokenmill.supervised.shaper import field_template
+
+    named = [text for is_field, text in field_template(shape) if is_field]
+    return tuple(dict.fromkeys(named)), True
+
+
+def holds_messages(line: bytes, shape: RowShape) -> bool:
+    """Whether what is learned of a row is lists of messages."""
+    names = (shape.prompt_field, shape.completion_field)
+    if shape.has_pairs:
+        names = (shape.chosen_field, shape.rejected_field)
+    try:
+        row = parse_row(line)
+        found = [lookup(row, name) for name in names]
+    except RowError:
+        return False
+    return all(isinstance(each, list) for each in found)
+
+
+def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> None:
+    """Raise for text files, which have no fields."""
+    if shape is None or not shape.has_fields:
+        return
+    titles = [form.title for form in FORMATS.values() if form.has_fields]
+    for file in (one for each in files for one in each.members or (each,)):
+        if not file.traits.has_fields:
+            raise SourceError(
+                f"{file.path!r} is a {file.traits.title} file, and rows of the format "
+                f"{shape.format!r} have fields",
+                hint=f"name {', '.join(titles[:-1])} or {titles[-1]} files, such as: data/*.jsonl",
+            )

@@ -25,9 +25,8 @@ import pyarrow.json as pj
 from tokenmill.engines.base import Engine, SpecialTokens, TokenizerInfo, nested_steps
 from tokenmill.engines.parity import SpecialText
 from tokenmill.engines.references import HuggingFaceEngine
-from tokenmill.errors import SourceError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch, lazy
-from tokenmill.sources.base import FORMATS, SourceFile
 from tokenmill.sources.columns import is_utf8, text_batch
 from tokenmill.supervised.chat import PLAIN, ChatMaker, PieceCut
 from tokenmill.supervised.fim import Fim, FimTokens, fim_tokens, reordered
@@ -38,13 +37,12 @@ from tokenmill.supervised.rows import (
     RowError,
     RowText,
     encoded,
-    lookup,
     parse_row,
     text_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -914,40 +912,3 @@ class Shaper:
         if self._shape.has_pairs:
             return join_sides(joined)
         return TokenBatch(joined.ids, joined.offsets, mask if self._shape.has_mask else None)
-
-
-def needed_fields(shape: RowShape | None) -> tuple[tuple[str, ...], bool]:
-    """The fields to read, and whether all of them must be there; none for one text per row."""
-    if shape is None or not shape.has_fields:
-        return (), True
-    if shape.is_chat or shape.has_pairs:
-        return shape.chat_fields, False
-    named = [text for is_field, text in field_template(shape) if is_field]
-    return tuple(dict.fromkeys(named)), True
-
-
-def holds_messages(line: bytes, shape: RowShape) -> bool:
-    """Whether what is learned of a row is lists of messages."""
-    names = (shape.prompt_field, shape.completion_field)
-    if shape.has_pairs:
-        names = (shape.chosen_field, shape.rejected_field)
-    try:
-        row = parse_row(line)
-        found = [lookup(row, name) for name in names]
-    except RowError:
-        return False
-    return all(isinstance(each, list) for each in found)
-
-
-def refuse_plain_text(files: Sequence[SourceFile], shape: RowShape | None) -> None:
-    """Raise for text files, which have no fields."""
-    if shape is None or not shape.has_fields:
-        return
-    titles = [form.title for form in FORMATS.values() if form.has_fields]
-    for file in (one for each in files for one in each.members or (each,)):
-        if not file.traits.has_fields:
-            raise SourceError(
-                f"{file.path!r} is a {file.traits.title} file, and rows of the format "
-                f"{shape.format!r} have fields",
-                hint=f"name {', '.join(titles[:-1])} or {titles[-1]} files, such as: data/*.jsonl",
-            )
