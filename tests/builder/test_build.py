@@ -548,6 +548,23 @@ def test_the_rate_counts_from_the_first_worker_that_is_ready() -> None:
     assert seen[-1].eta_seconds <= time.monotonic() - before
 
 
+def test_a_worker_that_waits_for_the_reference_is_still_starting() -> None:
+    seen: list[Progress] = []
+    monitor = Monitor(bytes_total=2000, on_progress=seen.append, num_workers=1)
+    ready = EngineReport("gigatoken", "tokenizers", None, is_proved=False)
+    monitor.on_event(WorkerReady(0, os.getpid(), ready))
+    monitor.tell()
+    assert seen[-1].phase == "starting"
+    time.sleep(0.5)
+    before = time.monotonic()
+    monitor.tell()
+    report = ProgressReport("a-0", input_bytes=1000, documents=1, tokens=1000, rejected=0)
+    monitor.on_event(TaskReport(0, report))
+    monitor.tell()
+    assert seen[-1].phase == "building"
+    assert seen[-1].bytes_per_second >= 1000 / (time.monotonic() - before)
+
+
 def test_the_profile_says_where_the_time_went() -> None:
     write_jsonl(Path("a.jsonl"), make_texts(500))
     result = build("a.jsonl", unit_bytes=10_000, profile="profile.json")

@@ -355,10 +355,12 @@ class Monitor:
                 case local.WorkerReady():
                     self._greet(event)
                 case local.TaskReport(value=ProgressReport() as report):
+                    self._begin()
                     if report.unit not in self.units:
                         self._begun[report.unit] = report
                     self._note(event.worker, doing=report.unit)
                 case local.TaskReport(value=UnitReport() as report):
+                    self._begin()
                     self._begun.pop(report.unit, None)
                     self._finish_unit(report)
                 case local.TaskReport(value=EngineReport() as report):
@@ -373,6 +375,10 @@ class Monitor:
                     who = f"worker {event.worker} died ({event.reason})"
                     self.warn(f"{who}; {event.task} is built again")
 
+    def _begin(self) -> None:
+        if self.phase == "starting":
+            self.phase = "building"
+
     def _note(self, worker: int, **facts: Any) -> None:
         self._workers[worker] = dataclasses.replace(self._workers[worker], **facts)
 
@@ -381,7 +387,9 @@ class Monitor:
         if self._num_ready <= self.num_workers:
             self.startup_seconds = time.monotonic() - self.started
         self.engine = event.value
-        self.phase = "building"
+        # The first sample of a worker waits for the reference, which may still be loaded.
+        if event.value.is_proved:
+            self._begin()
         self._processes.pop(event.worker, None)
         if event.host is None:
             with contextlib.suppress(psutil.Error):
@@ -455,7 +463,7 @@ class Monitor:
             getattr(self.built, name) + sum(getattr(each, name) for each in self._begun.values())
             for name in ("input_bytes", "documents", "tokens", "rejected")
         )
-        if not self._num_ready:
+        if self.phase in ("planning", "starting"):
             self._history.clear()  # how long a build takes to start says nothing about its rate
         self._history.append((now, done, tokens))
         while now - self._history[0][0] > _RATE_SECONDS:

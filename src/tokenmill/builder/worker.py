@@ -106,6 +106,8 @@ class EngineReport(NamedTuple):
     name: str
     reference: str
     note: str | None
+    # Whether it agrees with the reference; else that is still being loaded, or compared with it.
+    is_proved: bool = True
 
 
 class ProgressReport(NamedTuple):
@@ -812,7 +814,8 @@ class BuildWorker:
         return self._start.is_proved is None or self._start.is_proved()
 
     def ready(self) -> EngineReport:
-        return EngineReport(self.engine.name, self.engine.reference.name, self.engine.refusal)
+        names = self.engine.name, self.engine.reference.name
+        return EngineReport(*names, self.engine.refusal, self._start.is_proved is None)
 
     def work(self, task: plan.Task, report: Report) -> Future[None] | None:
         """Build the units of the task; done when the last of them is committed."""
