@@ -38,7 +38,7 @@ help:
 	@echo "make test         formatting, lint, import contracts, types, tests"
 	@echo "make test-fast    the tests that start no process, use no network and sync no file"
 	@echo "make test-slow    the long tests that make test leaves out"
-	@echo "make test-trainers  those of make test-slow that train with transformers, TRL and Lightning"
+	@echo "make test-trainers  those of make test-slow that train with other projects' trainers"
 	@echo "make test-dist    what would be published: built, checked, installed alone, every command tried"
 	@echo "make test-lowest  fast tests and every command with the lowest versions of all dependencies"
 	@echo "make lint         everything of make test but the tests"
@@ -68,13 +68,14 @@ test-slow: .venv-dev/stamp .venv-rc/stamp .venv-peers/stamp
 	HOSTILE=long $(PYTEST) tests/hostile tests/engines/test_load.py -m "not gpu and not network" $(PYTEST_ARGS)
 
 # What other projects' trainers make of our rows: their imports take longest. With them the how-tos
-# that need one, and the site in a browser. Two ranks, whose processes gloo aborts now and then when
-# they end, are left to make test-slow.
+# that need one, and the site in a browser. Two ranks of Lightning, whose processes gloo may abort
+# when they end, are left to make test-slow.
 TRAINERS = tests/test_hf.py tests/test_lightning.py tests/test_site.py \
+	tests/loader/torch/test_examples.py \
 	$(addprefix tests/supervised/test_,trl.py versions.py completions.py preference.py)
 
 test-trainers: .venv-dev/stamp .venv-peers/stamp
-	$(PYTEST) -m "slow and not gpu and not network" -k "not ranks" $(TRAINERS) $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not gpu and not network" -k "not their_own_rows" $(TRAINERS) $(PYTEST_ARGS)
 
 # The wheel is made from the source distribution, so that this is proved to have all it takes.
 dist: .venv-dist/stamp

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.interop.stores import random_shards, write_store
+from tests.loader import stores as loader_stores
 
 import tokenmill
 from tokenmill.errors import UsageError
@@ -53,13 +54,40 @@ class Seeing(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def fit(data: DataModule, checkpoint: Path | None = None, **options: Any) -> tuple[Seeing, Any]:
-    model = Seeing()
+def fit(
+    data: DataModule, checkpoint: Path | None = None, *, model: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    model = model or Seeing()
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     plain: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "enable_checkpointing": False}
     trainer = lightning.Trainer(**plain | quiet | options)
     trainer.fit(model, data, ckpt_path=checkpoint, weights_only=False if checkpoint else None)
     return model, trainer
+
+
+class Following(Seeing):
+    """A table of which id follows which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(257, 257)
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        said = self.table(batch.input_ids).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(said, batch.labels.flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+
+def test_a_model_learns_which_letter_follows(tmp_path: Path) -> None:
+    alphabets = [[(k % 26 + n) % 26 for n in range(9 + k % 30)] + [256] for k in range(300)]
+    loader_stores.write_store(tmp_path / "store", [alphabets], vocab_size=257)
+    model, _ = fit(DataModule(tmp_path / "store", **OPTIONS), model=Following(), max_steps=60)
+    ids = [4]
+    for _ in range(8):
+        ids.append(int(model.table(torch.tensor(ids[-1])).argmax()))
+    assert ids == [*range(4, 13)]
 
 
 def test_every_epoch_goes_on_in_another_order(store: Path) -> None:

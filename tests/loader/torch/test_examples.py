@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.interop import peers
+from tests.loader.stores import write_store
 
 import tokenmill
 from tokenmill.engines.references import train_bpe
@@ -62,3 +63,24 @@ def test_the_example_resumes_exactly(folder: Path, name: str, packages: tuple[st
     checkpoints = folder / name.removesuffix(".py")
     checkpoints.mkdir()
     assert run(name, "store", checkpoints, folder=folder)[-1] == "resumed exactly"
+
+
+@pytest.mark.slow
+def test_by_torchtitans_loss_a_model_learns_which_letter_follows(tmp_path: Path) -> None:
+    peers.require("torchtitan")
+    alphabets = [[(k % 26 + n) % 26 for n in range(9 + k % 30)] + [256] for k in range(300)]
+    write_store(tmp_path / "store", [alphabets], vocab_size=257)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            Path(__file__).parent / "peer_torchtitan.py",
+            json.dumps([str(tmp_path / "store"), 257, 4]),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(peers.PEERS)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [5, 6, 7, 8, 9, 10, 11, 12]
