@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAMES = frozenset(
     # processes
     {"subprocess", "Popen", "fork", "multiprocessing", "DataLoader", "LocalRunner", "run_way"}
+    | {"NotebookClient"}
     # connections
     | {"socket", "ThreadingHTTPServer"}
     # files that are synced
