@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from tests.loader.builds import building, make_texts, options
+from tests.store.s3_server import BUCKET, s3_session
 from tests.trainer.runs import COMMAND, losses, train_command
 
 import tokenmill
@@ -278,3 +279,13 @@ def test_two_ranks_train_on_text_as_one_does(place: Path, tmp_path: Path) -> Non
             shutil.rmtree(tmp_path / "two/checkpoints")
         train_command(*flags, "--out", "two", folder=tmp_path, launcher=launcher)
         assert losses(tmp_path / "two") == pytest.approx(losses(place / "run"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_store_of_text_may_be_built_into_a_bucket(place: Path, tmp_path: Path) -> None:
+    with s3_session():
+        out = f"s3://{BUCKET}/beside/store"
+        said: dict[str, Any] = {"tokenizer": "bytes", "val": 0.2, "store": out, **TINY}
+        result = tokenmill.train(place / "texts", out=tmp_path / "run", **said)
+        assert result.store == out
+        assert losses(tmp_path / "run") == losses(place / "run")

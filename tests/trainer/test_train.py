@@ -444,6 +444,10 @@ def test_a_missing_or_empty_store_says_how_to_build_one(tmp_path: Path, folder: 
         tokenmill.train(tmp_path / folder, **TINY)
     assert "tokenmill build" in str(caught.value.hint)
     assert f"--out {tmp_path / folder}" in str(caught.value.hint)
+    (tmp_path / "text.jsonl").write_text('{"text": "some"}\n')
+    with pytest.raises(StoreError, match="is a file, and no view") as caught:
+        tokenmill.train(tmp_path / "text.jsonl", **TINY)
+    assert "tokenmill train FILES -t TOKENIZER" in str(caught.value.hint)
 
 
 def test_a_store_without_tokens_says_how_to_build_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ ends with the run however that ends, and one that is killed is started again and
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import replace
@@ -27,13 +28,19 @@ if TYPE_CHECKING:
     from tokenmill.runners.local import Event, Report
 
 TELLS_SECONDS = 0.5
+BEHIND = 10  # of 19 steps of priority
 LOCKED_POLL_SECONDS = 0.2
 
 
 class Building:
-    """A worker whose only task is a whole build."""
+    """A worker whose only task is a whole build.
 
-    def ready(self) -> None: ...
+    It and its own workers give way to the trainer where there are too few cores for all: a trainer
+    that has to wait for the build leaves it what there is.
+    """
+
+    def ready(self) -> None:
+        os.nice(BEHIND)
 
     def work(self, task: BuildOptions, report: Report) -> BuildResult:
         """Build, and report each progress."""

@@ -673,7 +673,7 @@ def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:
     path = store.path if isinstance(store, Store) else store
     shown = files.shown(os.fspath(path))
     build = f"tokenmill build FILES --tokenizer TOKENIZER --out {shlex.quote(shown)} --val 0.01"
-    hint = f"build one with: {build}"
+    hint = f"build one with: {build}; or train on text: tokenmill train FILES -t TOKENIZER"
     try:
         found = store if isinstance(store, Store) else Store(path)
     except StoreError as error:
