@@ -50,6 +50,7 @@ SMOKE: list[tuple[str, int, str]] = [
     ("layout store --seq-len 64", 0, "best-fit"),
     ("python data.py", 0, ""),
     ("trace store --doc 3 --state state.json --batch-size 2 --ranks 1", 0, "3"),
+    ("ledger state.json --store store --batch-size 2 --ranks 1", 0, "store"),
     ("annotate store --columns lang", 0, "lang"),
     ("select store --where tokens<999 -o few.view", 0, "few.view"),
     ("ban store --match banned.txt -o kept.view", 0, "kept.view"),
@@ -61,6 +62,7 @@ SMOKE: list[tuple[str, int, str]] = [
     ("convert megatron --to datatrove -o datatrove -t bytes", 0, "datatrove"),
     ("audit data.py:loader --store store --labels next --batches 4", 0, "verdict"),
     ("prune store", 0, ""),
+    ("forget again --match banned.txt", 0, "forgotten"),
     ("train store --model tiny --steps 1", 1, NEEDS_TORCH),
     ("diagnose corpus.jsonl -t bytes --seconds 0.1 --model tiny", 0, "tokens"),
 ]

@@ -11,6 +11,7 @@
    buffers are checked where they come in. Nothing here depends on the seed but where entries are.
 */
 
+#define Py_LIMITED_API 0x030B0000  /* of Python 3.11; here, for every setuptools */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
