@@ -92,6 +92,24 @@ def test_a_page_fits_and_can_be_read(page: Tab, name: str, width: int, dark: boo
     (screens() / f"{name}-{width}-{theme}.png").write_bytes(page.screenshot())
 
 
+def test_tiles_fill_their_rows(page: Tab) -> None:
+    go(page, "overview")
+    holes = """
+    [...document.querySelectorAll(".tiles")].filter(tiles => {
+      const end = tiles.getBoundingClientRect().right, rows = {};
+      for (const tile of tiles.children) {
+        const {top, right} = tile.getBoundingClientRect();
+        rows[top] = Math.max(rows[top] ?? 0, right);
+      }
+      return Object.values(rows).some(right => right < end - 2);
+    }).length
+    """
+    for width in (400, 560, 720, 1400):
+        page.resize(width=width)
+        assert page.evaluate("document.querySelectorAll('.tile').length") > 4
+        assert page.evaluate(holes) == 0, width
+
+
 def test_charts_have_the_colours_of_the_theme(page: Tab) -> None:
     grid = "getComputedStyle(document.documentElement).getPropertyValue('--line')"
     colours = (
@@ -299,6 +317,11 @@ def test_a_page_is_printed_dark_on_white_and_whole(page: Tab, name: str) -> None
         assert page.evaluate("getComputedStyle(document.querySelector('#bar')).display") == "none"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.evaluate(CONTRAST) == []
+        # Bars and tokens are backgrounds, which browsers leave out unless told; lists are not cut.
+        style = "getComputedStyle(document.querySelector('main')).printColorAdjust"
+        assert page.evaluate(style) == "exact"
+        cut = "[...document.querySelectorAll('.list, .list ol')].some(at => {})"
+        assert not page.evaluate(cut.format("at.scrollHeight > at.clientHeight + 1"))
         (screens() / f"{name}-print.png").write_bytes(page.screenshot())
         sheets = page.send("Page.printToPDF")["data"]
         assert len(sheets) > 5_000
