@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -264,8 +265,9 @@ def test_no_byte_of_a_forgotten_document_is_left_and_all_others_stay(
         for name in tokenmill.inspect(store, by="name").groups or ():
             assert name.name == "null" or int(name.name[1:4]) in rows
     # The same again finds nothing, and says so.
-    with pytest.raises(UsageError, match="of no document"):
+    with pytest.raises(UsageError, match="of no document") as caught:
         tokenmill.forget(store, **asked)
+    assert f"{len(wanted)} documents were forgotten before" in str(caught.value.hint)
 
 
 def test_the_manifest_is_chained_to_those_before_and_says_how_many_and_why_not_which(
@@ -544,6 +546,27 @@ def test_a_unit_that_is_built_again_is_byte_for_byte_what_forget_made(
     assert {name: data for name, data in plain(store).items() if name != "runs.jsonl"} == whole
     for row in gone:
         assert list(traces(store, row)) == []
+
+
+@pytest.mark.parametrize("more", [{"serial": True}, {"workers": 2}], ids=["alone", "shared"])
+def test_units_of_a_compressed_file_leave_forgotten_rows_out(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Also where one worker decompresses for all."""
+    plain_file, store = write_rows(tmp_path / "rows.jsonl", range(ROWS)), tmp_path / "store"
+    source = tmp_path / "rows.jsonl.gz"
+    source.write_bytes(gzip.compress(plain_file.read_bytes()))
+    options: dict[str, Any] = {"inputs": source, "out": store, "unit_bytes": "2kB"}
+    tokenmill.build(**PLAIN, **options)
+    tokenmill.forget(store, ids=[0, 7, 8, 23])
+    assert len(read_manifest(store).units) > 3
+    shards = tree(store / "shards")
+    for path in (store / "shards").iterdir():
+        path.unlink()
+    (store / "tokenmill.json").unlink()
+    tokenmill.build(tokenizer="bytes", **options, **more)
+    assert tree(store / "shards") == shards
+    assert not any(any(traces(store, row)) for row in (0, 7, 8, 23))
 
 
 def test_a_store_that_grows_leaves_forgotten_rows_out(tmp_path: Path) -> None:

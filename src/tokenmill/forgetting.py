@@ -78,6 +78,7 @@ from tokenmill.store.plans import PLAN_FILE
 from tokenmill.store.reader import Store
 from tokenmill.store.views import of_rows
 from tokenmill.store.write import ShardWriter, remove_manifest, sweep
+from tokenmill.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -238,7 +239,13 @@ def _plan(
             rows.setdefault(shard.unit, []).append(rows_of(facts)[gone])
             documents += len(gone)
             tokens += int(store.map_shard(place).index.lengths[gone].sum(dtype=np.int64))
-        finder.require_use()
+        try:
+            finder.require_use()
+        except UsageError as error:
+            if known is not None and error.hint is not None:
+                gone = sum(each.documents for each in known.steps)
+                error.hint += f"; {count(gone, 'document')} were forgotten before: see inspect"
+            raise
         if documents == store.num_documents:
             raise UsageError(
                 f"no document of {layout.name!r} would be left",
