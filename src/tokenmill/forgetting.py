@@ -243,8 +243,8 @@ def _plan(
             finder.require_use()
         except UsageError as error:
             if known is not None and error.hint is not None:
-                gone = sum(each.documents for each in known.steps)
-                error.hint += f"; {count(gone, 'document')} were forgotten before: see inspect"
+                earlier = sum(each.documents for each in known.steps)
+                error.hint += f"; {count(earlier, 'document')} were forgotten before: see inspect"
             raise
         if documents == store.num_documents:
             raise UsageError(
