@@ -10,6 +10,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pytest
 import xxhash
@@ -598,6 +599,25 @@ def test_a_store_that_grows_leaves_forgotten_rows_out(tmp_path: Path) -> None:
         wanted = row in (3, *expected) and row not in (4, 31)
         assert bool([*traces(tmp_path / "store", row)]) == wanted
     assert check_store(tmp_path / "store").is_sound
+
+
+def test_a_store_that_is_uploaded_and_grows_in_a_bucket_leaves_forgotten_rows_out(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sources").mkdir()
+    write_rows(tmp_path / "sources" / "one.jsonl", range(8))
+    options = PLAIN | {"inputs": tmp_path / "sources"}
+    tokenmill.build(**options, out=tmp_path / "store")
+    tokenmill.forget(tmp_path / "store", ids=[3, 4])
+    bucket, url = fsspec.filesystem("memory"), "memory://forgetting/store"
+    for name, data in plain(tmp_path / "store").items():
+        bucket.pipe(f"/forgetting/store/{name}", data)
+    write_rows(tmp_path / "sources" / "two.jsonl", range(10, 12))
+    assert tokenmill.build(**options, out=url).units_built
+    store = Store(url)
+    assert [store.source(number).row for number in range(6)] == [0, 1, 2, 5, 6, 7]
+    assert (len(store), store.manifest.totals.forgotten, store.manifest.version) == (8, 2, 9)
+    assert tokenmill.verify(url).findings == ()
 
 
 def ids_of(store: Path, rows: tuple[int, ...]) -> list[str]:
