@@ -725,7 +725,7 @@ class ViewStream(TokenStream):
 
     @lazy
     def _near(self) -> tuple[int, Ints] | None:
-        """Of each stretch of positions, the run that its first one is in; how long they are.
+        """Of each range of positions, the run that its first one is in; how long they are.
 
         From there a few steps lead to the run of any position: in random places that takes a third
         of the time of bisecting.
@@ -734,8 +734,8 @@ class ViewStream(TokenStream):
         if not 0 < count <= FEW_RUNS or not self.num_tokens:
             return None
         shift = max(0, (self.num_tokens // (2 * count)).bit_length() - 1)
-        stretches = np.arange((self.num_tokens >> shift) + 1) << shift
-        return shift, positions.searchsorted(stretches, side="right") - 1
+        starts = np.arange((self.num_tokens >> shift) + 1) << shift
+        return shift, positions.searchsorted(starts, side="right") - 1
 
     def _runs_with(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
         """The run that each piece begins in, and the one after its last."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tokenmill.runners.local import Event, Report
 
 TELLS_SECONDS = 0.5
-BEHIND = 10  # of 19 steps of priority
+NICE = 10  # of 19 steps of priority
 LOCKED_POLL_SECONDS = 0.2
 
 
@@ -40,7 +40,7 @@ class Building:
     """
 
     def ready(self) -> None:
-        os.nice(BEHIND)
+        os.nice(NICE)
 
     def work(self, task: BuildOptions, report: Report) -> BuildResult:
         """Build, and report each progress."""
