@@ -221,8 +221,10 @@ def test_ctrl_c_ends_both(long_text: Path, tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    wait_for(lambda: [*(tmp_path / "run").glob("checkpoints/step-*")], process)
+    wait_for(lambda: [*(tmp_path / "here").glob("shards/*.json")], process)
     children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    assert all(child.nice() >= 10 for child in children), "they give way to the trainer"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
