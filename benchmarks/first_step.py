@@ -130,7 +130,8 @@ def first_step_body(results: Mapping[str, Any]) -> str:
         cells = [f"{row['input']}, {row['input_bytes'] / 1e9:.2f} GB"]
         for name in ("first_unit", "first_step", "stop"):
             values = [each[name] for each in row["rounds"]]
-            cells.append(f"{statistics.median(values):.1f} ({max(values):.1f} at most) s")
+            spread = f"{min(values):.1f} to {max(values):.1f}"
+            cells.append(f"{statistics.median(values):.1f} ({spread}) s")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
