@@ -57,7 +57,7 @@ MOST_TEXT, MOST_CELL = 240, 60  # characters of a cell, as HTML and in a line
 HUES = 7
 
 
-class Table(NamedTuple):
+class Cells(NamedTuple):
     """Cells below headings; the first `names` columns are words, the others numbers."""
 
     headings: Sequence[str]
@@ -75,7 +75,7 @@ class Card(NamedTuple):
 
     title: str
     rows: Iterable[Row]
-    tables: Sequence[Table] = ()
+    tables: Sequence[Cells] = ()
     drawing: Markup = Markup("")
     notes: Sequence[str] = ()
 
@@ -130,7 +130,7 @@ def _lines(text: str) -> list[str]:
     return found
 
 
-def _table(table: Table) -> Markup:
+def _table(table: Cells) -> Markup:
     kinds = [*map(table.kind, range(len(table.headings)))]
     head = (
         tag("th", name, scope="col", class_=kind)
@@ -317,7 +317,7 @@ def _mixture(mixture: Mixture) -> Card:
         )
     headings = ("source", "documents", "tokens", "weight", "most epochs", "epochs in stages")
     used = [n for n, column in enumerate(zip(*cells, strict=True)) if any(column)]
-    table = Table([headings[n] for n in used], [[line[n] for n in used] for line in cells])
+    table = Cells([headings[n] for n in used], [[line[n] for n in used] for line in cells])
     rows = [
         (
             f"stage {number}",
@@ -392,14 +392,14 @@ def _build(result: BuildResult) -> Card:
 
 def _plan(planned: BuildPlan) -> Card:
     cells = show.plan_cells(planned)
-    tables = [Table(show.PLAN_HEADINGS, cells)] if cells else []
+    tables = [Cells(show.PLAN_HEADINGS, cells)] if cells else []
     return Card("Plan of a build; nothing is written", show.plan_rows(planned), tables)
 
 
 def _layout(report: LayoutReport) -> Card:
     sentences = [(account.packing, account.sentence) for account in report.accounts]
     rows = [show.layout_store(report), *sentences, *show.layout_rows(report)]
-    table = Table(show.LAYOUT_HEADINGS, show.layout_cells(report))
+    table = Cells(show.LAYOUT_HEADINGS, show.layout_cells(report))
     bars = [
         _bar(
             account.packing,
@@ -426,7 +426,7 @@ def _diagnosis(found: Diagnosis) -> Card:
     cells = list(show.ways_cells(found))
     if found.recommendation is not None:
         rows.append(("use", "\n".join(found.recommendation.reasons)))
-    tables = [Table([*show.WAYS_HEADINGS, ""], cells)] if cells else []
+    tables = [Cells([*show.WAYS_HEADINGS, ""], cells)] if cells else []
     return Card("Diagnosis", rows, tables, notes=found.advice)
 
 
@@ -452,7 +452,7 @@ def _import(result: ImportResult) -> Card:
 
 
 def _annotate(result: AnnotateResult) -> Card:
-    return Card(f"Columns of {result.store!r}", show.annotate_rows(result))
+    return Card(f"Cells of {result.store!r}", show.annotate_rows(result))
 
 
 def _dedup(result: DedupResult) -> Card:
@@ -476,7 +476,7 @@ def _inspection(found: Inspection) -> Card:
         ]
         left = len(found.groups) - len(cells)
         notes = [f"and {count(left, 'more group')}"] if left else []
-        table = Table(["group", "documents", "tokens", "share"], cells)
+        table = Cells(["group", "documents", "tokens", "share"], cells)
         return Card(f"Groups of {found.store!r}", (), [table], notes=notes)
     rows = [*show.store_rows(found)]
     if found.lengths is not None:
@@ -484,7 +484,7 @@ def _inspection(found: Inspection) -> Card:
     tops = [
         (repr(top.text), str(top.id), f"{top.share:.1%}") for top in found.top_tokens[:MOST_TOPS]
     ]
-    tables = [Table([f"frequent tokens{of}", "id", "share"], tops)] if tops else []
+    tables = [Cells([f"frequent tokens{of}", "id", "share"], tops)] if tops else []
     return Card(f"Store {found.store!r}", rows, tables)
 
 
@@ -497,7 +497,7 @@ def _grep(found: GrepResult) -> Card:
         )
         for each in found.matches
     ]
-    tables = [Table(["text", "source", "document"], cells, 2)] if cells else []
+    tables = [Cells(["text", "source", "document"], cells, 2)] if cells else []
     return Card(f"Where {found.text!r} is", show.grep_rows(found), tables)
 
 
@@ -506,7 +506,7 @@ def _head(head: Head) -> Card:
         ["" if row[name] is None else _cut(str(row[name]), MOST_TEXT) for name in head.names]
         for row in head
     ]
-    return Card(head.title, (), [Table(head.names, cells, len(head.names))])
+    return Card(head.title, (), [Cells(head.names, cells, len(head.names))])
 
 
 CARDS: dict[str, Callable[[Any], Card]] = {

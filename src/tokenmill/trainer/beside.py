@@ -32,7 +32,7 @@ NICE = 10  # of 19 steps of priority
 LOCKED_POLL_SECONDS = 0.2
 
 
-class Building:
+class BuildTask:
     """A worker whose only task is a whole build.
 
     It and its own workers give way to the trainer where there are too few cores for all: a trainer
@@ -126,7 +126,7 @@ class BuildBeside:
         waited = 0.0
         while True:
             try:
-                return self._runner.run(Building, [self.options], on_event=self._hear)
+                return self._runner.run(BuildTask, [self.options], on_event=self._hear)
             except StoreLockedError:
                 if self._is_stopped or waited >= WORKER_WAIT_SECONDS:
                     raise
