@@ -184,7 +184,7 @@ def test_variables_for_the_template_are_part_of_the_store(
     with pytest.raises(StoreError, match="chat_template_kwargs"):
         tokenmill.build(source, chat_template_kwargs={"end": "?"}, **options)
     for wrong in ("{", "[]", {"tools": 1}):
-        with pytest.raises(UsageError, match="chat-template-kwargs"):
+        with pytest.raises(UsageError, match="chat_template_kwargs"):
             tokenmill.build(source, chat_template_kwargs=wrong, **options)
 
 
