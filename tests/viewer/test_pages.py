@@ -259,6 +259,7 @@ def test_every_field_of_batches_changes_what_is_drawn(page: Tab) -> None:
     for label, value, what in (
         ("Sequence length", "64", "seq_len=64"),
         ("Packing", "best-fit", "packing=best-fit"),
+        ("Shuffle", "nearby", "shuffle=nearby"),
         ("Shuffle", "none", "shuffle=none"),
         ("Split", "val", "split=val"),
         ("Split", "train", "split=train"),

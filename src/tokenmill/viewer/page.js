@@ -460,7 +460,7 @@ function rowButton({ of, split, n }) {
 // --- Batches ------------------------------------------------------------------------------------
 
 const PACKINGS = [["concat", "concat: end to end"], ["best-fit", "best-fit: whole documents"], ["pad", "pad: one to a row"]];
-const SHUFFLES = [["full", "full"], ["block", "block"], ["none", "none"]];
+const SHUFFLES = [["full", "full"], ["block", "block"], ["nearby", "nearby"], ["none", "none"]];
 
 async function batches(given) {
   if (!about.stores.length) return [el("div", { class: "card soft" }, "There is no store.")];
