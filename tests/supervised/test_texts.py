@@ -317,7 +317,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
 
 
 def test_a_completion_that_the_template_does_not_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="completion-field answer"):
+    with pytest.raises(UsageError, match="completion_field='answer'"):
         Press("bytes", template="{question} {answer}", **PROMPT)
 
 
