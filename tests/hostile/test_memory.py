@@ -192,7 +192,7 @@ def test_a_build_stays_within_its_budget(kind: str, tmp_path: Path) -> None:
     name, write, documents = GOOD[kind]
     write(tmp_path / name)
     tried("input that is larger than its file, built within the budget")
-    code, said, peak = _build(tmp_path / name, "--max-rejects", "1", "--json")
+    code, said, peak = _build(tmp_path / name, "--max-rejects", "1", "--allow-empty", "--json")
     assert code == 0, said
     assert json.loads(said)["totals"]["documents"] == documents
     assert peak <= BUDGET
@@ -204,7 +204,7 @@ def test_a_unit_of_bad_rows_makes_a_small_list_and_exact_counts(tmp_path: Path) 
     rows = times(short=300_000, long=2_500_000)  # a few units
     path.write_text("{}\n" * rows)
     tried("rejected rows of a unit that is nothing else", rows)
-    code, said, peak = _build(path, "--max-rejects", "1", "--json")
+    code, said, peak = _build(path, "--max-rejects", "1", "--allow-empty", "--json")
     assert code == 0, said
     totals = json.loads(said)["totals"]
     root = path.with_suffix(".store")
@@ -258,6 +258,7 @@ def test_rejects_that_are_not_listed_are_counted_whatever_the_workers(
                 memory="1GB",
                 unit_bytes=100_000,
                 max_rejects=1.0,
+                allow_empty=True,
             )
         assert tree(folder / "1") == tree(folder / "2")
         assert tokenmill.verify(folder / "1").ok

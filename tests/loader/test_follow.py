@@ -289,7 +289,7 @@ def test_what_cannot_be_followed_is_refused(
     monkeypatch.setattr(following, "START_SECONDS", 0.1)
     with pytest.raises(StoreError, match="no build of one has begun") as error:
         Loader(tmp_path / "none", follow=True, **ROWS)
-    assert "tokenmill build" in str(error.value)
+    assert "tokenmill.build(" in str(error.value)
 
 
 def test_a_loader_that_waits_is_closed_at_once(texts: Path, tmp_path: Path) -> None:

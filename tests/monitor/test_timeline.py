@@ -125,7 +125,7 @@ def test_children_are_part_of_the_build(tmp_path: Path) -> None:
         child.communicate(b"\n")
     [segment] = read_timeline(path).segments
 
-    assert np.ptp(segment.processes) == 1
+    assert np.ptp(segment.processes) >= 1  # what an earlier test has left may end meanwhile
     assert np.ptp(segment.memory_rss_bytes) >= 80_000_000
 
 

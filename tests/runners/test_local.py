@@ -106,7 +106,10 @@ def test_of_the_tasks_that_wait_the_one_of_the_smallest_place_goes_first() -> No
     found = (Placed("sleep", 0.4, 9), *(Placed("square", place, place) for place in (3, 1, 2)))
     events = run(LocalRunner(1), [Finder("find", (found, None))])
     done = [event.task for event in events if isinstance(event, TaskDone)]
-    assert [task.place for task in done if isinstance(task, Placed)] == [9, 1, 2, 3]
+    places = [task.place for task in done if isinstance(task, Placed)]
+    # That of 9 may be given out before any other is found.
+    assert [place for place in places if place < 9] == [1, 2, 3]
+    assert 9 in places
 
 
 def test_tasks_found_again_after_a_death_are_done_once_and_those_of_the_dead_again(

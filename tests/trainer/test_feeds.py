@@ -177,7 +177,7 @@ def test_stores_whose_rows_are_not_all_of_their_text_are_refused(tmp_path: Path)
     how: list[tuple[object, dict[str, Any], str]] = [
         (source, {"limit": 30}, "a limit left out 10 rows"),
         ([{"text": text} for text in texts], {}, "was rows of a Python program"),
-        (source, {"special_tokens": "reject", "max_rejects": 1}, "--special-tokens reject"),
+        (source, {"special_tokens": "reject", "max_rejects": 1}, "special_tokens='reject'"),
     ]
     for number, (inputs, options, problem) in enumerate(how):
         out = tmp_path / str(number)
