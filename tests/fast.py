@@ -29,7 +29,7 @@ NAMES = frozenset(
     | {"socket", "ThreadingHTTPServer"}
     # files that are synced
     | {"fsync", "sync_folder", "write_synced", "replace_file", "HashedFile", "UnitWriter"}
-    | {"write_manifest", "write_hollow", "PlanWriter", "Checkpoints"}
+    | {"write_manifest", "write_hollow", "PlanWriter", "Checkpoints", "make_run"}
     # what does some of these
     | {"WorkerStart", "ask", "import_ids", "import_bytes", "demo_steps", "measure", "measure_case"}
     | {"build", "export_store", "import_store", "convert", "diagnose", "train", "finish"}
