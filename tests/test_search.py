@@ -94,7 +94,8 @@ def test_every_match_is_found_and_no_other(
     assert (grep(store, "grain").decoded_by is None) == (kind != "wordpiece")
     splits = {split: tokenmill.Store(stores[kind], split=split) for split in ("train", "val")}
 
-    @settings(max_examples=25, database=None)
+    # WordPiece's package decodes every document each time.
+    @settings(max_examples=6 if kind == "wordpiece" else 25, database=None)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         whole = data.draw(st.sampled_from(decoded))

@@ -439,6 +439,7 @@ def test_a_receipt_that_vanished_or_is_damaged_means_the_unit_is_built_again(
     assert remote_tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_build_into_a_bucket_keeps_its_memory_budget(s3: S3, out: str, tmp_path: Path) -> None:
     budget = 640_000_000
     write_jsonl(tmp_path / "a.jsonl", ["the mill grinds what the river brings " * 250] * 4000)

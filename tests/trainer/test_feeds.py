@@ -148,7 +148,13 @@ def test_files_that_are_called_val_are_not_trained_on(tmp_path: Path) -> None:
         assert "val" not in text
 
 
-@pytest.mark.parametrize("said", [{"feed": "encode"}, {"feed": "workers", "feed_workers": 2}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"feed": "encode"},
+        pytest.param({"feed": "workers", "feed_workers": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_that_a_condition_left_out_are_not_trained_on(
     tmp_path: Path, said: dict[str, Any]
 ) -> None:

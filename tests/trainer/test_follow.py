@@ -52,6 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_catches_up_with_the_build_waits_and_says_so(
     place: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_run_that_catches_up_with_the_build_waits_and_says_so(
     assert 0.4 < result.build_wait_seconds < result.seconds
 
 
+@pytest.mark.slow
 def test_a_build_that_fails_ends_the_run_with_a_checkpoint(place: Path, tmp_path: Path) -> None:
     asked = options(place / "texts", tmp_path / "store", val=0.2)
 

@@ -157,7 +157,11 @@ def test_a_store_without_val_says_how_to_make_one_and_is_trained_on(
 @pytest.mark.parametrize(
     ("attention", "window"),
     # Of 256 tokens a step: another one from the fifth step on, and none from the ninth.
-    [("flash", None), ("documents", None), ("documents", "0:3,1024:9,2048:all")],
+    [
+        pytest.param("flash", None, marks=pytest.mark.slow),
+        ("documents", None),
+        ("documents", "0:3,1024:9,2048:all"),
+    ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(
     place: Path, tmp_path: Path, attention: str, window: str | None
