@@ -67,10 +67,13 @@ class TextBatch:
 
     def take(self, indices: Sequence[int] | NDArray[np.int64]) -> TextBatch:
         """The documents at `indices`, copied into a batch of their own."""
-        parts = [self.data[self.offsets[i] : self.offsets[i + 1]] for i in indices]
-        offsets = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum([len(part) for part in parts], out=offsets[1:])
-        return TextBatch(np.concatenate(parts) if parts else np.empty(0, np.uint8), offsets)
+        chosen = np.asarray(indices, np.int64)
+        begins, ends = self.offsets[chosen], self.offsets[chosen + 1]
+        offsets = np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum(ends - begins, out=offsets[1:])
+        data = self.data.data
+        parts = [data[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return TextBatch(np.frombuffer(b"".join(parts), np.uint8), offsets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
