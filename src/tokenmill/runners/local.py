@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -514,10 +515,23 @@ def end_with_parent(_number: int = 0) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+class _NoPandas(MetaPathFinder):
+    """Has a worker be without pandas, where it is installed.
+
+    Arrow imports it with the first array that it makes, in case that is made of what is pandas's:
+    a tenth of a second, for what no worker has.
+    """
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("workers are without pandas", name=name)
+
+
 def _settle_in() -> None:
     end_with_parent()
     # Ctrl-C goes to the whole group of processes; the driver alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.meta_path.insert(0, _NoPandas())
     os.dup2(2, 1)
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
 
