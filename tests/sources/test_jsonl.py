@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 KINDS = ["gz", "zst", "bz2", "xz"]
 
 
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "by arrow"])
+def _lines_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lines are read by the part in C, and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by arrow":
+            patch.setenv("TOKENMILL_KERNEL", "0")
+        yield
+
+
 def read_lines(folder: Path, data: bytes, **options: object) -> Reading:
     path = folder / "a.jsonl"
     path.write_bytes(data)
@@ -582,3 +591,15 @@ def line_starts(lines: list[bytes]) -> list[int | None]:
     """Where each line begins, None for blank ones."""
     starts = [len(b"\n".join(lines[:n])) + (n > 0) for n in range(len(lines))]
     return [at if line.strip() else None for at, line in zip(starts, lines, strict=True)]
+
+
+@pytest.mark.parametrize("every", [2, 50])
+def test_lines_in_doubt_between_others_keep_their_places(tmp_path: Path, every: int) -> None:
+    lines = [
+        b'{"text": "a", "text": "t%d"}' % n if n % every else b'{"text": "t%d"}' % n
+        for n in range(300)
+    ]
+    lines[7], lines[100] = b'{"text": null}', b'{"text": 5}'
+    got = read_lines(tmp_path, b"\n".join(lines))
+    assert got.texts == [(n, f"t{n}") for n in range(300) if n not in (7, 100)]
+    assert got.rejects == [(7, "null-text"), (100, "not-a-string")]

@@ -24,7 +24,18 @@ from tokenmill.supervised.rows import RowError, encoded, parse_row, text_of
 from tokenmill.supervised.shaper import FieldMaker, TextBoundaries, parse_template
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "by arrow"])
+def _fields_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fields of rows are read by the part in C, and without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by arrow":
+            patch.setenv("TOKENMILL_KERNEL", "0")
+        yield
+
 
 EOS = 0
 PROMPT: dict[str, Any] = {"format": "prompt-completion"}
@@ -280,8 +291,11 @@ def test_rows_of_strings_are_read_by_columns() -> None:
     rows = [json.dumps({"prompt": f"{n} + 1 =", "completion": f" {n + 1}"}) for n in range(500)]
     rows[77] = json.dumps({"prompt": "?", "completion": 5})
     for ends in ("", "\n", "\r\n"):
-        numbers, texts, places = maker._by_arrow(TextBatch.from_texts([row + ends for row in rows]))
+        batch = TextBatch.from_texts([row + ends for row in rows])
+        read = maker._by_arrow if maker._reader is None else maker._by_reader
+        numbers, texts, places = read(batch)
         assert 500 - 64 <= len(numbers) < 500
+        assert maker._reader is None or len(numbers) == 499
         assert texts[0].as_py() == b"0 + 1 = 1"
         assert places[0] == len("0 + 1 =")
 

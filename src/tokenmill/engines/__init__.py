@@ -10,9 +10,9 @@ of the module's name is the engine's name, and that of the package whose version
 needs one.
 """
 
-import os
-from importlib import import_module
 from typing import Any
+
+from tokenmill.compiled import find_compiled
 
 # Modules, in the order in which `auto` tries them; imported when a tokenizer is described.
 FAST_ENGINES = ("tokenmill.engines.gigatoken", "tokenmill.engines.words")
@@ -39,17 +39,6 @@ def engine_names() -> tuple[str, ...]:
     return (*(module.rpartition(".")[2] for module in FAST_ENGINES), *REFERENCES.values())
 
 
-# The engine `words` has a part in C, which does what numpy and Arrow do there, several times as
-# fast. It has this number, which `kernel.c` says too.
-_INTERFACE = 2
-
-
 def find_kernel() -> Any:
-    """That part; None where it could not be compiled, or where TOKENMILL_KERNEL=0 turns it off."""
-    if os.environ.get("TOKENMILL_KERNEL") == "0":
-        return None
-    try:
-        found: Any = import_module("tokenmill.engines.kernel")
-    except ImportError:
-        return None
-    return found if found.INTERFACE == _INTERFACE else None
+    """The part in C of the engine `words`; None where it is not there."""
+    return find_compiled("tokenmill.engines.kernel", 2)

@@ -172,6 +172,12 @@ def text_batch(array: Any) -> TextBatch:
     return TextBatch(np.frombuffer(b"" if data is None else data, np.uint8), bounds)
 
 
+def flat_array(texts: TextBatch) -> Any:
+    """The batch's own buffers as an array of strings, which they are known to be."""
+    buffers = [None, pa.py_buffer(texts.offsets), pa.py_buffer(texts.data)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+
+
 def rows_of(
     array: Any,
     first_row: int,

@@ -6,11 +6,13 @@ record has exactly one owner wherever the cuts fall. A record longer than the li
 without being held, and reported with its true size. The data of a block is a view of a buffer that
 the next block overwrites: use it or copy it first.
 
-JSON Lines go through Arrow's parser a block at a time. Arrow reads a block as JSON values with
-white space between them, which JSON Lines does not mean: two objects on one line, or one object on
-two, would pass. They cannot if every line begins with "{" and ends with "}" (nowhere in valid JSON
-does "{" follow "}", so no value crosses a line) and there are as many values as lines. Lines of
-another shape never reach Arrow, which also crashes on a block that begins with null.
+JSON Lines are read by a part in C, where there is one (`FieldReader`). Lines that it leaves, for
+any doubt about them, go through Arrow's parser, and so do all lines where it is not there. Arrow
+reads a block as JSON values with white space between them, which JSON Lines does not mean: two
+objects on one line, or one object on two, would pass. They cannot if every line begins with "{" and
+ends with "}" (nowhere in valid JSON does "{" follow "}", so no value crosses a line) and there are
+as many values as lines. Lines of another shape never reach Arrow, which also crashes on a block
+that begins with null.
 
 A block that does not parse is halved until few lines are left, which Python decides one by one. It
 takes what Arrow takes, except for lines that are nested deeply, and Arrow is asked about those. So
@@ -23,11 +25,11 @@ import itertools
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,7 @@ import pyarrow.json as pj
 import xxhash
 
 from tokenmill import files
+from tokenmill.compiled import find_compiled
 from tokenmill.records import Reject, RejectReason, RowBatch, TextBatch, field_of, kind_of
 from tokenmill.sources import base
 from tokenmill.sources.base import (
@@ -47,6 +50,7 @@ from tokenmill.sources.base import (
 )
 from tokenmill.sources.columns import (
     chosen,
+    flat_array,
     is_utf8,
     pc,
     rows_of,
@@ -58,7 +62,7 @@ from tokenmill.sources.columns import (
 from tokenmill.where import FLAG, KEPT, NUMBER, TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -408,8 +412,71 @@ _IS_SPACE = np.isin(np.arange(256), [*WHITESPACE])
 _SPACE = 32
 _LONG_LINE_BYTES = 512
 _FEW_LINES = 256
+# Of lines that are left to Arrow: each is a call of it, which takes as long as many lines do.
+_MOST_RUNS = 32
 _MEMO_LINES = 1 << 12
 _MEMO_LINE_BYTES = 64
+
+
+class ReadFields(NamedTuple):
+    """What became of lines."""
+
+    texts: TextBatch  # of each; of one that was not read it is empty
+    places: NDArray[np.int64]  # bytes of each that are before the part that was named
+    is_read: NDArray[np.bool_]
+
+
+class FieldReader:
+    """Reads fields of JSON lines and puts them together, by `fields.c`.
+
+    Only lines are read that leave no doubt: all others are the caller's.
+    """
+
+    def __init__(self, part: Any, template: Sequence[tuple[bool, str]], first: int | None) -> None:
+        fields = list(dict.fromkeys(text for is_field, text in template if is_field))
+        numbers = {field: number for number, field in enumerate(fields)}
+        self._fill, self._first = part.fill, -1 if first is None else first
+        self._names = tuple(field.encode() for field in fields)
+        self._parts = tuple(
+            numbers[text] if is_field else text.encode() for is_field, text in template
+        )
+        used = Counter(each for each in self._parts if isinstance(each, int))
+        self._times = max(used.values())
+        self._extra = sum(len(each) for each in self._parts if isinstance(each, bytes))
+
+    @classmethod
+    def of(
+        cls, template: Sequence[tuple[bool, str]], *, first: int | None = None
+    ) -> FieldReader | None:
+        """For (True, field) and (False, text), and the part whose place is asked for.
+
+        None where there is no compiled part, and for fields with dots, which have rules of their
+        own, or too many of them.
+        """
+        part = find_compiled("tokenmill.sources.fields", 1)
+        has_dots = any(is_field and "." in text for is_field, text in template)
+        return (
+            None
+            if part is None or has_dots or len(template) > part.MOST
+            else cls(part, template, first)
+        )
+
+    def read(
+        self,
+        data: memoryview | NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> ReadFields:
+        """Texts of lines of the data, which are UTF-8."""
+        count = len(starts)
+        most = self._times * int((ends - starts).sum()) + self._extra * count
+        # Arrow keeps such memory for the next batch; numpy would ask the system for it each time.
+        texts = np.frombuffer(pa.allocate_buffer(most), np.uint8)
+        offsets, places = np.empty(count + 1, np.int64), np.empty(count, np.int64)
+        is_read = np.empty(count, np.bool_)
+        template = self._names, self._parts, self._first
+        self._fill(data, starts, ends, *template, texts, offsets, places, is_read)
+        return ReadFields(TextBatch(texts, offsets), places, is_read)
 
 
 class JsonlParser:
@@ -420,6 +487,7 @@ class JsonlParser:
         self._whole = bool(options.fields)
         self._limit = record_limit(options)
         self.memo: dict[bytes, bytes | tuple[RejectReason, str]] = {}
+        self._reader = FieldReader.of([(True, options.text_field)])
         self._options = pj.ParseOptions(
             explicit_schema=_schema(options.text_field), unexpected_field_behavior="ignore"
         )
@@ -508,12 +576,28 @@ class JsonlParser:
 
     def _parse(self, lines: _Lines, plain: NDArray[np.int64], rejects: _Rejects) -> Any:
         """Text of these lines, null where a line has none; nothing else is between them."""
+        if self._reader is None:
+            return self._by_arrow(lines, plain, rejects)
+        read = self._reader.read(lines.data, lines.starts[plain], lines.ends[plain])
+        left = np.flatnonzero(~read.is_read)
+        runs = np.split(left, np.flatnonzero(np.diff(left) > 1) + 1) if len(left) else []
+        if len(runs) > _MOST_RUNS:
+            return self._by_arrow(lines, plain, rejects)
+        texts = flat_array(read.texts)
+        pieces, done = [], 0
+        for run in runs:
+            pieces += [texts[done : run[0]], self._by_arrow(lines, plain[run], rejects)]
+            done = int(run[-1]) + 1
+        return pa.concat_arrays([*pieces, texts[done:]]) if pieces else texts
+
+    def _by_arrow(self, lines: _Lines, plain: NDArray[np.int64], rejects: _Rejects) -> Any:
+        """The same, by Arrow."""
         table = self._table(lines.data[lines.starts[plain[0]] : lines.ends[plain[-1]]])
         if table is not None and table.num_rows == len(plain):
             return _text_column(table, self._field)
         if len(plain) > _FEW_LINES:
             halves = np.array_split(plain, 2)
-            return pa.concat_arrays([self._parse(lines, half, rejects) for half in halves])
+            return pa.concat_arrays([self._by_arrow(lines, half, rejects) for half in halves])
         texts: list[bytes | None] = []
         refused: list[int] = []
         for index, start, end in lines.places(plain):
@@ -578,7 +662,7 @@ class _Rejects(dict[int, Reject]):
             self[index] = Reject(self._first_row + index, *found, lines.offset + start)
 
 
-_EMPTY = pa.array([], pa.large_string())
+_EMPTY = pa.nulls(0, pa.large_string())
 
 
 class _Lines:
@@ -646,7 +730,9 @@ def _line_ends(block: LineBlock) -> NDArray[np.int64]:
     many = np.empty(0, np.int64)
     position = block.low
     # One find per line is faster than numpy while lines are long; short ones are left to numpy.
-    for _ in range(block.num_bytes // _LONG_LINE_BYTES + 1):
+    beginning = min(block.high, block.low + _FEW_LINES * _LONG_LINE_BYTES)
+    is_short = block.buffer.count(b"\n", block.low, beginning) > _FEW_LINES
+    for _ in range(0 if is_short else block.num_bytes // _LONG_LINE_BYTES + 1):
         found = block.buffer.find(b"\n", position, block.high)
         if found < 0:
             break

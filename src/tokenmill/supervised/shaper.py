@@ -27,7 +27,8 @@ from tokenmill.engines.parity import SpecialText
 from tokenmill.engines.references import HuggingFaceEngine
 from tokenmill.errors import UsageError
 from tokenmill.records import Reject, RejectReason, TextBatch, TokenBatch, lazy
-from tokenmill.sources.columns import is_utf8, text_batch
+from tokenmill.sources.columns import flat_array, is_utf8, text_batch
+from tokenmill.sources.lines import FieldReader
 from tokenmill.supervised.chat import PLAIN, ChatMaker, PieceCut
 from tokenmill.supervised.fim import Fim, FimTokens, fim_tokens, reordered
 from tokenmill.supervised.pairs import join_sides, read_sides
@@ -104,17 +105,18 @@ def field_template(shape: RowShape) -> FieldTemplate:
     return template
 
 
-# Arrow reads the fields of a batch of rows at once, as it reads the texts of JSON Lines (see
-# `sources.lines`): each row begins and ends with a brace, line breaks are between rows, and there
-# are as many values as rows. Where Arrow refuses them they are halved until few are left, which
-# Python reads one by one. It also reads those on which the two might not agree: fields that are no
-# strings, numbers of too many digits, deep nesting, and infinities that only Arrow knows.
+# The fields of a batch of rows are read at once, as the texts of JSON Lines are (see
+# `sources.lines`): by the part in C, which leaves rows in doubt to Python. Or by Arrow: each row
+# begins and ends with a brace, line breaks are between rows, and there are as many values as rows.
+# Where Arrow refuses them they are halved until few are left, which Python reads one by one. It
+# also reads those on which the two might not agree: fields that are no strings, numbers of too many
+# digits, deep nesting, and infinities that only Arrow knows.
 
 _FEW_ROWS = 64
 _LONG_ROW = 4096  # bytes: Python has no numbers of more than 4,300 digits
 _ODD_NUMBERS, _AFTER_NUMBERS = (b"Inf", b"-NaN"), b" \t\r\n,]}"
 _OPEN, _CLOSE, _LIST, _NEWLINE, _RETURN = b"{}[\n\r"
-_NO_TEXTS = pa.array([], pa.large_binary())
+_NO_TEXTS = pa.nulls(0, pa.large_binary())
 
 
 class FieldMaker:
@@ -135,6 +137,7 @@ class FieldMaker:
         if shape.format == "prompt-completion":
             self._first = self._template.index((True, shape.completion_field))
         fields = dict.fromkeys(text for is_field, text in self._template if is_field)
+        self._reader = FieldReader.of(self._template, first=self._first)
         # Names with dots have rules of their own.
         self._schema: Any = None
         if not any("." in field for field in fields):
@@ -144,7 +147,8 @@ class FieldMaker:
         self, rows: TextBatch
     ) -> tuple[FieldTexts, TextBatch, NDArray[np.int64], dict[int, RowError]]:
         """Rows that can be used, their texts, which ones these are, and why others cannot."""
-        numbers, texts, places = self._by_arrow(rows)
+        read = self._by_arrow if self._reader is None else self._by_reader
+        numbers, texts, places = read(rows)
         batch, wrong = text_batch(texts), dict[int, RowError]()
         for place in np.flatnonzero(self._refused.find(batch)).tolist():
             wrong[place] = _holds_special()
@@ -181,6 +185,18 @@ class FieldMaker:
         if self._is_refused(text):
             raise _holds_special()
         return encoded(text), len(before.encode())
+
+    def _by_reader(self, rows: TextBatch) -> tuple[NDArray[np.int64], Any, NDArray[np.int64]]:
+        """The same as by Arrow."""
+        assert self._reader is not None
+        if not is_utf8(rows.data.data[rows.offsets[0] : rows.offsets[-1]]):
+            return np.empty(0, np.int64), _NO_TEXTS, np.empty(0, np.int64)
+        found = self._reader.read(rows.data, rows.offsets[:-1], rows.offsets[1:])
+        is_read, ends = found.is_read, found.texts.offsets
+        # What was not read is empty: without its end the others are as they were.
+        texts = TextBatch(found.texts.data, np.append(0, ends[1:][is_read]))
+        texts = flat_array(texts).view(pa.large_binary())
+        return np.flatnonzero(is_read), texts, found.places[is_read]
 
     def _by_arrow(self, rows: TextBatch) -> tuple[NDArray[np.int64], Any, NDArray[np.int64]]:
         """Numbers, texts and bytes before the completion of rows that Arrow reads."""
