@@ -18,10 +18,11 @@ from tests.engines.test_words import texts as words_texts
 from tests.engines.test_words import ways
 from tests.hostile.attack import attack
 
-from tokenmill.engines import find_kernel, unigram, words
+from tokenmill.engines import find_kernel, words
 from tokenmill.engines.load import describe, load_engine
-from tokenmill.engines.references import read_sentencepiece_model
-from tokenmill.engines.unigram import LONGEST_PART, Trie, json_learner
+from tokenmill.engines.references import SentencePieceEngine, read_sentencepiece_model
+from tokenmill.engines.unigram import LONGEST_PART, Trie, json_learner, kernel_model
+from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tokenmill.engines.parity import CheckedEngine
 
 relaxed = attack(short=5, long=2000)
+is_compiled = pytest.mark.skipif(find_kernel() is None, reason="the compiled part is not there")
 
 # Runs of the same pieces in another order are as good; the sums before them decide.
 ties = st.builds(
@@ -53,7 +55,8 @@ def load(path: Path) -> CheckedEngine:
 def encode_both(engine: CheckedEngine, batch: list[str]) -> None:
     given_texts = TextBatch.from_texts(batch)
     expected = engine.reference.encode(given_texts)
-    for _ in ways(engine):
+    is_model = isinstance(engine.reference, SentencePieceEngine)
+    for _ in [None] if is_model else ways(engine):
         for text, ids, others in zip(batch, engine.encode(given_texts), expected, strict=True):
             assert ids.tolist() == others.tolist(), text
 
@@ -225,6 +228,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) 
     return found
 
 
+@is_compiled
 @relaxed
 @given(batch=st.one_of(words_texts, long_texts))
 @pytest.mark.parametrize("name", MODELS)
@@ -287,41 +291,23 @@ def find_wrong(engine: CheckedEngine) -> list[int]:
     return [place for place, (ids, other) in enumerate(pairs) if not np.array_equal(ids, other)]
 
 
+@is_compiled
 def test_sums_decide_near_ties(near_ties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nearly every word is one; without sums, or their resets, documents would be wrong."""
     engine = load_engine(near_ties, choice="words")
     assert isinstance(engine.fast, words.WordEngine)
-    monkeypatch.setattr(engine.fast, "_kernel", None)
-    monkeypatch.setattr(unigram, "_FEW", 10**9)
-    monkeypatch.setattr(unigram, "_ROUNDS", 10**9)
     monkeypatch.setattr(engine.fast, "_by_reference", None)
     assert find_wrong(engine) == []
-    with monkeypatch.context() as patched:
-        patched.setattr(unigram, "RESET", 1e9)
-        assert find_wrong(engine) == [4]
-    nothing = np.empty(0, np.int64)
-    monkeypatch.setattr(unigram.ModelLearner, "settle", lambda _, found, **_given: (found, nothing))
-    assert find_wrong(engine) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.skipif(find_kernel() is None, reason="the compiled part is not there")
-def test_sums_decide_near_ties_where_it_is_compiled(
-    near_ties: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = load_engine(near_ties, choice="words")
-    assert isinstance(engine.fast, words.WordEngine)
-    monkeypatch.setattr(engine.fast, "_by_reference", None)
-    assert find_wrong(engine) == []
-    learner = engine.fast._learner
-    assert isinstance(learner, unigram.ModelLearner)
-    model = list(learner.for_kernel(read_sentencepiece_model(near_ties)))
-    assert model[8] == learner._bonus
+    content = read_sentencepiece_model(near_ties)
+    cutting = words.cut_sentencepiece(content)
+    model = list(kernel_model(content, images=cutting.images, spaces=cutting.spaces))
+    assert model[8] == 0.0
     model[8] = -1e9  # so that every word is taken for decided
     engine.fast._kernel = find_kernel().Words(b" ", -1, 1000, 0, 1, tuple(model))
     assert find_wrong(engine) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.skipif(find_kernel() is None, reason="the compiled part is not there")
+@is_compiled
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_part_gives_no_document_to_the_reference(
     models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
@@ -354,49 +340,14 @@ def test_a_compiled_part_gives_no_document_to_the_reference(
         engine.encode(TextBatch.from_texts(["a \u2581b"]))
 
 
-def test_documents_with_many_near_ties_are_left_to_the_reference(
-    near_ties: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = load_engine(near_ties, choice="words")
-    encode_both(engine, [f"abcdef {'ab' * count} " * 400 for count in range(1, 30)])
-    assert isinstance(engine.fast, words.WordEngine)
-    monkeypatch.setattr(engine.fast, "_kernel", None)
-    monkeypatch.setattr(engine.fast, "_by_reference", None)
-    with pytest.raises(TypeError):
-        engine.encode(TextBatch.from_texts(["abcdef abab " * 400]))
-    one_long = TextBatch.from_texts(["a " * 3000 + "abcdef" * 4])
-    engine.encode(one_long)
-    monkeypatch.setattr(unigram, "_MOST_PIECES", 8)
-    with pytest.raises(TypeError):
-        engine.encode(one_long)
-
-
+@is_compiled
 def test_one_near_tie_is_decided_at_every_sum(near_ties: Path) -> None:
     engine = load_engine(near_ties, choice="words")
     pairs = map("".join, itertools.product("abcdef", repeat=2))
     encode_both(engine, [f"{'a ' * (97 * k)}{pair}" for k, pair in enumerate([*pairs] * 2)])
 
 
-def test_between_powers_of_two_words_are_decided_alike(near_ties: Path) -> None:
-    engine, dice = load_engine(near_ties, choice="words"), np.random.default_rng(0)
-    assert isinstance(engine.fast, words.WordEngine)
-    learner = engine.fast._learner
-    assert isinstance(learner, unigram.ModelLearner)
-    some = (dice.choice([*b"abcdef"], dice.integers(2, 12)).tolist() for _ in range(200))
-    known = sorted(set(map(bytes, some)))
-    found, _ = learner.learn(known)
-    changed = 0
-    for exponent in np.repeat(np.arange(8, 17), 8):
-        before = (-dice.uniform(1, 2, len(known)) * 2.0**exponent).astype(np.float32)
-        exact = learner._decide(found.ids, found.lengths, before)
-        usual = unigram._usual_sums(before, exact.sums, learner._worst * LONGEST_PART)
-        others = learner._decide(found.ids, found.lengths, usual)
-        assert np.array_equal(exact.ids, others.ids)
-        changed += int(np.count_nonzero(usual != before))
-        assert len(np.unique(usual[usual != before])) <= 2
-    assert changed > len(known) * 8 * 5
-
-
+@is_compiled
 def test_an_older_package_is_not_trusted_with_sums(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,3 +355,14 @@ def test_an_older_package_is_not_trusted_with_sums(
     engine = load_engine(models["defaults"])
     assert engine.name == "sentencepiece"
     assert "in another way" in (engine.refusal or "")
+
+
+def test_without_the_compiled_part_a_sentencepiece_model_is_its_packages(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_KERNEL", "0")
+    engine = load_engine(models["defaults"])
+    assert engine.name == "sentencepiece"
+    assert "not compiled here" in (engine.refusal or "")
+    with pytest.raises(TokenizerError, match="not compiled here"):
+        load_engine(models["defaults"], choice="words")

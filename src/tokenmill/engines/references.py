@@ -585,10 +585,6 @@ class SentencePieceEngine:
             encode = functools.partial(self._long, num_threads=self._threads)
         return TokenBatch.from_lists(encode_all(encode, texts.texts(), engine=self.name))
 
-    def normalize(self, texts: list[str]) -> list[str]:
-        """Texts as pieces are looked for in them."""
-        return [str(self._processor.normalize(text)) for text in texts]
-
     @property
     def unknown_id(self) -> int:
         """The id of characters that no piece has; those in a row share one."""

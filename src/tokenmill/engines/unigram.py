@@ -4,25 +4,23 @@
 
 One step of numpy moves all places of all parts one byte further in a trie of the pieces, and one
 more all parts by one place along their best paths. Beside each path it finds how much the next one
-is worse: packages add scores in another order, or in float32 along a whole document, so that a
-small gap is theirs to decide.
+is worse: packages add scores in another order, so that a small gap is theirs to decide. This is for
+the models of a tokenizer.json; those of SentencePiece are prepared here for `kernel.c`.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tokenmill.engines import base
-from tokenmill.engines.parity import replace_documents
 from tokenmill.engines.references import PieceType, SentencePieceModel
 from tokenmill.records import TextBatch, TokenBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import pyarrow
     from numpy.typing import NDArray
@@ -34,7 +32,6 @@ LONGEST_PART = 256  # in bytes
 _LARGEST_SCORE = 1e4
 _LOWEST_SCORE = 100  # of a SentencePiece model
 _SOME, _MANY = 4, 16  # children of a node
-RESET = 1e5  # the package sentencepiece lets no sum become larger, in size
 _UNKNOWN_PENALTY = 10  # an unknown character is so much worse than the worst piece
 _CHUNK_PARTS = 1 << 13  # at a time: what they need fits into a cache of the processor
 
@@ -132,7 +129,6 @@ class Paths:
     ids: NDArray[np.uint32]  # of unknown characters: the number of pieces, and their code points
     lengths: NDArray[np.int64]  # pieces of each text
     gaps: NDArray[np.float64]  # how much worse the next path of each is
-    sums: NDArray[Any]  # of the scores of each
 
 
 class Lattice:
@@ -146,18 +142,10 @@ class Lattice:
         self.unknown = len(pieces)  # what has the number of no piece
         self.scores = np.append(scores, unknown)
 
-    def paths(
-        self,
-        data: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        sums: NDArray[np.float32] | None = None,
-    ) -> Paths:
+    def paths(self, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> Paths:
         """Paths of texts that begin at `starts`, each with one byte after it that is in no piece.
 
-        Of paths that are as good the first counts. With `sums`, one for each text, scores are
-        added to those as the package sentencepiece does: in float32, and where the best sum at a
-        place is too low, all that are found so far become relative to that one. Then there are no
-        gaps.
+        Of paths that are as good the first counts.
         """
         firsts, lasts, pieces = self._edges(data)
         ends = np.append(starts[1:], len(data)) - 1
@@ -166,27 +154,17 @@ class Lattice:
         steps = (firsts - origins[firsts]).astype(np.uint16)
         order = np.argsort(steps, kind="stable")
         firsts, lasts, pieces = firsts[order], lasts[order], pieces[order]
-        kind: type[Any] = np.float64 if sums is None else np.float32
-        scores = self.scores.astype(kind)[pieces]
-        best: NDArray[Any] = np.full(len(data), -np.inf, kind)
-        best[starts] = 0 if sums is None else sums
+        scores = self.scores[pieces]
+        best = np.full(len(data), -np.inf)
+        best[starts] = 0
         next_best = np.full(len(data), -np.inf)
         chosen = np.zeros(len(data), np.int32)
-        # How much a path adds to a sum at most.
-        depth = float(np.abs(self.scores).max()) * 1.001 * int((ends - starts).max(initial=0))
-        may_reset = sums is not None and bool((sums < depth - RESET).any())
         done = 0
-        for step, bound in enumerate(np.cumsum(np.bincount(steps)).tolist()):
-            if may_reset:
-                at = (starts + step)[starts + step < ends]
-                for place in at[(best[at] < -RESET) & (best[at] > -np.inf)].tolist():
-                    end = ends[np.searchsorted(starts, place, side="right") - 1]
-                    best[place : end + 1] -= best[place]
+        for bound in np.cumsum(np.bincount(steps)).tolist():
             to = lasts[done:bound]
             found = best[firsts[done:bound]] + scores[done:bound]
             before = best[to]
-            if sums is None:
-                next_best[to] = np.maximum(next_best[to], np.minimum(found, before))
+            next_best[to] = np.maximum(next_best[to], np.minimum(found, before))
             better = (found > before).nonzero()[0]
             best[to[better]] = found[better]
             chosen[to[better]] = better + done
@@ -200,9 +178,9 @@ class Lattice:
         lengths = np.diff(bounds)
         gaps = np.full(len(starts), np.inf)
         some = lengths > 0
-        if sums is None and some.any():
+        if some.any():
             gaps[some] = np.minimum.reduceat(best[path] - next_best[path], bounds[:-1][some])
-        return Paths(ids, lengths, gaps, best[ends])
+        return Paths(ids, lengths, gaps)
 
     def _edges(
         self, data: NDArray[np.uint8]
@@ -349,7 +327,7 @@ class Segmenter:
         if len(some):
             counts[some] = np.add.reduceat(lengths, firsts[some])
             gaps[some] = np.minimum.reduceat(found.gaps[places], firsts[some])
-        return Paths(ids, counts, gaps, np.empty(0))
+        return Paths(ids, counts, gaps)
 
     def _segment_parts(self, parts: pyarrow.Array) -> Paths:
         offsets = np.frombuffer(parts.buffers()[1], np.int32)[: len(parts) + 1].astype(np.int64)
@@ -365,7 +343,7 @@ class Segmenter:
             ids.append(found.ids)
             lengths[some] = found.lengths
             gaps[some] = found.gaps / sizes[some]
-        return Paths(np.concatenate(ids), lengths, gaps, np.empty(0))
+        return Paths(np.concatenate(ids), lengths, gaps)
 
 
 def spelled(text: str) -> bytes:
@@ -394,27 +372,6 @@ def merge_unknown(
     follows = np.append(False, np.diff(places) == 1)
     merged = places[follows & ~np.isin(places, offsets)]
     return np.delete(ids, merged), offsets - np.searchsorted(merged, offsets)
-
-
-def spell_unknown(
-    ids: NDArray[np.uint32],
-    offsets: NDArray[np.int64],
-    *,
-    first: int,
-    byte_ids: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """`ids` with those of bytes for unknown characters (from `first` up); `offsets` of texts."""
-    places = np.flatnonzero(ids >= first)
-    if not len(places):
-        return ids, offsets
-    data = [chr(point).encode() for point in (ids[places] - first).tolist()]
-    counts = np.ones(len(ids), np.int64)
-    counts[places] = list(map(len, data))
-    ends = np.append(0, np.cumsum(counts))
-    ids = np.repeat(ids, counts)
-    spelled_at = _ranges(ends[places], counts[places])[1]
-    ids[spelled_at] = byte_ids[np.frombuffer(b"".join(data), np.uint8)]
-    return ids, ends[offsets]
 
 
 # A tokenizer.json: `tokenizers` adds scores up word by word, in float64.
@@ -499,337 +456,14 @@ def json_learner(
     return Learner(segmenter, unknown_id=model["unk_id"], merges_unknown=merges)
 
 
-# The package sentencepiece adds scores along a whole document, in float32, and a near tie in a word
-# is decided by the sum before it. No piece reaches over the place between two words, so that sum is
-# all that a word knows of those before it. The sums of a document are added up again here; a word
-# whose gap may be smaller than what float32 rounds off at such a sum is decided anew from there.
-
-_HALF_ULP = 2.0**-24  # what one addition is wrong by, at most, of its result
-_ROUNDS = 8  # in which the words of a document are decided, before it is the reference's
-# A document is the reference's where more than these of its words must be decided.
-_FEW, _SHARE = 64, 1 / 8
-_MOST_DECIDED = 1 << 14  # words that are remembered, with the sums before them
-_MOST_PIECES = 128  # and where one of them has more, which takes as many steps
+# A SentencePiece model: the package adds scores up along a whole document, in float32, and a near
+# tie in a word is decided by the sum before it. `kernel.c` does the same, and finds the pieces too.
 
 
-class ModelLearner:
-    """Encodes new words of a SentencePiece model, and documents of them as the package does."""
-
-    def __init__(
-        self,
-        segmenter: Segmenter,
-        *,
-        unknown_id: int,
-        byte_ids: NDArray[np.uint32] | None,
-        normalize: Callable[[list[bytes]], list[str]],
-    ) -> None:
-        """`byte_ids` stand for unknown characters; `normalize` is for words that have no images."""
-        self._segmenter, self._lattice = segmenter, segmenter.lattice
-        self._unknown_id, self._byte_ids, self._normalize = unknown_id, byte_ids, normalize
-        scores = segmenter.lattice.scores
-        self._scores = scores.astype(np.float32)
-        self._worst = float(-scores.min()) * 1.001
-        self._bonus = max(0.0, float(scores.max())) * LONGEST_PART
-        self._data = np.frombuffer(b"".join(segmenter.pieces), np.uint8)
-        self._sizes = np.fromiter(map(len, segmenter.pieces), np.int64, len(segmenter.pieces))
-        self._decided: dict[tuple[bytes, float], NDArray[np.uint32] | None] = {}
-
-    def for_kernel(self, model: SentencePieceModel) -> tuple[Any, ...]:
-        """What `kernel.c` must know of the model."""
-        trie, scores = self._lattice.trie, self._scores
-        nodes = np.full((len(trie.parents), 4), -1, np.int32)
-        nodes[:, 0] = 0
-        for column, values in enumerate((trie.bases, trie.parents, trie.values)):
-            nodes[: len(values), column] = values
-        nodes[:, 3] = np.where(nodes[:, 2] < 0, np.float32(0), scores[nodes[:, 2]]).view(np.int32)
-        symbols = bytes(kind is PieceType.USER_DEFINED for _, kind in model.pieces)
-        byte_ids = b"" if self._byte_ids is None else self._byte_ids
-        return (
-            *(nodes, trie.root, symbols, model.charsmap, self._segmenter.images, byte_ids),
-            *(float(scores[-1]), self._worst, self._bonus, self._unknown_id),
-            *(model.adds_dummy_prefix, model.removes_extra_whitespace),
-        )
-
-    def learn(self, words: Sequence[bytes]) -> tuple[TokenBatch, NDArray[np.float32]]:
-        """Pieces of words, up to which sum before them, in size, they are these, and their sizes.
-
-        Below that their gaps are larger than what can be rounded off: two paths of a part have at
-        most as many additions as it has bytes, each. Hardly a score is above 0, so that no sum on
-        the way is much larger than the last. The gaps themselves are not exact.
-        """
-        texts, left = self._segmenter.spell(words)
-        if len(left):
-            others = self._normalize([words[place] for place in left.tolist()])
-            more = TextBatch.from_texts([spelled(text) for text in others])
-            starts, sizes = texts.offsets[:-1].copy(), texts.lengths
-            starts[left], sizes[left] = len(texts.data) + more.offsets[:-1], more.lengths
-            data = np.append(texts.data, more.data)[_ranges(starts, sizes)[1]]
-            texts = TextBatch(data, np.append(0, np.cumsum(sizes)))
-        found = self._segmenter.segment(texts)
-        tokens = TokenBatch(found.ids, np.append(0, np.cumsum(found.lengths)))
-        limits = (found.gaps - 1e-9) / (2.002 * _HALF_ULP) - 2 * self._bonus
-        return tokens, limits.astype(np.float32)
-
-    def finish(self, found: TokenBatch) -> TokenBatch:
-        """Documents of pieces with the ids of unknown characters."""
-        first = self._lattice.unknown
-        if self._byte_ids is not None:
-            return TokenBatch(
-                *spell_unknown(found.ids, found.offsets, first=first, byte_ids=self._byte_ids)
-            )
-        unknown_id = self._unknown_id
-        return TokenBatch(
-            *merge_unknown(found.ids, found.offsets, first=first, unknown_id=unknown_id)
-        )
-
-    def settle(
-        self,
-        found: TokenBatch,
-        *,
-        ends: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        near: NDArray[np.int64],
-        limits: NDArray[np.float32],
-    ) -> tuple[TokenBatch, NDArray[np.int64]]:
-        """The pieces of documents, and which documents are left to the reference.
-
-        `found` are pieces of documents by their words alone. The pieces of words end at `ends`,
-        documents begin with the words `firsts`, whose last is the number of words. All but the
-        words `near` are decided at any sum; those up to sums of `limits`.
-        """
-        documents, long = self._suspected(found, ends, firsts, near, limits)
-        if not len(documents):
-            return found, documents
-        # From here on what is between two such words counts as one word, but where sums are reset.
-        owners = np.searchsorted(firsts, near, side="right") - 1
-        is_mine = np.isin(owners, documents)
-        near, limits_of_near = near[is_mine], limits[is_mine]
-        every = _ranges(firsts[long], firsts[long + 1] - firsts[long])[1]
-        words = np.unique(np.concatenate([firsts[documents], near, near + 1, every]))
-        owners = np.searchsorted(firsts, words, side="right") - 1
-        is_mine = np.isin(owners, documents) & (words < firsts[-1])
-        words, owners = words[is_mine], owners[is_mine]
-        limits = np.full(len(words), np.inf, np.float32)
-        limits[np.searchsorted(words, near)] = limits_of_near
-        starts = np.append(0, ends)[words]
-        is_last = np.diff(owners, append=-1) != 0
-        lengths = np.where(is_last, found.offsets[owners + 1], np.append(starts[1:], 0)) - starts
-        counts = np.diff(np.flatnonzero(is_last), prepend=-1)
-        most_open = _FEW + _SHARE * np.diff(firsts)[documents]
-        ids = np.concatenate([found[document] for document in documents.tolist()])
-        is_open = np.zeros(len(words), bool)
-        settled: dict[int, NDArray[np.uint32]] = {}
-        left: list[NDArray[np.int64]] = []
-        for number in range(_ROUNDS):
-            owners = np.repeat(np.arange(len(documents)), counts)
-            ends = np.cumsum(lengths)
-            starts = ends - lengths
-            bounds = np.append(0, ends)[np.append(0, np.cumsum(counts))]
-            sums = self._sums(ids, lengths, counts, is_open)
-            is_open |= np.abs(sums[ends - 1]) > limits
-            fails = np.bincount(owners[is_open], minlength=len(counts)) > most_open
-            fails[owners[is_open & (lengths > _MOST_PIECES)]] = True
-            at = np.flatnonzero(is_open & ~fails[owners])
-            before = np.where(starts[at] == bounds[owners[at]], 0, sums[starts[at] - 1])
-            after = sums[ends[at] - 1]
-            which, pieces = self._redecide(ids, starts[at], lengths[at], before, after)
-            changed = at[which]
-            lengths[changed] = sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-            starts[changed] = len(ids) + np.cumsum(sizes) - sizes
-            ids = np.concatenate([ids, *pieces])[_ranges(starts, lengths)[1]]
-            goes_on = np.zeros(len(documents), bool)
-            goes_on[owners[changed]] = True
-            left.append(documents[fails])
-            if number:
-                bounds = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(counts))]
-                for place in np.flatnonzero(~goes_on & ~fails).tolist():
-                    settled[int(documents[place])] = ids[bounds[place] : bounds[place + 1]]
-            if not len(changed):
-                break
-            stays = goes_on[owners]
-            ids = ids[np.repeat(stays, lengths)]
-            lengths, limits, is_open = lengths[stays], limits[stays], is_open[stays]
-            documents, counts = documents[goes_on], counts[goes_on]
-            most_open = most_open[goes_on]
-        else:
-            left.append(documents)
-        if settled:
-            others = TokenBatch.from_lists([settled[place] for place in sorted(settled)])
-            found = replace_documents(found, np.array(sorted(settled)), others)
-        return found, np.sort(np.concatenate(left))
-
-    def _suspected(
-        self,
-        found: TokenBatch,
-        ends: NDArray[np.int64],
-        firsts: NDArray[np.int64],
-        near: NDArray[np.int64],
-        limits: NDArray[np.float32],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Documents that hold a word that is not decided; those whose sums may be reset, too."""
-        # No sum is larger than that: what float32 rounds off is less than 2 ** -23 a piece.
-        most = self._worst * (1 + 2.0**-23 * len(found.ids)) * found.lengths
-        bounds = np.searchsorted(near, firsts)
-        lowest = np.full(len(found), np.inf)
-        some = np.flatnonzero(bounds[1:] > bounds[:-1])
-        if len(some):
-            lowest[some] = np.minimum.reduceat(limits, bounds[some])
-        low = RESET - self._worst * LONGEST_PART
-        documents, long = list[int](), list[int]()
-        for document in np.flatnonzero((lowest < most) | (most > low)).tolist():
-            sums = np.add.accumulate(self._scores.take(found[document], mode="clip"))
-            mine = slice(bounds[document], bounds[document + 1])
-            sums_of = sums.take(ends[near[mine]] - found.offsets[document] - 1)
-            if sums.min() < -low:
-                long.append(document)
-            elif not (np.abs(sums_of) > limits[mine]).any():
-                continue
-            documents.append(document)
-        return np.array(documents, np.int64), np.array(long, np.int64)
-
-    def _redecide(
-        self,
-        ids: NDArray[np.uint32],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        before: NDArray[np.float32],
-        after: NDArray[np.float32],
-    ) -> tuple[list[int], list[NDArray[np.uint32]]]:
-        """Which words have other pieces than these, given the sums before and after, and which."""
-        if not self._bonus:
-            before = _usual_sums(before, after, self._worst * LONGEST_PART)
-        ends = (starts + lengths).tolist()
-        keys = [
-            (ids[start:end].tobytes(), total)
-            for start, end, total in zip(starts.tolist(), ends, before.tolist(), strict=True)
-        ]
-        if len(self._decided) > _MOST_DECIDED:
-            self._decided.clear()
-        places = {key: place for place, key in enumerate(keys) if key not in self._decided}
-        new = np.array(list(places.values()), np.int64)
-        paths = self._decide(ids[_ranges(starts[new], lengths[new])[1]], lengths[new], before[new])
-        found = TokenBatch(paths.ids, np.append(0, np.cumsum(paths.lengths)))
-        for key, pieces in zip(places, found, strict=True):
-            self._decided[key] = None if pieces.tobytes() == key[0] else pieces
-        decided = ((place, self._decided[key]) for place, key in enumerate(keys))
-        changes = [(place, pieces) for place, pieces in decided if pieces is not None]
-        return [place for place, _ in changes], [pieces for _, pieces in changes]
-
-    def _sums(
-        self,
-        ids: NDArray[np.uint32],
-        lengths: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        is_open: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """The sum after each piece; words in which the package resets it become open.
-
-        In such a word only the last one is right. There may be one wherever its worst pieces could
-        come to the limit.
-        """
-        scores = self._scores.take(ids, mode="clip")  # the last one is that of what is unknown
-        sums: NDArray[np.float32] = np.empty_like(scores)
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        words = np.append(0, np.cumsum(counts))
-        bounds = np.append(0, ends)[words]
-        for first, last in itertools.pairwise(bounds.tolist()):
-            np.add.accumulate(scores[first:last], out=sums[first:last])
-        lowest = np.minimum.reduceat(sums, bounds[:-1])
-        # The next word of documents that may come to a reset, and the sum before it.
-        going = {
-            int(document): (int(words[document]), np.float32(0))
-            for document in np.flatnonzero(lowest < self._worst * LONGEST_PART - RESET)
-        }
-        if not going:
-            return sums
-        depths = np.append(self._sizes, 4) * self._worst
-        totals = np.append(0, np.cumsum(depths.take(ids, mode="clip")))
-        while going:
-            near: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
-            for document, (first, total) in going.items():
-                some = np.arange(first, words[document + 1])
-                some = some[lengths[some] > 0]
-                before = np.where(starts[some] == starts[first], total, sums[starts[some] - 1])
-                depth = totals[ends[some]] - totals[starts[some]]
-                danger = np.flatnonzero(before - depth < -RESET)
-                beyond = np.flatnonzero(before < -RESET)
-                if len(danger):
-                    chosen = slice(danger[0], beyond[0] + 1 if len(beyond) else None)
-                    near[document] = some[chosen], before[chosen]
-            going = {}
-            if not near:
-                break
-            at = np.concatenate([some for some, _ in near.values()])
-            before = np.concatenate([each for _, each in near.values()])
-            paths = self._decide(ids[_ranges(starts[at], lengths[at])[1]], lengths[at], before)
-            done = 0
-            for document, (some, _) in near.items():
-                mine = slice(done, done + len(some))
-                done += len(some)
-                reset = np.flatnonzero(paths.sums[mine] > before[mine] + RESET / 2)
-                if not len(reset):
-                    continue
-                word, total = some[reset[0]], paths.sums[mine][reset[0]]
-                is_open[word] = True
-                first, last = ends[word], bounds[document + 1]
-                sums[first - 1] = total
-                if first < last:
-                    rest = scores[first:last].copy()
-                    rest[0] += total
-                    np.add.accumulate(rest, out=sums[first:last])
-                    going[document] = word + 1, total
-        return sums
-
-    def _decide(
-        self, ids: NDArray[np.uint32], lengths: NDArray[np.int64], sums: NDArray[np.float32]
-    ) -> Paths:
-        """The best pieces of words, given some pieces of them and the sums before them."""
-        # Unknown characters become pieces for as long as that.
-        first = self._lattice.unknown
-        unknown = np.unique(ids[ids >= first])
-        characters = [chr(point).encode() for point in (unknown - first).tolist()]
-        data = np.append(self._data, np.frombuffer(b"".join(characters), np.uint8))
-        sizes = np.append(self._sizes, np.fromiter(map(len, characters), np.int64))
-        numbers = np.where(ids < first, ids, first + np.searchsorted(unknown, ids)).astype(np.int64)
-        sources = _ranges((np.cumsum(sizes) - sizes)[numbers], sizes[numbers])[1]
-        texts = data[sources]
-        bounds = np.append(0, np.cumsum(sizes[numbers]))[np.append(0, np.cumsum(lengths))]
-        found = []
-        for done in range(0, len(lengths), _CHUNK_PARTS):
-            some = slice(done, done + _CHUNK_PARTS)
-            stopped = _stopped(texts, bounds[:-1][some], np.diff(bounds)[some])
-            found.append(self._lattice.paths(*stopped, sums=sums[some]))
-        empty = Paths(np.empty(0, np.uint32), lengths[:0], np.empty(0), sums[:0])
-        members = zip(*((p.ids, p.lengths, p.gaps, p.sums) for p in (empty, *found)), strict=True)
-        return Paths(*map(np.concatenate, members))
-
-
-def _usual_sums(
-    before: NDArray[np.float32], after: NDArray[np.float32], depth: float
-) -> NDArray[np.float32]:
-    """Sums before words, or others with which float32 decides the same; scores are not positive.
-
-    Between two powers of two all sums are multiples of the same step, and what is added is rounded
-    to it: alike for all of them, but that halves go to the even one. So of a sum before a word
-    count the power of two and whether it is even, if no path that could be the best one leaves that
-    range. Within `slack` of the best one are all that could: a part has no more pieces than bytes,
-    and sums of parts are lower than that after them by no more than `depth`.
-    """
-    slack = 2.0**-21 * LONGEST_PART * (depth - after)
-    is_inside = (np.frexp(before)[1] == np.frexp(after - slack)[1]) & (before < 0)
-    usual = (before.view(np.uint32) & np.uint32(0xFF800001)).view(np.float32)
-    return np.where(is_inside, usual, before)
-
-
-def model_learner(
-    model: SentencePieceModel,
-    *,
-    images: NDArray[np.uint8],
-    spaces: bytes,
-    normalize: Callable[[list[bytes]], list[str]],
-) -> ModelLearner:
-    """For a SentencePiece model that may be cut into words."""
+def kernel_model(
+    model: SentencePieceModel, *, images: NDArray[np.uint8], spaces: bytes
+) -> tuple[Any, ...]:
+    """What `kernel.c` must know of a model that may be cut into words."""
     kinds = np.array([kind for _, kind in model.pieces])
     scores = np.array(model.scores, np.float32)
     images = images.copy()
@@ -838,25 +472,25 @@ def model_learner(
         scores[place] = symbol_score(len(data))
         images[data[images[data] != data]] = 0  # symbols are not normalized
     images[list(spaces)] = SPACE
-    lowest = scores[kinds == PieceType.NORMAL].min()
-    is_found = np.isin(kinds, (PieceType.NORMAL, PieceType.USER_DEFINED))
-    segmenter = Segmenter(
-        [text if found else "" for (text, _), found in zip(model.pieces, is_found, strict=True)],
-        scores.astype(np.float64),
-        float(lowest - np.float32(_UNKNOWN_PENALTY)),
-        images=images,
-        squeezes=model.removes_extra_whitespace,
-        prefixes=model.adds_dummy_prefix,
-        splits_spaces=False,
-    )
+    unknown = scores[kinds == PieceType.NORMAL].min() - np.float32(_UNKNOWN_PENALTY)
+    scores = np.append(scores, unknown)
+    is_found = np.isin(kinds, (PieceType.NORMAL, PieceType.USER_DEFINED)).tolist()
+    pieces = zip(model.pieces, is_found, strict=True)
+    trie = Trie([spelled(text) if found else b"" for (text, _), found in pieces])
+    nodes = np.full((len(trie.parents), 4), -1, np.int32)
+    nodes[:, 0] = 0
+    for column, values in enumerate((trie.bases, trie.parents, trie.values)):
+        nodes[: len(values), column] = values
+    nodes[:, 3] = np.where(nodes[:, 2] < 0, np.float32(0), scores[nodes[:, 2]]).view(np.int32)
     byte_ids = np.zeros(256, np.uint32)
-    at = np.flatnonzero(kinds == PieceType.BYTE)
-    byte_ids[[int(model.pieces[place][0][3:5], 16) for place in at.tolist()]] = at
-    return ModelLearner(
-        segmenter,
-        unknown_id=int(np.flatnonzero(kinds == PieceType.UNKNOWN)[0]),
-        byte_ids=byte_ids if model.byte_fallback else None,
-        normalize=normalize,
+    for place in np.flatnonzero(kinds == PieceType.BYTE).tolist():
+        byte_ids[int(model.pieces[place][0][3:5], 16)] = place
+    worst, bonus = float(-scores.min()) * 1.001, max(0.0, float(scores.max())) * LONGEST_PART
+    return (
+        *(nodes, trie.root, bytes(kinds == PieceType.USER_DEFINED), model.charsmap, images),
+        *(byte_ids if model.byte_fallback else b"", float(unknown), worst, bonus),
+        int(np.flatnonzero(kinds == PieceType.UNKNOWN)[0]),
+        *(model.adds_dummy_prefix, model.removes_extra_whitespace),
     )
 
 

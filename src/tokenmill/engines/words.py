@@ -40,14 +40,7 @@ from tokenmill.engines.references import (
     SentencePieceEngine,
     SentencePieceModel,
 )
-from tokenmill.engines.unigram import (
-    RESET,
-    Learner,
-    ModelLearner,
-    json_learner,
-    model_learner,
-    refuse_model,
-)
+from tokenmill.engines.unigram import Learner, json_learner, kernel_model, refuse_model
 from tokenmill.errors import TokenizerError
 from tokenmill.records import TextBatch, TokenBatch, cut_ranges
 
@@ -505,26 +498,24 @@ def build(
     threads: int,  # noqa: ARG001
 ) -> WordEngine:
     """The engine for what `covers` accepts."""
-    cutting, content = cutting_of(tokenizer), tokenizer.parsed
-    learner: Learner | ModelLearner | None = None
+    cutting, content, kernel = cutting_of(tokenizer), tokenizer.parsed, find_kernel()
+    learner, model = None, None
     given: dict[str, Any] = {"images": cutting.images, "spaces": cutting.spaces}
     if isinstance(content, dict):
         learner = json_learner(content, **given)
     elif isinstance(content, SentencePieceModel) and content.model_type is ModelType.UNIGRAM:
-        assert isinstance(reference, SentencePieceEngine)
+        if kernel is None:
+            raise TokenizerError(
+                "its sums of scores are added up by a part in C, which is not compiled here",
+                hint="install a C compiler, and tokenmill again",
+            )
         if tuple(map(int, re.findall(r"\d+", reference.version)[:3])) < (0, 2, 2):
             raise TokenizerError(
                 f"sentencepiece {reference.version} adds scores in another way than 0.2.2",
                 hint="pip install --upgrade sentencepiece",
             )
-
-        def normalize(words: list[bytes]) -> list[str]:
-            return reference.normalize([cutting.stripped(word).decode() for word in words])
-
-        learner = model_learner(content, **given, normalize=normalize)
-    kernel = find_kernel()
+        model = kernel_model(content, **given)
     if kernel is not None:
-        model = learner.for_kernel(content) if isinstance(learner, ModelLearner) else None
         kernel = kernel.Words(
             *(cutting.spaces, -1 if cutting.left_out is None else cutting.left_out, MOST_WORDS),
             *(0 if model else LONG_WORDS, secrets.randbits(64), model),
@@ -538,9 +529,8 @@ def build(
 # places arrow itself finds; the rest, a tenth, is made distinct first and looked up in a dict.
 
 # Of text at a time: little memory, whose pages are not new ones each time, and few words that are
-# looked up twice. What a SentencePiece Unigram model needs for each slice is more.
+# looked up twice.
 SLICE_BYTES = 2 << 20
-MODEL_SLICES = 2
 MOST_WORDS = 1 << 19  # in the cache: some 150 bytes each
 MOST_PARTS = 1 << 18
 _TABLE_WIDTHS = 16, 32  # words of so many bytes are found without Arrow
@@ -550,8 +540,6 @@ FEW_CHARACTERS = 64  # of a text that the reference encodes in less time
 # Documents with longer words on average, in bytes, are given to the reference: they are in a script
 # without spaces, or data.
 LONG_WORDS = 24
-# The same where a quarter is not ASCII, for Unigram models, whose reference is fast.
-LONG_FOREIGN_WORDS = 10
 
 
 class WordEngine:
@@ -564,7 +552,7 @@ class WordEngine:
         self,
         reference: Engine,
         cutting: Cutting,
-        learner: Learner | ModelLearner | None = None,
+        learner: Learner | None = None,
         kernel: Any = None,
     ) -> None:
         """`learner` encodes new words without the reference; `kernel` has words in place of us."""
@@ -616,8 +604,7 @@ class WordEngine:
             if is_held is None:
                 return np.frombuffer(found, np.uint32)
             return self.encode(TextBatch.from_texts([text]))[0]
-        is_few = len(text) < FEW_CHARACTERS or isinstance(self._learner, ModelLearner)
-        if is_few and self._encode_few is not None:
+        if len(text) < FEW_CHARACTERS and self._encode_few is not None:
             ids: NDArray[np.uint32] = self._encode_few(text)
             return ids
         data = text.encode()
@@ -626,14 +613,13 @@ class WordEngine:
         is_whole = self._cutting.left_out and (data[:1].isspace() or data[-1:].isspace())
         if places is None or is_whole or len(data) > LONG_WORDS * len(found):
             return self.encode(TextBatch.from_texts([text]))[0]
-        if (self._words.marks[places] & DELICATE).any():
+        if self._words.delicate[places].any():
             return self._by_reference(TextBatch.from_texts([text]), np.zeros(1, np.int64))[0]
         return self._words.ids_of(places)[0]
 
     def encode(self, texts: TextBatch) -> TokenBatch:
         parts = []
-        size = SLICE_BYTES * (MODEL_SLICES if isinstance(self._learner, ModelLearner) else 1)
-        for first, last in cut_ranges(texts.offsets, size):
+        for first, last in cut_ranges(texts.offsets, SLICE_BYTES):
             with taken_from(range(first, last)):
                 parts.append(self._encode(TextBatch(texts.data, texts.offsets[first : last + 1])))
         return parts[0] if len(parts) == 1 else TokenBatch.joined(parts)
@@ -672,7 +658,7 @@ class WordEngine:
     def _asked(self, encode: Callable[..., Any], *given: Any) -> Any:
         """What the kernel says, which is told all words that are new to it."""
         while isinstance(answer := encode(*given), list):
-            ids, *others, _ = self._encode_words(answer)
+            ids, *others = self._encode_words(answer)
             self._kernel.learn(np.ascontiguousarray(ids), *map(np.ascontiguousarray, others))
         return answer
 
@@ -693,10 +679,6 @@ class WordEngine:
         firsts = np.searchsorted(cuts, offsets)
         sizes = offsets[1:] - offsets[:-1]
         held = sizes > LONG_WORDS * (firsts[1:] - firsts[:-1])
-        if isinstance(self._learner, ModelLearner):
-            for place in np.flatnonzero(sizes > LONG_FOREIGN_WORDS * np.diff(firsts)).tolist():
-                is_foreign = data[offsets[place] : offsets[place + 1]] >= 0x80
-                held[place] |= np.count_nonzero(is_foreign) > sizes[place] / 4
         if self._cutting.left_out:
             some = np.flatnonzero(sizes)
             # No space may be left out of a word that begins a document.
@@ -712,21 +694,8 @@ class WordEngine:
         places = self._words.look_up(data, cuts)
         ids, ends = self._words.ids_of(places)
         found = TokenBatch(ids, np.append(0, ends)[firsts])
-        marks = self._words.marks.take(places)
-        marked = np.flatnonzero(marks)
-        marks = marks[marked]
-        delicate = marked[marks & DELICATE > 0]
+        delicate = np.flatnonzero(self._words.delicate.take(places))
         held = np.unique(np.searchsorted(firsts, delicate, side="right") - 1)
-        if isinstance(self._learner, ModelLearner):
-            near = marked[marks & NEAR > 0]
-            found, left = self._learner.settle(
-                found,
-                ends=ends,
-                firsts=firsts,
-                near=near,
-                limits=self._words.limits.take(places[near]),
-            )
-            found, held = self._learner.finish(found), np.union1d(held, left)
         if not len(held):
             return found
         return replace_documents(found, held, self._by_reference(texts, held))
@@ -766,18 +735,13 @@ class WordEngine:
         if self._learner is None:
             return self._encode_by_parts(words)
         held = self._cutting.find_delicate(words)
-        if isinstance(self._learner, ModelLearner):
-            tokens, limits = self._learner.learn(words)
-            held |= limits == -np.inf
-            marks = held * DELICATE | (limits < 2 * RESET) * NEAR
-            return tokens.ids, tokens.offsets[:-1], tokens.lengths, marks, limits
         tokens, left = self._learner.learn(words)
         ids, starts, lengths = tokens.ids, tokens.offsets[:-1], tokens.lengths
         if len(left):
             other = self._encode_by_parts([words[place] for place in left.tolist()])
             starts[left], lengths[left] = len(ids) + other[1], other[2]
-            ids, held[left] = np.append(ids, other[0]), other[3] > 0
-        return ids, starts, lengths, held * DELICATE, _unlimited(words)
+            ids, held[left] = np.append(ids, other[0]), other[3]
+        return ids, starts, lengths, held
 
     def _encode_by_parts(self, words: list[bytes]) -> Learned:
         """Encode words by their parts."""
@@ -797,8 +761,8 @@ class WordEngine:
         places = self._parts.look_up(data, cuts)
         ids, ends = self._parts.ids_of(places)
         offsets = np.append(0, ends)[firsts]
-        held |= np.bitwise_or.reduceat(self._parts.marks[places], firsts[:-1]) > 0
-        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held * DELICATE, _unlimited(words)
+        held |= np.logical_or.reduceat(self._parts.delicate[places], firsts[:-1])
+        return ids, offsets[:-1], offsets[1:] - offsets[:-1], held
 
     def _encode_parts(self, parts: list[bytes]) -> Learned:
         """Have the reference encode parts of words, each as a text of its own."""
@@ -818,25 +782,12 @@ class WordEngine:
                     texts[place], held[place], before[place] = b"", True, -1
         skipped = self._ids_before[before]
         starts, lengths = tokens.offsets[:-1] + skipped, tokens.lengths - skipped
-        return tokens.ids, starts, lengths, held * DELICATE, _unlimited(parts)
+        return tokens.ids, starts, lengths, held
 
 
-def _unlimited(words: Sequence[bytes]) -> NDArray[np.float32]:
-    return np.full(len(words), np.inf, np.float32)
-
-
-# The ids of some words or parts, where those of each begin, how many they are, marks, and up to
-# which sum of scores before it a word has these ids.
-Learned = tuple[
-    "NDArray[np.uint32]",
-    "NDArray[np.int64]",
-    "NDArray[np.int64]",
-    "NDArray[np.uint8]",
-    "NDArray[np.float32]",
-]
-# Marks: only the reference may encode documents that hold the word; it is not decided at any sum.
-DELICATE, NEAR = np.uint8(1), np.uint8(2)
-_OF_WORDS = ("_starts", "lengths", "marks", "limits")
+# The ids of some words or parts, where those of each begin, how many they are, and which are
+# delicate: only the reference may encode documents that hold them.
+Learned = tuple["NDArray[np.uint32]", "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.bool_]"]
 _CHUNK_WORDS = 1 << 14  # looked up at a time: what they need fits into a cache of the processor
 
 
@@ -943,14 +894,13 @@ class Cache:
         """Begin anew."""
         self._known: dict[bytes, int] = {}
         self._tables = tuple(map(Table, _TABLE_WIDTHS))
-        # Of each word: its ids, where they begin and how many they are, its marks and its limit.
+        # Of each word: its ids, where they begin and how many they are, whether it is delicate.
         # There is room for more.
         self._ids = np.empty(0, np.uint32)
         self._num_ids = 0
         self._starts = np.empty(0, np.int64)
         self.lengths = np.empty(0, np.int64)
-        self.marks = np.empty(0, np.uint8)
-        self.limits = np.empty(0, np.float32)
+        self.delicate = np.empty(0, np.bool_)
 
     def places_of(self, words: list[bytes]) -> NDArray[np.int64] | None:
         """The place of each word in the cache; None where one is new."""
@@ -1007,7 +957,7 @@ class Cache:
 
     def _add(self, words: list[bytes]) -> NDArray[np.int64]:
         """Learn words; their places."""
-        ids, starts, lengths, marks, limits = self._learn(words)
+        ids, starts, lengths, delicate = self._learn(words)
         first = len(self._known)
         places = range(first, first + len(words))
         self._known.update(zip(words, places, strict=True))
@@ -1015,8 +965,7 @@ class Cache:
         self._ids = _extended(self._ids, self._num_ids, ids)
         self._num_ids += len(ids)
         self.lengths = _extended(self.lengths, first, lengths)
-        self.marks = _extended(self.marks, first, marks)
-        self.limits = _extended(self.limits, first, limits)
+        self.delicate = _extended(self.delicate, first, delicate)
         return np.array(places)
 
     def _add_to_tables(self, words: list[bytes], places: NDArray[np.int64]) -> None:
