@@ -7,8 +7,9 @@
    is decided once; where its next best pieces are as near as what rounding can have gathered at the
    sum after it, it is decided again from the sum before it, with the package's own arithmetic.
 
-   `words.py` does the same without this file; it says why words may be cut, and what a word is. All
-   buffers are checked where they come in. Nothing here depends on the seed but where entries are.
+   `words.py` says why words may be cut, and what a word is; but for models it does the same without
+   this file. All buffers are checked where they come in. Nothing here depends on the seed but where
+   entries are.
 */
 
 #define Py_LIMITED_API 0x030B0000  /* of Python 3.11; here, for every setuptools */
