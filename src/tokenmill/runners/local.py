@@ -41,7 +41,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -515,7 +514,7 @@ def end_with_parent(_number: int = 0) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class _NoPandas(MetaPathFinder):
+class _NoPandas:
     """Has a worker be without pandas, where it is installed.
 
     Arrow imports it with the first array that it makes, in case that is made of what is pandas's:
