@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.builder.stores import make_texts, write_jsonl
 
@@ -124,3 +127,29 @@ def test_streams_are_shared_where_they_are_more_than_a_share_of_what_is_left_to_
     options = {"tokenizer": "bytes", "out": "store", "memory": "4GB", "unit_bytes": 2000}
     tokenmill.build(names[:2], serial=True, **options)  # type: ignore[arg-type]
     assert copies_of(*names) == {names[2]: 10}
+
+
+@pytest.mark.parametrize("files", [1, 200])
+def test_a_plan_and_the_progress_count_the_text_of_compressed_tables(files: int) -> None:
+    dice = random.Random(0)
+    words = [f"{number * 7919 % 1000:b}" for number in range(200)]
+    texts = [" ".join(dice.choices(words, k=dice.randrange(300, 700))) for _ in range(1200)]
+    for number in range(files):
+        table = pa.table(
+            {"text": texts[number::files], "other": [b"\0" * 5000] * len(texts[number::files])}
+        )
+        pq.write_table(table, f"{number}.parquet", compression="zstd", row_group_size=100)
+    size = sum(map(len, texts))
+    assert sum(path.stat().st_size for path in Path().glob("*.parquet")) < size / 2
+    plan = tokenmill.plan("*.parquet", tokenizer="bytes", out="store", memory="2GB")
+    # Of a group of small files one is looked into.
+    rel = 0.1 if files == 1 else 0.4
+    assert plan.bytes_to_build == pytest.approx(size, rel=rel)
+    assert plan.estimated_documents == pytest.approx(1200, rel=rel)
+    told: list[tokenmill.Progress] = []
+    result = tokenmill.build(
+        "*.parquet", tokenizer="bytes", out="store", serial=True, on_progress=told.append
+    )
+    assert result.units_built < 100  # small files are in groups
+    (total,) = {each.bytes_total for each in told if each.phase == "building"}
+    assert told[-1].bytes_done == pytest.approx(total, rel=rel)

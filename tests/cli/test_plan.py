@@ -13,7 +13,7 @@ def test_a_plan_tells_what_a_build_would_take(cli: Cli, corpus: Path, bpe: Path)
     shown = cli("plan", corpus.name, "-t", bpe, "--memory", "1GB", "--workers", "2").out
     for fact in (
         r"input +1 file, [\d.]+ kB",
-        r"to build +1 unit, [\d.]+ kB of input",
+        r"to build +1 unit, [\d.]+ kB uncompressed",
         r"documents +about [\d,]+",
         r"tokens +about [\d,]+ as uint16",
         r"disk +about [\d.]+ kB",

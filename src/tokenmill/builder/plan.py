@@ -493,7 +493,7 @@ class WorkPlan:
     # their files changed, or are cut in another way.
     lost: list[facts.ForgottenUnit] = field(default_factory=list)
     other_config: int = 0  # units of the store that were built with another configuration
-    bytes_to_do: int = 0  # input of the tasks; an estimate where it is compressed
+    bytes_to_do: int = 0  # input of the tasks, uncompressed; an estimate where it is compressed
     units_to_do: int | None = 0  # None where a compressed file hides it
     rows_to_do: int | None = None  # known where there is a limit
 
@@ -705,7 +705,8 @@ class _Planner:
             self._count_rows()
             limits = {} if row_limit is None else {unit.index: row_limit}
             self.plan.tasks.append(Task(file=file, first=unit.index, unit=unit, row_limits=limits))
-            self.plan.bytes_to_do += size * (place + 1) // len(units) - size * place // len(units)
+            share = size * (place + 1) // len(units) - size * place // len(units)
+            self.plan.bytes_to_do += share if unit.text_bytes is None else unit.text_bytes
             if self.plan.units_to_do is not None:
                 self.plan.units_to_do += 1
 

@@ -868,7 +868,7 @@ def plan_rows(planned: BuildPlan) -> list[Row]:
     """What a build would do and take; all that comes from the sample is 'about'."""
     units, done = planned.units_to_build, planned.units_complete
     number = "an unknown number of units" if units is None else count(units, "unit")
-    to_build = f"{number}, {format_size(planned.bytes_to_build)} of input"
+    to_build = f"{number}, {format_size(planned.bytes_to_build)} uncompressed"
     budget = f"{format_size(planned.memory_budget_bytes)} for {count(planned.workers, 'worker')}"
     largest = format_size(planned.max_document_bytes)
     start = f"{visible(planned.bos)} before, " if planned.bos else ""

@@ -177,6 +177,7 @@ class Unit:
     index: int = 0  # among the units of its file; with the path it is the unit's identity
     start: int = 0  # first byte of text, or first row group or record batch
     end: int | None = None  # one past the last; None means to the end of the file
+    text_bytes: int | None = field(default=None, compare=False)  # in it, where the plan knows
 
     @property
     def title(self) -> str:
@@ -363,11 +364,14 @@ def is_stream(file: SourceFile, options: SourceOptions) -> bool:
 def plan_units(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
     """The units of the file; of a stream without end, for `Source.exists` to end it."""
     if file.members:
-        # One file of each kind is looked into: enough to know that an option names no column.
-        for first in {member.format: member for member in reversed(file.members)}.values():
-            if not first.traits.has_records:
-                next(plan_units(first, options), None)
-        yield Unit(file=file)
+        # One file of each kind is looked into: enough to know that an option names no column, and
+        # about how much text there is.
+        shares: dict[str, float] = {}
+        for member in file.members:
+            if member.format not in shares:
+                shares[member.format] = _text_per_byte(member, options)
+        text_bytes = round(sum(text_size(each) * shares[each.format] for each in file.members))
+        yield Unit(file=file, text_bytes=text_bytes)
         return
     if not file.traits.has_records:
         yield from _reader(file, options).plan(file, options)
@@ -378,6 +382,13 @@ def plan_units(file: SourceFile, options: SourceOptions) -> Iterator[Unit]:
     for index in itertools.count() if endless else range(count):
         end = None if not endless and index == count - 1 else (index + 1) * step
         yield Unit(file=file, index=index, start=index * step, end=end)
+
+
+def _text_per_byte(file: SourceFile, options: SourceOptions) -> float:
+    """Text in a file for each byte that `text_size` gives it, as far as its plan knows."""
+    units = () if file.traits.has_records else plan_units(file, options)
+    known = sum(unit.text_bytes or 0 for unit in units)
+    return known / text_size(file) if known else 1.0
 
 
 def check_unchanged(file: SourceFile) -> None:

@@ -200,7 +200,7 @@ class ParquetSource(ColumnSource):
         for group, size in enumerate(sizes):
             held += size
             if held >= target or group == len(sizes) - 1:
-                yield Unit(file=file, index=index, start=start, end=group + 1)
+                yield Unit(file=file, index=index, start=start, end=group + 1, text_bytes=held)
                 start, held, index = group + 1, 0, index + 1
         if not sizes:
             yield Unit(file=file, end=0)
