@@ -144,7 +144,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
             "names": (b"text",),
             "parts": (0,),
             "first": -1,
-            "out": np.empty(len(line), np.uint8),
+            "out": np.empty(len(line) + 8, np.uint8),
             "offsets": np.empty(2, np.int64),
             "places": np.empty(1, np.int64),
             "is_read": np.empty(1, np.bool_),

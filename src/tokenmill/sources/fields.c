@@ -19,6 +19,8 @@
 #define INTERFACE 1          /* lines.py wants this number */
 #define MOST 32              /* fields and texts of a template */
 #define DEEPEST 64           /* objects and lists within each other; Python reads deeper ones */
+#define AT_A_TIME 8          /* bytes; so many may be written more than are wanted */
+#define NO_ROOM "there is no room for the texts"
 #define MOST_DIGITS 4000     /* Python has no numbers of more than 4,300 */
 #define ONES UINT64_C(0x0101010101010101)
 #define HIGHS UINT64_C(0x8080808080808080)
@@ -80,7 +82,7 @@ static inline size_t lowest(uint64_t marked)
 /* The first byte from here on that is not plain, or the end. */
 static inline At skip_plain(At at, At end)
 {
-    for (; end - at >= 8; at += 8) {
+    for (; end - at >= AT_A_TIME; at += AT_A_TIME) {
         uint64_t found = marks(load(at));
         if (found) {
             at += lowest(found);
@@ -184,7 +186,7 @@ static At read_wanted(At at, At end, Value *value, uint8_t **room)
     memcpy(out, begin, (size_t)(at - begin));
     out += at - begin;
     for (;;) {
-        while (end - at >= 8) {
+        while (end - at >= AT_A_TIME) {
             uint64_t word = load(at), found = marks(word);
             memcpy(out, &word, sizeof word);
             if (found) {
@@ -192,8 +194,8 @@ static At read_wanted(At at, At end, Value *value, uint8_t **room)
                 out += lowest(found);
                 break;
             }
-            at += 8;
-            out += 8;
+            at += AT_A_TIME;
+            out += AT_A_TIME;
         }
         while (at < end && is_plain(*at))
             *out++ = *at++;
@@ -348,7 +350,8 @@ static int read_line(At at, At end, const Template *template, Value *values, uin
 
 static inline uint8_t *put(uint8_t *out, At text, size_t size)
 {
-    memcpy(out, text, size);
+    if (text != out)
+        memcpy(out, text, size);
     return out + size;
 }
 
@@ -432,6 +435,9 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *args)
         int64_t *bounds = offsets.buf, *befores = places.buf;
         uint8_t *begin = out.buf, *at = begin, *is_read = read.buf;
         At bytes = data.buf;
+        /* A value alone is written to where it belongs. */
+        int is_alone = template.num_names == 1 && template.num_parts == 1 &&
+                       template.parts[0].field == 0;
         uint8_t *room = NULL;
         size_t room_size = 0;
         Py_BEGIN_ALLOW_THREADS
@@ -443,18 +449,23 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *args)
                 wrong = "lines must be within the data";
                 break;
             }
-            size_t size = (size_t)(stops[i] - begins[i]) + 8;
-            if (size > room_size) {
+            size_t size = (size_t)(stops[i] - begins[i]) + AT_A_TIME;
+            size_t left = (size_t)(begin + out.len - at);
+            if (is_alone && size > left) {
+                wrong = NO_ROOM;
+                break;
+            }
+            if (!is_alone && size > room_size) {
                 free(room);
-                room = malloc(room_size = 2 * size);
+                room = malloc(room_size = size < 1 << 20 ? 2 * size : size);
                 if ((is_full = room == NULL))
                     break;
             }
             befores[i] = 0;
-            is_read[i] =
-                (uint8_t)read_line(bytes + begins[i], bytes + stops[i], &template, values, room);
-            if (is_read[i] && bound(&template, values) > (size_t)(begin + out.len - at))
-                wrong = "there is no room for the texts";
+            is_read[i] = (uint8_t)read_line(bytes + begins[i], bytes + stops[i], &template, values,
+                                            is_alone ? at : room);
+            if (is_read[i] && bound(&template, values) > left)
+                wrong = NO_ROOM;
             for (size_t k = 0; wrong == NULL && is_read[i] && k < template.num_parts; k++) {
                 if ((Py_ssize_t)k == first)
                     befores[i] = at - text;
@@ -501,7 +512,8 @@ PyMODINIT_FUNC PyInit_fields(void)
 {
     PyObject *module = PyModule_Create(&module_definition);
     if (module != NULL && (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ||
-                           PyModule_AddIntConstant(module, "MOST", MOST)))
+                           PyModule_AddIntConstant(module, "MOST", MOST) ||
+                           PyModule_AddIntConstant(module, "AT_A_TIME", AT_A_TIME)))
         Py_CLEAR(module);
     return module;
 }

@@ -435,7 +435,8 @@ class FieldReader:
     def __init__(self, part: Any, template: Sequence[tuple[bool, str]], first: int | None) -> None:
         fields = list(dict.fromkeys(text for is_field, text in template if is_field))
         numbers = {field: number for number, field in enumerate(fields)}
-        self._fill, self._first = part.fill, -1 if first is None else first
+        self._fill, self._slack = part.fill, part.AT_A_TIME
+        self._first = -1 if first is None else first
         self._names = tuple(field.encode() for field in fields)
         self._parts = tuple(
             numbers[text] if is_field else text.encode() for is_field, text in template
@@ -471,7 +472,7 @@ class FieldReader:
         count = len(starts)
         most = self._times * int((ends - starts).sum()) + self._extra * count
         # Arrow keeps such memory for the next batch; numpy would ask the system for it each time.
-        texts = np.frombuffer(pa.allocate_buffer(most), np.uint8)
+        texts = np.frombuffer(pa.allocate_buffer(most + self._slack), np.uint8)
         offsets, places = np.empty(count + 1, np.int64), np.empty(count, np.int64)
         is_read = np.empty(count, np.bool_)
         template = self._names, self._parts, self._first
