@@ -41,6 +41,7 @@ OUTSIDE = (
     *ENGINES_AND_BUILDS[:2],
     Contender(name=f"{render.OWN} from jsonl", module="tokenmill_build"),
     Contender(name=render.OUTSIDE, module="tokenmill_command"),
+    Contender(name=f"{render.OUTSIDE}, no parts in C", module="tokenmill_command", mode="no-c"),
 )
 OUTSIDE_WORDS = (
     Contender(name=render.CEILINGS[2], module="words_alone"),
