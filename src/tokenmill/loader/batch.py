@@ -364,7 +364,7 @@ class Window:
         def read(stream: TokenStream, part: Spans, length: int | None) -> NDArray[Any]:
             if masks:
                 return stream.read_mask(part, length=length)
-            pad = self._pad_id if length is None else None
+            pad = None if length is not None or self._padded is None else self._pad_id
             return stream.read_spans(part, pad=pad, length=length)
 
         parts, num_rows = list(self._parts(first, last)), (last - first) * self.rows.shape[1]

@@ -204,6 +204,9 @@ class ReservedTokens:
         if length is not None:
             found: NDArray[Any] = self._rows_of(length)[starts].reshape(-1)
         else:
+            if not padding and (firsts < lasts).all():
+                # Copied in turn, each piece would wait for the memory anew: so all wait at once.
+                self._tokens.take(starts)
             found = self._join(spans, starts, padding)
         self._is_slow = is_slow(perf_counter() - started, len(shards), found.nbytes)
         return found
@@ -218,8 +221,9 @@ class ReservedTokens:
         """Pieces of different lengths: as fast as copying, but with the interpreter's lock."""
         shards, firsts, lasts = spans
         lengths = lasts - firsts
-        places = map(slice, starts.tolist(), (starts + lengths).tolist())
-        pieces = list(map(self._tokens.data.__getitem__, places))
+        ends, tokens = starts + lengths, self._tokens.data
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        pieces = [tokens[start:end] for start, end in places]
         if padding:
             for place in np.flatnonzero(shards == NO_SHARD).tolist():
                 pieces[place] = padding[: int(lengths[place])]
