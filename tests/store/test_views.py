@@ -27,7 +27,7 @@ from tokenmill.store.reader import Store
 from tokenmill.store.stream import open_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 SHARDS = [[3, 5, 0, 1, 4], [], [7, 2], [2, 2, 6, 1, 1, 0], [9]]
@@ -70,6 +70,15 @@ def check_reading(view: Store, base: Store, kept: Sequence[int]) -> None:
         assert view.num_silent == sum(not m.any() for m in masks if m is not None)
 
 
+@pytest.fixture(params=["with few runs", "with many"], scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "with many":
+            patch.setattr("tokenmill.store.stream.FEW_RUNS", 0)
+        yield
+
+
+@pytest.mark.usefixtures("runs")
 @settings(deadline=None, max_examples=60)
 @given(st.sets(st.integers(0, 13), min_size=1), st.data())
 def test_a_view_reads_as_its_documents_do(store: Store, chosen: set[int], data: Any) -> None:
@@ -98,6 +107,15 @@ def test_a_view_reads_as_its_documents_do(store: Store, chosen: set[int], data: 
     first, size = stream.document_span(number)
     assert first <= start < first + size
     assert flat[first : first + size] == view[number].tolist()
+
+
+@pytest.mark.usefixtures("runs")
+def test_no_piece_goes_beyond_a_view_to_documents_that_are_gone(store: Store) -> None:
+    stream = open_stream(store.without([4, 5, 6, 7, 8, 9, 10, 11, 12, 13]))
+    assert stream.read(np.array([0, 8]), np.array([9, 1]), pad=0).tolist() == [*range(9), 8]
+    for start, length in ((8, 2), (9, 1), (9, 4), (2, 8)):
+        with pytest.raises(StoreError, match="is after the last of its 9 tokens"):
+            stream.read(np.array([0, start]), np.array([1, length]), pad=0)
 
 
 @pytest.mark.parametrize("packing", ["concat", "best-fit", "pad"])

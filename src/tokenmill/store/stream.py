@@ -688,12 +688,12 @@ class ViewStream(TokenStream):
 
     def locate(self, starts: Ints, lengths: Ints) -> Spans:
         if self._near is None or starts.min(initial=0) < 0:
-            return self._of_store.locate(*self._in_store(starts, lengths)[:2])
-        found, sizes, run = self._in_store(starts, lengths)
+            return self._of_store.locate(*self._in_store(starts, lengths))
+        runs, begins, ends = self._cut_at_runs(starts, lengths)
         # A run is within a shard, so no piece is to be cut once more.
-        shards = self._shards[run]
-        firsts = found - self._of_store.first_positions[shards]
-        return np.stack((shards, firsts, firsts + sizes))
+        shards, shifts = self._in_shards
+        shift = shifts[runs]
+        return np.stack((shards[runs], begins + shift, ends + shift))
 
     def read_spans(self, spans: Spans, *, pad: int | None, length: int | None = None) -> TokenArray:
         return self._of_store.read_spans(spans, pad=pad, length=length)
@@ -705,7 +705,7 @@ class ViewStream(TokenStream):
         self._of_store.read_ahead(spans)
 
     def cut_at_documents(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-        found, cut = self._of_store.cut_at_documents(*self._in_store(starts, lengths)[:2])
+        found, cut = self._of_store.cut_at_documents(*self._in_store(starts, lengths))
         # They fill the pieces in order: so it is known which piece each is in, and where.
         begins, ends = np.cumsum(cut) - cut, np.cumsum(lengths)
         pieces = ends.searchsorted(begins, side="right")
@@ -741,60 +741,56 @@ class ViewStream(TokenStream):
         starts = np.arange((self.num_tokens >> shift) + 1) << shift
         return shift, positions.searchsorted(starts, side="right") - 1
 
-    def _runs_with(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-        """The run that each piece begins in, and the one after its last."""
+    def _runs_at(self, places: Ints) -> Ints:
+        """The run that each position is in."""
         positions, near = self._runs.positions, self._near
-        if near is None or not len(starts) or int(ends.max()) > self.num_tokens:
-            first = positions.searchsorted(starts, side="right") - 1
-            return first, positions.searchsorted(ends, side="left")
+        if near is None:
+            found: Ints = positions.searchsorted(places, side="right") - 1
+            return found
         shift, runs = near
-        first = runs[np.maximum(starts, 0) >> shift]
-        late = np.flatnonzero(positions[first + 1] <= starts)
+        found = runs[np.maximum(places, 0) >> shift]
+        late = np.flatnonzero(positions[found + 1] <= places)
         while late.size:
-            first[late] += 1
-            late = late[positions[first[late] + 1] <= starts[late]]
-        last = first + 1
-        late = np.flatnonzero(positions[last] < ends)
-        while late.size:
-            last[late] += 1
-            late = late[positions[last[late]] < ends[late]]
-        return first, last
+            found[late] += 1
+            late = late[positions[found[late] + 1] <= places[late]]
+        return found
 
     @lazy
-    def _shards(self) -> Ints:
-        """The store's shard that each run is in, empty ones passed over."""
-        firsts = self._of_store.first_positions
-        return firsts.searchsorted(self._runs.bases, side="right") - 1
+    def _in_shards(self) -> tuple[Ints, Ints]:
+        """Of each run, the store's shard, and what to add to a position for the place in it."""
+        runs, firsts = self._runs, self._of_store.first_positions
+        shards = firsts.searchsorted(runs.bases, side="right") - 1  # empty ones are passed over
+        return shards, runs.bases - runs.positions[:-1] - firsts[shards]
 
-    def _in_store(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints, Ints]:
-        """The same pieces in the store, cut where the view goes on elsewhere, and the run of each.
+    def _cut_at_runs(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints, Ints]:
+        """The same pieces, cut where the view goes on elsewhere: run, begin and end of each.
 
         Padding stays.
         """
-        runs = self._runs
-        first, last = self._runs_with(starts, starts + lengths)
+        positions, ends = self._runs.positions, starts + lengths
+        if int(ends.max(initial=0)) > self.num_tokens:
+            raise self.damaged(f"is after the last of its {self.num_tokens:,} tokens")
+        first, last = self._runs_at(np.concatenate((starts, ends - 1))).reshape(2, -1)
+        counts = np.maximum(last - first, 0) + 1
         is_padding = starts < 0
         if is_padding.any():
-            last[is_padding] = first[is_padding] + 1
-        counts = last - first
-        if (counts == 1).all():
-            found = starts + runs.bases.take(first, mode="clip") - runs.positions[first]
-            return np.where(is_padding, starts, found), lengths, first
-        ends = np.cumsum(counts)
-        run = np.repeat(first - (ends - counts), counts) + np.arange(int(ends[-1]))
-        begins = np.maximum(runs.positions[run], np.repeat(starts, counts))
-        stops = np.minimum(runs.positions[run + 1], np.repeat(starts + lengths, counts))
-        found, sizes = (
-            runs.bases.take(run, mode="clip") + begins - runs.positions[run],
-            stops - begins,
-        )
-        if is_padding.any():
-            padded = np.repeat(is_padding, counts)
-            found[padded], sizes[padded] = starts[is_padding], lengths[is_padding]
-        filled = sizes > 0  # documents without tokens are runs too
+            counts[is_padding] = 1
+        lasts = np.cumsum(counts) - 1
+        firsts = lasts - counts + 1
+        runs = np.repeat(first - firsts, counts)
+        runs += np.arange(len(runs))
+        begins, stops = positions[runs], positions[1:].take(runs, mode="clip")
+        begins[firsts], stops[lasts] = starts, ends
+        filled = begins < stops  # documents without tokens are runs too
         if filled.all():
-            return found, sizes, run
-        return found[filled], sizes[filled], run[filled]
+            return runs, begins, stops
+        return runs[filled], begins[filled], stops[filled]
+
+    def _in_store(self, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """The same pieces in the store, cut where the view goes on elsewhere; padding stays."""
+        runs, begins, ends = self._cut_at_runs(starts, lengths)
+        shift = self._runs.bases.take(runs, mode="clip") - self._runs.positions[runs]
+        return np.where(begins < 0, begins, begins + shift), ends - begins
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(ViewStream, scattered=self._scattered), (self.store,)
