@@ -27,13 +27,14 @@ from tokenmill.errors import SourceError, UsageError
 from tokenmill.markup import Told
 from tokenmill.options import AnnotateOptions, RowShape, with_options
 from tokenmill.records import field_of
-from tokenmill.selection import joined_keys, keys_of_shard, look_up, split_keys
+from tokenmill.selection import joined_keys, keys_of_shard, look_up, require_split, split_keys
 from tokenmill.sources.base import Unit, open_source
 from tokenmill.sources.discovery import source_file
 from tokenmill.sources.objects import OF_PYTHON
 from tokenmill.store.annotations import NAME, AnnotationFacts, Labels, Numbers, write_annotation
 from tokenmill.store.documents import COLUMNS, Documents, rows_of
 from tokenmill.store.reader import Store
+from tokenmill.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,6 +91,7 @@ def annotate(asked: AnnotateOptions) -> AnnotateResult:
             hint="--key id for a field of the store's sources, --key source,row, or --key document",
         )
     keys = split_keys(asked.key)
+    require_split(store, keys, asked.split)
     table = _read_table(Path(asked.table), names, keys)
     places = _match(store, table.select(keys), keys, asked)
     without = int(np.count_nonzero(places < 0))
@@ -260,8 +262,8 @@ def _match(store: Store, table: Any, keys: Sequence[str], asked: AnnotateOptions
     wanted = joined_keys([table.column(key) for key in keys])
     if wanted.null_count:
         raise UsageError(
-            f"{wanted.null_count:,} rows of {str(asked.table)!r} have no {asked.key!r}, so nothing"
-            " says whose they are",
+            f"{str(asked.table)!r} has no {asked.key!r} in {count(wanted.null_count, 'row')}, so"
+            " nothing says whose that is",
             hint="leave them out of the table",
         )
     counts = wanted.value_counts() if len(pc.unique(wanted)) < len(wanted) else ()

@@ -19,7 +19,7 @@ import json
 import shlex
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +113,8 @@ class ForgetResult:
     """That are removed: the store can no longer be read as it was then."""
     linked: tuple[str, ...]
     """Files that had other names outside the store (export --link): there they are as they were."""
+    unknown: int
+    """Lines of the list that no document has: they were passed over."""
     resumed: bool
     """Whether an earlier run was interrupted, and this one has ended it."""
     dry_run: bool
@@ -172,11 +174,13 @@ def _forget(layout: StoreLayout, asked: ForgetOptions) -> ForgetResult:
             "documents to forget are named by a list of ids or by one of texts, and none is given",
             hint="give --ids gdpr.txt or --match texts.txt, and see first what would go: --dry-run",
         )
-    planned = _plan(layout, asked, known, request)
+    planned, unknown = _plan(layout, asked, known, request)
     if asked.dry_run or not planned.steps[-1].documents:
-        return _result(layout, planned, read_manifest(layout.root), dry_run=asked.dry_run)
-    write_forgotten(layout, planned)
-    return _carry_out(layout, planned)
+        result = _result(layout, planned, read_manifest(layout.root), dry_run=asked.dry_run)
+    else:
+        write_forgotten(layout, planned)
+        result = _carry_out(layout, planned)
+    return replace(result, unknown=unknown)
 
 
 def _request_of(asked: ForgetOptions) -> str:
@@ -211,6 +215,7 @@ def _result(
         stale=doing.stale,
         snapshots=doing.snapshots,
         linked=doing.linked,
+        unknown=0,
         resumed=resumed,
         dry_run=dry_run,
     )
@@ -223,7 +228,8 @@ def _result(
 
 def _plan(
     layout: StoreLayout, asked: ForgetOptions, known: Forgotten | None, request: str
-) -> Forgotten:
+) -> tuple[Forgotten, int]:
+    """What is to be done; and how many lines of the list no document has."""
     with Store(layout.root, split=None) as store:
         _refuse_unfinished(layout, store.manifest)
         finder = finder_of(store, asked)
@@ -240,7 +246,7 @@ def _plan(
             documents += len(gone)
             tokens += int(store.map_shard(place).index.lengths[gone].sum(dtype=np.int64))
         try:
-            finder.require_use()
+            unknown = finder.require_use()
         except UsageError as error:
             if known is not None and error.hint is not None:
                 earlier = sum(each.documents for each in known.steps)
@@ -278,7 +284,7 @@ def _plan(
         linked=tuple(_linked(layout, receipts.values())),
     )
     steps = () if known is None else known.steps
-    return Forgotten(steps=(*steps, step), units=tuple(units), pending=doing)
+    return Forgotten(steps=(*steps, step), units=tuple(units), pending=doing), unknown
 
 
 def _refuse_unfinished(layout: StoreLayout, manifest: Manifest) -> None:

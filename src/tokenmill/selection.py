@@ -66,6 +66,8 @@ class ViewResult(Told):
     of_tokens: int
     undecided: int
     """Documents of which the condition says nothing, since a value is missing: they are gone."""
+    unknown: int
+    """Lines of a list that no document has: they were passed over."""
     gone: tuple[Gone, ...]
     bytes: int
     """Of the file."""
@@ -88,13 +90,16 @@ def ban(asked: BanOptions) -> ViewResult:
     choice, finder = Choice(store), finder_of(store, asked)
     for number, why in finder.found():
         choice.say(number, why < 0, reasons=finder.reasons, why=why)
-    finder.require_use()
+    unknown = finder.require_use()
     named = {"ids": _shown_list(asked.ids), "match": _shown_list(asked.match)}
     given = {name: shown for name, shown in named.items() if shown}
-    return write(choice.view({"verb": "ban", **given, "key": asked.key}), store, asked.out)
+    view = choice.view({"verb": "ban", **given, "key": asked.key})
+    return write(view, store, asked.out, unknown=unknown)
 
 
-def write(view: ViewFiles, store: Store, out: Any, *, undecided: int = 0) -> ViewResult:
+def write(
+    view: ViewFiles, store: Store, out: Any, *, undecided: int = 0, unknown: int = 0
+) -> ViewResult:
     """Save a view, and say what is in it."""
     path = save_view(view, out)
     splits = view.facts.splits.values()
@@ -106,6 +111,7 @@ def write(view: ViewFiles, store: Store, out: Any, *, undecided: int = 0) -> Vie
         of_documents=store.num_documents,
         of_tokens=store.num_tokens,
         undecided=undecided,
+        unknown=unknown,
         gone=view.facts.gone,
         bytes=path.stat().st_size,
     )
@@ -156,7 +162,7 @@ def _times(documents: Documents, number: int, name: str) -> NDArray[np.int64]:
 
 def without(store: Store, ids: Iterable[int], *, reason: str = "left out by number") -> ViewFiles:
     """A view without the documents of these numbers, of the split that the store is opened with."""
-    numbers = np.unique(np.fromiter(ids, np.int64))
+    numbers = np.unique(_whole_numbers(ids))
     if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < len(store):
         wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise UsageError(
@@ -174,6 +180,18 @@ def without(store: Store, ids: Iterable[int], *, reason: str = "left out by numb
             kept[numbers[low:high] - first] = False
         choice.say(number, kept, reasons=[reason])
     return choice.view({"verb": "without", "documents": len(numbers), "split": store.split})
+
+
+def _whole_numbers(ids: Iterable[int]) -> NDArray[np.int64]:
+    """UsageError for what numpy would make numbers of: a mask, fractions, texts."""
+    given = ids if isinstance(ids, np.ndarray) else np.array([*ids])
+    if given.size and given.dtype.kind not in "iu":
+        raise UsageError(
+            f"documents are left out by their numbers, and this has {given.dtype} in it:"
+            f" {given.ravel()[0].item()!r}",
+            hint="give whole numbers; those of a mask are np.flatnonzero(mask)",
+        )
+    return given.astype(np.int64)
 
 
 def made_again(store: Store, step: Mapping[str, Any]) -> Store:
@@ -238,8 +256,8 @@ class Finder(Protocol):
     def found(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Of each shard, for each document the number of the reason why it goes; -1: it stays."""
 
-    def require_use(self) -> None:
-        """UsageError where what was listed was not all found."""
+    def require_use(self) -> int:
+        """How much of what was listed was not found; UsageError where all should have been."""
 
 
 def finder_of(store: Store, asked: ListedOptions) -> Finder:
@@ -292,6 +310,16 @@ def split_keys(key: str) -> list[str]:
     return [*dict.fromkeys(each.strip() for each in key.split(","))]
 
 
+def require_split(store: Store, keys: Sequence[str], split: str) -> None:
+    """UsageError where documents are named by their numbers in a split that is not there."""
+    if "document" in keys and split not in store.manifest.splits:
+        known = ", ".join(store.manifest.splits)
+        raise UsageError(
+            f"{str(store.path)!r} has no split {split!r}, of whose documents numbers are given",
+            hint=f"say of which they are: --split, one of {known}",
+        )
+
+
 def keys_of_shard(
     documents: Documents,
     number: int,
@@ -320,6 +348,7 @@ class _Ids:
     def __init__(self, documents: Documents, asked: ListedOptions) -> None:
         self._documents, self._asked = documents, asked
         self._keys = split_keys(asked.key)
+        require_split(documents.store, self._keys, asked.split)
         for key in self._keys:
             if key not in documents.names:
                 documents.annotation(key)  # says which columns there are
@@ -338,9 +367,9 @@ class _Ids:
             self._is_found[places[places >= 0]] = True
             yield number, np.where(places < 0, -1, 0)
 
-    def require_use(self) -> None:
+    def require_use(self) -> int:
         unknown = [self._listed[place] for place in np.flatnonzero(~self._is_found).tolist()]
-        require_known(unknown, self._asked, f"the {self._asked.key} of no document")
+        return require_known(unknown, self._asked, f"the {self._asked.key} of no document")
 
 
 class _Patterns:
@@ -404,9 +433,9 @@ class _Patterns:
                     return place
         return -1
 
-    def require_use(self) -> None:
+    def require_use(self) -> int:
         unused = [self._listed[place] for place in np.flatnonzero(self._counts == 0).tolist()]
-        require_known(unused, self._asked, "in no document that is not gone already")
+        return require_known(unused, self._asked, "in no document that is not gone already")
 
 
 def text_of(store: Store, first: int, last: int) -> str:
@@ -446,7 +475,7 @@ def read_list(given: PathInput | Sequence[int | str] | None) -> list[str]:
     assert given is not None
     path = given
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # editors put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the list {str(path)!r} cannot be read: {error}", hint="give a file of lines in UTF-8"
@@ -461,8 +490,8 @@ def _some(found: list[str], given: PathInput | Sequence[int | str]) -> list[str]
     return found
 
 
-def require_known(unknown: Sequence[str], asked: ListedOptions, what: str) -> None:
-    """UsageError where things that were listed are not there, unless that is expected."""
+def require_known(unknown: Sequence[str], asked: ListedOptions, what: str) -> int:
+    """How many things that were listed are not there; UsageError unless that is expected."""
     if unknown and asked.missing == "error":
         listed = asked.match if asked.ids is None else asked.ids
         shown = ", ".join(map(repr, unknown[:3])) + (", ..." if len(unknown) > 3 else "")
@@ -472,6 +501,7 @@ def require_known(unknown: Sequence[str], asked: ListedOptions, what: str) -> No
             f" {str(asked.store)!r}: {shown}; nothing was written",
             hint="correct the list or --key; where other stores have them: --missing count",
         )
+    return len(unknown)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -50,6 +50,17 @@ def test_a_view_is_made_asked_cut_further_and_named_wherever_a_store_is(cli: Cli
     assert tokenmill.Loader(mixture, seq_len=32, batch_size=2).batch(0).input_ids.shape == (2, 32)
 
 
+def test_lines_that_no_document_has_are_told_where_they_are_passed_over(cli: Cli) -> None:
+    listed = ["--ids", "numbers.txt", "--missing", "count"]
+    (cli.folder / "numbers.txt").write_text("3\n999\n1000\n")
+    told = "2 lines of the list, which no document has"
+    assert told in cli("ban", "store", *listed, "-o", "counted.view").out
+    assert told in cli("forget", "store", *listed, "--dry-run").out
+    assert cli("forget", "store", *listed, "--dry-run", "--json").json["unknown"] == 2
+    (cli.folder / "numbers.txt").write_text("999\n1000\n")
+    assert told in cli("forget", "store", *listed).out, "nothing to do, and why"
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

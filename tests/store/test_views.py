@@ -220,6 +220,16 @@ def test_what_makes_no_view_is_refused(store: Store, tmp_path: Path) -> None:
     assert other.read_text() == "notes"
 
 
+@pytest.mark.parametrize("given", [[True, False], np.arange(14) > 3, [1.5], ["3"]])
+def test_only_whole_numbers_say_which_documents_are_left_out(store: Store, given: Any) -> None:
+    with pytest.raises(UsageError, match="left out by their numbers") as caught:
+        store.without(given)
+    assert "np.flatnonzero(mask)" in str(caught.value.hint)
+    for numbers in ([2, 5], {5, 2}, np.array([5, 2], np.uint16), iter((2, 5)), range(2, 6, 3)):
+        assert len(store.without(numbers)) == 12
+    assert len(store.without([])) == len(store.without(np.zeros(0))) == 14
+
+
 # Of a real build: provenance, splits, pieces.
 
 
@@ -270,6 +280,20 @@ def test_select_keeps_whole_rows_by_what_is_known_of_them(
             len(base) - len(view),
             "not: source like '%code%' and tokens < 40 and row >= 3",
         )
+
+
+def test_a_split_without_documents_is_told_before_anything_is_written(
+    built: Path, tmp_path: Path
+) -> None:
+    store, out = Store(built, split="train"), tmp_path / "val.view"
+    with pytest.raises(UsageError, match=r"no document of the split 'train' of .* would be"):
+        store.without(range(len(store)), out=out)
+    for place in (out, None):
+        with pytest.raises(UsageError, match=r"no document of the split 'train' of .* would be"):
+            store.select("split == 'val'", out=place)
+    assert not out.exists()
+    whole = Store(built, split=None).select("split == 'val'", out=out)
+    assert [*whole.manifest.splits] == ["val"]
 
 
 def test_a_condition_on_what_is_not_known_names_what_is(built: Path, tmp_path: Path) -> None:
@@ -353,7 +377,7 @@ def test_columns_come_from_the_sources_alone(built: Path) -> None:
         (
             ["id,q", "code-0-1,1", ",2"],
             {"key": "id", "missing": "null"},
-            "no document|have no 'id'",
+            "no document|has no 'id' in 1 row",
         ),
         (["document,q", "0.5,1"], {"key": "document"}, "a key is of type double"),
     ],
@@ -407,10 +431,33 @@ def test_ids_are_banned_by_any_key(built: Path, tmp_path: Path) -> None:
         listed.write_text(f"{line}\nunknown\n")
         with pytest.raises(UsageError, match=r"1 line of .* of no document of .*'unknown'"):
             tokenmill.ban(built, ids=listed, key=key, out=tmp_path / "kept.view")
-        tokenmill.ban(built, ids=listed, key=key, missing="count", out=tmp_path / "kept.view")
+        counted = tokenmill.ban(
+            built, ids=listed, key=key, missing="count", out=tmp_path / "kept.view"
+        )
+        assert (result.unknown, counted.unknown) == (0, 1)
+        assert len(Store(tmp_path / "kept.view")) == len(view)
+        listed.write_text(f"{line}\r\n", encoding="utf-8-sig")  # as some editors write it
+        tokenmill.ban(built, ids=listed, key=key, out=tmp_path / "kept.view")
         assert len(Store(tmp_path / "kept.view")) == len(view)
     with pytest.raises(UsageError, match="has no column 'url'"):
         tokenmill.ban(built, ids=listed, key="url", out=tmp_path / "kept.view")
+
+
+@pytest.mark.parametrize("missing", ["error", "count"])
+def test_numbers_of_a_split_that_is_not_there_are_refused(
+    built: Path, tmp_path: Path, missing: str
+) -> None:
+    out, table = tmp_path / "kept.view", tmp_path / "table.csv"
+    table.write_text("document,grade\n1,2\n")
+    for name in (
+        lambda: tokenmill.ban(built, ids=[1], split="test", missing=missing, out=out),
+        lambda: tokenmill.forget(built, ids=[1], split="test", missing=missing, dry_run=True),
+        lambda: tokenmill.annotate(built, table, key="document", split="test", missing="null"),
+    ):
+        with pytest.raises(UsageError, match="has no split 'test', of whose documents") as caught:
+            name()
+        assert "train, val" in str(caught.value.hint)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("regex", [False, True])

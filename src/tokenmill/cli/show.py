@@ -986,6 +986,8 @@ def view_rows(result: ViewResult) -> Iterator[Row]:
     if result.undecided:
         missing = f"of {count(result.undecided, 'document')} a value is missing that it asks for"
         yield "undecided", f"{missing}: they are gone too"
+    if result.unknown:
+        yield "passed over", _unknown_text(result.unknown)
 
 
 def forget_result(result: ForgetResult, *, as_json: bool) -> None:
@@ -994,7 +996,8 @@ def forget_result(result: ForgetResult, *, as_json: bool) -> None:
         print_json(result)
         return
     if not result.documents:
-        print(f"nothing to do: {visible(result.store)} has none of these documents")
+        unknown = f": {_unknown_text(result.unknown)}" if result.unknown else ""
+        print(f"nothing to do: {visible(result.store)} has none of these documents{unknown}")
         return
     would, verb = ("would be ", "would go") if result.dry_run else ("", "forgotten")
     anew = [count(result.units, "unit"), *(f"the column {name}" for name in result.annotations)]
@@ -1009,6 +1012,8 @@ def forget_result(result: ForgetResult, *, as_json: bool) -> None:
         ("anew", f"{would}written: {listed(anew)}"),
         ("removed", f"{would}removed: {listed(removed)}" if removed else ""),
     ]
+    if result.unknown:
+        rows.append(("passed over", _unknown_text(result.unknown)))
     if result.linked:
         names = f"{count(len(result.linked), 'file')} ({result.linked[0]}, ...)"
         linked = f"{names} have other names outside the store, where they are as they were"
@@ -1016,6 +1021,10 @@ def forget_result(result: ForgetResult, *, as_json: bool) -> None:
     rows.append(("not reached", "the sources, exports, copies and backups: see docs/forgetting.md"))
     facts(*rows)
     next_steps(f"tokenmill verify {shlex.quote(result.store)}")
+
+
+def _unknown_text(lines: int) -> str:
+    return f"{count(lines, 'line')} of the list, which no document has"
 
 
 def _gone_text(gone: Gone | ForgottenReason) -> str:

@@ -916,6 +916,11 @@ class Store(Shown):
         return self._viewed(without(self, documents), out)
 
     def _viewed(self, view: ViewFiles, out: PathInput | None) -> Self:
+        if self.split is not None and self.split not in view.facts.splits:
+            raise UsageError(
+                f"no document of the split {self.split!r} of {str(self.path)!r} would be left",
+                hint="for a view of other splits alone, open the store with split=None",
+            )
         if out is None:
             return self.of_files(view, split=self.split)
         from tokenmill.store.views import save_view
