@@ -556,8 +556,15 @@ def dedup(asked: DedupOptions) -> DedupResult:
             row += len(starts)
             why = np.repeat(again, sizes).astype(np.int64) - 1
             choice.say(number, why < 0, reasons=_SAME[: 1 + (len(stores) > 1)], why=why)
+        if row > base and repeated[base:row].all():
+            raise UsageError(
+                f"no document of {str(store.path)!r} would be left: each of its texts is in a store"
+                " named before",
+                hint="leave it out",
+            )
         step = {"verb": "dedup", "stores": [str(each.path) for each in stores]}
         made.append(choice.view(step))
+    outs[0].parent.mkdir(parents=True, exist_ok=True)
     # All of them, or none: of one store nothing may be left.
     views = [write(*each) for each in zip(made, stores, outs, strict=True)]
     names = ("documents", "tokens", "of_documents", "of_tokens")
@@ -586,7 +593,7 @@ def _outs(asked: DedupOptions, stores: Sequence[Store]) -> list[Path]:
                 " written",
                 hint="name a folder: --out unique",
             )
-        out.mkdir(parents=True)
+        return [out / f"{name}.view" for name in names]
     return [require_place(out / f"{name}.view") for name in names]
 
 

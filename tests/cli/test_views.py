@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 
 import tokenmill
+from tokenmill.errors import StoreError
+from tokenmill.trainer.options import open_splits
 
 from .conftest import Cli
 
@@ -59,6 +62,43 @@ def test_lines_that_no_document_has_are_told_where_they_are_passed_over(cli: Cli
     assert cli("forget", "store", *listed, "--dry-run", "--json").json["unknown"] == 2
     (cli.folder / "numbers.txt").write_text("999\n1000\n")
     assert told in cli("forget", "store", *listed).out, "nothing to do, and why"
+
+
+def test_what_is_said_to_do_next_with_columns_works(cli: Cli) -> None:
+    (cli.folder / "scores.csv").write_text(
+        "id,score,kind\n" + "".join(f"d{n},{n / 7},k{n % 3}\n" for n in range(100))
+    )
+    for columns, next_step in (("score", "select store --where"), ("score,kind", "inspect store")):
+        asked = ["store", "scores.csv", "--key", "id", "--columns", columns]
+        told = cli("annotate", *asked).out
+        (line,) = [each for each in told.splitlines() if each.startswith("next")]
+        assert next_step in line
+        cli(*shlex.split(line)[2:])
+    hint = cli("inspect", "store", "--by", "score", code=2).err
+    assert "columns that name groups: split, source, folder, " in hint
+    assert "score" not in hint.partition("columns that name groups")[2]
+
+
+def test_a_view_without_a_train_split_is_not_told_to_be_built(cli: Cli) -> None:
+    cli("select", "store", "--where", "split == 'val'", "-o", "val.view")
+    with pytest.raises(StoreError, match="has no split 'train'") as caught:
+        open_splits(cli.folder / "val.view")
+    assert "tokenmill build" not in str(caught.value.hint)
+    with pytest.raises(StoreError) as caught:
+        open_splits(cli.folder / "none")
+    assert "tokenmill build" in str(caught.value.hint)
+
+
+def test_a_store_whose_texts_are_all_in_another_is_named_and_nothing_is_written(cli: Cli) -> None:
+    (cli.folder / "b.jsonl").write_text('{"text": "text 3 of fifty"}\n')
+    cli("build", "b.jsonl", "--tokenizer", "bytes", "--out", "same")
+    told = cli("dedup", "store", "same", "-o", "none", code=2).err
+    assert "same' would be left: each of its texts is in a store named before" in told
+    assert not (cli.folder / "none").exists()
+    assert (
+        "in all      50 of 101 (49.5%) documents"
+        in cli("dedup", "same", "store", "-o", "one", code=0).out
+    )
 
 
 @pytest.mark.parametrize(

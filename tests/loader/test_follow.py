@@ -286,6 +286,9 @@ def test_what_cannot_be_followed_is_refused(
     for source in (store, Mixture.of(store)):
         with pytest.raises(UsageError, match="follow=True is for the path of a store"):
             Loader(source, follow=True, **ROWS)
+    store.without([0], out=tmp_path / "kept.view")
+    with pytest.raises(UsageError, match="is a file, such as a view"):
+        Loader(tmp_path / "kept.view", follow=True, **ROWS)
     monkeypatch.setattr(following, "START_SECONDS", 0.1)
     with pytest.raises(StoreError, match="no build of one has begun") as error:
         Loader(tmp_path / "none", follow=True, **ROWS)

@@ -157,7 +157,8 @@ def prune(*, store: str, options: Asked, as_json: bool) -> None:
     """Remove what is kept of a store from before it grew.
 
     A build that adds to a finished store keeps the manifest that was, so that a run goes on with
-    it until its epoch ends. Runs that are within such an epoch cannot be resumed after this.
+    it until its epoch ends. Runs that are within such an epoch cannot be resumed after this, and
+    views that were made of the store as it was cannot be opened.
 
     \b
     Examples:

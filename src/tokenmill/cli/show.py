@@ -158,7 +158,7 @@ def prune_result(result: PruneResult, *, as_json: bool) -> None:
     elif not result.files:
         print(f"nothing to do: {visible(result.store)} has no snapshots")
     else:
-        verb = "would be removed" if result.dry_run else "removed"
+        verb = "would go" if result.dry_run else "removed"
         names = ", ".join(result.snapshots) or "none; what was left of them"
         what = f"{count(result.files, 'file')}, {format_size(result.bytes)}"
         facts(("store", result.store), ("snapshots", names), (verb, what))
@@ -1042,7 +1042,7 @@ def dedup_result(result: DedupResult, *, as_json: bool) -> None:
     if len(result.views) > 1:
         documents = _of_all(result.documents, result.of_documents)
         tokens = _of_all(result.tokens, result.of_tokens)
-        facts(("all documents", documents), ("all tokens", tokens))
+        facts(("in all", f"{documents} documents, {tokens} tokens"))
 
 
 def annotate_result(result: AnnotateResult, *, as_json: bool) -> None:
@@ -1051,8 +1051,13 @@ def annotate_result(result: AnnotateResult, *, as_json: bool) -> None:
         print_json(result)
         return
     facts(*annotate_rows(result))
-    first = result.columns[0].name
-    next_steps(f"tokenmill inspect {shlex.quote(result.store)} --by {shlex.quote(first)}")
+    names = [column.name for column in result.columns if column.type != "number"]
+    store = shlex.quote(result.store)
+    if names:
+        next_steps(f"tokenmill inspect {store} --by {shlex.quote(names[0])}")
+    else:
+        where = shlex.quote(f'"{result.columns[0].name}" > 0.5')
+        next_steps(f"tokenmill select {store} --where {where} -o some.view")
 
 
 def annotate_rows(result: AnnotateResult) -> Iterator[Row]:

@@ -263,11 +263,10 @@ class Grouping:
     def _require(self, documents: Documents) -> None:
         """UsageError for a column that makes no groups."""
         named = [name for name in documents.names if name in GROUPED or name not in COLUMNS]
-        if self.by in named and (
-            self.by in COLUMNS or documents.annotation(self.by).facts.type != "number"
-        ):
+        if self.by in named and not _is_number(documents, self.by):
             return
         if self.by in documents.names:
+            named = [name for name in named if not _is_number(documents, name)]
             raise UsageError(
                 f"the column {self.by!r} holds a number for each document, and documents are not"
                 " grouped by that",
@@ -313,6 +312,10 @@ class Grouping:
             view.base = base = base or view.base
             found[group.name] = Store.of_files(view, split=self.store.split)
         return found
+
+
+def _is_number(documents: Documents, name: str) -> bool:
+    return name not in COLUMNS and documents.annotation(name).facts.type == "number"
 
 
 def _named(column: Column) -> tuple[list[str], Ints]:

@@ -76,6 +76,13 @@ class Follower:
         self._require = require_builder or (lambda: None)
         self._cache, self._cache_bytes = cache, cache_bytes
         root = local_path(path)
+        if root is not None and root.is_file():
+            raise UsageError(
+                f"{str(root)!r} is a file, such as a view, and what is followed is a store that is"
+                " built",
+                hint="follow the store itself; a view has what its store held when it was made, so"
+                " leave out follow=True",
+            )
         self._layout = None if root is None else StoreLayout(root.absolute())
         self.name = files.shown(str(path)) if root is None else str(root)
         self.on_wait = on_wait

@@ -677,6 +677,8 @@ def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:
     try:
         found = store if isinstance(store, Store) else Store(path)
     except StoreError as error:
+        if Path(shown).is_file():  # a view, say: nothing is built there
+            raise
         raise StoreError(error.message, hint=hint) from error
     if not found.num_tokens:
         raise StoreError(f"{shown!r} has no tokens to train on", hint=hint)
