@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 import xxhash
+from tests.loader.stores import write_store
 from tests.once import once
 from tests.store.samples import tree
 from tests.store.test_commit import needs_fork, run_and_die
@@ -568,6 +570,52 @@ def test_units_of_a_compressed_file_leave_forgotten_rows_out(
     tokenmill.build(tokenizer="bytes", **options, **more)
     assert tree(store / "shards") == shards
     assert not any(any(traces(store, row)) for row in (0, 7, 8, 23))
+
+
+@pytest.mark.parametrize("kind", ["plain", "splits", "masks"])
+def test_an_imported_store_forgets_and_stays_without_them_when_it_is_imported_again(
+    copied: Any, tmp_path: Path, kind: str
+) -> None:
+    tokenmill.export_store(copied(kind), to="datatrove", out=tmp_path / "ids")
+    asked: dict[str, Any] = {"tokenizer": "bytes", "out": tmp_path / "back"}
+    tokenmill.import_store(tmp_path / "ids", **asked)
+    store = tmp_path / "back"
+    opened = Store(store, split="train")
+    words = {number: opened.decode(number)[:5] for number in (0, 4, len(opened) - 1)}
+    gone = {int(re.findall(r"u(\d{3})w", word)[0]) for word in words.values()}
+    before = documents(store)
+    for row in gone:
+        assert any(name.endswith(".bin") for name in traces(store, row)), "nothing to be found"
+    lost = {opened.source(number) for number in words}
+    result = tokenmill.forget(store, ids=[*words], split="train")
+    assert result.documents == 3
+    for _ in range(2):
+        for row in gone:
+            assert list(traces(store, row)) == []
+        keys = {(each.path, each.row, each.piece) for each in lost}
+        expected = {key: value for key, value in before.items() if key not in keys}
+        assert documents(store) == expected
+        assert tokenmill.verify(store).findings == ()
+        assert tokenmill.import_store(tmp_path / "ids", **asked).nothing_to_do
+
+
+def test_documents_of_wide_ids_are_forgotten(tmp_path: Path) -> None:
+    """Of 4 bytes each."""
+    texts = [[70_000 + 100 * row + place for place in range(9)] for row in range(ROWS)]
+    shards = [texts[:10], texts[10:]]
+    store = write_store(tmp_path / "store", shards, vocab_size=100_000)
+    assert store.dtype == np.int32
+    tokenmill.forget(tmp_path / "store", ids=[*GONE])
+    left = Store(tmp_path / "store")
+    assert [each.tolist() for each in left] == [
+        text for row, text in enumerate(texts) if row not in GONE
+    ]
+    assert left.dtype == np.int32
+    assert left.num_tokens == 9 * (ROWS - len(GONE))
+    for path in (tmp_path / "store").rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        for row in GONE:
+            assert np.array(texts[row][:3], np.int32).tobytes() not in data, path
 
 
 def test_a_store_that_grows_leaves_forgotten_rows_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,7 @@ from tokenmill import history
 from tokenmill.errors import SourceError, StateError, UsageError
 from tokenmill.loader.loader import Loader
 from tokenmill.loader.mixture import Mixture
+from tokenmill.loader.order import NearbyWindows
 from tokenmill.store.layout import seal
 
 if TYPE_CHECKING:
@@ -228,6 +230,44 @@ def test_a_ledger_has_what_all_batches_held(
             assert source.rows == counted[source.name]["rows"]
             assert source.epochs == pytest.approx(counted[source.name]["epochs"])
     assert found.rows * 4 <= found.places <= found.rows * 16
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_ledger_counts_rows_that_were_mixed_with_their_neighbours(
+    stores: dict[str, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mixed: bool
+) -> None:
+    """Of several windows, as a store has that is much longer than these."""
+    monkeypatch.setattr("tokenmill.loader.order.RUN_TOKENS", 8)
+    how: dict[str, Any] = {"seq_len": 4, "shuffle": "nearby", "prefetch": 0}
+    source: Any = stores["web"]
+    if is_mixed:
+        source = Mixture({name: (each, 1) for name, each in stores.items()}, max_epochs=2)
+    else:
+        how["epochs"] = 2
+
+    def made(batch_size: int) -> list[Loader]:
+        given = {**how, "batch_size": batch_size, "world_size": 2}
+        return [Loader(source, rank=rank, **given) for rank in range(2)]
+
+    first, second = made(2), made(3)
+    rows = first[0].layouts()[0].num_rows
+    assert int(NearbyWindows.of(4).holding(np.array([rows - 1]))[0]) >= 3
+    expected: Counter[tuple[str, int]] = Counter()
+    now = 0
+    for each, step in ((first, 1), (first, 5), (second, 9), (second, 12)):
+        if each is second and now == 5:
+            for loader, before in zip(second, first, strict=True):
+                before.seek(5)
+                loader.load_state_dict(before.state_dict())
+        expected += inputs_by_document(each, range(now, step))
+        each[0].seek(step)
+        found, now = history.ledger(save(tmp_path, each[0], "json")), step
+        assert found.seen == expected.total()
+        for told, store in zip(found.sources, each[0].mixture.stores, strict=True):
+            by_file: Counter[str] = Counter()
+            for number in range(len(store)):
+                by_file[store.source(number).path] += expected[told.name, number]
+            assert {group.name: group.seen for group in told.by["source"]} == dict(by_file)
 
 
 def test_a_ledger_goes_on_over_a_resume_with_another_batch_size(
