@@ -1,6 +1,7 @@
 """What views and questions cost: speed and opening of views, `trace`, and `grep` beside ripgrep.
 
     python -m benchmarks.asking            writes results/asking.json
+    python -m benchmarks.asking --feeding  reads views again, and leaves the other results
     python -m benchmarks.asking --quick    a trial with little of everything; prints its tables
 
 ripgrep searches the JSON Lines that the store was built of. It is found as `rg`; where it is not
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tokenmill
-from benchmarks import WORK, corpora, machine, vocabularies
+from benchmarks import RESULTS, WORK, corpora, machine, vocabularies
 from benchmarks.command import run_command
 from benchmarks.hollow import Hollow, write_hollow
 
@@ -39,6 +40,7 @@ SHUFFLES = ("full", "block", "nearby")
 # Two that are there, one rarely and one everywhere, and one that is not.
 TEXTS = ("Array.prototype.map()", "function", "no document has this text")
 SPLIT_RANKS = 8
+TURNS = 3  # of feeding in a round: other programs of the machine slow some of them
 OPENED = """
 import json, sys, time
 import numpy
@@ -107,17 +109,25 @@ def tokens_per_second(loader: tokenmill.Loader, seconds: float) -> float:
 
 
 def measure_feeding(store: Store, size: Size) -> list[dict[str, Any]]:
-    """The store and the view take turns."""
+    """The store and its views take turns."""
+    gone = {
+        "half, by chance": half_of(store, np.random.default_rng(0)),
+        "every second one": np.arange(0, len(store), 2),
+    }
+    read = {name: store.without(each) for name, each in gone.items()}
     found = []
-    view = store.without(half_of(store, np.random.default_rng(0)), out=FOLDER / "half.view")
     for packing in PACKINGS:
-        rates: dict[str, list[float]] = {"store": [], "view": []}
-        for _ in range(1 + size.rounds):
-            for name, read in (("store", store), ("view", view)):
-                loader = tokenmill.Loader(read, packing=packing, prefetch=0, **ROWS)
+        rates: dict[str, list[float]] = {name: [] for name in ("store", *read)}
+        for _ in range(1 + TURNS * size.rounds):
+            for name, opened in {"store": store, **read}.items():
+                loader = tokenmill.Loader(opened, packing=packing, prefetch=0, **ROWS)
                 rates[name].append(tokens_per_second(loader, size.seconds))
         medians = {name: statistics.median(each[1:]) for name, each in rates.items()}
-        found.append({"packing": packing, "documents": len(view), **medians})
+        for name, view in read.items():
+            turns = zip(rates[name][1:], rates["store"][1:], strict=True)
+            row = {"packing": packing, "kept": name, "documents": len(view)}
+            row |= {"store": medians["store"], "view": medians[name]}
+            found.append(row | {"share": statistics.median(mine / all_ for mine, all_ in turns)})
     return found
 
 
@@ -208,19 +218,48 @@ def measure_trace(size: Size) -> list[dict[str, Any]]:
     return found
 
 
+def build_store(size: Size) -> tuple[corpora.Corpus, str, Path]:
+    """Real text, the tokenizer's kind, and a store of both."""
+    name = corpora.available()[0]
+    corpus = corpora.prepare(name, num_bytes=size.text_bytes, num_files=4, formats=("jsonl",))
+    kind, tokenizer = next(iter(vocabularies.prepare().items()))
+    tokenmill.build(corpus.files("jsonl"), tokenizer=tokenizer, out=FOLDER / "store")
+    return corpus, kind, FOLDER / "store"
+
+
+def fed(store: Store, size: Size) -> dict[str, Any]:
+    """The rates of views, and when and of which commit they were measured."""
+    origin = machine.origin()
+    made = f"{origin['date']}, commit {origin['commit']}, by `{origin['command']}`"
+    return {"feeding": measure_feeding(store, size), "feeding_made": made}
+
+
+def feed_again() -> None:
+    """Measure the reading of views alone, into the results that are there."""
+    target = RESULTS / "asking.json"
+    results = json.loads(target.read_text())
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    try:
+        _, _, path = build_store(FULL)
+        store = tokenmill.Store(path, split="train")
+        if (len(store), store.num_tokens) != (results["documents"], results["tokens"]):
+            raise SystemExit("the store is not that of the other results: measure all of them")
+        results |= fed(store, FULL)
+    finally:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+    target.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def run(size: Size) -> dict[str, Any]:
     """The measurements and everything a reader needs to judge them."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     try:
-        name = corpora.available()[0]
-        corpus = corpora.prepare(name, num_bytes=size.text_bytes, num_files=4, formats=("jsonl",))
-        kind, tokenizer = next(iter(vocabularies.prepare().items()))
-        path = FOLDER / "store"
-        tokenmill.build(corpus.files("jsonl"), tokenizer=tokenizer, out=path)
+        corpus, kind, path = build_store(size)
         store = tokenmill.Store(path, split="train")
         found: dict[str, Any] = {
-            "text": name,
+            "text": corpus.name,
             "tokenizer": kind,
             "text_bytes": corpus.text_bytes,
             "input_bytes": corpus.input_bytes["jsonl"],
@@ -233,7 +272,7 @@ def run(size: Size) -> dict[str, Any]:
         print("grep", file=sys.stderr, flush=True)
         found["grep"] = measure_grep(path, corpus, size)
         print("views", file=sys.stderr, flush=True)
-        found["feeding"] = measure_feeding(store, size)
+        found |= fed(store, size)
         found["opening"] = measure_opening(size)
         print("trace", file=sys.stderr, flush=True)
         found["trace"] = measure_trace(size)
@@ -260,11 +299,14 @@ def asking_body(results: Mapping[str, Any]) -> str:
     source = f"{results['text_bytes'] / 1e6:,.0f} MB of text ({results['text']}"
     held = f"{results['documents']:,} documents, {results['tokens']:,} tokens"
     text = f"{source}, {results['tokenizer']}): {held}."
-    feeding = ["| packing | the store | the view | view / store |", "| --- | --- | --- | --- |"]
+    feeding = [
+        "| packing | documents kept | the store | the view | view / store |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for row in results["feeding"]:
         rates = [f"{row[name] / 1e6:,.0f} million tokens/s" for name in ("store", "view")]
-        share = f"{row['view'] / row['store']:.2f}"
-        feeding.append(f"| {' | '.join([row['packing'], *rates, share])} |")
+        share = f"{row['share']:.2f}"
+        feeding.append(f"| {' | '.join([row['packing'], row['kept'], *rates, share])} |")
     opening = [
         "| documents gone | the file | open | first batch in hand |",
         "| --- | --- | --- | --- |",
@@ -301,6 +343,7 @@ def asking_body(results: Mapping[str, Any]) -> str:
         [
             "### Reading a view of half of the documents",
             text,
+            f"Made: {results['feeding_made']}.",
             "\n".join(feeding),
             f"### Opening a view of {many:,} documents",
             "\n".join(opening),
@@ -321,6 +364,9 @@ def _rate(num_bytes: int, seconds: float | None) -> str:
 def main() -> None:
     from benchmarks import render  # which has the tables of this module
 
+    if sys.argv[1:] == ["--feeding"]:
+        feed_again()
+        return
     run_command(
         "asking",
         about=__doc__,
