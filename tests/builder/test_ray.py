@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -22,7 +23,7 @@ from tests.runners.jobs import Worker
 from tests.store.s3_server import BUCKET, Refusal, remote_tree, s3_session
 
 import tokenmill
-from tokenmill.errors import BuildError, TooManyRejectsError, UnknownTextError
+from tokenmill.errors import DEBUG, BuildError, TooManyRejectsError, UnknownTextError
 from tokenmill.loader.loader import Loader
 from tokenmill.runners.local import TaskDone, TaskReport, WorkerLost, WorkerUsage
 
@@ -231,6 +232,9 @@ def test_a_worker_that_stands_still_is_overtaken_by_a_copy_of_its_task(
 
     result = build(folder, "straggler", AtUnit(6, stop))
     assert stopped
+    # Older versions of Ray leave it standing, with the CPU that it had.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped[0], signal.SIGKILL)
     assert result.units_built == result.units_total
     assert tree(folder / "straggler") == tree(folder / "local")
 
@@ -322,7 +326,7 @@ def test_tasks_that_hang_are_copied_and_those_that_kill_every_worker_are_an_erro
 
 @pytest.mark.slow
 def test_a_session_of_the_caller_is_used_and_an_error_is_that_of_the_build(
-    folder: Path, connection: None
+    folder: Path, connection: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with in_folder(folder):
         for _ in range(2):  # the workers of the first build must not keep out the second
@@ -331,6 +335,7 @@ def test_a_session_of_the_caller_is_used_and_an_error_is_that_of_the_build(
             next((folder / "session/shards").glob("*.json")).unlink()
         Path("bad.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
         strict = {**OPTIONS, "max_rejects": 0.0}
+        monkeypatch.setenv(DEBUG, "1")
         with pytest.raises(TooManyRejectsError, match=r"1 of 2 rows in 'bad\.jsonl'") as caught:
             tokenmill.build("bad.jsonl", out="bad", runner="ray", **strict)
         assert "on the Ray cluster" in caught.value.__notes__[0]

@@ -275,7 +275,7 @@ class RayRunner:
             self._flights[reference] = _Flight(number, batch, time.monotonic())
 
         try:
-            while self._backlog or self._flights:
+            while self._backlog or self._is_awaited():
                 self._look_at_cluster()
                 # Twice what can run: Ray always has a task to place, and an autoscaler sees the
                 # demand.
@@ -299,6 +299,11 @@ class RayRunner:
                 flights = [*self._flights]
                 ray.wait(flights, num_returns=len(flights), timeout=STOP_SECONDS)
             ray.kill(mailbox)
+
+    def _is_awaited(self) -> bool:
+        """Whether a batch has no result yet. Of one that has, a copy may never end: older versions
+        of Ray (2.44 is one) ask its process to end, which one that stands still does not hear."""
+        return any(each.number not in self._seconds for each in self._flights.values())
 
     def _land(self, reference: Any) -> None:
         flight = self._flights.pop(reference)
