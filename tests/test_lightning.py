@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,10 @@ def fit(
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     plain: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "enable_checkpointing": False}
     trainer = lightning.Trainer(**plain | quiet | options)
-    trainer.fit(model, data, ckpt_path=checkpoint, weights_only=False if checkpoint else None)
+    # Since 2.6 it has to be said that a checkpoint is trusted.
+    says = "weights_only" in inspect.signature(trainer.fit).parameters
+    trusted: dict[str, Any] = {"weights_only": False} if checkpoint and says else {}
+    trainer.fit(model, data, ckpt_path=checkpoint, **trusted)
     return model, trainer
 
 

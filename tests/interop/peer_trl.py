@@ -57,7 +57,7 @@ def count(tokenizer: str, names: list[str], chats: list[list[dict[str, Any]]]) -
 
 
 def complete(tokenizer: str, template: str, rows: list[dict[str, Any]], folder: str) -> Any:
-    """Columns of prompts and completions of messages, as SFTTrainer makes them."""
+    """Ids and labels of prompts and completions of messages, as SFTTrainer makes them."""
     made: Any = PreTrainedTokenizerFast
     tool = made.from_pretrained(tokenizer, pad_token="<|endoftext|>")
     tool.chat_template = template
@@ -67,7 +67,9 @@ def complete(tokenizer: str, template: str, rows: list[dict[str, Any]], folder: 
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tool,
     )
-    return trainer.train_dataset.to_dict()
+    made_rows = [*trainer.train_dataset]
+    labels = [trainer.data_collator([row])["labels"][0].tolist() for row in made_rows]
+    return {"input_ids": [row["input_ids"] for row in made_rows], "labels": labels}
 
 
 def prefer(

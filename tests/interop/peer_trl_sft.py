@@ -49,7 +49,8 @@ def _taken(trainer: Any) -> dict[str, Any]:
     batch = trainer.data_collator(rows)
     return {
         "ids": [row["input_ids"] for row in rows],
-        "labels": [row["labels"] for row in rows],
+        # Of a batch: rows have them only since TRL 1.7.
+        "labels": [trainer.data_collator([row])["labels"][0].tolist() for row in rows],
         "counted": int((batch["labels"][:, 1:] != -100).sum()),
     }
 
@@ -86,15 +87,19 @@ def _trainer(tokenizer: str, dataset: Any, *, size: int = 32, **options: Any) ->
 
 def answers(tokenizer: str, store: str, question: str, **options: Any) -> str:
     """What a model that was trained on a store answers."""
-    settings = {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", **options}
+    settings = {"per_device_train_batch_size": 8, "lr_scheduler_type": "linear", **options}
     trainer = _trainer(tokenizer, as_dataset(store), size=64, **settings)
     trainer.train()
     processing, model = trainer.processing_class, trainer.model.eval()
-    prompt = processing.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
-    )
-    made = model.generate(**prompt, max_new_tokens=40, do_sample=False)
-    return str(processing.decode(made[0, prompt["input_ids"].shape[1] :]))
+    ids = processing.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
+    )["input_ids"]
+    mask = torch.ones_like(ids)
+    made = model.generate(ids, attention_mask=mask, max_new_tokens=40, do_sample=False)
+    return str(processing.decode(made[0, ids.shape[1] :]))
 
 
 if __name__ == "__main__":

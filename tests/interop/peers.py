@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PEERS = ROOT / ".venv-peers"
+PEERS = ROOT / os.environ.get("PEERS", ".venv-peers")
 SECONDS = 120
 
 
