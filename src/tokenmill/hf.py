@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelFeeder", "ModelInputs", "TrainerDataset", "as_dataset"]
 
 FIELDS = ("input_ids", "labels", "position_ids")
-MASKING = "transformers.masking_utils"  # since 4.53: before, position ids kept no documents apart
+MASKING = "transformers.masking_utils"  # since 4.53; before, position ids kept no documents apart
 LEAVES_OUT = "give it rows of one document each, with packing='pad', or let it see whole rows"
 
 
@@ -79,7 +79,7 @@ class ModelInputs:
         if documents and "flash" not in attention and find_spec(MASKING) is None:
             raise UsageError(
                 f"this transformers keeps no documents apart with attention {attention!r}",
-                hint="pip install 'transformers>=4.53'",
+                hint="pip install 'transformers>=4.53.1'",
             )
         if self.flatten and isinstance(model, torch.nn.DataParallel):
             raise _cut_boundaries(len(model.device_ids))
