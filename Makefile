@@ -8,6 +8,7 @@
 #   .venv-docs  what makes the site
 #   .venv-dist  what makes the files of a release, and checks them
 #   .venv-lowest the lowest versions that pyproject.toml allows, and what runs tests with them
+#   .venv-lowest-trainers the same for torch, what needs it, Ray and pandas: 6 GB
 #
 # A stamp inside each says that it is complete; it is made again when pyproject.toml, constraints.txt or a
 # part in C changes. Plain make (3.81, as on macOS) and sh are enough.
@@ -31,7 +32,7 @@ PYTHON_IS_NEW = $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_inf
 require_python = $(if $(PYTHON_IS_NEW),,$(error tokenmill needs Python 3.11 or newer, and '$(PYTHON)' is \
 	$(if $(PYTHON_FOUND),Python $(PYTHON_FOUND),not there); name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12))
 
-.PHONY: demo test test-fast test-slow test-trainers test-dist test-lowest lint docs picture dist publish bench bench-quick clean help
+.PHONY: demo test test-fast test-slow test-trainers test-dist test-lowest test-lowest-trainers lint docs picture dist publish bench bench-quick clean help
 
 help:
 	@echo "make demo         see it work: core install, then tokenmill demo"
@@ -41,6 +42,7 @@ help:
 	@echo "make test-trainers  those of make test-slow that train with other projects' trainers"
 	@echo "make test-dist    what would be published: built, checked, installed alone, every command tried"
 	@echo "make test-lowest  fast tests and every command with the lowest versions of all dependencies"
+	@echo "make test-lowest-trainers  the same for torch, what needs it, Ray and pandas (downloads 3 GB)"
 	@echo "make lint         everything of make test but the tests"
 	@echo "make docs         the documentation as a site, in site/"
 	@echo "make picture      docs/viewer.png, what README shows of tokenmill view (needs Chromium)"
@@ -93,7 +95,6 @@ test-dist: dist
 publish: .venv-dist/stamp
 	.venv-dist/bin/twine upload --non-interactive dist/*
 
-# What its extras leave out (torch, and what needs it; Ray) is not tried in its lowest version.
 LOWEST_EXTRAS = sentencepiece,tiktoken,hf,chat,s3,http,view
 LOWEST_TESTS = tests/cli tests/store tests/sources tests/test_config.py tests/test_where.py \
 	$(addprefix tests/engines/test_,fast_engines.py gigatoken.py kept.py parity.py pieces.py tokenizer.py unigram.py)
@@ -104,6 +105,24 @@ test-lowest: .venv-lowest/stamp
 	.venv-lowest/bin/python -m pytest -q --numprocesses 4 --dist loadfile $(LOWEST_TESTS) \
 		-m "fast and not slow and not gpu and not network" -k "not ($(LOWEST_BUT))" $(PYTEST_ARGS)
 	.venv-lowest/bin/python -m tests.dist - .venv-lowest/bin/python
+
+# The rest of the extras, but for nvidia-cudnn-frontend, which needs a GPU. The lowest torch comes with
+# gigabytes for GPUs, so a workflow calls this every week, and .ci/run does not.
+LOWEST_TRAINERS_EXTRAS = torch,transformers,lightning,tensorboard,ray,pandas,bitsandbytes,torchao
+LOWEST_TRAINERS_TESTS = tests/loader/torch tests/trainer tests/interop/test_tensors.py tests/test_hf.py \
+	tests/test_lightning.py tests/test_notebook.py tests/builder/test_ray.py \
+	$(addprefix tests/supervised/test_,trl.py completions.py preference.py)
+# - torchtitan is another project's, and in its newest version
+# - GPT-2 takes the masks of documents since transformers 4.55; before, it is refused
+# - transformers 4 and accelerate 1.4 cannot load what two ranks saved on a CPU
+# - gloo of torch 2.6 now and then does not end the second of two processes
+# - 8-bit AdamW of bitsandbytes 0.49 needs a GPU
+LOWEST_TRAINERS_BUT = torchtitan or GPT2 or two_ranks_read_every_row or two_processes_compute \
+	or (eight_bit and bitsandbytes)
+
+test-lowest-trainers: .venv-lowest-trainers/stamp
+	PEERS=.venv-lowest-trainers/trl .venv-lowest-trainers/bin/python -m pytest -q --numprocesses 4 --dist loadfile \
+		$(LOWEST_TRAINERS_TESTS) -m "not gpu and not network" -k "not ($(LOWEST_TRAINERS_BUT))" $(PYTEST_ARGS)
 
 lint: .venv-dev/stamp
 	$(DEV)/ruff format --check .
@@ -139,7 +158,7 @@ bench-quick: .venv-dev/stamp .venv-rc/stamp
 	$(DEV)/python -m benchmarks.interop --quick $(BENCH_ARGS)
 
 clean:
-	rm -rf .venv .venv-dev .venv-rc .venv-peers .venv-docs .venv-dist .venv-lowest .work build dist site demo-store demo-store-input src/tokenmill.egg-info
+	rm -rf .venv .venv-dev .venv-rc .venv-peers .venv-docs .venv-dist .venv-lowest .venv-lowest-trainers .work build dist site demo-store demo-store-input src/tokenmill.egg-info
 	rm -f src/tokenmill/engines/*.so src/tokenmill/sources/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -175,6 +194,19 @@ clean:
 	.venv-lowest/bin/python $(PIP_INSTALL) -c tests/lowest.txt setuptools hypothesis packaging pytest pytest-timeout pytest-xdist
 	.venv-lowest/bin/python $(PIP_INSTALL) -c tests/lowest.txt --no-build-isolation -e ".[$(LOWEST_EXTRAS)]"
 	touch $@
+
+# All of it at once, as a user's pip would. What needs torch needs a higher huggingface-hub than the extra hf.
+.venv-lowest-trainers/stamp: pyproject.toml tests/lowest.txt tests/lowest-trainers.txt tests/lowest-trl.txt $(COMPILED)
+	$(require_python)
+	rm -rf .venv-lowest-trainers
+	$(PYTHON) -m venv .venv-lowest-trainers
+	grep -v huggingface-hub tests/lowest.txt >.venv-lowest-trainers/core.txt
+	.venv-lowest-trainers/bin/python $(PIP_INSTALL) -c .venv-lowest-trainers/core.txt setuptools
+	.venv-lowest-trainers/bin/python $(PIP_INSTALL) -c .venv-lowest-trainers/core.txt -c tests/lowest-trainers.txt \
+		--no-build-isolation -e ".[sentencepiece,chat,s3,$(LOWEST_TRAINERS_EXTRAS)]" \
+		boto3 flask flask-cors hypothesis "moto[s3]" packaging pytest pytest-timeout pytest-xdist torchdata
+	.venv-lowest-trainers/bin/python $(PIP_INSTALL) --no-deps --target .venv-lowest-trainers/trl -r tests/lowest-trl.txt
+	touch .venv-lowest-trainers/trl/stamp $@
 
 .venv-docs/stamp: pyproject.toml constraints.txt
 	$(require_python)
