@@ -31,6 +31,8 @@ class TextBatch:
     data: NDArray[np.uint8]
     # n + 1 ascending positions in `data`; the first need not be 0, the last not its end.
     offsets: NDArray[np.int64]
+    # A place in each document, in bytes, of which an engine may say how many ids are before it.
+    marks: NDArray[np.int64] | None = None
 
     @classmethod
     def from_texts(cls, texts: Iterable[str | bytes]) -> TextBatch:
@@ -85,6 +87,8 @@ class TokenBatch:
     offsets: NDArray[np.int64]
     # For each id 1 if it counts for the loss, else 0; None where nobody says.
     mask: NDArray[np.uint8] | None = None
+    # How many ids of each document are before its mark; -1 where that is not known.
+    ids_before: NDArray[np.int64] | None = None
 
     @classmethod
     def from_lists(cls, documents: Sequence[Sequence[int] | NDArray[np.uint32]]) -> TokenBatch:
@@ -100,7 +104,10 @@ class TokenBatch:
         """The documents of batches without masks, one after the other."""
         ids = [part.ids for part in parts] or [np.empty(0, np.uint32)]
         lengths = [part.lengths for part in parts] or [np.empty(0, np.int64)]
-        return cls(np.concatenate(ids), np.append(0, np.cumsum(np.concatenate(lengths))))
+        offsets = np.append(0, np.cumsum(np.concatenate(lengths)))
+        befores = [part.ids_before for part in parts if part.ids_before is not None]
+        before = np.concatenate(befores) if parts and len(befores) == len(parts) else None
+        return cls(np.concatenate(ids), offsets, ids_before=before)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -3,15 +3,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tokenmill.builder.encode import StageClock
-from tokenmill.builder.worker import WriteThread, read_ahead
+from tokenmill.builder.worker import UnitWrites, read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def test_items_arrive_in_order_and_the_thread_ends() -> None:
@@ -69,33 +70,66 @@ def test_the_reader_works_ahead_by_a_bounded_number_of_items() -> None:
     assert 1 <= max(ahead) <= 2, "one more while an item is being taken"
 
 
-def test_calls_run_in_order_and_are_all_done_at_the_end() -> None:
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("waits", [UnitWrites.drain, UnitWrites.finish])
+def test_calls_run_in_order_and_are_all_done_at_the_end(
+    thread: ThreadPoolExecutor, waits: Callable[[UnitWrites], None]
+) -> None:
     done: list[int] = []
     clock = StageClock()
-    with WriteThread(clock) as thread:
-        for number in range(50):
-            thread.submit(done.append, number)
-        thread.submit(time.sleep, 0.02)
+    writes = UnitWrites(thread, clock)
+    for number in range(50):
+        writes.submit(done.append, number)
+    writes.submit(time.sleep, 0.02)
+    waits(writes)
     assert done == list(range(50))
     assert clock["write"] >= 0.02
 
 
-def test_an_error_of_the_thread_is_raised_and_later_calls_are_dropped() -> None:
+@pytest.mark.parametrize("count", [2, 100])
+def test_an_error_of_the_thread_is_raised_and_later_calls_are_dropped(
+    thread: ThreadPoolExecutor, count: int
+) -> None:
     done: list[int] = []
 
     def fail() -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"), WriteThread(StageClock()) as thread:
-        thread.submit(done.append, 1)
-        thread.submit(fail)
-        for number in range(2, 100):
-            thread.submit(done.append, number)
+    writes = UnitWrites(thread, StageClock())
+    with pytest.raises(OSError, match="disk full"):
+        writes.submit(done.append, 1)
+        writes.submit(fail)
+        for number in range(2, count):
+            writes.submit(done.append, number)
+        writes.finish()
     assert done == [1]
+    # The unit after it has the same thread.
+    others = UnitWrites(thread, StageClock())
+    others.submit(done.append, 3)
+    others.finish()
+    assert done == [1, 3]
 
 
-def test_an_error_in_front_is_not_hidden_by_the_thread() -> None:
-    before = threading.active_count()
-    with pytest.raises(ValueError, match="in front"), WriteThread(StageClock()):
-        raise ValueError("in front")
-    assert threading.active_count() == before
+def test_calls_that_have_not_begun_are_dropped_when_they_are_stopped(
+    thread: ThreadPoolExecutor,
+) -> None:
+    done: list[int] = []
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        has_begun.set()
+        assert goes_on.wait(60)
+        done.append(1)
+
+    writes = UnitWrites(thread, StageClock())
+    writes.submit(first)
+    writes.submit(done.append, 2)
+    assert has_begun.wait(60)
+    threading.Timer(0.05, goes_on.set).start()
+    writes.stop()
+    assert done == [1]

@@ -10,6 +10,7 @@ import random
 import shutil
 import sysconfig
 import threading
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from tokenmill.engines import find_kernel, words
 from tokenmill.engines.base import SpecialTokens, UnencodableError
 from tokenmill.engines.load import describe, load_engine
 from tokenmill.engines.references import read_sentencepiece_model
-from tokenmill.records import TextBatch, TokenBatch
+from tokenmill.records import TextBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -484,7 +485,8 @@ def test_words_are_handed_out_until_they_are_learned(table: Any) -> None:
         table.encode(given_texts.data, given_texts.offsets),
         table.encode_texts(given_texts.texts()),
     ):
-        ids, ends, held = answer
+        ids, ends, held, before = answer
+        assert before is None
         assert (
             bytes(np.frombuffer(ids, np.uint32).astype(np.uint8)) == b"a bc a" + b"d" * 20 + b" a"
         )
@@ -498,7 +500,8 @@ def test_ids_before_a_word_are_counted(table: Any) -> None:
     given_texts = TextBatch.from_texts(["", "ab c de", "ab c de", "x", "q a", " b"])
     _learn(table, table.encode(given_texts.data, given_texts.offsets))
     places = np.array([0, 4, 3, 9, 1, -5], np.int64) + given_texts.offsets[:-1]
-    ids, before, held = table.encode(given_texts.data, given_texts.offsets, places)
+    ids, ends, held, before = table.encode(given_texts.data, given_texts.offsets, places)
+    assert np.frombuffer(ends, np.int64).tolist() == [0, 0, 7, 14, 15, 15, 17]
     assert bytes(np.frombuffer(ids, np.uint32).astype(np.uint8)) == b"ab c de" * 2 + b"x b"
     assert np.frombuffer(before, np.int64).tolist() == [-1, 4, -1, -1, -1, -1]
     assert held == b"\0\0\0\0\1\0"
@@ -513,16 +516,19 @@ def test_borders_at_words_are_counted_where_nothing_else_could_be_meant(
     rows = [("some words", "the end"), ("a", "\u65e5"), ("a\u3000", "b"), ("", "b"), ("c", "d")]
     given_texts = TextBatch.from_texts(f"{one} {other}" for one, other in rows)
     places = np.array([len(one.encode()) + 1 for one, _ in rows])
-    tokens = engine.encode(given_texts)
-    found = engine.fast.ids_before(given_texts, places, tokens)
+    monkeypatch.setattr(words, "SLICE_BYTES", 16)
+    tokens = engine.encode(replace(given_texts, marks=places))
+    found = tokens.ids_before
     assert found is not None
     alone = engine.reference.encode(TextBatch.from_texts(one for one, _ in rows)).lengths
     is_space = engine.token_bytes(int(tokens[4][alone[4]])) == b" "
     assert found.tolist() == [alone[0], -1, -1, -1, alone[4] + is_space]
-    others = TokenBatch(tokens.ids + np.uint32(1), tokens.offsets)
-    assert engine.fast.ids_before(given_texts, places, others) is None
-    monkeypatch.setattr(engine.fast, "_kernel", None)
-    assert engine.fast.ids_before(given_texts, places, tokens) is None
+    assert engine.encode(given_texts).ids_before is None
+    # Of a document that is the reference's nothing is known.
+    other = TextBatch.from_texts(["a \u2581 b", "some words"])
+    tokens = engine.encode(replace(other, marks=np.array([6, 5])))
+    assert tokens.ids_before is not None
+    assert (tokens.ids_before < 0).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("bounds", [[], [0, 9], [-1, 2], [2, 1], [0, 2**62], [3, 0, 4]])

@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,42 +164,46 @@ def read_ahead(items: Iterable[T], *, clock: encode.StageClock) -> Generator[T]:
         pool.shutdown(cancel_futures=True)
 
 
-class WriteThread:
-    """Runs calls one after the other on a thread of its own, at most two ahead of it.
+class UnitWrites:
+    """Calls of one unit, one after the other on a thread that all units share.
 
-    As a context manager it ends with all calls done; the first error of a call is raised by a later
-    `submit` or at the end, and the calls after it are dropped.
+    At most two wait for it. The first error of a call is raised by a later `submit`, or where the
+    calls are waited for, and the calls after it are dropped.
     """
 
-    def __init__(self, clock: encode.StageClock) -> None:
-        self._clock = clock
-        self._pool = ThreadPoolExecutor(1, "tokenmill-write")
+    def __init__(self, thread: Executor, clock: encode.StageClock) -> None:
+        self._thread, self._clock = thread, clock
         self._pending: deque[Future[None]] = deque()
-        self._failed = False
-
-    def __enter__(self) -> WriteThread:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._pool.shutdown()
-        for each in self._pending if error is None else ():
-            each.result()
+        self._is_over = False
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> None:
-        self._pending.append(self._pool.submit(self._run, call, arguments))
+        self._pending.append(self._thread.submit(self._run, call, arguments))
         if len(self._pending) > _AHEAD:
             self._clock.timed("wait", self._pending.popleft().result)
 
     def drain(self) -> None:
-        """Wait until all calls are done."""
+        """Wait until all calls are done, as the encoder does: its time is counted."""
         while self._pending:
             self._clock.timed("wait", self._pending.popleft().result)
 
+    def finish(self) -> None:
+        """Wait until all calls are done, while the next unit is read and encoded."""
+        for each in self._pending:
+            each.result()
+
+    def stop(self) -> None:
+        """Wait until no call is running, and drop those that have not begun."""
+        self._is_over = True
+        wait(self._pending)
+
     def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        if not self._failed:
-            self._failed = True  # unless the call comes to its end
+        if self._is_over:
+            return
+        try:
             self._clock.timed("write", call, *arguments)
-            self._failed = False
+        except BaseException:
+            self._is_over = True
+            raise
 
 
 # -------------------------------------------------------------------------------------------------
@@ -230,6 +234,7 @@ class UnitPass:
     first_rejects: list[Reject] = field(default_factory=list)
     writer: UnitWriter = field(init=False)
     encoding: encode.Encoding = field(init=False)
+    writes: UnitWrites = field(init=False)
     _turn: TurnLock | None = None
     _turn_lock: threading.Lock = field(default_factory=threading.Lock)
     _failures: int = 0
@@ -250,9 +255,15 @@ class UnitPass:
             keeps_texts=self.worker.settings.options.val > 0,
             on_failure=self._on_failure,
         )
+        self.writes = UnitWrites(self.worker.write_thread, self.encoding.clock)
+
+    def abort(self) -> None:
+        """Remove what was written of the unit."""
+        self.writes.stop()
+        self.writer.abort()
 
     def run(self, source: Source) -> UnitEnd:
-        """Read, encode and write all rows of the unit; the writer is left uncommitted."""
+        """Read and encode all rows of the unit; the last ones may still be written."""
         clock = self.encoding.clock
         source.before_large = self._begin_turn
         batches = self._timed_batches(source)
@@ -269,26 +280,25 @@ class UnitPass:
             # In small parts, so that one can see it move.
             portions = (part for batch in batches for part in split_batch(batch, REFERENCE_BYTES))
         try:
-            with WriteThread(clock) as thread:
-                for batch in portions:
-                    if batch.texts.num_bytes > most:
-                        self._begin_turn()
-                    if self._turn is not None:
-                        plan.release_free_memory()
-                    self._take(batch, thread)
-                    if self._turn is not None:
-                        thread.drain()
-                        self._end_turn()
-                    self._check_early()
-                    self._check_unknown_early()
-                    if time.monotonic() - self._told_at >= _REPORT_SECONDS:
-                        self.tell()
-                    self.worker.mind_memory()
+            for batch in portions:
+                if batch.texts.num_bytes > most:
+                    self._begin_turn()
+                if self._turn is not None:
+                    plan.release_free_memory()
+                self._take(batch)
+                if self._turn is not None:
+                    self.writes.drain()
+                    self._end_turn()
+                self._check_early()
+                self._check_unknown_early()
+                if time.monotonic() - self._told_at >= _REPORT_SECONDS:
+                    self.tell()
+                self.worker.mind_memory()
             end = source.end()
             self._check_rejects(end)
             self._check_unknown(None)
         except BaseException:
-            self.writer.abort()
+            self.abort()
             raise
         finally:
             batches.close()
@@ -328,7 +338,7 @@ class UnitPass:
             members,
         )
         if is_same and each.source.digest not in ("", end.digest):
-            self.writer.abort()
+            self.abort()
             raise SourceError(
                 f"{unit.file.title} changed since rows of it were forgotten: which they are now is"
                 " not known",
@@ -355,7 +365,7 @@ class UnitPass:
                 return
             yield batch
 
-    def _take(self, batch: RowBatch, thread: WriteThread) -> None:
+    def _take(self, batch: RowBatch) -> None:
         counts = self.counts
         texts, rows, rejects = batch.texts, batch.rows, batch.rejects
         if self.row_limit is not None and counts["rows"] + batch.num_rows > self.row_limit:
@@ -390,7 +400,7 @@ class UnitPass:
             # By row, or the file of rejects would tell how the unit was cut into batches.
             rejects = tuple(sorted(rejects, key=lambda reject: reject.row))
             self._count_rejects(rejects)
-            thread.submit(self.writer.rejects, rejects)
+            self.writes.submit(self.writer.rejects, rejects)
         self.worker.look_at_breaks(made.texts)
         counts["text_bytes"] += int(made.sizes.sum())
         if made.lost is not None:
@@ -398,7 +408,7 @@ class UnitPass:
             counts["lost_bytes"] += int(made.lost.num_bytes.sum())
         if len(made.rows):
             gone = self._forgotten_rows(batch)
-            thread.submit(self._write, made.texts, made.tokens, made.rows, gone)
+            self.writes.submit(self._write, made.texts, made.tokens, made.rows, gone)
 
     def _forgotten_rows(self, batch: RowBatch) -> Ints:
         """Rows of the unit that were forgotten; of a group, of the files that have rows here."""
@@ -786,6 +796,7 @@ class BuildWorker:
         self._start = start
         self._use(start.encoder or start.load_encoder(self.layout))
         self.scratch, self.mask_scratch = encode.Scratch(), encode.Scratch()
+        self.write_thread = ThreadPoolExecutor(1, "tokenmill-write")
         self._committer = ThreadPoolExecutor(1, "tokenmill-commit")
         self._copier = ThreadPoolExecutor(1, "tokenmill-copy")
         self._is_copying = False
@@ -844,6 +855,7 @@ class BuildWorker:
     def close(self) -> None:
         self._copier.shutdown(wait=True)
         self._committer.shutdown(wait=True)
+        self.write_thread.shutdown(wait=True)
         if self._source is not None:
             self._source.close()
         self._lock.release()
@@ -978,7 +990,7 @@ class BuildWorker:
                 raise
         if not self._is_proved():
             # Nothing of what the engine made is used, nor what went wrong with it.
-            made.writer.abort()
+            made.abort()
             self._start.is_proved = None
             self._use(self._start.load_encoder(self.layout))
             report(self.ready())
@@ -999,9 +1011,16 @@ class BuildWorker:
         self._pending = self._committer.submit(self._commit, made, end, task.copy)
 
     def _commit(self, made: UnitPass, end: UnitEnd, copy: UnitCopy | None) -> None:
+        try:
+            made.writes.finish()
+        except BaseException as error:
+            made.abort()
+            self._explain(error, made.unit.file)
+            raise
+        start = time.perf_counter()
         if made.counts["forgotten"] and not made.counts["documents"]:
             end = dataclasses.replace(end, digest="")  # it would be of forgotten texts alone
-        file, encoding, start = made.unit.file, made.encoding, time.perf_counter()
+        file, encoding = made.unit.file, made.encoding
         reference = self.engine.reference
         used = reference if encoding.by_reference else self.engine.engine
         engine = EngineFacts(
@@ -1027,9 +1046,8 @@ class BuildWorker:
                 unknown=made.unknown,
             )
         except BaseException as error:
-            made.writer.abort()
-            if isinstance(error, MemoryError):
-                raise self._out_of_memory(file) from None
+            made.abort()
+            self._explain(error, file)
             raise
         if copy is not None:
             # Nobody needs it any more; that there was one is still seen.

@@ -41,4 +41,4 @@ def engine_names() -> tuple[str, ...]:
 
 def find_kernel() -> Any:
     """The part in C of the engine `words`; None where it is not there."""
-    return find_compiled("tokenmill.engines.kernel", 2)
+    return find_compiled("tokenmill.engines.kernel", 3)

@@ -26,7 +26,7 @@
 #error "sums must be rounded to single precision, as in the package"
 #endif
 
-#define INTERFACE 2          /* words.py wants this number */
+#define INTERFACE 3          /* words.py wants this number */
 #define GROUP 64             /* words that are looked for at once, so that memory works ahead */
 #define HEAD 16              /* bytes of a word that are in its entry */
 #define FEWEST_SLOTS (1 << 12)
@@ -754,12 +754,13 @@ static PyObject *answer(Words *self, size_t count, int has_places)
         return new_words(self);
     PyObject *ids = PyByteArray_FromStringAndSize(
         self->out.data, (Py_ssize_t)(self->num_out * sizeof(uint32_t)));
-    PyObject *others = PyByteArray_FromStringAndSize(
-        has_places ? self->befores.data : self->ends.data,
-        (Py_ssize_t)((count + !has_places) * sizeof(int64_t)));
-    PyObject *found = Py_BuildValue("NNy#", ids, others,
+    PyObject *ends = PyByteArray_FromStringAndSize(
+        self->ends.data, (Py_ssize_t)((count + 1) * sizeof(int64_t)));
+    PyObject *found = Py_BuildValue("NNy#y#", ids, ends,
                                     self->any_held ? (char *)self->held.data : NULL,
-                                    (Py_ssize_t)count);
+                                    (Py_ssize_t)count,
+                                    has_places ? (char *)self->befores.data : NULL,
+                                    (Py_ssize_t)(count * sizeof(int64_t)));
     size_t num_bytes = self->num_ids * sizeof(uint32_t) + self->num_rest;
     if ((self->count > self->most || num_bytes > MOST_BYTES) && forget(self)) {
         Py_CLEAR(found);
@@ -769,10 +770,10 @@ static PyObject *answer(Words *self, size_t count, int has_places)
 }
 
 PyDoc_STRVAR(encode_doc,
-             "encode(data, offsets): ids and offsets of documents, and which are left to the\n"
-             "reference (None: none); or a list of new words, to be learned first.\n"
-             "encode(data, offsets, places): ids as well, and how many of all are before the word\n"
-             "of each document that begins at its place in the data; -1 where none does.");
+             "encode(data, offsets, places): ids and offsets of documents, which are left to the\n"
+             "reference (None: none), and, if places in the data are given, how many ids of all are\n"
+             "before the word of each document that begins at its place, -1 where none does; or a\n"
+             "list of new words, to be learned first.");
 static PyObject *words_encode(PyObject *object, PyObject *args)
 {
     Words *self = (Words *)object;

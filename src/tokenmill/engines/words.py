@@ -17,7 +17,7 @@ import base64
 import re
 import secrets
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -600,7 +600,7 @@ class WordEngine:
     def encode_one(self, text: str) -> NDArray[np.uint32]:
         """Ids of a short text, in less than what the arrays of a batch cost."""
         if self._kernel is not None:
-            found, _, is_held = self._asked(self._kernel.encode_texts, [text])
+            found, _, is_held, _ = self._asked(self._kernel.encode_texts, [text])
             if is_held is None:
                 return np.frombuffer(found, np.uint32)
             return self.encode(TextBatch.from_texts([text]))[0]
@@ -620,36 +620,34 @@ class WordEngine:
     def encode(self, texts: TextBatch) -> TokenBatch:
         parts = []
         for first, last in cut_ranges(texts.offsets, SLICE_BYTES):
+            marks = None if texts.marks is None else texts.marks[first:last]
+            some = TextBatch(texts.data, texts.offsets[first : last + 1], marks)
             with taken_from(range(first, last)):
-                parts.append(self._encode(TextBatch(texts.data, texts.offsets[first : last + 1])))
+                parts.append(self._encode(some))
         return parts[0] if len(parts) == 1 else TokenBatch.joined(parts)
 
     def encode_texts(self, texts: list[str]) -> TokenBatch:
         """Ids of a few texts."""
-        ids, ends, is_held = self._asked(self._kernel.encode_texts, texts)
+        ids, ends, is_held, _ = self._asked(self._kernel.encode_texts, texts)
         if is_held is not None:
             return self.encode(TextBatch.from_texts(texts))
         return TokenBatch(np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.int64))
 
-    def ids_before(
-        self, texts: TextBatch, places: NDArray[np.int64], tokens: TokenBatch
-    ) -> NDArray[np.int64] | None:
-        """How many ids of each text are before a place in it, in bytes, that ends a space.
+    def _before_marks(
+        self, texts: TextBatch, tokens: TokenBatch, counts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """How many ids of each text are before its mark, if that is right behind a space.
 
         That space is the one in front of a word; where it has an id of its own, that is before the
-        place. -1 where it is not known; None where nothing is, or the ids are not `tokens`.
+        mark too. `counts` are of all ids, before the word.
         """
-        if self._kernel is None or not isinstance(self._reference, SentencePieceEngine):
-            return None
-        at = np.minimum(texts.offsets[:-1] + places, len(texts.data) - 1)
-        ids, before, _ = self._asked(self._kernel.encode, texts.data, texts.offsets, at - 1)
-        if not np.array_equal(np.frombuffer(ids, np.uint32), tokens.ids):
-            return None
-        found = np.frombuffer(before, np.int64).copy()
+        assert texts.marks is not None
+        assert isinstance(self._reference, SentencePieceEngine)
+        at = np.minimum(texts.offsets[:-1] + texts.marks, len(texts.data) - 1)
         # Beside the space must be visible ASCII: of others, some are spaces too, or nothing.
         is_plain, data = self._cutting.images > 0, texts.data
         is_known = is_plain[data[at - 2]] & (data[at - 1] == ord(" ")) & is_plain[data[at]]
-        found[~is_known | (places < 2)] = -1
+        found = np.where(is_known & (texts.marks >= 2), counts, -1)
         known = np.flatnonzero(found >= 0)
         found[known] += tokens.ids[found[known]] == self._reference.space_id
         found[known] -= tokens.offsets[:-1][known]
@@ -663,12 +661,18 @@ class WordEngine:
         return answer
 
     def _encode_compiled(self, texts: TextBatch) -> TokenBatch:
-        ids, ends, is_held = self._asked(self._kernel.encode, texts.data, texts.offsets)
+        given: tuple[Any, ...] = (texts.data, texts.offsets)
+        if texts.marks is not None and isinstance(self._reference, SentencePieceEngine):
+            given += (texts.offsets[:-1] + texts.marks - 1,)
+        ids, ends, is_held, counts = self._asked(self._kernel.encode, *given)
         found = TokenBatch(np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.int64))
-        if is_held is None:
-            return found
-        held = np.flatnonzero(np.frombuffer(is_held, np.uint8))
-        return replace_documents(found, held, self._by_reference(texts, held))
+        before = None
+        if counts is not None:
+            before = self._before_marks(texts, found, np.frombuffer(counts, np.int64))
+        if is_held is not None:
+            held = np.flatnonzero(np.frombuffer(is_held, np.uint8))
+            found = replace_documents(found, held, self._by_reference(texts, held))
+        return found if before is None else replace(found, ids_before=before)
 
     def _encode(self, texts: TextBatch) -> TokenBatch:
         if self._kernel is not None:

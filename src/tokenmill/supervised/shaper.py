@@ -14,7 +14,7 @@ import bisect
 import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -452,7 +452,11 @@ class FieldTexts:
     def plain_texts(self) -> TextBatch:
         """What is to be encoded, in order."""
         is_empty = self.texts.lengths == 0
-        return self.texts.take(np.flatnonzero(~is_empty)) if is_empty.any() else self.texts
+        texts, marks = self.texts, self.places
+        if is_empty.any():
+            texts = texts.take(np.flatnonzero(~is_empty))
+            marks = None if marks is None else marks[~is_empty]
+        return replace(texts, marks=marks)
 
     def opening(self) -> NDArray[np.bool_]:
         """Of each plain text: whether its row begins with it."""
@@ -628,11 +632,9 @@ class TextBoundaries:
 
         Places are in bytes, and no text is empty.
         """
-        ids_before = getattr(getattr(self._engine, "fast", None), "ids_before", None)
-        found = ids_before(texts, places, tokens) if ids_before else None
-        if found is None:
-            found = self._match(texts, places, tokens)
-        elif len(missing := np.flatnonzero(found < 0)):
+        known = tokens.ids_before
+        found = self._match(texts, places, tokens) if known is None else known.copy()
+        if known is not None and len(missing := np.flatnonzero(found < 0)):
             some = TokenBatch.from_lists([tokens[index] for index in missing])
             found[missing] = self._match(texts.take(missing), places[missing], some)
         missing = np.flatnonzero(found < 0)
