@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from benchmarks.roster import Contender
 
-FULL, QUICK = (2, 400_000_000), (1, 24_000_000)  # rounds, bytes
+FULL, QUICK = (4, 400_000_000), (1, 24_000_000)  # rounds, bytes
 NUM_FILES = 2
 
 
