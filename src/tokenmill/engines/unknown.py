@@ -135,7 +135,7 @@ class UnknownText:
         self._normalizes = normalizes
         self._words: dict[str, _Found | None] = {}
         self._verdicts = np.zeros(0 if unknown.by_word else _NUM_POINTS, np.uint8)
-        self._looked_at: NDArray[np.bool_] | None = None
+        self._looked_at: list[np.uint8] | None = None
 
     @classmethod
     def of(cls, info: TokenizerInfo, reference: Engine) -> UnknownText | None:
@@ -184,22 +184,34 @@ class UnknownText:
         """What is unknown in the words of a text, if each is by itself what it is in the text."""
         words = text.split()
         if max(map(len, words), default=0) <= _AT_A_TIME:
-            found = list(map(self._word, words))
+            self._learn(words)
+            found = [self._words[word] for word in words]
             if all(found):
                 total = _added(filter(None, found))
                 if total.ids == num_ids:
                     return total
         return self._by_reference(text)
 
-    def _word(self, word: str) -> _Found | None:
-        if word not in self._words:
-            if len(self._words) >= _MOST_WORDS:
-                self._words.clear()
+    def _learn(self, words: list[str]) -> None:
+        """Find out what is unknown in words: in most of those that are new, nothing."""
+        new = [word for word in dict.fromkeys(words) if word not in self._words]
+        if len(self._words) + len(new) > _MOST_WORDS:
+            self._words.clear()
+            new = list(dict.fromkeys(words))
+        while new:
             try:
-                self._words[word] = self._located(word)
-            except UnencodableError:
-                self._words[word] = None
-        return self._words[word]
+                tokens = self._reference.encode(TextBatch.from_texts(new))
+                break
+            except UnencodableError as error:
+                failed = {new[place] for place in error.documents}
+                self._words.update(dict.fromkeys(failed))
+                new = [word for word in new if word not in failed]
+        else:
+            return
+        places = np.flatnonzero(tokens.ids == self.unknown.id)
+        lost = {*(np.searchsorted(tokens.offsets, places, side="right") - 1).tolist()}
+        for number, word in enumerate(new):
+            self._words[word] = self._located(word) if number in lost else _Found(0, 0, 0, ())
 
     # By the reference.
 
@@ -283,10 +295,14 @@ class UnknownText:
         number, data = len(texts), texts.data
         totals = np.zeros((3, number), np.int64)
         seen: list[_Seen] = []
-        looked_at = self._bytes_looked_at()
+        looked_at = self._ascii_looked_at()
         before: tuple[int, int] = (-1, -1)  # end and document of a row that may go on
         for begin, end in _windows(data):
-            places = begin + np.flatnonzero(looked_at[data[begin:end]])
+            window = data[begin:end]
+            is_looked_at = window >= 0x80
+            for byte in looked_at:
+                is_looked_at |= window == byte
+            places = begin + np.flatnonzero(is_looked_at)
             if not len(places):
                 continue
             some = data[places]
@@ -325,13 +341,11 @@ class UnknownText:
             seen.append(_Seen(documents, points, times))
         return totals[0], totals[1], totals[2], seen
 
-    def _bytes_looked_at(self) -> NDArray[np.bool_]:
-        """Bytes of characters that may be unknown: ASCII is judged once, the rest as it comes."""
+    def _ascii_looked_at(self) -> list[np.uint8]:
+        """ASCII that is unknown: it is judged once, all else as it comes."""
         if self._looked_at is None:
-            ascii_points = np.arange(0x80, dtype=np.uint32)
-            found = np.ones(0x100, bool)
-            found[:0x80] = self._judge(ascii_points) == _LOST
-            self._looked_at = found
+            verdicts = self._judge(np.arange(0x80, dtype=np.uint32))
+            self._looked_at = [*np.flatnonzero(verdicts == _LOST).astype(np.uint8)]
         return self._looked_at
 
     def _judge(self, points: NDArray[np.uint32]) -> NDArray[np.uint8]:
