@@ -636,7 +636,7 @@ class WordEngine:
     def _before_marks(
         self, texts: TextBatch, tokens: TokenBatch, counts: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """How many ids of each text are before its mark, if that is right behind a space.
+        """How many ids of each text are before its mark, if a space is right before that.
 
         That space is the one in front of a word; where it has an id of its own, that is before the
         mark too. `counts` are of all ids, before the word.

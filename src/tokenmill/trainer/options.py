@@ -673,12 +673,13 @@ def open_splits(store: PathInput | Store) -> tuple[Store, Store | None]:
     path = store.path if isinstance(store, Store) else store
     shown = files.shown(os.fspath(path))
     build = f"tokenmill build FILES --tokenizer TOKENIZER --out {shlex.quote(shown)} --val 0.01"
-    hint = f"build one with: {build}; or train on text: tokenmill train FILES -t TOKENIZER"
+    on_text = "or train on text: tokenmill train FILES -t TOKENIZER"
+    hint = f"build one with: {build}; {on_text}"
     try:
         found = store if isinstance(store, Store) else Store(path)
     except StoreError as error:
         if Path(shown).is_file():  # a view, say: nothing is built there
-            raise
+            hint = f"{error.hint}; {on_text}"
         raise StoreError(error.message, hint=hint) from error
     if not found.num_tokens:
         raise StoreError(f"{shown!r} has no tokens to train on", hint=hint)
