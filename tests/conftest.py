@@ -77,6 +77,15 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 _ON_TERM = signal.getsignal(signal.SIGTERM)
 
 
+@pytest.fixture(scope="module", params=["compiled", "by arrow"])
+def ways_to_read_fields(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fields of JSON are read by the part in C, and then without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by arrow":
+            patch.setenv("TOKENMILL_KERNEL", "0")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _keep_the_handler_of_sigterm() -> Iterator[None]:
     """Ray leaves one of its own, which keeps processes that are forked later from ending."""

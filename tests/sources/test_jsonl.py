@@ -27,15 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = ["gz", "zst", "bz2", "xz"]
-
-
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "by arrow"])
-def _lines_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lines are read by the part in C, and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "by arrow":
-            patch.setenv("TOKENMILL_KERNEL", "0")
-        yield
+pytestmark = pytest.mark.usefixtures("ways_to_read_fields")
 
 
 def read_lines(folder: Path, data: bytes, **options: object) -> Reading:

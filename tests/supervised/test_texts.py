@@ -24,17 +24,7 @@ from tokenmill.supervised.rows import RowError, encoded, parse_row, text_of
 from tokenmill.supervised.shaper import FieldMaker, TextBoundaries, parse_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "by arrow"])
-def _fields_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fields of rows are read by the part in C, and without it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "by arrow":
-            patch.setenv("TOKENMILL_KERNEL", "0")
-        yield
 
 
 EOS = 0
@@ -237,6 +227,7 @@ _ODD = (
 )
 
 
+@pytest.mark.usefixtures("ways_to_read_fields")
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from([_GOOD, *_ODD]), max_size=3),
@@ -285,6 +276,7 @@ def _check_rows(shape: RowShape, lines: list[str]) -> None:
     assert found == expected, lines
 
 
+@pytest.mark.usefixtures("ways_to_read_fields")
 def test_rows_of_strings_are_read_by_columns() -> None:
     shape = RowShape(format="prompt-completion")
     maker = FieldMaker(shape, bos=None, eos=0, refused=())
