@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 
@@ -278,3 +279,16 @@ def test_files_are_sent_listed_read_and_removed(tmp_path: Path) -> None:
 def test_the_remote_layer_loads_fsspec_only_when_it_is_used() -> None:
     code = "import sys, tokenmill.files; assert not {'fsspec', 'asyncio'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_is_tried_again_by_a_process_that_ends() -> None:
+    pool, asked = ThreadPoolExecutor(1), list[int]()
+    pool.shutdown()
+
+    def ask() -> None:
+        asked.append(1)
+        pool.submit(int)
+
+    with pytest.raises(RemoteError, match="cannot schedule"):
+        files.persistently("s3://bucket/name", ask, attempts=5)
+    assert asked == [1]

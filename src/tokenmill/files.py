@@ -571,7 +571,10 @@ def as_remote_error(error: BaseException, url: str) -> RemoteError:
         reason = type(error).__name__
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
         return RemoteError(url, reason, failure=Failure.DENIED)
-    if isinstance(error, (ValueError, TypeError, NotImplementedError, IsADirectoryError)):
+    # Where the interpreter ends, no later attempt succeeds; the process would wait for all of them.
+    has_ended = isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error)
+    wrong = (ValueError, TypeError, NotImplementedError, IsADirectoryError)
+    if has_ended or isinstance(error, wrong):
         return RemoteError(url, reason, failure=Failure.WRONG)
     return RemoteError(url, reason, failure=Failure.PASSING)
 

@@ -239,6 +239,7 @@ def test_a_worker_that_stands_still_is_overtaken_by_a_copy_of_its_task(
     assert tree(folder / "straggler") == tree(folder / "local")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_is_started_again_and_resumes(
     folder: Path, cluster: Any, connection: None
 ) -> None:

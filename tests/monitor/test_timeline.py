@@ -111,6 +111,7 @@ def test_a_run_is_read_back_as_arrays(tmp_path: Path) -> None:
     assert timeline.seconds == segment.summary["seconds"] >= segment.seconds[-1]
 
 
+@pytest.mark.slow
 def test_children_are_part_of_the_build(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
     code = "block = bytearray(b'x') * 80_000_000; print(flush=True); input()"
