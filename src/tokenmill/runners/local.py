@@ -517,8 +517,8 @@ def end_with_parent(_number: int = 0) -> None:
 class _NoPandas:
     """Has a worker be without pandas, where it is installed.
 
-    Arrow imports it with the first array that it makes, in case that is made of what is pandas's:
-    a tenth of a second, for what no worker has.
+    Arrow imports it with the first array that it makes, in case that is made of what is pandas's.
+    That takes long, for what no worker has.
     """
 
     def find_spec(self, name: str, *_: object) -> None:
