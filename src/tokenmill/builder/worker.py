@@ -1011,29 +1011,23 @@ class BuildWorker:
         self._pending = self._committer.submit(self._commit, made, end, task.copy)
 
     def _commit(self, made: UnitPass, end: UnitEnd, copy: UnitCopy | None) -> None:
+        file, encoding, reference = made.unit.file, made.encoding, self.engine.reference
+        used = reference if encoding.by_reference else self.engine.engine
         try:
             made.writes.finish()
-        except BaseException as error:
-            made.abort()
-            self._explain(error, made.unit.file)
-            raise
-        start = time.perf_counter()
-        if made.counts["forgotten"] and not made.counts["documents"]:
-            end = dataclasses.replace(end, digest="")  # it would be of forgotten texts alone
-        file, encoding = made.unit.file, made.encoding
-        reference = self.engine.reference
-        used = reference if encoding.by_reference else self.engine.engine
-        engine = EngineFacts(
-            name=used.name,
-            version=used.version,
-            reference=reference.name,
-            reference_version=reference.version,
-            checked_documents=encoding.checked_documents,
-            mismatches=encoding.mismatches,
-            redone=used is not self.engine.engine,
-            routed_documents=encoding.routed_documents,
-        )
-        try:
+            start = time.perf_counter()
+            if made.counts["forgotten"] and not made.counts["documents"]:
+                end = dataclasses.replace(end, digest="")  # it would be of forgotten texts alone
+            engine = EngineFacts(
+                name=used.name,
+                version=used.version,
+                reference=reference.name,
+                reference_version=reference.version,
+                checked_documents=encoding.checked_documents,
+                mismatches=encoding.mismatches,
+                redone=used is not self.engine.engine,
+                routed_documents=encoding.routed_documents,
+            )
             receipt = made.writer.commit(
                 source=SourceFacts(size=file.size, version=file.version, **dataclasses.asdict(end)),
                 config=self.settings.identity.fingerprint,
